@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
+from clusterctl.meter import COPIED
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter, clock
 from clusterctl.state import Store as Store
 from clusterctl.state import home
-from clusterctl.transport.meter import COPIED
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import CONNECT_LIMIT
 

@@ -24,8 +24,8 @@ from typing import Any
 from clusterctl import catalog, process, recipes
 from clusterctl.datasets import checksum
 from clusterctl.errors import ProviderError, UsageError, reason
+from clusterctl.meter import COPIED
 from clusterctl.providers.docker import engine
-from clusterctl.transport.meter import COPIED
 
 OnLine = Callable[[str], None]
 

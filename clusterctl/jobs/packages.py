@@ -28,10 +28,10 @@ from clusterctl.formats import format_bytes
 from clusterctl.jobs import uv
 from clusterctl.jobs.package_sources import NONE, Wanted, digest_of
 from clusterctl.jobs.start import make_error
+from clusterctl.meter import COPIED
 from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
-from clusterctl.transport.meter import COPIED
 from clusterctl.transport.pool import Pool
 
 KEPT = ("torch", "mpi4py")

@@ -154,7 +154,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             return
         elif good:
             alike = [known for known in good if known.kind == key.get_name()] or good
-            expected = " or ".join(known.fingerprint for known in alike)
+            expected = " or ".join(known_hosts.fingerprint(known.blob) for known in alike)
             what = f"its host key has changed: expected {expected}, offered {offered}"
             hint = (
                 "someone may be between you and the node; if it was reinstalled, create or attach "

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from clusterctl import unpack
 from clusterctl.assets import render
+from clusterctl.meter import COPIED, Copy
 from clusterctl.model import NodeResult
 from clusterctl.transport import OnStdout, shell
 from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.meter import COPIED, Copy
 
 if TYPE_CHECKING:
     from clusterctl.transport.session import Session

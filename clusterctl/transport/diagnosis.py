@@ -43,12 +43,18 @@ def describe_failure(error: BaseException, seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to connect to and with what: as in SshTransport."""
+    """What to connect to and with what.
+
+    For nodes of ours the user's ssh_config, agent and default keys are left alone: `identity` is
+    the only key, and `known_hosts` the only truth. With `use_ssh_config`, for hosts that are the
+    user's, all of them count, `Node.ssh_port` 0 and `Node.user` "" mean "as ssh_config says", and
+    the user's known_hosts is asked where ours is silent. An unknown key is refused in any case.
+    """
 
     node: Node
     identity: Path | None
     known_hosts: Path
-    use_ssh_config: bool
+    use_ssh_config: bool = False
 
     @property
     def place(self) -> tuple[str, int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
-from contextlib import suppress
 from typing import Any
 
 import paramiko
@@ -72,10 +70,6 @@ def open_piped(command: str) -> Socket:
 
 def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:
     """Socket family and address, in the resolver's order."""
-    with suppress(ValueError):
-        version = ipaddress.ip_address(target.node.address).version
-        family = socket.AF_INET if version == 4 else socket.AF_INET6
-        return [(family, target.place)]
     lookup = background(  # the resolver knows no time limit
         lambda: socket.getaddrinfo(*target.place, type=socket.SOCK_STREAM)
     )

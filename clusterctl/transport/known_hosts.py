@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,6 @@ class HostKey:
     kind: str
     blob: bytes
     revoked: bool = False
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.blob)
 
 
 def fingerprint(blob: bytes) -> str:
@@ -44,37 +40,12 @@ def lookup(text: str, names: Iterable[str]) -> tuple[HostKey, ...]:
     """
     wanted = tuple(name.lower() for name in names)
     return tuple(
-        key for patterns, key in _entries(text) if any(_matches(patterns, name) for name in wanted)
+        key for patterns, key in entries(text) if any(_matches(patterns, name) for name in wanted)
     )
 
 
-def complete(text: str, keys: Mapping[str, str]) -> str:
-    """`text`, a known_hosts file, with these keys (as `ssh-ed25519 AAAA…`, by `host_name`) where it
-    has none for that host. If it lacks one, lines that make no sense are left out."""
-    good, there = [], set[str]()
-    for line in text.splitlines():
-        for patterns, key in _entries(line):
-            if _is_whole(key):
-                good.append(line)
-                there.update(patterns.split(","))
-    lost = [f"{name} {key}" for name, key in keys.items() if name not in there]
-    return "".join(f"{line}\n" for line in (*good, *lost)) if lost else text
-
-
-def _is_whole(key: HostKey) -> bool:
-    """Whether nothing was cut off the key: it is made of its kind and of other fields, each after
-    its length (RFC 4253, section 6.6)."""
-    fields, rest = [], key.blob
-    while len(rest) >= 4:
-        end = 4 + int.from_bytes(rest[:4], "big")
-        if end > len(rest):
-            return False
-        fields.append(rest[4:end])
-        rest = rest[end:]
-    return not rest and len(fields) > 1 and fields[0] == key.kind.encode()
-
-
-def _entries(text: str) -> Iterator[tuple[str, HostKey]]:
+def entries(text: str) -> Iterator[tuple[str, HostKey]]:
+    """The patterns for hosts and the key of each line that has some."""
     for line in text.splitlines():
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
@@ -92,17 +63,12 @@ def _matches(patterns: str, name: str) -> bool:
     for pattern in patterns.split(","):
         if pattern.startswith("|1|"):
             found = found or _hash_matches(pattern, name)
-        elif _glob(pattern.removeprefix("!").lower(), name):
+        # The brackets of `[address]:port` are themselves here.
+        elif fnmatchcase(name, pattern.removeprefix("!").lower().replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False
             found = True
     return found
-
-
-def _glob(pattern: str, name: str) -> bool:
-    # Not fnmatch: the brackets of `[address]:port` are themselves here.
-    parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
-    return re.fullmatch("".join(parts), name) is not None
 
 
 def _hash_matches(pattern: str, name: str) -> bool:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.timeouts import background
 from clusterctl.transport import Transport
-from clusterctl.transport.diagnosis import FAILURES, describe_failure
+from clusterctl.transport.diagnosis import FAILURES, Target, describe_failure
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 
@@ -31,8 +32,8 @@ class Pool:
     """Connections to `nodes`, opened when they are first used, in parallel, and kept.
 
     `Node.via` names another node of the pool to go through; a node without an address is this
-    machine itself. A context manager: leaving it closes all connections. Arguments as in
-    SshTransport; raises UsageError for a bad `via`.
+    machine itself. A context manager: leaving it closes all connections. Arguments as in Target;
+    raises UsageError for a bad `via`.
     """
 
     def __init__(
@@ -45,14 +46,11 @@ class Pool:
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._transports: dict[str, Transport] = {}
-        self._ssh = partial(
-            SshTransport, identity=identity, known_hosts=known_hosts, use_ssh_config=use_ssh_config
-        )
         for node in nodes:
             if node.here:
                 self._transports[node.name] = LocalTransport(node)
             else:
-                self._add(node, ())
+                self._add(Target(node, identity, known_hosts, use_ssh_config), ())
 
     @classmethod
     def of(cls, cluster: Cluster, ssh: Path) -> Pool:
@@ -67,19 +65,19 @@ class Pool:
             use_ssh_config=theirs is not None,
         )
 
-    def _add(self, node: Node, behind: tuple[str, ...]) -> SshTransport:
+    def _add(self, target: Target, behind: tuple[str, ...]) -> SshTransport:
+        node, gateway = target.node, None
         made = self._transports.get(node.name)
         if isinstance(made, SshTransport):
             return made
         behind = (*behind, node.name)
-        gateway = None
         if node.via:
             if node.via not in self._nodes or node.via in behind:
                 raise UsageError(
                     f"{node.name} goes through {node.via}, which is not another node of the cluster"
                 )
-            gateway = self._add(self._nodes[node.via], behind)
-        made = self._transports[node.name] = self._ssh(node, gateway=gateway)
+            gateway = self._add(replace(target, node=self._nodes[node.via]), behind)
+        made = self._transports[node.name] = SshTransport(target, gateway)
         return made
 
     def transport(self, name: str) -> Transport:

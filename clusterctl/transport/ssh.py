@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.model import Node, NodeResult
+from clusterctl.model import NodeResult
 from clusterctl.timeouts import Deadline, background
 from clusterctl.transport import OnStdout, copying
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, describe_failure
@@ -38,28 +38,13 @@ def preload() -> None:
 
 
 class SshTransport:
-    """A Transport. Safe to use from many threads: up to ten commands run at a time, others wait.
+    """A Transport, through `gateway` if there is one. Safe to use from many threads: up to ten
+    commands run at a time, others wait. `depth`: how many jump hosts of the user's lead to it."""
 
-    Nodes of ours: the user's ssh_config, agent and default keys are left alone, `identity` is the
-    only key and `known_hosts` the only truth. With `use_ssh_config`, for hosts that are the
-    user's: all of them count, `Node.ssh_port` 0 and `Node.user` "" mean "as ssh_config says", and
-    the user's known_hosts is asked where ours is silent. An unknown key is refused in any case.
-    """
-
-    def __init__(
-        self,
-        node: Node,
-        *,
-        identity: Path | None,
-        known_hosts: Path,
-        gateway: SshTransport | None = None,
-        use_ssh_config: bool = False,
-    ) -> None:
-        self.node = node
-        self._target = Target(node, identity, known_hosts, use_ssh_config)
-        self._gateway = gateway
+    def __init__(self, target: Target, gateway: SshTransport | None = None, depth: int = 0) -> None:
+        self.node = target.node
+        self._target, self._gateway, self._depth = target, gateway, depth
         self._jumps: list[SshTransport] = []
-        self._depth = 0
         self._connecting = threading.Lock()
         self._socket: Socket | None = None
         self._remote: Any = None
@@ -69,14 +54,7 @@ class SshTransport:
 
     def renew(self) -> SshTransport:
         """Another one to the same node, without a connection."""
-        target, gateway = self._target, self._gateway
-        return SshTransport(
-            self.node,
-            identity=target.identity,
-            known_hosts=target.known_hosts,
-            gateway=gateway.renew() if gateway else None,
-            use_ssh_config=target.use_ssh_config,
-        )
+        return SshTransport(self._target, self._gateway and self._gateway.renew())
 
     def host_key(self) -> str:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
@@ -205,13 +183,8 @@ class SshTransport:
         for host in hosts:
             if self._depth == MAX_DEPTH:
                 raise self._target.error("the jump hosts in your ssh_config form a loop")
-            gateway = SshTransport(
-                replace(self.node, name=host, address=host, ssh_port=0, user=""),
-                gateway=gateway,
-                identity=self._target.identity,
-                known_hosts=self._target.known_hosts,
-                use_ssh_config=True,
-            )
-            gateway._depth = self._depth + 1
+            node = replace(self.node, name=host, address=host, ssh_port=0, user="")
+            target = replace(self._target, node=node, use_ssh_config=True)
+            gateway = SshTransport(target, gateway, self._depth + 1)
             self._jumps.append(gateway)
         return gateway

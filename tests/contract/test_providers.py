@@ -19,6 +19,7 @@ from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime, clock
 from clusterctl.providers.protocol import Attesting, Created
+from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
 from tests.sim.ec2.network import YOU
@@ -106,9 +107,7 @@ class Machines:
             )
         )
         gateway = self.transport(where, made, node.via) if node.via else None
-        return SshTransport(
-            node, identity=self.folder / "ssh" / "user", known_hosts=known, gateway=gateway
-        )
+        return SshTransport(Target(node, self.folder / "ssh" / "user", known), gateway)
 
     def ask(self, where: Cluster, made: Created, name: str, command: str) -> str:
         transport = self.transport(where, made, name)
@@ -191,11 +190,8 @@ def test_from_nothing_to_nothing(machines: Machines, tmp_path: Path) -> None:
     assert machines.ask(where, made, "worker-1", f"cat {root}/mark") == "kept\n"
 
     keys.ensure(tmp_path / "stranger")
-    stranger = SshTransport(
-        where.node("worker-1"),
-        identity=tmp_path / "stranger",
-        known_hosts=machines.folder / "ssh" / "known_hosts",
-    )
+    known = machines.folder / "ssh" / "known_hosts"
+    stranger = SshTransport(Target(where.node("worker-1"), tmp_path / "stranger", known))
     result = stranger.run("true", timeout=20)
     stranger.close()
     assert result.exit_code is None, "the cluster's key is the only one that opens"

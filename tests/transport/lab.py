@@ -17,6 +17,7 @@ import pytest
 
 from clusterctl.keys import generate
 from clusterctl.model import Node, Role
+from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 
 CONFIG = """\
@@ -88,8 +89,8 @@ class Sshd:
             "known_hosts": self.known_hosts,
             **changes,
         }
-        node = arguments.pop("node", self.node)
-        return SshTransport(node, **arguments)  # type: ignore[arg-type]
+        node, gateway = arguments.pop("node", self.node), arguments.pop("gateway", None)
+        return SshTransport(Target(node, **arguments), gateway)  # type: ignore[arg-type]
 
 
 def make_node(port: int, name: str = "worker-1", **changes: object) -> Node:

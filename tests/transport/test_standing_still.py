@@ -92,12 +92,13 @@ SSH = """
 import sys
 from pathlib import Path
 from clusterctl.model import Node, Role
+from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 port, folder, user = sys.argv[1:]
 node = Node(name="worker-1", role=Role.WORKER, address="127.0.0.1", private_address="127.0.0.1",
             ssh_port=int(port), job_port=int(port), user=user, root="/tmp")
 identity, known_hosts = (Path(folder, name) for name in ("user", "known_hosts"))
-transport = SshTransport(node, identity=identity, known_hosts=known_hosts)
+transport = SshTransport(Target(node, identity, known_hosts))
 """
 
 

@@ -25,7 +25,7 @@ FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compili
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs", "blocking"}
 FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats"}
-EDGE = {"process", "state", "events"}  # they touch this machine
+EDGE = {"process", "state", "events", "meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry", "sources"}  # they talk to other machines
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
 SERVICES = {"jobs", "insight"}
@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": FOUNDATION,
     "state": FOUNDATION | {"events"},
     "events": FOUNDATION,
+    "meter": set(),
     "recipes": {"errors", "assets", "catalog"},
     "compiling": {"job_model", "errors", "assets"},
     "assets": {"model", "errors"},

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import actions
+from clusterctl import actions, meter
 from clusterctl.actions import images
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import Transfer
 from clusterctl.errors import ProviderError
-from clusterctl.transport import meter
-from clusterctl.transport.meter import Meter
+from clusterctl.meter import Meter
 from tests.terminal import Terminal as Pty
 from tests.unit.calling import ROOT
 
