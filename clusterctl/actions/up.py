@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl import bootstrap, keys, node_phases, providers
@@ -25,6 +24,7 @@ from clusterctl.actions.up_bootstrap import (
     find_troubles,
     write_ssh,
 )
+from clusterctl.actions.up_clock import BOOTSTRAP, Clock
 from clusterctl.actions.up_plan import (
     Consent,
     Intent,
@@ -51,45 +51,8 @@ from clusterctl.transport.pool import Pool
 if TYPE_CHECKING:
     from clusterctl.insight.verify import Measurements
 
-BOOTSTRAP = "bootstrap"
-STAGES = {
-    "images": "building images",
-    "create": "creating nodes",
-    "connect": "connecting",
-    BOOTSTRAP: "preparing nodes",
-    "mesh": "testing the connections between nodes",
-    "all-reduce": "testing an all-reduce",
-    "verify": "measuring",
-}
-"""The phases of an `up`, for a live view."""
 NOTEWORTHY = 0.5
 """Seconds that a step of the bootstrap has to take to be shown."""
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds per phase, in order; on machines that take their time, each is announced."""
-
-    nodes: NodePhases
-    report: Reporter | None = None
-    phases: list[tuple[str, float]] = field(default_factory=list)
-    parts: list[tuple[str, float]] = field(default_factory=list)
-    """Of the bootstrap: the steps that took time, on the slowest node of each."""
-
-    @property
-    def all(self) -> tuple[tuple[str, float], ...]:
-        """The phases, the parts of the bootstrap after the bootstrap."""
-        after = next((n for n, row in enumerate(self.phases, 1) if row[0] == BOOTSTRAP), 0)
-        return (*self.phases[:after], *self.parts, *self.phases[after:])
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        if self.report and self.phases:
-            self.report(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
-        self.nodes.stage(STAGES.get(name, ""))
-        began = time.monotonic()
-        yield
-        self.phases.append((name, round(time.monotonic() - began, 3)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,48 +144,63 @@ def _up(
             cluster, created = _create(store, cluster, intent, report, phases)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
         with created.pool or open_pool(store, cluster) as pool:
-            with clock.phase("connect"):
-                connect(pool, cluster, phases)
-            with clock.phase(BOOTSTRAP):
-                progress = StepReporter(report, nodes=phases, sizes=_sizes(cluster, intent))
-                nodes = bootstrap_nodes(
-                    pool,
-                    cluster,
-                    features,
-                    intent.images,
-                    store.folder(cluster.name) / "ssh",
-                    created.host_keys,
-                    progress,
-                )
-                clock.parts = [
-                    (f"{BOOTSTRAP}: {what}", round(seconds, 3))
-                    for what, seconds in progress.seconds.items()
-                    if seconds >= NOTEWORTHY
-                ]
-                for line in find_troubles(pool, cluster, created.nodes, nodes, features):
-                    report(line)
-                cluster = replace(cluster, nodes=nodes)
-            with clock.phase("mesh"):
-                hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
-                bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
-            if cluster.shared:
-                with clock.phase("shared folder"):
-                    bootstrap.check_shared(pool, cluster)
-            store.save(cluster)
-            cluster = replace(cluster, phase=Phase.READY)
-            if not features.instant:
-                # Ranks that do not add up, or that nobody waited for, make no cluster ready.
-                with clock.phase("all-reduce"):
-                    smoke_test.run_all_reduce(store, cluster, pool, report)
-            store.save(cluster)
-            store.event(cluster.name, "ready", phases=dict(clock.all))
-            if phases.watched and not (intent.old or features.instant):
-                phase_times.save(store.home, cluster, phases.medians())
+            cluster = _make_ready(store, cluster, intent, created, pool, clock, report)
             measured = None
             if measures(cluster.charges, measure):
                 with clock.phase("verify"):
                     measured = _verify(store, cluster, pool, report)
     return UpResult(cluster, clock.all, measured)
+
+
+def _make_ready(
+    store: Store,
+    cluster: Cluster,
+    intent: Intent,
+    created: Created,
+    pool: Pool,
+    clock: Clock,
+    report: Reporter,
+) -> Cluster:
+    """From nodes that answer to a cluster that is on record as ready."""
+    features, phases = intent.provider.features, clock.nodes
+    with clock.phase("connect"):
+        connect(pool, cluster, phases)
+    with clock.phase(BOOTSTRAP):
+        progress = StepReporter(report, nodes=phases, sizes=_sizes(cluster, intent))
+        nodes = bootstrap_nodes(
+            pool,
+            cluster,
+            features,
+            intent.images,
+            store.folder(cluster.name) / "ssh",
+            created.host_keys,
+            progress,
+        )
+        clock.parts = [
+            (f"{BOOTSTRAP}: {what}", round(seconds, 3))
+            for what, seconds in progress.seconds.items()
+            if seconds >= NOTEWORTHY
+        ]
+        for line in find_troubles(pool, cluster, created.nodes, nodes, features):
+            report(line)
+        cluster = replace(cluster, nodes=nodes)
+    with clock.phase("mesh"):
+        hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
+        bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
+    if cluster.shared:
+        with clock.phase("shared folder"):
+            bootstrap.check_shared(pool, cluster)
+    store.save(cluster)
+    cluster = replace(cluster, phase=Phase.READY)
+    if not features.instant:
+        # Ranks that do not add up, or that nobody waited for, make no cluster ready.
+        with clock.phase("all-reduce"):
+            smoke_test.run_all_reduce(store, cluster, pool, report)
+    store.save(cluster)
+    store.event(cluster.name, "ready", phases=dict(clock.all))
+    if phases.watched and not (intent.old or features.instant):
+        phase_times.save(store.home, cluster, phases.medians())
+    return cluster
 
 
 def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Measurements | None:

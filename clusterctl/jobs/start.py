@@ -43,6 +43,8 @@ GPU_VARIABLES = {
     Accelerator.NONE: "",
 }
 """What gives a point of a sweep one GPU."""
+COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
+"""Programs that may buffer their output by the block."""
 LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
@@ -70,38 +72,9 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
             files[name]["stacks.sh"] = (_stacks_script(job, node, tag, _archs(job, cluster)), 0o755)
         if name not in plan.programs:
             continue
-        outputs = assets.render(
-            "job/outputs.sh.j2",
-            id=job.id,
-            folder=folder,
-            reserve=MIRROR_RESERVE,
-            points=job.spec.is_sweep,
-        )
-        files[name]["outputs.sh"] = (outputs, 0o755)
         variables = _variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
         files[name]["env"] = (_environment({**variables, **secrets}), 0o600)
-        files[name]["rank.sh"] = (
-            assets.render(
-                "job/rank.sh.j2",
-                id=job.id,
-                node=name,
-                folder=folder,
-                hostname=system.expect_hostname(node),
-                working=job.spec.program.folder,
-                program=plan.programs[name],
-                agent=plan.agents.get(name, ""),
-                device_env=plan.device_env,
-                points=job.spec.is_sweep,
-                root=node.root,
-                gpu_variable=GPU_VARIABLES[node.accelerator] if node.facts.gpus else "",
-                gpus=len(node.facts.gpus),
-                grace=GRACE,
-                cgroups=CGROUPS,
-                line_buffered=job.spec.program.kind
-                in (*(ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND),),
-            ),
-            0o755,
-        )
+        files[name] |= _rank_files(job, node, plan, system.expect_hostname(node))
         if job.spec.is_sweep:
             files[name] |= _point_files(job, folder, tag)
     launcher = files[cluster.launcher.name]
@@ -111,6 +84,40 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
 
 
 Files = dict[str, dict[str, tuple[str, int]]]
+
+
+def _rank_files(
+    job: Job, node: Node, plan: LaunchPlan, hostname: str
+) -> dict[str, tuple[str, int]]:
+    """What a node needs to run ranks, and to say what they have written. `hostname`: what it has to
+    call itself; "": nobody knows."""
+    folder, gpus = f"{node.root}/jobs/{job.id}", len(node.facts.gpus)
+    outputs = assets.render(
+        "job/outputs.sh.j2",
+        id=job.id,
+        folder=folder,
+        reserve=MIRROR_RESERVE,
+        points=job.spec.is_sweep,
+    )
+    rank = assets.render(
+        "job/rank.sh.j2",
+        id=job.id,
+        node=node.name,
+        folder=folder,
+        hostname=hostname,
+        working=job.spec.program.folder,
+        program=plan.programs[node.name],
+        agent=plan.agents.get(node.name, ""),
+        device_env=plan.device_env,
+        points=job.spec.is_sweep,
+        root=node.root,
+        gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
+        gpus=gpus,
+        grace=GRACE,
+        cgroups=CGROUPS,
+        line_buffered=job.spec.program.kind in COMPILED,
+    )
+    return {"outputs.sh": (outputs, 0o755), "rank.sh": (rank, 0o755)}
 
 
 def _variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from clusterctl.model import (
     Role,
 )
 from clusterctl.providers.ec2 import cleanup, prices
+from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import CPU_DISK, PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
@@ -47,22 +48,8 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     )
     starts = {item.node: item.launched for item in found}
     since = min((item.launched for item in found), default=0.0)
-    nodes = tuple(
-        Node(
-            name=item.node,
-            role=Role.LAUNCHER if item.node == LAUNCHER else Role.WORKER,
-            address=item.address if item.node == LAUNCHER else item.private_address,
-            private_address=item.private_address,
-            ssh_port=22,
-            job_port=22,
-            user="ubuntu",
-            root=f"/home/ubuntu/.clusterctl/{cluster_id}",
-            via="" if item.node == LAUNCHER else LAUNCHER,
-            instance_type=item.type,
-            machine=item.id,
-        )
-        for item in sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
-    )
+    ordered = sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
+    nodes = tuple(_node(item, cluster_id) for item in ordered)
     shared = next((item.shared for item in found if item.shared), "")
     workers = Counter(node.instance_type for node in nodes if node.role is Role.WORKER)
     groups = tuple(NodeGroup(count=count, instance_type=kind) for kind, count in workers.items())
@@ -86,6 +73,24 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         ),
         account=api.account(),
         shared=shared,
+    )
+
+
+def _node(item: Instance, cluster_id: str) -> Node:
+    """As nodes of ours usually are: where it lies and who may log in is not among its tags."""
+    launcher = item.node == LAUNCHER
+    return Node(
+        name=item.node,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=item.address if launcher else item.private_address,
+        private_address=item.private_address,
+        ssh_port=22,
+        job_port=22,
+        user="ubuntu",
+        root=f"/home/ubuntu/.clusterctl/{cluster_id}",
+        via="" if launcher else LAUNCHER,
+        instance_type=item.type,
+        machine=item.id,
     )
 
 

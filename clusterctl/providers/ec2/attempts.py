@@ -95,42 +95,11 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
         provider_state.save(order.folder, state)
         variables = _variables(order, running, apart)
         try:
-            made = reconcile.apply(
-                runner,
-                variables,
-                order.api,
-                order.cluster.id,
-                report,
-                may_go=partial(_may_go, order, runner),
-                nodes=order.nodes,
-            )
-            more = []
-            if apart or any(item.apart for item in running):
-                more = _launch(order, apart, made, report)
-            if running and order.options.cloud.tag:
-                # Terraform changes no interface, and nothing of what runs apart.
-                wanted = tags.parse(order.options.cloud.tag)
-                cleanup.label_machines(order.api, order.cluster.id, wanted)
-            state.unfinished = False
-            provider_state.save(order.folder, state)
-            return [*made["nodes"], *more]
+            return _try(order, runner, variables, apart, running, report)
         except (terraform.TerraformError, CapacityError) as error:
             known = error if isinstance(error, CapacityError) else _no_capacity(error)
-            if following is None and settled:
-                raise CapacityError(
-                    f"{state.zone} has no capacity for more: {known.message}",
-                    hint=f"running nodes are unchanged: try later, {_instead(order, runner)}",
-                ) from error
             if following is None:
-                tried = ", ".join(dict.fromkeys(zone for _, zone in todo))
-                hint = known.hint + (", or --spot-fallback" if state.spot else "")
-                # The next `up` finds another day, and begins anew.
-                state.zone, state.spot = "", order.options.cloud.spot
-                provider_state.save(order.folder, state)
-                raise CapacityError(
-                    f"no zone has capacity for the whole cluster (tried {tried}): {known.message}",
-                    hint=hint,
-                ) from error
+                raise _give_up(order, runner, todo, known, settled) from error
         running = cleanup.instances(order.api, order.cluster.id)
         if settled:
             there = {item.node for item in running}
@@ -149,6 +118,60 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
             launches.end(order.api, order.cluster.id, gone)  # Terraform moves their network
             running = [item for item in running if not item.apart]
     raise ProviderError("no zone to try", hint="name some with --zones")
+
+
+def _try(
+    order: Order,
+    runner: terraform.Terraform,
+    variables: dict[str, Any],
+    apart: Mapping[str, PlannedMachine],
+    running: Sequence[Instance],
+    report: Reporter,
+) -> list[dict[str, Any]]:
+    """One attempt. Raises TerraformError and CapacityError where there is no room."""
+    made = reconcile.apply(
+        runner,
+        variables,
+        order.api,
+        order.cluster.id,
+        report,
+        may_go=partial(_may_go, order, runner),
+        nodes=order.nodes,
+    )
+    more = []
+    if apart or any(item.apart for item in running):
+        more = _launch(order, apart, made, report)
+    if running and order.options.cloud.tag:
+        # Terraform changes no interface, and nothing of what runs apart.
+        wanted = tags.parse(order.options.cloud.tag)
+        cleanup.label_machines(order.api, order.cluster.id, wanted)
+    order.state.unfinished = False
+    provider_state.save(order.folder, order.state)
+    return [*made["nodes"], *more]
+
+
+def _give_up(
+    order: Order,
+    runner: terraform.Terraform,
+    tried: Sequence[CreateAttempt],
+    why: CapacityError,
+    settled: bool,
+) -> CapacityError:
+    """The error after the last attempt. `settled`: some workers run, which stay where they are."""
+    state = order.state
+    if settled:
+        return CapacityError(
+            f"{state.zone} has no capacity for more: {why.message}",
+            hint=f"running nodes are unchanged: try later, {_instead(order, runner)}",
+        )
+    zones = ", ".join(dict.fromkeys(zone for _, zone in tried))
+    hint = why.hint + (", or --spot-fallback" if state.spot else "")
+    # The next `up` finds another day, and begins anew.
+    state.zone, state.spot = "", order.options.cloud.spot
+    provider_state.save(order.folder, state)
+    return CapacityError(
+        f"no zone has capacity for the whole cluster (tried {zones}): {why.message}", hint=hint
+    )
 
 
 def _list_on_demand(
