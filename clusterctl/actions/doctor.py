@@ -300,7 +300,7 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
             texts[f"rank-{number}.stack"] = "".join(f"{frame}\n" for frame in rank.stack.frames)
     for name, view in diagnosis.evidence.nodes.items():
         if view.launcher_said:
-            texts[f"launcher-{name}.txt"] = view.launcher_said
+            texts[f"launcher-program-{name}.txt"] = view.launcher_said
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for name, text in texts.items():

@@ -90,8 +90,8 @@ unless told."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the words of another launcher ask for: a command, numbers by their names in JobSpec, and
-    variables. `launcher`: "" for words that are none of one."""
+    """What the words of another launcher program ask for: a command, numbers by their names in
+    JobSpec, and variables. `launcher`: "" for words that are none of one."""
 
     launcher: str = ""
     command: tuple[str, ...] = ()

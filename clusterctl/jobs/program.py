@@ -34,7 +34,7 @@ class Resolved:
     program: Program
     tree: stage.Tree
     asked: Asked = field(default_factory=Asked)
-    """What the words of another launcher say, which it was written after."""
+    """What the words of another launcher program say, which it was written after."""
 
 
 def resolve(

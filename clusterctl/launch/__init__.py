@@ -1,6 +1,8 @@
 """WHAT is started: pure functions from nodes and facts to hostfiles, flags and environments.
 
-One file per launcher and one row in `LAUNCHERS`. `interconnect` decides the network for all.
+`Launcher` and `LAUNCHERS` are programs that start ranks, such as mpirun; the launcher of a cluster
+is the node that they run on. One file per program and one row in `LAUNCHERS`. `interconnect`
+decides the network for all.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from clusterctl.model import Cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that a launcher may look at. `id` is the job's number; `folder` lies under each root."""
+    """All that a launcher program is planned from. `id` is the job's number; `folder` lies under
+    each root."""
 
     id: int
     spec: JobSpec
@@ -50,6 +53,6 @@ LAUNCHERS: dict[str, str] = {
 
 
 def load(name: str) -> Launcher:
-    """The launcher of that name, imported on first use."""
+    """The launcher program of that name, imported on first use."""
     module, _, attribute = LAUNCHERS[name].partition(":")
     return cast(Launcher, getattr(import_module(module), attribute)())

@@ -72,7 +72,8 @@ class Attempt:
     """Seconds without output after which it was ended; 0: it was not."""
     stacks: dict[int, str] = field(default_factory=dict)
     """By rank, where they stood before that."""
-    launcher: int | None = None
+    launcher_code: int | None = None
+    """That of mpirun or srun: the program, not the node."""
     started: int = 0
     exits: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By rank: when, and with which code."""
@@ -121,7 +122,7 @@ class Facts:
             attempt = int(rest[0]) if rest else 1
             if attempt == 1:
                 self.began = when
-            self.before = last if last.launcher is not None and attempt > last.number else None
+            self.before = last if last.launcher_code is not None and attempt > last.number else None
             self.last = Attempt(number=attempt)
         elif word == "placed":
             self.placement = _placed(rest[0]) or self.placement
@@ -133,7 +134,7 @@ class Facts:
         elif word == "stack":
             last.stacks[int(rest[0])] = rest[1]
         elif word == "launcher":
-            last.launcher = int(rest[0])
+            last.launcher_code = int(rest[0])
         elif word == "started":
             last.started = int(rest[0])
         elif word == "exit":
@@ -272,7 +273,7 @@ def _state(job: Job, last: Attempt) -> JobState:
         return told
     if last.dead:
         return JobState.LOST
-    well = last.launcher == 0 and _well(last) >= len(job.processes)
+    well = last.launcher_code == 0 and _well(last) >= len(job.processes)
     return JobState.SUCCEEDED if well else JobState.FAILED
 
 
@@ -287,7 +288,7 @@ def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
         RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))))
         for rank, (when, code) in last.exits.items()
     )
-    if not failed or (failed[0].code == TOLD_TO_END != last.launcher):
+    if not failed or (failed[0].code == TOLD_TO_END != last.launcher_code):
         return None
     first = failed[0]
     return RankFailure(rank=first.rank, node=where[first.rank], exit_code=first.code)
@@ -319,13 +320,13 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
     if failure:
         return ""
     launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
-    ended = f"{launcher} ended with {last.launcher or 0}"
+    ended = f"{launcher} ended with {last.launcher_code or 0}"
     missing = [rank for rank in range(job.ranks) if rank not in last.exits]
     if missing and last.exits and last.started >= job.ranks:
         return f"{_killed(job, missing)} ({ended})"
-    if missing and last.launcher and not last.said:
+    if missing and last.launcher_code and not last.said:
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
-    if last.launcher:
+    if last.launcher_code:
         return f"{ended} while no rank had failed: it or one of its daemons was lost"
     return f"{ended}, but only {_well(last)} of {job.ranks} ranks did"
 
@@ -362,7 +363,7 @@ def _add_old(last: Attempt, when: float, rest: list[str]) -> None:
     code = int(values.get("code") or 0)
     if values.get("rank"):
         last.exits[int(values["rank"])] = (when, code)
-    last.launcher = int(values.get("mpirun") or code)
+    last.launcher_code = int(values.get("mpirun") or code)
     last.started = int(values.get("started") or 1)
     last.survivors = _survivors(values.get("survivors", ""))
     last.full = [name for name in values.get("full", "").split(",") if name]

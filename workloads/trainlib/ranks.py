@@ -139,7 +139,7 @@ def _check(ranks: Ranks, env: Mapping[str, str]) -> None:
         raise StartError(
             f"{ranks.launcher} gave rank {ranks.rank} of {ranks.world} and local rank "
             f"{ranks.local_rank} of {ranks.local_world}, which cannot be",
-            "unset the variables that another launcher left behind",
+            "unset the variables that another launcher program left behind",
         )
     # PMI_SIZE comes from MPICH's launchers, whose other variables are not read here.
     for name in (MEANT_WORLD, "WORLD_SIZE", "PMI_SIZE"):
