@@ -11,13 +11,19 @@ from clusterctl.state import Store
 
 
 def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
-    """The nodes whose machines do not run, and why, by the records and by the provider; none where
-    it cannot know. May take long. Raises ProviderError, RecordError."""
-    records = [found for found in store.clusters() if found.id == cluster.id]
-    if not records or records[0].phase is Phase.DELETING:
+    """The nodes whose machines do not run, and why, by the record and by the provider; none where
+    it cannot know. May take long. Raises ProviderError, and RecordError for a damaged record."""
+    if _was_taken_down(store, cluster):
         why = f"cluster {cluster.name} was taken down"
         return {node.name: why for node in cluster.nodes}
     provider = providers.load(cluster.spec.provider)
     if not isinstance(provider, Attesting):
         return {}
     return provider.list_dead(cluster, store.folder(cluster.name))
+
+
+def _was_taken_down(store: Store, cluster: Cluster) -> bool:
+    if cluster.name not in store.names():
+        return True
+    record = store.cluster(cluster.name)
+    return record.id != cluster.id or record.phase is Phase.DELETING
