@@ -20,6 +20,7 @@ from clusterctl.jobs.absence import ATTEMPT, Absences, FindDead
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult, Reporter
+from clusterctl.node_results import ranges
 from clusterctl.options.checks import MIN_IDLE
 from clusterctl.timeouts import background, now
 from clusterctl.transport import Channel
@@ -233,7 +234,7 @@ class Connections:
         gone together."""
         for why, names in _fold(self._probe()).items():
             verb = "have" if len(names) > 1 else "has"
-            self._report(f"{', '.join(names)} {verb} not answered for {NOTICE:g} s: {why}")
+            self._report(f"{ranges(names)} {verb} not answered for {NOTICE:g} s: {why}")
 
     def _probe(self) -> dict[str, str]:
         """What is known about nodes that are not as they were."""
@@ -323,7 +324,7 @@ class Connections:
             self._interrupts.check()
             time.sleep(BLINK)
             self._check_alive()
-        names = ", ".join(sorted(gone))
+        names = ranges(sorted(gone))
         self._report(
             f"lost the connection to {names}: {why}; job {self._job.id} keeps running. Trying"
             f" to reconnect for {GIVE_UP / 60:g} minutes; press Ctrl-C to stop trying"
@@ -365,7 +366,7 @@ class Connections:
                 self.lost.pop(watch.node, None)
         if back:
             seconds = max(away for _, away in back.values())
-            self._report(f"reconnected to {', '.join(back)} after {seconds:.0f} s")
+            self._report(f"reconnected to {ranges(sorted(back))} after {seconds:.0f} s")
         if self.needs_launcher and self.launcher_is_away:
             self._check_alive()
             launcher = self._cluster.launcher.name

@@ -42,12 +42,12 @@ ESTABLISHED = "01"
 """How /proc/net/tcp writes it."""
 FALSE = re.compile(
     r"lost|timed out|dead|frozen|not reachable|unreachable|did not (end|start|answer)"
-    r"|has not answered|no answer|incomplete|could not|cannot",
+    r"|ha(?:s|ve) not answered|no answer|incomplete|could not|cannot",
     re.IGNORECASE,
 )
 """What nobody may say of a cluster whose nodes are well."""
 
-TRUE = dict.fromkeys(("outage", "node"), "reconnected to|has not answered for")
+TRUE = dict.fromkeys(("outage", "node"), "reconnected to|ha(?:s|ve) not answered for")
 """What may be said of a harm all the same: by default that a connection was made again."""
 
 
