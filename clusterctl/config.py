@@ -215,16 +215,24 @@ def _known(path: Path, name: str, what: str, known: set[str]) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises UsageError for a file that is no TOML or cannot be read."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
     try:
-        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return parse_toml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from error
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}", hint="make it readable"
         ) from error
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """`name`: what people call it. Raises UsageError for what is no TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    try:
+        settings: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is not valid TOML: {error}", hint="correct that line") from error
     return settings

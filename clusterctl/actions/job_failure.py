@@ -5,6 +5,7 @@ from __future__ import annotations
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.insight import messages
 from clusterctl.job_model import Job, JobState
+from clusterctl.jobs import missing_files
 from clusterctl.schedulers.verdict import NO_RANK, is_disk_full, never_started
 from clusterctl.state import Store
 
@@ -27,7 +28,7 @@ def suggest(store: Store, job: Job) -> str:
         return ""
     found = messages.find(text)
     if found is None:
-        return messages.explain_exit(failure.exit_code)
+        return missing_files.explain(text) or messages.explain_exit(failure.exit_code)
     return f"{found.line}\n  {found.message.cause}; {found.message.advice}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from clusterctl import config
 from clusterctl.errors import UsageError
 from clusterctl.job_model import ProgramKind
-from clusterctl.jobs import conda_files
+from clusterctl.jobs import conda_files, package_indexes
 from clusterctl.jobs.program import Resolved
 
 NONE = "none"
@@ -202,6 +202,7 @@ def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
             )
         if (project := path.parent / "pyproject.toml").is_file():
             needed += _dependencies(project, extras.strip("]").split(","))
+    text = package_indexes.make_absolute(text, path.parent)
     texts[name] = "\n".join((_LOCAL.sub("", text).rstrip("\n"), *needed, "")).lstrip("\n")
     for included in _INCLUDED.findall(text):
         if "://" not in included:
@@ -217,10 +218,14 @@ def _read_block(script: Path, *, asked: bool) -> Wanted | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"{path} cannot be read: {why}", hint="check the file") from error
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="check it") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} cannot be read: it is not UTF-8",
+            hint="save it as UTF-8 (Windows PowerShell's `>` writes UTF-16)",
+        ) from error
 
 
 def digest_of(*parts: str) -> str:

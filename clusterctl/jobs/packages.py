@@ -25,11 +25,11 @@ import msgspec
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError
 from clusterctl.formats import format_bytes
-from clusterctl.jobs import uv
+from clusterctl.jobs import package_indexes, uv
 from clusterctl.jobs.package_sources import NONE, Wanted, digest_of
 from clusterctl.jobs.start import make_error
 from clusterctl.meter import COPIED
-from clusterctl.model import Cluster, Node, Python
+from clusterctl.model import Cluster, Node, Python, count
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.pool import Pool
@@ -53,7 +53,8 @@ def save(wanted: Wanted, home: Home) -> None:
     if wanted.project:
         options = ("--frozen", "--no-dev", "--no-emit-local", "--no-header", "--no-annotate")
         text = uv.call(wanted.source, "export", "--quiet", *options, "--project", wanted.project)
-        wanted = replace(wanted, texts={"requirements.txt": text})
+        lines = package_indexes.list_tables(wanted.texts, only_some=True)
+        wanted = replace(wanted, texts={"requirements.txt": "\n".join((*lines, text))})
     home.make(path.parent)
     write_atomic(path, msgspec.json.encode(wanted))
 
@@ -172,7 +173,7 @@ class _Environment:
         missing = [by_name[result.node] for result in found if not result.ok]
         if not missing:
             return
-        started, count = monotonic(), len(missing)
+        started, number = monotonic(), len(missing)
         self._find_python(missing)
         try:
             if not holders:
@@ -193,7 +194,7 @@ class _Environment:
             }
             self._pool.run(left, timeout=ASK_TIMEOUT)
             raise
-        where = "1 node" if count == 1 else f"{count} nodes"
+        where = count(number, "node")
         self._report(f"packages are ready on {where} after {monotonic() - started:.1f} s")
 
     def _scratch(self, node: Node) -> str:
@@ -209,12 +210,16 @@ class _Environment:
         with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
             lock, packages = Path(scratch, "lock.txt"), Path(scratch, "packages")
             packages.mkdir()
-            text = self._resolve(node)
-            lock.write_text(text, encoding="utf-8")
-            count = len(uv.entries(text))
-            self._report(f"fetching {count} packages for Python {python.version}")
-            if count:
-                options = ("--no-deps", "--target", str(packages), "--requirements", str(lock))
+            wanted = self._wanted()
+            text = self._resolve(node, wanted)
+            lines = package_indexes.list_lines(wanted.texts)
+            lock.write_text("\n".join((*lines, text)), encoding="utf-8")
+            number = len(uv.entries(text))
+            self._report(f"fetching {count(number, 'package')} for Python {python.version}")
+            if number:
+                options = ["--no-deps", "--target", str(packages), "--requirements", str(lock)]
+                # Versions are decided: one that only a later index has is looked for there.
+                options += ["--index-strategy", "unsafe-best-match"]
                 target = uv.target(node)
                 with COPIED.downloading():
                     uv.call("packages", "pip", "install", "--quiet", *options, *target)
@@ -243,20 +248,22 @@ class _Environment:
                     hint="choose a version that has one",
                 )
 
-    def _resolve(self, node: Node) -> str:
-        """Exact versions for that node; decided once."""
-        path = self._home.packages / f"{self._key}.txt"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-        python = _python_of(node)
+    def _wanted(self) -> Wanted:
         stored = _stored(self._home, self._digest)
         try:
-            wanted = msgspec.json.decode(stored.read_bytes(), type=Wanted)
+            return msgspec.json.decode(stored.read_bytes(), type=Wanted)
         except (OSError, msgspec.DecodeError) as error:
             raise LaunchError(
                 f"the list of packages of this job cannot be read: {stored}",
                 hint="start it again with `clusterctl run`",
             ) from error
+
+    def _resolve(self, node: Node, wanted: Wanted) -> str:
+        """Exact versions for that node; decided once."""
+        path = self._home.packages / f"{self._key}.txt"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        python = _python_of(node)
         kept = _keep(wanted, node, self._report)
         self._report(f"resolving the packages of {wanted.source} for Python {python.version}")
         text = (
@@ -274,6 +281,7 @@ class _Environment:
                 hint=f"`run --requirements {wanted.source}` installs it (it may be gigabytes),"
                 f" `run --requirements {NONE}` installs nothing",
             )
+        entries = package_indexes.keep_hashes(entries, wanted.texts, wanted.source)
         text = "".join(f"{entry}\n" for entry in entries)
         write_atomic(path, text.encode())
         return text

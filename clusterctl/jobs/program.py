@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -250,11 +251,24 @@ def _kind(path: Path) -> ProgramKind:
     if path.suffix in LANGUAGES:
         return ProgramKind.SOURCE
     if os.access(path, os.X_OK):
+        _check_interpreter(path)
         return ProgramKind.BINARY
     raise UsageError(
         f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
         hint=f"chmod +x {path}, if it should be run as it is",
     )
+
+
+def _check_interpreter(path: Path) -> None:
+    """Raises UsageError for a script whose first line, with the line ending of Windows, names an
+    interpreter that no node has: they would say that the script itself is missing."""
+    with path.open("rb") as file:
+        first = file.readline(256)
+    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+        raise UsageError(
+            f"{path} has the line endings of Windows, so that no node finds its interpreter",
+            hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))} (or dos2unix)",
+        )
 
 
 _DIRECTIVE = re.compile(rb"#(SBATCH|PBS|\$ -)")

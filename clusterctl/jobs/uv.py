@@ -14,6 +14,7 @@ from zipfile import ZipFile
 
 from clusterctl import process
 from clusterctl.errors import LaunchError, UsageError
+from clusterctl.jobs import package_indexes
 from clusterctl.jobs.package_sources import NONE, Wanted
 from clusterctl.model import Node
 
@@ -31,6 +32,8 @@ def resolve(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
         pins = Path(scratch, "kept.txt")
         # Not as an option, which would take the place of the user's UV_FIND_LINKS.
         lines = [f"--find-links {wheels}", *(f"{name}=={kept[name]}" for name in kept)]
+        # Of a pyproject.toml, uv knows them only in its own folder.
+        lines += package_indexes.list_tables(wanted.texts, only_some=False)
         pins.write_text("\n".join(lines))
         for name, text in wanted.texts.items():
             path = Path(scratch, "files", name)
@@ -85,6 +88,12 @@ def call(what: str, *words: str) -> str:
     why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
     message = f"{what}: {result.error or why or result.why}"
     without = f"`--requirements {NONE}` uses only what the nodes have"
+    for line in result.complaints.splitlines():
+        if line.startswith("hint: ") and "authentication" in line:
+            raise LaunchError(
+                f"{what}: {line.removeprefix('hint: ')}",
+                hint=f"check the name and password for that index, or {without}",
+            )
     if unsolved:
         raise UsageError(message, hint=f"change the versions in the file, or {without}")
     raise LaunchError(

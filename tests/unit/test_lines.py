@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from clusterctl.actions import open_store
 from clusterctl.actions.job_failure import suggest
 from clusterctl.job_model import JobState, RankFailure
+from clusterctl.jobs import stage
 from clusterctl.jobs.lines import Choice, choose
 from clusterctl.jobs.logs import Piece
 from tests.unit.calling import Call
@@ -84,6 +86,27 @@ def test_a_failed_run_says_what_to_do(text: str, hint: str) -> None:
     line, advice = failed(f"Traceback (most recent call last):\n{text}\n").split("\n")
     assert line == text.rpartition("\n")[2]
     assert hint in advice
+
+
+def test_a_file_that_git_ignores_was_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The most usual surprise of a project with its data beside the program."""
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "-q"], check=True)
+    Path("data").mkdir()
+    Path("data", "train set.bin").touch()
+    Path("data", "kept.bin").touch()
+    Path(".gitignore").write_text("*set.bin\n")
+    wanted = "FileNotFoundError: [Errno 2] No such file or directory: "
+    what, advice = failed(f"{wanted}'data/train set.bin'\n").split("\n")
+    assert what == "data/train set.bin was not copied to the nodes, because git ignores it"
+    add = advice.partition("`git ")[2].partition("`")[0]
+    subprocess.run(["sh", "-c", f"git {add}"], check=True)
+    assert "data/train set.bin" in stage.find_tree(tmp_path).files
+    assert failed(f"{wanted}'data/nowhere.bin'\n") == ""
+    assert failed(f"{wanted}'data/kept.bin'\n") == "", "it was copied, so this is another matter"
+    assert "clusterctl data push" in failed(f"{wanted}'{tmp_path}/data/kept.bin'\n")
 
 
 def test_a_failure_that_is_not_known() -> None:

@@ -6,6 +6,7 @@ from one to another is a program that runs a command here.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.jobs import installed, package_sources, packages
+from clusterctl.jobs import installed, package_indexes, package_sources, packages
 from clusterctl.jobs.program import resolve, resolve_command
 from clusterctl.model import Node, Python
 from clusterctl.state import home
@@ -157,6 +158,82 @@ def test_a_node_that_has_them_is_left_alone_and_a_new_one_gets_them_without_an_i
     two = here("worker-2", tmp_path)
     install("requirements.txt", one, two)
     assert run(python_of(two), "train.py") == "2.0\n"
+
+
+@pytest.fixture
+def wheels_of_its_own(tmp_path: Path, index: Path) -> Path:
+    """A folder of packages that only a file of the project names."""
+    folder = tmp_path / "their wheels"
+    wheels.make(folder, "private", "1.0")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requirements.txt", "--find-links wheels\nprivate\n"),
+        ("requirements.txt", "-r more/private.txt\n"),
+        ("requirements.txt", "\ufeff-f {url}\nprivate\n"),
+        (
+            "train.py",
+            "# /// script\n# dependencies = ['private']\n# [tool.uv]\n"
+            "# find-links = ['{url}']\n# ///\n",
+        ),
+    ],
+)
+def test_packages_are_fetched_from_where_the_file_says(
+    name: str,
+    text: str,
+    project: Path,
+    wheels_of_its_own: Path,
+    install: Install,
+    tmp_path: Path,
+) -> None:
+    """Not only resolved there. Folders are those beside the file that names them."""
+    (project / "wheels").symlink_to(wheels_of_its_own)
+    (project / "more").mkdir()
+    (project / "more" / "private.txt").write_text("--find-links=../wheels\nprivate\n")
+    Path(name).write_text(text.format(url=(project / "wheels").as_uri()))
+    worker = here("worker-1", tmp_path)
+    install("", worker)
+    assert run(python_of(worker), "-c", "import private; print(private.VERSION)") == "1.0\n"
+
+
+def test_indexes_of_a_project_are_known_where_its_packages_are_fetched() -> None:
+    """uv reads them in the project's own folder alone. One for some packages only must not decide
+    which version of the others is taken."""
+    text = (
+        PROJECT
+        + """
+[[tool.uv.index]]
+url = "https://user:word@a.example/simple"
+default = true
+[[tool.uv.index]]
+name = "torch"
+url = "https://b.example/whl"
+explicit = true
+[[tool.uv.index]]
+url = "vendored"
+"""
+    )
+    first, some = "--index-url https://user:word@a.example/simple", "--extra-index-url"
+    texts = {"pyproject.toml": text}
+    assert package_indexes.list_tables(texts, only_some=False) == [first]
+    assert package_indexes.list_lines(texts) == [first, f"{some} https://b.example/whl"]
+
+
+def test_a_hash_that_the_file_names_has_to_be_that_of_the_package(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    real = hashlib.sha256((index / "demo-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    lines = "demo==1.0 \\\n    --hash=sha256:{}\n"
+    Path("requirements.txt").write_text(lines.format("0" * 64))
+    with pytest.raises(UsageError, match=r"no file of demo==1.0 has a hash that it names"):
+        install("", here("worker-1", tmp_path))
+    Path("requirements.txt").write_text(lines.format(f"{'0' * 64} --hash=sha256:{real}"))
+    worker = here("worker-2", tmp_path)
+    install("", worker)
+    assert run(python_of(worker), "-c", "import demo; print(demo.VERSION)") == "1.0\n"
 
 
 def test_a_job_that_is_run_again_gets_the_versions_that_it_had(
@@ -378,10 +455,13 @@ def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(project: P
         ("requirements.txt", "-r ../other.txt", "is outside"),
         ("requirements.txt", "-e ./sub\n", "local packages are not installed: '-e ./sub'"),
         ("train.py", "print()\n", "has no `# /// script` block"),
+        ("requirements.txt", b"\xff\xfed\0e\0m\0o\0", "it is not UTF-8"),
     ],
 )
-def test_a_file_that_is_not_understood(name: str, text: str, message: str, project: Path) -> None:
-    Path(name).write_text(text)
+def test_a_file_that_is_not_understood(
+    name: str, text: str | bytes, message: str, project: Path
+) -> None:
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError, match=message):
         package_sources.find(resolve("train.py", ()), name)
 

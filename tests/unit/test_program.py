@@ -175,6 +175,18 @@ def test_mistakes(script: str, words: list[str], hint: str, here: Path) -> None:
     assert "\n" not in caught.value.message
 
 
+def test_a_script_with_the_line_endings_of_windows(here: Path) -> None:
+    (here / "tool").write_bytes(b"#!/bin/sh\r\nexit 0\r\n")
+    with pytest.raises(UsageError, match="line endings of Windows") as caught:
+        resolve("./tool", ())
+    mend = caught.value.hint.partition(" (")[0]
+    subprocess.run(["sh", "-c", mend], check=True)
+    assert (here / "tool").read_bytes() == b"#!/bin/sh\nexit 0\n"
+    assert resolve("./tool", ()).program.kind is ProgramKind.BINARY
+    (here / "train.py").write_bytes(b"#!/usr/bin/env python3\r\nprint()\r\n")
+    assert resolve("train.py", ()).program.kind is ProgramKind.PYTHON, "Python reads them"
+
+
 def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
     """Before a bundled program of a like name."""
     (here / "src").mkdir()

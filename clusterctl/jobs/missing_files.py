@@ -1,0 +1,34 @@
+"""Files that a program did not find on its node, and that are here: why they were not copied."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+from clusterctl import process
+
+_NOT_FOUND = re.compile(r"No such file or directory: '([^'\n]+)'")
+"""As Python says it."""
+GIT_TIMEOUT = 10.0
+
+
+def explain(text: str) -> str:
+    """What a program's errors say of the last such file, and how it gets to the nodes; "" where it
+    is not here either, or was copied. Ranks start in the folder that corresponds to this one."""
+    for name in reversed(_NOT_FOUND.findall(text)):
+        if not os.path.exists(name):
+            continue
+        if os.path.isabs(name):
+            return (
+                f"{name} is on this machine, but not on the node\n  `clusterctl data push"
+                f" {shlex.quote(str(Path(name).parent))}` copies data to $CLUSTERCTL_DATA on each"
+            )
+        if process.run(("git", "check-ignore", "-q", "--", name), timeout=GIT_TIMEOUT).ok:
+            return (
+                f"{name} was not copied to the nodes, because git ignores it\n"
+                f"  `git add -f {shlex.quote(name)}` makes it a file that is copied; `clusterctl"
+                " data push FOLDER` copies large data, once, to $CLUSTERCTL_DATA on each node"
+            )
+    return ""
