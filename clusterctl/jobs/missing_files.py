@@ -12,6 +12,8 @@ from clusterctl import process
 _NOT_FOUND = re.compile(r"No such file or directory: '([^'\n]+)'")
 """As Python says it."""
 GIT_TIMEOUT = 10.0
+NO_REPOSITORY = 128
+"""What git exits with there."""
 
 
 def explain(text: str) -> str:
@@ -25,7 +27,13 @@ def explain(text: str) -> str:
                 f"{name} is on this machine, but not on the node\n  `clusterctl data push"
                 f" {shlex.quote(str(Path(name).parent))}` copies data to $CLUSTERCTL_DATA on each"
             )
-        if process.run(("git", "check-ignore", "-q", "--", name), timeout=GIT_TIMEOUT).ok:
+        asked = process.run(("git", "check-ignore", "-q", "--", name), timeout=GIT_TIMEOUT)
+        if asked.exit_code == NO_REPOSITORY:
+            return (
+                f"{name} was not copied to the nodes: outside a git repository, only the program's"
+                " folder is\n  `--stage .` copies the current folder"
+            )
+        if asked.ok:
             return (
                 f"{name} was not copied to the nodes, because git ignores it\n"
                 f"  `git add -f {shlex.quote(name)}` makes it a file that is copied; `clusterctl"

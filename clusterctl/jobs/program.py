@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 
+from clusterctl import config
 from clusterctl.catalog import BUNDLED
 from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
@@ -327,9 +328,20 @@ def _suggest(script: str) -> str:
         return f"did you mean {path.with_name(close)}?"
     if close := _closest(path, names):
         return f"did you mean the bundled {close}?"
+    if module := _module_of(script):
+        return f"pyproject.toml makes it from {module}: clusterctl run -m {module}"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {script}"
     return f"give a path, or a bundled program: {', '.join(names)}"
+
+
+def _module_of(command: str) -> str:
+    """The module that a command of the project in the current folder is made from; "" for others.
+    Nodes do not install the project."""
+    with suppress(UsageError):
+        made = config.read_toml(Path("pyproject.toml")).get("project", {}).get("scripts", {})
+        return str(made.get(command, "")).partition(":")[0]
+    return ""
 
 
 def _list_files(folder: Path) -> list[str]:

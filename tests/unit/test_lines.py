@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from clusterctl.actions import open_store
 from clusterctl.actions.job_failure import suggest
 from clusterctl.job_model import JobState, RankFailure
-from clusterctl.jobs import stage
+from clusterctl.jobs import missing_files, stage
 from clusterctl.jobs.lines import Choice, choose
 from clusterctl.jobs.logs import Piece
 from tests.unit.calling import Call
@@ -104,9 +105,12 @@ def test_a_file_that_git_ignores_was_not_copied(
     add = advice.partition("`git ")[2].partition("`")[0]
     subprocess.run(["sh", "-c", f"git {add}"], check=True)
     assert "data/train set.bin" in stage.find_tree(tmp_path).files
-    assert failed(f"{wanted}'data/nowhere.bin'\n") == ""
-    assert failed(f"{wanted}'data/kept.bin'\n") == "", "it was copied, so this is another matter"
-    assert "clusterctl data push" in failed(f"{wanted}'{tmp_path}/data/kept.bin'\n")
+    assert missing_files.explain(f"{wanted}'data/nowhere.bin'\n") == ""
+    copied = missing_files.explain(f"{wanted}'data/kept.bin'\n")
+    assert copied == "", "the reason is another one"
+    assert "data push" in missing_files.explain(f"{wanted}'{tmp_path}/data/kept.bin'\n")
+    shutil.rmtree(".git")
+    assert "`--stage .`" in missing_files.explain(f"{wanted}'data/kept.bin'\n")
 
 
 def test_a_failure_that_is_not_known() -> None:

@@ -187,6 +187,15 @@ def test_a_script_with_the_line_endings_of_windows(here: Path) -> None:
     assert resolve("train.py", ()).program.kind is ProgramKind.PYTHON, "Python reads them"
 
 
+def test_a_command_of_the_project_itself_is_run_by_its_module(here: Path) -> None:
+    """Nodes do not install the project, so they have no such command."""
+    text = '[project]\nname = "pkg"\n[project.scripts]\npkg-train = "pkg.train:main"\n'
+    (here / "pyproject.toml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        resolve("pkg-train", ())
+    assert caught.value.hint.endswith("clusterctl run -m pkg.train")
+
+
 def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
     """Before a bundled program of a like name."""
     (here / "src").mkdir()
