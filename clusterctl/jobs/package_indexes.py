@@ -45,7 +45,11 @@ def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
             for index in table.get("index", ())
             if "://" in str(index.get("url", "")) and (only_some or not index.get("explicit"))
         )
-        found += (f"--find-links {place}" for place in table.get("find-links", ()))
+        found += (
+            f"--find-links {place}"
+            for place in table.get("find-links", ())
+            if "://" in place or place.startswith("/")  # uv looks for others beside the file
+        )
     return found
 
 

@@ -174,6 +174,13 @@ def resolve_command(
     if sources:
         raise _not_compiled(word)
     here = Path.cwd()
+    # A relative path is one of the copied files: those of nodes are on PATH, or absolute.
+    relative = "/" in word and not os.path.isabs(word)
+    if relative and not any(os.path.exists(place / word) for place in (here, chosen or here)):
+        raise UsageError(
+            f"no file {word} here to copy to the nodes",
+            hint="build it first, or give the full path that it has on the nodes",
+        )
     whole = chosen or stage.may_stage(here)
     tree = stage.find_tree(here, chosen=chosen, limit=limit) if whole else None
     program = Program(

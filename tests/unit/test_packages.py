@@ -205,6 +205,8 @@ def test_indexes_of_a_project_are_known_where_its_packages_are_fetched() -> None
     text = (
         PROJECT
         + """
+[tool.uv]
+find-links = ["./wheels"]
 [[tool.uv.index]]
 url = "https://user:word@a.example/simple"
 default = true

@@ -187,6 +187,16 @@ def test_a_script_with_the_line_endings_of_windows(here: Path) -> None:
     assert resolve("train.py", ()).program.kind is ProgramKind.PYTHON, "Python reads them"
 
 
+def test_a_program_that_was_not_built_yet_is_no_command_of_the_nodes(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"no file \./solver here") as caught:
+        resolve_command(["./solver", "100"])
+    assert "build it first" in caught.value.hint
+    (here / "bin").mkdir()
+    (here / "bin" / "solver").touch(mode=0o755)
+    assert resolve_command(["bin/solver"]).program.kind is ProgramKind.BINARY
+    assert resolve_command(["/opt/solver"]).program.kind is ProgramKind.COMMAND
+
+
 def test_a_command_of_the_project_itself_is_run_by_its_module(here: Path) -> None:
     """Nodes do not install the project, so they have no such command."""
     text = '[project]\nname = "pkg"\n[project.scripts]\npkg-train = "pkg.train:main"\n'
