@@ -50,7 +50,8 @@ def launch(given: Launch, console: Console) -> None:
         raise RecordError(
             f"cluster {name!r} exists already", hint=f"`clusterctl run -c {name}` uses it"
         )
-    creation = given.part(Up, name=name, cluster=None, **_idle(given, store, name))
+    new = {"name": name, "cluster": None, "dry_run": given.dry_run}
+    creation = given.part(Up, **new, **_idle(given, store, name))
     if given.dry_run:
         clusters.up(creation, console)
         return

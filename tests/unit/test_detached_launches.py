@@ -115,6 +115,16 @@ def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> No
     assert "was not fetched" in said[0]
 
 
+@pytest.mark.parametrize("option", [(), ("--json",), ("--detach",), ("--keep",)], ids=str)
+def test_a_dry_run_shows_the_plan_of_the_cluster_and_makes_nothing(
+    option: tuple[str, ...], call: Call
+) -> None:
+    said = call("launch", "--dry-run", *option, "train.py")
+    assert said.code == 0, said.err
+    assert ('"dry_run": true' if option == ("--json",) else "mode: ") in said.out
+    assert open_store().names() == ()
+
+
 @pytest.mark.parametrize("option", [("--keep",), ("--sync", "out")], ids=" ".join)
 def test_what_needs_somebody_to_watch_is_refused(option: tuple[str, ...], call: Call) -> None:
     Path("train.py").touch()
