@@ -27,8 +27,12 @@ def suggest(store: Store, job: Job) -> str:
     except OSError:
         return ""
     found = messages.find(text)
+    if (found is None or found.line in missing_files.find_lines(text)) and (
+        why := missing_files.explain(text)
+    ):
+        return why
     if found is None:
-        return missing_files.explain(text) or messages.explain_exit(failure.exit_code)
+        return messages.explain_exit(failure.exit_code)
     return f"{found.line}\n  {found.message.cause}; {found.message.advice}"
 
 

@@ -16,6 +16,11 @@ NO_REPOSITORY = 128
 """What git exits with there."""
 
 
+def find_lines(text: str) -> list[str]:
+    """Where a program's errors name such a file."""
+    return [line.strip() for line in text.splitlines() if _NOT_FOUND.search(line)]
+
+
 def explain(text: str) -> str:
     """What a program's errors say of the last such file, and how it gets to the nodes; "" where it
     is not here either, or was copied. Ranks start in the folder that corresponds to this one."""
