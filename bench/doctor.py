@@ -1,12 +1,12 @@
-"""Ten broken jobs on a local cluster: does `doctor` name the planted cause, and in what time?
+"""Broken jobs on a local cluster: does `doctor` name the planted cause, and in what time?
 
     python bench/doctor.py [--only stopped,partition] [--out bench/results/doctor.json]
 
 Each job runs on two nodes and is broken in its own way. `doctor` is asked once, when the job hangs
 or has failed; found means that its first finding is of the expected kind and names the planted rank
 or node. `--table` writes the section of docs/doctor.md from the results, and breaks nothing. Needs
-root (network namespaces) and the extra `workloads`, and takes about ten minutes. Exit code 1: a
-cause was missed, or `doctor` took too long. With --only, results are printed and not written.
+root (network namespaces) and the extra `workloads`, and takes about 15 minutes. Exit code
+1: a cause was missed, or `doctor` took too long. With --only, results are printed and not written.
 """
 
 from __future__ import annotations
@@ -27,60 +27,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench import broken_programs as programs  # noqa: E402
+
 DOCUMENT, BEGIN, END = ROOT / "docs" / "doctor.md", "<!-- broken -->\n", "<!-- /broken -->"
 PATIENCE = 180.0
 """Seconds until a job has to be broken; a busy machine takes its time to start torch."""
 SETTLE = 5.0
 BOUND = 15.0
 """Seconds that `doctor` may take, from its first question to its answer."""
-
-START = """
-import os, signal, sys, time
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-tensor = torch.ones(4)
-dist.all_reduce(tensor)
-print("on", flush=True)
-"""
-SKIPS = "if rank == 1:\n    time.sleep(600)\ndist.all_reduce(tensor)\n"
-SLOW = """
-def heavy(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
-for step in range(600):
-    heavy(1.5 if rank == 1 else 0.01)
-    dist.all_reduce(tensor)
-"""
-STOPS = "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\ndist.all_reduce(tensor)\n"
-EATS = """
-if rank == 1:
-    with open(sys.argv[1] + "/cgroup.procs", "w") as file:
-        file.write("0")
-    eaten = bytearray(800_000_000)
-time.sleep(600)
-"""
-# Not sys.exit: a process that ends without destroy_process_group may abort with signal 6.
-LEAVES = "if rank == 1:\n    os._exit(0)\nwhile True:\n    dist.all_reduce(tensor)\n"
-TAKEN = """
-import socket
-if rank == 1:
-    first, second = socket.socket(), socket.socket()
-    first.bind(("", 0))
-    first.listen()
-    second.bind(first.getsockname())
-time.sleep(600)
-"""
-WRITES = """
-if rank == 1:
-    with open(sys.argv[1] + "/checkpoint.pt", "wb") as file:
-        file.write(bytes(8_000_000))
-time.sleep(600)
-"""
-LOOPS = "while True:\n    dist.all_reduce(tensor)\n    time.sleep(0.1)\n"
-SHAPES = "dist.all_reduce(torch.ones(4 if rank == 0 else 1 << 20))\ntime.sleep(600)\n"
 
 
 class Lab:
@@ -176,28 +132,42 @@ class Broken:
 
 
 JOBS = {
-    "skips": Broken("a rank skips an all-reduce", START + SKIPS, ("missing",)),
-    "straggler": Broken("a rank is slower than the others", START + SLOW, ("straggler",)),
-    "stopped": Broken("SIGSTOP", START + STOPS, ("stopped",)),
-    "memory": Broken(
-        "out of memory in a cgroup", START + EATS, ("memory",), around=little_memory, ends=True
+    "skips": Broken("a rank skips an all-reduce", programs.START + programs.SKIPS, ("missing",)),
+    "straggler": Broken(
+        "a rank is slower than the others", programs.START + programs.SLOW, ("straggler",)
     ),
-    "exit": Broken("a rank ends with code 0", START + LEAVES, ("left",), ends=True),
+    "stopped": Broken("SIGSTOP", programs.START + programs.STOPS, ("stopped",)),
+    "memory": Broken(
+        "out of memory in a cgroup",
+        programs.START + programs.EATS,
+        ("memory",),
+        around=little_memory,
+        ends=True,
+    ),
+    "exit": Broken(
+        "a rank ends with code 0", programs.START + programs.LEAVES, ("left",), ends=True
+    ),
     "interface": Broken(
         "a network interface that does not exist",
-        START + LOOPS,
+        programs.START + programs.LOOPS,
         ("message:gloo-interface",),
         ("nope0", "interface"),
         ("-e", "GLOO_SOCKET_IFNAME=nope0"),
         ends=True,
     ),
-    "port": Broken("a port that is taken", START + TAKEN, ("message:port-used",), ends=True),
+    "port": Broken(
+        "a port that is taken", programs.START + programs.TAKEN, ("message:port-used",), ends=True
+    ),
     "disk": Broken(
-        "a full disk", START + WRITES, ("disk", "message:disk-full"), around=full_disk, ends=True
+        "a full disk",
+        programs.START + programs.WRITES,
+        ("disk", "message:disk-full"),
+        around=full_disk,
+        ends=True,
     ),
     "partition": Broken(
         "nodes that cannot reach each other",
-        START + LOOPS,
+        programs.START + programs.LOOPS,
         ("network",),
         ("worker-1 cannot reach worker-2",),
         around=partition,
@@ -205,9 +175,54 @@ JOBS = {
     ),
     "shapes": Broken(
         "an all-reduce of different shapes",
-        START + SHAPES,
+        programs.START + programs.SHAPES,
         ("message:gloo-size", "mismatch"),
         ("size",),
+        ends=True,
+    ),
+    "order": Broken("collectives in another order", programs.START + programs.ORDER, ("mismatch",)),
+    "file-lock": Broken(
+        "a rank keeps a lock on a file",
+        programs.START + programs.FILE_LOCK,
+        ("missing",),
+        ("tokenize",),
+    ),
+    "threads": Broken(
+        "two threads, two locks", programs.START + programs.THREADS, ("missing",), ("at save",)
+    ),
+    "loader": Broken(
+        "a data loader's worker hangs",
+        programs.START + programs.LOADER,
+        ("missing",),
+        ("decode",),
+    ),
+    "dead-thread": Broken(
+        "a thread has died",
+        programs.START + programs.DEAD_THREAD,
+        ("missing",),
+        ("cannot decode image 1",),
+    ),
+    "pipe": Broken(
+        "a child's output is not read",
+        programs.START + programs.PIPE,
+        ("missing",),
+        ("waiting for a child process",),
+    ),
+    "receives": Broken(
+        "both ranks receive", programs.RECEIVES, ("receive",), ("MPI_Recv at receives.py",)
+    ),
+    "other-port": Broken("a rank with another MASTER_PORT", programs.OTHER_PORT, ("rendezvous",)),
+    "no-binary": Broken(
+        "a program that is not installed",
+        programs.START + programs.NO_BINARY,
+        ("message:no-file",),
+        ends=True,
+    ),
+    "nan": Broken(
+        "a rank stops for its loss",
+        programs.START + programs.NAN,
+        ("exit",),
+        ("loss is nan",),
         ends=True,
     ),
 }
