@@ -42,7 +42,7 @@ def test_what_is_shown_of_a_long_output() -> None:
     assert performance.choose("a\n\nb\n", None) == "    a\n\n    b"
 
 
-def test_the_ten_broken_jobs_are_those_of_the_result_file() -> None:
+def test_the_broken_jobs_are_those_of_the_result_file() -> None:
     document = json.loads((doctor.ROOT / "bench" / "results" / "doctor.json").read_text())
     _, _, rest = doctor.DOCUMENT.read_text().partition(doctor.BEGIN)
     shown = rest.partition(doctor.END)[0]
