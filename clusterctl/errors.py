@@ -55,7 +55,10 @@ class LaunchError(ClusterctlError):
 
 class JobError(ClusterctlError):
     """A job of the Python API did not succeed: a function raised, a program failed, or it was
-    ended. `rank`, `node`: which one failed first, where one did; `traceback` is that rank's."""
+    ended. So did one that `bench` measures. `rank`, `node`: which one failed first, where one did;
+    `traceback` is that rank's."""
+
+    exit_code = 6
 
     def __init__(
         self,

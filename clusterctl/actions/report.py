@@ -90,10 +90,11 @@ def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportD
         job = fresh.get(job.id, job)
     found = store.provenance(job.id)
     dollars = cost.of_jobs(store, [job]).get(job.id)
+    why = job.reason or (job.failure.text if job.failure else "")
     facts = [
         ("job", str(job.id)),
         ("program", _command(job, redact)),
-        ("state", job.state.value + (f": {job.reason}" if job.reason else "")),
+        ("state", ": ".join(filter(None, (job.state.value, why)))),
         ("cluster", job.cluster),
         ("ranks", f"{job.ranks} on {count(len(job.placement), 'node')}"),
         ("started", clock(job.started) if job.started else "-"),

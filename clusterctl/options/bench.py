@@ -9,6 +9,8 @@ from clusterctl.options.shared import JOBS, OPTIONS
 from clusterctl.options.table import Common, Option, flag, number
 
 BACKENDS = ("gloo", "mpi", "nccl")
+SMALLEST = 8
+"""Bytes of the first message that `reduce_all.py` sends."""
 
 
 def backends(text: str, option: str) -> tuple[str, ...]:
@@ -23,6 +25,16 @@ def counts(text: str, option: str) -> tuple[int, ...]:
     if not found:
         raise UsageError(f"{option} {text!r}: expected numbers", hint=f"for example {option} 1,2,4")
     return found
+
+
+def message_size(text: str, option: str) -> int:
+    size = byte_size(text, option)
+    if size < SMALLEST:
+        raise UsageError(
+            f"{option} {text}: the smallest message has {SMALLEST} bytes",
+            hint=f"for example {option} 8MB",
+        )
+    return size
 
 
 REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=integer(1, 1000))
@@ -46,7 +58,7 @@ class BenchAllreduce(Common, heading=JOBS, module="bench"):
         check=backends,
     )
     max_size = number(
-        "--max-size", OPTIONS, "Largest message (default: 8MB)", "SIZE", check=byte_size
+        "--max-size", OPTIONS, "Largest message (default: 8MB)", "SIZE", check=message_size
     )
     ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: one per GPU or worker)")
     repeats = REPEATS

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.errors import JobError
 from clusterctl.insight import allreduce, scaling
 from clusterctl.insight.allreduce import Figure, HardwareLimit
 from clusterctl.insight.metrics import MetricPoint
@@ -142,3 +143,14 @@ def test_what_scaling_refuses(words: tuple[str, ...], said: str, call: Call) -> 
     done = call("bench", "scaling", *words)
     assert done.code == 2
     assert said in done.err
+
+
+def test_a_largest_message_below_the_smallest(call: Call) -> None:
+    done = call("bench", "allreduce", "--max-size", "7B")
+    assert done.code == 2
+    assert "smallest message has 8 bytes" in done.err
+
+
+def test_a_program_that_fails_in_a_measurement_is_no_bug_of_clusterctl() -> None:
+    """Exit code 1 is for those."""
+    assert JobError("job 7 failed").exit_code == 6

@@ -18,7 +18,7 @@ from clusterctl.insight.allreduce import Curves, HardwareLimit
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import Curve
 from clusterctl.insight.verify import Link, Measurements, Verdict
-from clusterctl.job_model import JobState, Provenance
+from clusterctl.job_model import JobState, Provenance, RankFailure
 from clusterctl.model import Charge, Cluster
 from tests.conftest import Need
 from tests.unit.calling import Call
@@ -228,6 +228,15 @@ def laid_out(chromium: str, page: str, width: int, *options: str) -> dict[str, A
     assert title, done.stderr
     found: dict[str, Any] = json.loads(html.unescape(title[1]))
     return found
+
+
+def test_the_page_of_a_failed_job_says_which_rank_failed(call: Call) -> None:
+    where = recorded()
+    failure = RankFailure(rank=3, node="worker-2", exit_code=139)
+    made = job(where, id=9, state=JobState.FAILED, program_exit_code=139, failure=failure)
+    open_store().save_job(replace(made, started=1.0, finished=2.0))
+    said = call("report", "9", "--format", "md", "--output", "-").out
+    assert "failed: rank 3 on worker-2 was killed by SIGSEGV" in said
 
 
 @pytest.mark.slow
