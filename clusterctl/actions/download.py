@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl import assets, sources
+from clusterctl import assets, data_sources
 from clusterctl.actions import choose, connect_or_report, open_pool, require_ready
 from clusterctl.actions.data import (
     CopiedDataSet,
@@ -25,16 +25,16 @@ from clusterctl.actions.data import (
     folder,
     require_copied,
 )
+from clusterctl.data_sources import Remote, Source
+from clusterctl.data_sources import is_url as is_url
 from clusterctl.datasets import Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.formats import format_bytes
+from clusterctl.jobs.resumed_copies import put_folder
 from clusterctl.model import Cluster, Node, Reporter
-from clusterctl.sources import Remote, Source
-from clusterctl.sources import is_url as is_url
 from clusterctl.state import Store
 from clusterctl.transport import Channel
 from clusterctl.transport.local import LocalChannel
-from clusterctl.transport.persistence import put_folder
 from clusterctl.transport.pool import Pool
 
 SILENCE = 120.0
@@ -84,7 +84,7 @@ def _find(url: str) -> Source:
 
         return objects.list_objects(bucket, prefix)
 
-    return sources.find(url, objects)
+    return data_sources.find(url, objects)
 
 
 def _on_nodes(

@@ -16,11 +16,11 @@ from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.job_model import Job
 from clusterctl.jobs import mirror, stage
 from clusterctl.jobs.fetched import read_state
+from clusterctl.jobs.resumed_copies import persist
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic, writing
-from clusterctl.transport.persistence import persist
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0

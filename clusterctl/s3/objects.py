@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl.data_sources import Remote
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.credentials import Credentials
-from clusterctl.sources import Remote
 
 VALID = 12 * 3600
 """Seconds that a signed URL is good for; shorter where the credentials end earlier."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transport.persistence import put_folder
+from clusterctl.jobs.resumed_copies import put_folder
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd

@@ -26,7 +26,8 @@ FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs", "blocking"}
 FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats"}
 EDGE = {"process", "state", "events", "meter"}  # they touch this machine
-TALK = {"transport", "terraform", "datasets", "registry", "sources"}  # they talk to other machines
+TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
+TALK |= {"data_sources"}
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
 SERVICES = {"jobs", "insight"}
 
@@ -39,13 +40,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES | {"s3"},
     "jobs": FOUNDATION | EDGE | TALK | PARTS | {"s3"},
     "insight": FOUNDATION | EDGE | TALK | PARTS,
-    "s3": {"errors", "sources", "providers"},  # with the client that EC2 has for AWS
+    "s3": {"errors", "data_sources", "providers"},  # with the client that EC2 has for AWS
     "providers": FOUNDATION | EDGE | TALK,
     "bootstrap": FOUNDATION | EDGE | TALK,
     "launch": FOUNDATION,  # pure: from values to text and argv
     "schedulers": FOUNDATION,  # pure
     "datasets": FOUNDATION,
-    "sources": FOUNDATION,
+    "data_sources": FOUNDATION,
     "registry": FOUNDATION | EDGE,
     "transport": FOUNDATION | EDGE,
     "terraform": FOUNDATION | EDGE,
