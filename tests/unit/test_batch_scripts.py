@@ -24,6 +24,7 @@ from clusterctl.model import Cluster, Role
 from clusterctl.schedulers import verdict
 from tests.unit.making import cluster, job, node, program, spec
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, seen_by_program, until
+from tests.unit.uptime import SILENCE, Uptime
 
 FAKES = {
     "srun": """#!/bin/sh
@@ -31,8 +32,12 @@ case "$*" in *list*) echo pmix; exit ;; *true) exit ;; esac
 while [ "$1" != /bin/sh ]; do shift; done
 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 "$@" &
 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=2 "$@"
+zero=$?
 wait $!
+one=$?
 [ ! -e "$0.misses" ] || sleep 300
+[ ! -e "$0.forgets" ] || exit 0
+exit $((zero > one ? zero : one))
 """,
     "scontrol": "#!/bin/sh\nuname -n\n",
 }
@@ -218,24 +223,48 @@ def test_a_batch_job_tries_again(start: Callable[..., Batch]) -> None:
     assert (found.state, found.attempt, found.failure) == (JobState.SUCCEEDED, 2, None)
 
 
-def test_a_batch_job_that_hangs_is_ended_and_tried_again(start: Callable[..., Batch]) -> None:
+def test_a_launcher_that_says_0_is_not_believed(
+    start: Callable[..., Batch], tmp_path: Path
+) -> None:
+    """Some miss how a rank has ended: what counts is what each has left."""
+    (tmp_path / "tools" / "srun.forgets").touch()
+    found = start("exit $((RANK * 3))", lambda text: text.replace("-lt 20", "-lt 2")).end()
+    assert (found.state, found.program_exit_code) == (JobState.FAILED, 3)
+
+
+def test_a_batch_job_that_hangs_is_ended_and_tried_again(
+    start: Callable[..., Batch], tmp_path: Path
+) -> None:
     """As long as one rank prints, nothing hangs."""
     script = (
-        'echo started; [ "$CLUSTERCTL_ATTEMPT" = 1 ] || exit 0;'
-        " [ $RANK = 0 ] || for n in 1 2 3 4; do sleep 2; echo $n; done; sleep 60"
+        'echo started; [ "$CLUSTERCTL_ATTEMPT" = 1 ] || exit 0; [ $RANK = 0 ] ||'
+        " for n in 1 2 3; do until [ -e $n ]; do sleep 0.05; done; echo $n; done; sleep 60"
     )
-    batch = start(script, hang_timeout=5, retries=1)  # a loaded machine begins ranks in less
+    uptime = Uptime(tmp_path, until)
+    batch = start(script, uptime.change, hang_timeout=SILENCE, retries=1)
+    batch.wait_for_ranks()
+    wrote = batch.folder / "out" / "rank-1.out"
+    for number in "123":
+        uptime.settle()
+        uptime.go_on(SILENCE / 2)
+        (batch.folder / "work" / number).touch()
+        until(lambda number=number: number in wrote.read_text())
+    uptime.fall_silent()
     found = batch.end()
     assert (found.state, found.attempt) == (JobState.SUCCEEDED, 2)
-    wrote = (batch.folder / "out" / "rank-1.out").read_text().split()
-    assert wrote == ["started", "1", "2", "3", "4", "started"]
+    assert wrote.read_text().split() == ["started", "1", "2", "3", "started"]
 
 
-def test_a_batch_job_that_hangs_says_so(start: Callable[..., Batch]) -> None:
-    found = start("echo started; sleep 60", hang_timeout=1).end()
+def test_a_batch_job_that_hangs_says_so(start: Callable[..., Batch], tmp_path: Path) -> None:
+    uptime = Uptime(tmp_path, until)
+    batch = start("echo started; sleep 60", uptime.change, hang_timeout=SILENCE)
+    batch.wait_for_ranks()
+    uptime.fall_silent()
+    found = batch.end()
     assert (found.state, found.failure) == (JobState.FAILED, None)
     assert found.reason == (
-        "hung: no rank printed anything for 1 s; no stack of ranks 0, 1: sh is not a Python program"
+        f"hung: no rank printed anything for {SILENCE:g} s;"
+        " no stack of ranks 0, 1: sh is not a Python program"
     )
 
 

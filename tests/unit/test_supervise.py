@@ -25,9 +25,16 @@ from clusterctl import assets, launch
 from clusterctl.job_model import Job, JobState, ProgramKind
 from clusterctl.jobs.start import node_files
 from clusterctl.model import Cluster
-from clusterctl.schedulers.direct import ANSWER_LIMIT, GRACE, START_LIMIT, Direct
+from clusterctl.schedulers.direct import (
+    ANSWER_LIMIT,
+    GRACE,
+    STACKS_LIMIT,
+    START_LIMIT,
+    Direct,
+)
 from tests.e2e.cli import wait_for
 from tests.unit.making import cluster, node, program, request, spec
+from tests.unit.uptime import SILENCE, Uptime
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -95,7 +102,7 @@ class Site:
     def status(self, job: Job) -> Job:
         return Direct().parse_status(job, self.on_launcher(job, Direct().status_argv(job)))
 
-    def until(self, job: Job, done: Callable[[Job], bool]) -> Job:
+    def until(self, job: Job, done: Callable[[Job], bool], seconds: float = 17) -> Job:
         found = job
 
         def there() -> bool:
@@ -103,7 +110,7 @@ class Site:
             found = self.status(found)
             return done(found)
 
-        wait_for(there, 17, lambda: self.story(job))
+        wait_for(there, seconds, lambda: self.story(job))
         return found
 
     def ended(self, job: Job) -> Job:
@@ -540,17 +547,35 @@ def test_a_port_for_the_ranks(site: Site) -> None:
     assert 1024 < port < 65536
 
 
-def test_an_attempt_that_hangs_is_ended_and_the_next_goes_on(site: Site) -> None:
+@pytest.fixture
+def uptime(site: Site, tmp_path: Path) -> Uptime:
+    made = Uptime(tmp_path, until)
+    site.change = made.change
+    return made
+
+
+def printed(site: Site, rank: int) -> list[str]:
+    file = site.folder(f"worker-{rank + 1}", 1) / "out" / f"rank-{rank}.out"
+    return file.read_text().split() if file.exists() else []
+
+
+def test_an_attempt_that_hangs_is_ended_and_the_next_goes_on(site: Site, uptime: Uptime) -> None:
     """As long as one rank prints, nothing hangs."""
     script = (
-        "[ -e made ] && { echo resumed; exit; }; touch made; echo started;"
-        " [ $RANK = 0 ] || for n in 1 2 3 4; do sleep 0.5; echo $n; done; sleep 60"
+        "[ -e made ] && { echo resumed; exit; }; touch made; echo started; [ $RANK = 0 ] ||"
+        " for n in 1 2 3; do until [ -e $n ]; do sleep 0.05; done; echo $n; done; sleep 60"
     )
-    job = site.submit(1, script, BOTH, hang_timeout=1.5, retries=1)
+    job = site.submit(1, script, BOTH, hang_timeout=SILENCE, retries=1)
+    until(lambda: printed(site, 0) == printed(site, 1) == ["started"])
+    for number in "123":
+        uptime.settle()
+        uptime.go_on(SILENCE / 2)
+        (site.folder("worker-2", 1) / "work" / number).touch()
+        until(lambda number=number: number in printed(site, 1))
+    uptime.fall_silent()
     job = site.ended(job)
     assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2), site.story(job)
-    wrote = (site.folder("worker-2", 1) / "out" / "rank-1.out").read_text().split()
-    assert wrote == ["started", "1", "2", "3", "4", "resumed"]
+    assert printed(site, 1) == ["started", "1", "2", "3", "resumed"]
 
 
 def test_a_job_that_ends_while_its_stacks_are_read_did_not_hang(site: Site) -> None:
@@ -577,37 +602,29 @@ def test_a_job_that_prints_while_its_stacks_are_read_goes_on(site: Site) -> None
     assert (job.state, job.hangs) == (JobState.SUCCEEDED, ()), site.story(job)
 
 
-def test_a_job_whose_machine_was_asleep_did_not_hang(site: Site, tmp_path: Path) -> None:
+def test_a_job_whose_machine_was_asleep_did_not_hang(site: Site, uptime: Uptime) -> None:
     """A laptop with a local cluster: its uptime goes on while the lid is closed."""
-    uptime, fresh = tmp_path / "uptime", tmp_path / "fresh"
-    uptime.write_text("100.00 1.00\n")
-    looked = 'if [ "$1" = written ]; then'
-    site.change = lambda text: text.replace("/proc/uptime", str(uptime)).replace(
-        looked, f'{looked} echo >>"$out/looks"'
-    )
-    job = site.submit(1, "echo started; until [ -e end ]; do sleep 0.1; done", BOTH, hang_timeout=2)
-    looks = site.folder("worker-1", 1) / "out" / "looks"
-
-    def until_looks(more: int) -> None:
-        wanted = more + (len(looks.read_text()) if looks.exists() else 0)
-        until(lambda: site.status(job).state.ended or len(looks.read_text()) >= wanted)
-
-    until(looks.exists)
-    until_looks(2)
-    fresh.write_text("3700.00 1.00\n")
-    fresh.replace(uptime)
-    until_looks(3)
+    script = "echo started; until [ -e end ]; do sleep 0.1; done"
+    job = site.submit(1, script, BOTH, hang_timeout=SILENCE)
+    until(lambda: printed(site, 0) == printed(site, 1) == ["started"])
+    uptime.settle()
+    uptime.go_on(3600)
+    uptime.settle()
     for name in ("worker-1", "worker-2"):
         (site.folder(name, 1) / "work" / "end").touch()
     job = site.ended(job)
     assert (job.state, job.hangs) == (JobState.SUCCEEDED, ()), site.story(job)
 
 
-def test_a_job_that_hangs_is_failed_and_says_so(site: Site) -> None:
-    job = site.ended(site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=5))
+def test_a_job_that_hangs_is_failed_and_says_so(site: Site, uptime: Uptime) -> None:
+    job = site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=SILENCE)
+    until(lambda: printed(site, 0) == printed(site, 1) == ["started"])
+    uptime.fall_silent()
+    job = site.ended(job)
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
     assert job.reason == (
-        "hung: no rank printed anything for 5 s; no stack of ranks 0, 1: sh is not a Python program"
+        f"hung: no rank printed anything for {SILENCE:g} s;"
+        " no stack of ranks 0, 1: sh is not a Python program"
     )
     assert job.program_exit_code is None, "it was not the program that ended"
     assert site.living(1) == []
@@ -626,23 +643,21 @@ skip() if os.environ["RANK"] == "1" else wait_for_all()
 
 @pytest.mark.timeout(150)
 def test_the_ranks_of_a_job_that_hangs_are_looked_at_before_they_are_ended(
-    site: Site, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    site: Site, uptime: Uptime, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By py-spy, also those that are stopped; nothing is left of that on the nodes."""
     need("gzip")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     script = f"printf %s {shlex.quote(HANGS)} >it.py; exec {sys.executable} it.py"
-    job = site.submit(1, script, BOTH, hang_timeout=15)  # Python may start slowly
-    out = site.folder("worker-1", 1) / "out"
-    until(lambda: any("ready" in file.read_text() for file in out.glob("rank-0.out")))
-    os.kill(int((out / "rank-0.pid").read_text()), signal.SIGSTOP)
-    deadline = time.monotonic() + 100
-    while not (job := site.status(job)).state.ended:
-        assert time.monotonic() < deadline, site.story(job)
-        time.sleep(0.1)
+    job = site.submit(1, script, BOTH, hang_timeout=SILENCE)
+    until(lambda: printed(site, 0) == printed(site, 1) == ["ready"])
+    pid = site.folder("worker-1", 1) / "out" / "rank-0.pid"
+    os.kill(int(pid.read_text()), signal.SIGSTOP)
+    uptime.fall_silent()
+    job = site.until(job, lambda job: job.state.ended, 100)
     assert job.reason == (
-        "hung: no rank printed anything for 15 s; rank 1 on worker-2 at skip, it.py:4, sleeping,"
-        " while rank 0 stopped by SIGSTOP or a debugger (wait_for_all, it.py:6)"
+        f"hung: no rank printed anything for {SILENCE:g} s; rank 1 on worker-2 at skip, it.py:4,"
+        " sleeping, while rank 0 stopped by SIGSTOP or a debugger (wait_for_all, it.py:6)"
     )
     [hang] = job.hangs
     assert [place.ranks for place in hang.places] == [(0,), (1,)]
@@ -654,17 +669,18 @@ def test_the_ranks_of_a_job_that_hangs_are_looked_at_before_they_are_ended(
 def test_a_node_whose_disk_hangs_does_not_keep_a_job_that_hangs(site: Site) -> None:
     """Its sshd answers, and what is started there never does."""
     change = site.change
-    site.change = lambda text: change(text).replace(f"cctl_grace + {ANSWER_LIMIT}", "cctl_grace")
+    site.change = lambda text: (
+        change(text)
+        .replace(f"cctl_grace + {ANSWER_LIMIT}", "cctl_grace")
+        .replace(f"stacks) echo {STACKS_LIMIT}", "stacks) echo 2")
+    )
     site.where = replace(site.where, one_host=False)
     agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
     agent.write_text('#!/bin/sh\nexec /bin/sh -c "$2"\n')
     agent.chmod(0o755)
     hang = "echo 'sleep 300' >../../../worker-2/jobs/1/processes.sh"
     job = site.submit(1, "echo started; sleep 60", f"{hang}; {BOTH}", hang_timeout=1, retries=3)
-    deadline = time.monotonic() + 50
-    while not (job := site.status(job)).state.ended:
-        assert time.monotonic() < deadline, site.story(job)
-        time.sleep(0.1)
+    job = site.until(job, lambda job: job.state.ended, 50)
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason.startswith("lost worker-2"), site.story(job)
     assert [hang.attempt for hang in job.hangs] == [1]
