@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared import deadlines
 from tests.unit.making import cluster
 from tests.unit.provided import provide
+from tests.unit.scripts import until
 from tests.unit.staged import lab
 
 SPEC = ClusterSpec(name="lab", provider="docker", groups=(NodeGroup(count=1),))
@@ -64,55 +64,92 @@ def test_an_agent_ends_its_own_node() -> None:
     assert "spot/instance-action" in deadlines.render_agent(root="/r", end=":", spot=True)
 
 
-Agent = Callable[[], "subprocess.Popen[bytes]"]
+@dataclass
+class Agent:
+    """The agent of a node with one job, by a clock that the test sets. What it does ends up in
+    `story`."""
+
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def story(self) -> str:
+        file = self.folder / "story"
+        return file.read_text() if file.exists() else ""
+
+    def show(self, seconds: int) -> None:
+        """What the clock shows from now on."""
+        (self.folder / "new").write_text(f"{seconds}\n")
+        (self.folder / "new").replace(self.folder / "clock")
+
+    def say(self, text: str) -> None:
+        """What the file of the deadline says from now on."""
+        (self.folder / "new").write_text(text)
+        (self.folder / "new").replace(self.folder / "deadline")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        end = f"echo end >>{self.folder}/story; exit 0"
+        script = deadlines.render_agent(root=str(self.folder / "root"), end=end)
+        env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+        self.process = subprocess.Popen(["sh", "-c", script], env=env, start_new_session=True)
+        return self.process
+
+    def settle(self) -> None:
+        """Waits until the agent has acted on what clock and file say: it looks at the clock once in
+        each turn, and the second turn from here begins when the first has ended."""
+        looks = self.folder / "looks"
+        wanted = 3 + (len(looks.read_text()) if looks.exists() else 0)
+        until(lambda: looks.exists() and len(looks.read_text()) >= wanted)
 
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    """Starts the agent of a node with one job; what it does ends up in `tmp_path`/story."""
     monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
-    story = tmp_path / "story"
-    script = tmp_path / "root" / "jobs" / "1" / "processes.sh"
-    script.parent.mkdir(parents=True)
-    script.write_text(f'echo "$@" >>{story}\n')
-    script = deadlines.render_agent(root=str(tmp_path / "root"), end=f"echo end >>{story}; exit 0")
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(["sh", "-c", script], start_new_session=True))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    made = Agent(tmp_path)
+    made.show(1_000_000)
+    programs = {
+        "bin/date": f"#!/bin/sh\necho >>{tmp_path}/looks\nexec cat {tmp_path}/clock\n",
+        "bin/sleep": f"#!/bin/sh\nexec {shutil.which('sleep')} 0.02\n",
+        "root/jobs/1/processes.sh": f'echo "$@" >>{tmp_path}/story\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    yield made
+    if made.process:
+        made.process.kill()
+        made.process.wait()
 
 
 def test_it_warns_and_then_ends(agent: Agent, tmp_path: Path) -> None:
-    at = int(time.time()) + 12  # a machine that stands still for ten seconds would end unwarned
-    (tmp_path / "deadline").write_text(f"{at}\n10\n")
-    assert agent().wait(60) == 0
-    assert time.time() >= at
-    assert (tmp_path / "story").read_text() == "ask 8\nend\n"
+    agent.say("1000012\n10\n")
+    process = agent.start()
+    agent.show(1_000_001)
+    agent.settle()
+    assert agent.story == ""
+    agent.show(1_000_002)
+    until(lambda: agent.story == "ask 8\n")
     assert (tmp_path / "root" / "ending").read_text() == "deadline\n"
-
-
-def test_it_follows_the_file(agent: Agent, tmp_path: Path) -> None:
-    """Which may be half-written, or without the seconds that it warns ahead."""
-    file, story = tmp_path / "deadline", tmp_path / "story"
-    file.write_text("17x\n")
-    process = agent()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(1)
-    file.write_text(f"{int(time.time()) + 200}\n")
-    until = time.monotonic() + 60
-    while not story.exists():
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    file.write_text("17\n")
+    agent.show(1_000_011)
+    agent.settle()
+    assert agent.story == "ask 8\n"
+    agent.show(1_000_012)
     assert process.wait(60) == 0
-    assert story.read_text() == "ask 240\nend\n"
+    assert agent.story == "ask 8\nend\n"
+
+
+def test_it_follows_the_file(agent: Agent) -> None:
+    """Which may be half-written, or without the seconds that it warns ahead."""
+    agent.say("17x\n")
+    process = agent.start()
+    agent.settle()
+    assert agent.story == ""
+    agent.say("1000200\n")
+    until(lambda: agent.story == "ask 240\n")
+    agent.say("17\n")
+    assert process.wait(60) == 0
+    assert agent.story == "ask 240\nend\n"
 
 
 class Running(LocalProvider):

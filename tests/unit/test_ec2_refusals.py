@@ -258,9 +258,12 @@ def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Pa
     assert "`clusterctl up red` tries again, `clusterctl down red` removes" in caught.value.hint
 
 
-def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(tmp_path: Path) -> None:
+def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Companies and VPNs let no SSH out, or from another address: the cluster's name lets the
     command line look at that."""
+    monkeypatch.setattr(hostkeys, "ATTEMPT", 0.5)
     keys.ensure(tmp_path / "red" / "ssh" / "user")
     with deaf_port() as port:
         deaf = node("launcher", address="127.0.0.1", ssh_port=port)
@@ -300,7 +303,7 @@ def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The usual patience would take a minute and more, without a word."""
-    monkeypatch.setattr(client, "FIRST", (0.2, 0.2, 2))
+    monkeypatch.setitem(client.LIMITS, "sts", (0.2, 0.2, 2))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nobody")
     with socket.create_server(("127.0.0.1", 0)) as silent:
