@@ -103,8 +103,6 @@ class Destination:
             refused = stage == "auth" and made[-1].is_active()
             self.remote.client.close()
             sock.close()
-            if isinstance(error, HostKeyRefused):
-                raise error.args[0] from None
             if isinstance(error, ConnectError) or not isinstance(error, LOST):
                 raise
             if deadline.passed:
@@ -114,12 +112,9 @@ class Destination:
             raise diagnosis.explain_break(self.target, stage, error, self.keys) from error
 
 
-class HostKeyRefused(Exception):
-    """Carries a ConnectError, its only argument, out of paramiko's host key policy."""
-
-
 class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
-    """Lets in the keys that we know, several per host, and no other; learns and saves nothing.
+    """Lets in the keys that we know, several per host, and no other (ConnectError); learns and
+    saves nothing.
 
     paramiko's own table stays empty, so that it asks for every host.
     """
@@ -164,7 +159,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             what = f"its host key {offered} is not known"
             files = ", ".join(map(str, self._files))
             hint = f"it is not listed in {files}; `clusterctl up` or `attach` writes what is lost"
-        raise HostKeyRefused(self._target.error(f"{what}; nothing was sent", hint))
+        raise self._target.error(f"{what}; nothing was sent", hint)
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
     with start(command, collect=False) as session, COPIED.copying(None) as copy:
         stream = io.BufferedReader(_Stream(session, copy), CHUNK)
         # What the login shell's start files print may stand before it, in the same line, too.
-        header = re.compile(rf"{mark} (?:folder|file (\S+) (\d+))\n".encode())
+        header = re.compile(rf"{mark} (?:folder|file ([0-7]+) (\d+))\n".encode())
         found = next(filter(None, map(header.search, stream)), None)
         if not found:
             result = _result(session)
@@ -189,7 +189,7 @@ def _receive(
     if mode:
         with part.open("xb") as file:
             shutil.copyfileobj(stream, file, CHUNK)
-            os.fchmod(file.fileno(), mode_of(mode.decode()))
+            os.fchmod(file.fileno(), int(mode, 8) & 0o777)
             written = file.tell()
         return [], "" if written == int(size) else f"{written} of {int(size)} bytes arrived"
     part.mkdir()
@@ -220,17 +220,15 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, session: Session, copy: Copy) -> None:
         self._session, self._copy = session, copy
-        self._ahead = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._ahead or memoryview(self._session.receive())
-        size = min(len(buffer), len(data))
-        buffer[:size], self._ahead = data[:size], data[size:]
-        self._copy.add(size)
-        return size
+        data = self._session.receive(most=len(buffer))
+        buffer[: len(data)] = data
+        self._copy.add(len(data))
+        return len(data)
 
     def write(self, data: Any) -> int:
         self._session.send(data)
@@ -253,8 +251,3 @@ def _reason(stderr: bytes, code: int) -> str:
         if line.strip() and "Exiting with failure status" not in line
     ]
     return lines[-1] if lines else f"exit code {code}"
-
-
-def mode_of(text: str) -> int:
-    """The lower nine bits of a mode as `ls -l` shows it: `-rw-r--r--` is 0o644."""
-    return sum(1 << (8 - i) for i, bit in enumerate(text[1:10]) if bit not in "-ST")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.model import Node
+from clusterctl.model import Node, NodeResult
 
 
 class Failure(Exception):
@@ -39,6 +39,12 @@ def describe_failure(error: BaseException, seconds: float) -> str:
     if isinstance(error, TimeoutError):
         return f"did not end within {seconds:g} s"
     return str(error)
+
+
+def failed(error: BaseException, seconds: float) -> NodeResult:
+    """What a node's command or copy came to that ended with one of FAILURES, as above."""
+    why = describe_failure(error, seconds)
+    return NodeResult(node="", error=why, cut=isinstance(error, ConnectionError))
 
 
 @dataclass(frozen=True, slots=True)

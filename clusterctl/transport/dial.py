@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from typing import Any
 
 import paramiko
@@ -38,12 +39,7 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
     try:
         with abort_at(hop, deadline):
             return Socket(
-                hop.open_channel(
-                    "direct-tcpip",
-                    target.place,
-                    ("", 0),
-                    timeout=deadline.left,
-                )
+                hop.open_channel("direct-tcpip", target.place, ("", 0), timeout=deadline.left)
             )
     except LOST as error:
         # With several threads at it, paramiko may give a refusal to the wrong one.
@@ -60,12 +56,7 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
 def open_piped(command: str) -> Socket:
     """Over a ProxyCommand: paramiko's own class for that does not notice when it ends."""
     ours, program = process.converse(["/bin/sh", "-c", f"exec {command}"])
-
-    def stop() -> None:
-        program.kill()
-        program.wait()
-
-    return Socket(ours, stop)
+    return Socket(ours, partial(process.finish, program, 0))
 
 
 def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:

@@ -90,5 +90,4 @@ class LocalChannel:
 
     def close(self) -> None:
         self._ours.close()
-        process.kill_group(self._child.pid)
-        self._child.wait()
+        process.finish(self._child, 0)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.timeouts import background
 from clusterctl.transport import Transport
-from clusterctl.transport.diagnosis import FAILURES, Target, describe_failure
+from clusterctl.transport.diagnosis import FAILURES, Target, failed
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 
@@ -28,7 +28,7 @@ OnDone = Callable[[NodeResult], None]
 """Is told each result as it comes, in other threads."""
 
 
-class Pool:
+class Pool(AbstractContextManager["Pool"]):
     """Connections to `nodes`, opened when they are first used, in parallel, and kept.
 
     `Node.via` names another node of the pool to go through; a node without an address is this
@@ -187,9 +187,6 @@ class Pool:
         for transport in self._transports.values():
             transport.close()
 
-    def __enter__(self) -> Pool:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -201,8 +198,7 @@ def _answer(future: Future[NodeResult], action: Action, name: str, on_done: OnDo
             result = action(name)
         except FAILURES as error:
             seconds = time.monotonic() - started
-            why = describe_failure(error, seconds)
-            result = NodeResult(node=name, error=why, seconds=seconds)
+            result = replace(failed(error, seconds), node=name, seconds=seconds)
         if on_done:
             on_done(result)
         future.set_result(result)

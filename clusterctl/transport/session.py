@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import paramiko
@@ -71,7 +70,7 @@ class Stdout(BufferedPipe):  # type: ignore[misc]  # untyped
         self.ended.set()
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """A command that runs: a Channel. As a context manager it closes itself and waits for nothing.
 
     With `collect`, nobody has to read what it writes, up to COLLECT_LIMIT bytes, so that the caller
@@ -169,14 +168,14 @@ class Session:
             except LOST as error:
                 self._fail_if_lost(error)
 
-    def receive(self, timeout: float | None = None) -> bytes:
+    def receive(self, timeout: float | None = None, *, most: int = STREAM_WINDOW) -> bytes:
         deadline = self._deadline if timeout is None else Deadline(timeout)
         with abort_at(self._connection, deadline):
             while True:
                 self._keep_stderr()
                 self._channel.settimeout(min(deadline.left, SLICE))
                 try:
-                    data: bytes = self._channel.recv(STREAM_WINDOW)
+                    data: bytes = self._channel.recv(most)
                 except TimeoutError:
                     if deadline.passed:
                         raise TimeoutError(
@@ -236,20 +235,15 @@ class Session:
             finally:
                 self._connection.sessions.release()
 
-    def __enter__(self) -> Session:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-@contextmanager
-def abort_at(connection: Connection, deadline: Deadline) -> Iterator[None]:
+def abort_at(connection: Connection, deadline: Deadline) -> AbstractContextManager[None]:
     """Cuts the connection if the block hangs past the deadline.
 
     paramiko's timeouts are about windows. When the peer's TCP takes nothing any more, all threads
     that have something to send hang behind one lock. A packet may be half on the wire then: the
     connection is of no use to anyone.
     """
-    with WATCHDOG.guard(deadline.at, connection.sock.abort):
-        yield
+    return WATCHDOG.guard(deadline.at, connection.sock.abort)

@@ -19,7 +19,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.model import NodeResult
 from clusterctl.timeouts import Deadline, background
 from clusterctl.transport import OnStdout, copying
-from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, describe_failure
+from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, describe_failure, failed
 from clusterctl.transport.ssh_config import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -69,20 +69,15 @@ class SshTransport:
     ) -> NodeResult:
         def collect(start: copying.StartCommand) -> NodeResult:
             with start(command, collect=True, on_stdout=on_stdout) as session:
-                code, why, cut = None, "", False
                 try:
-                    if stdin:
-                        # A command need not read its input.
-                        with suppress(BrokenPipeError):
-                            session.send(stdin)
+                    with suppress(BrokenPipeError):  # a command need not read its input
+                        session.send(stdin)
                     session.send_eof()
-                    code = session.exit_code()
+                    result = NodeResult(node="", exit_code=session.exit_code())
                 except FAILURES as error:
-                    why, cut = describe_failure(error, timeout), isinstance(error, ConnectionError)
+                    result = failed(error, timeout)
                 out, err = session.output()
-                return NodeResult(
-                    node="", exit_code=code, stdout=out, stderr=err, error=why, cut=cut
-                )
+                return replace(result, stdout=out, stderr=err)
 
         return self._result(collect, timeout)
 
@@ -120,8 +115,7 @@ class SshTransport:
         try:
             result = action(partial(self._session, Deadline(timeout)))
         except FAILURES as error:
-            why, cut = describe_failure(error, timeout), isinstance(error, ConnectionError)
-            result = NodeResult(node="", error=why, cut=cut)
+            result = failed(error, timeout)
         return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
     def _session(

@@ -410,9 +410,10 @@ def test_stream_that_is_cut_short(start_sshd: Callable[..., Sshd], tmp_path: Pat
     """The node says 5 bytes and sends 3; it says folder and sends no archive; it says no size."""
     script = tmp_path / "short.py"
     for name, header, words in (
-        ("file", "file -rw-r--r-- 5", "3 of 5 bytes"),
+        ("file", "file 644 5", "3 of 5 bytes"),
         ("folder", "folder", "archive is damaged"),
         ("neither", "file", "the node sent nothing"),
+        ("letters", "file -rw-r--r-- 5", "the node sent nothing"),
     ):
         text = re.sub(r"with tarfile.*", "os.write(1, b'abc')", HOSTILE, flags=re.DOTALL)
         script.write_text(text.replace('"folder"', repr(header)))

@@ -17,7 +17,6 @@ from clusterctl.model import NodeResult
 from clusterctl.node_results import fold, ranges
 from clusterctl.timeouts import Watchdog
 from clusterctl.transport import known_hosts, shell, ssh_config
-from clusterctl.transport.copying import mode_of
 
 STOPS = 4
 
@@ -188,20 +187,6 @@ def test_paths_are_no_options() -> None:
     assert shell.path("-rf") == "./-rf"
     assert shell.path("/a b") == "'/a b'"
     assert shell.path("") == "./"
-
-
-@pytest.mark.parametrize(
-    ("text", "mode"),
-    [
-        ("-rw-r--r--", 0o644),
-        ("-rwxr-x---.", 0o750),
-        ("-rwsr-Sr-t", 0o745),
-        ("----------", 0),
-        ("drwxrwxrwT+", 0o776),
-    ],
-)
-def test_mode_of(text: str, mode: int) -> None:
-    assert mode_of(text) == mode
 
 
 def test_ssh_config_includes(home: Path) -> None:
