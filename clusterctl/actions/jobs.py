@@ -1,19 +1,17 @@
-"""Verbs about jobs that exist: jobs, logs, cancel, fetch, rerun. They work after `down` as far as
+"""Verbs about jobs that exist: jobs, logs, cancel, fetch. They work after `down` as far as
 what they need has been saved."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions import resume as resuming
-from clusterctl.actions.run import FindDead, OnJob, OnOutput, Prepared, plan_job, run
+from clusterctl.actions.run import FindDead
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
-from clusterctl.job_model import Hang, Job, JobSpec, JobState
+from clusterctl.job_model import Hang, Job, JobState
 from clusterctl.jobs import control, fetched, outputs, systems
 from clusterctl.jobs.connections import find_saved
 from clusterctl.jobs.follow import Follower
@@ -21,7 +19,6 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.logs import Piece, is_complete, read_stored, was_removed
-from clusterctl.jobs.stage import Tree
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.schedulers import verdict
@@ -87,7 +84,7 @@ def find_cluster(store: Store, job: Job) -> Cluster | None:
     return next((c for c in store.clusters() if c.id == job.cluster_id), None)
 
 
-def _gone(job: Job, hint: str) -> RecordError:
+def lost_cluster(job: Job, hint: str) -> RecordError:
     return RecordError(f"the cluster of job {job.id} ({job.cluster}) is gone", hint=hint)
 
 
@@ -96,7 +93,7 @@ def require_cluster(store: Store, job: Job) -> Cluster:
     if cluster is None:
         folder = fetched.find_folder(store.home, job)
         files = f"; its files were fetched to {folder}" if folder else ""
-        raise _gone(job, f"`clusterctl logs {job.id}` shows what was saved{files}")
+        raise lost_cluster(job, f"`clusterctl logs {job.id}` shows what was saved{files}")
     return require_ready(cluster)
 
 
@@ -292,120 +289,6 @@ def fetch_from(
         job = replace(job, fetched=True)
     store.save_job(job)
     return Fetched(job.id, folder, brought, missing, failed)
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a rerun is given: variables, of which `plain` may be recorded, `secrets` may not, and
-    `files` held some; further arguments; another number of ranks (0: as before)."""
-
-    plain: Mapping[str, str] = field(default_factory=dict)
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    ranks: int = 0
-    failed: bool = False
-    """Of a sweep, only the points that did not succeed."""
-
-
-def rerun(
-    store: Store,
-    number: int,
-    given: Changes,
-    *,
-    resume: bool,
-    where: str | None,
-    on_start: OnJob,
-    on_output: OnOutput,
-    report: Reporter,
-    detach: bool,
-    without: Collection[str] = (),
-    find_dead: FindDead | None = None,
-) -> Job:
-    """The same program, tree and options again, as a new job on a cluster of the same name, or on
-    the cluster `where`, less the nodes `without`.
-
-    `resume` carries the old job's outputs over, so that a program that reads its snapshot goes on.
-    """
-    old = store.job(number)
-    if where is None and store.names() and old.cluster not in store.names():
-        other = store.names()[0]
-        raise _gone(old, f"`clusterctl rerun {number} -c {other}` runs it on cluster {other}")
-    cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
-    cluster = cluster.without(without)
-    spec, secrets = _with(old.spec, given)
-    if given.failed:
-        spec = replace(spec, only=_points_again(old))
-    if detach and spec.sync:
-        report(f"--sync {spec.sync} is left out: clusterctl does not follow the job")
-        spec = replace(spec, sync="")
-    source = None
-    if resume:
-        planned, _ = plan_job(cluster, spec, number=number)
-        source = resuming.find(store, old, planned, cluster, report)
-    archive = store.home.stages / old.stage
-    if not archive.is_file():
-        raise RecordError(
-            f"the staged files of job {number} are no longer on this machine"
-            if old.stage
-            else f"job {number} was never staged: there is nothing to run again",
-            hint="use `clusterctl run`",
-        )
-    os.utime(archive)  # it is in use again
-    prepared = _again(store, old, cluster, spec, secrets)
-    carried = resuming.carry_over(store, source, prepared.job, cluster, report)
-    return run(
-        store,
-        prepared,
-        on_start=on_start,
-        on_output=on_output,
-        report=report,
-        detach=detach,
-        carried=carried,
-        find_dead=find_dead,
-    )
-
-
-def _points_again(old: Job) -> tuple[int, ...]:
-    if not old.spec.is_sweep:
-        raise UsageError(f"job {old.id} is not a sweep", hint="leave out --failed")
-    if not old.state.ended:
-        raise UsageError(
-            f"job {old.id} is still {old.state.value}", hint=f"`clusterctl logs {old.id} -f` waits"
-        )
-    if not old.unfinished_points:
-        raise UsageError(f"all points of job {old.id} succeeded", hint="leave out --failed")
-    return old.unfinished_points
-
-
-def _with(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, str]]:
-    """The spec with these changes, and the values of its secrets. What was a secret stays one,
-    however it is given this time."""
-    plain = {name: value for name, value in given.plain.items() if name not in spec.secret_names}
-    secrets = {**given.secrets, **{n: v for n, v in given.plain.items() if n not in plain}}
-    env = {name: value for name, value in {**spec.env, **plain}.items() if name not in secrets}
-    names = tuple(sorted({*spec.secret_names, *secrets}))
-    program = replace(spec.program, args=(*spec.program.args, *given.arguments))
-    spec = replace(spec, program=program, env=env, secret_names=names, env_files=given.files)
-    if given.ranks:  # sizes that the old number led to would contradict it
-        spec = replace(spec, ranks=given.ranks, ranks_per_node=0, nodes=0)
-    return spec, secrets
-
-
-def _again(
-    store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
-) -> Prepared:
-    """The job as a new one; RecordError where secrets are missing."""
-    missing = [name for name in old.spec.secret_names if name not in secrets]
-    if missing:
-        raise RecordError(
-            f"job {old.id} used secrets that are not stored: {', '.join(missing)}",
-            hint="give them again with --env NAME=VALUE or --env-file",
-        )
-    job, plan = plan_job(cluster, spec, number=store.next_job_id())
-    job = replace(job, stage=old.stage, rerun_of=old.id)
-    tree = Tree(store.home.stages, (), 0, False)
-    return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets=secrets)
 
 
 describe_survivors = control.describe_survivors

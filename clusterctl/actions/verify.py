@@ -18,7 +18,7 @@ from clusterctl import assets, schedulers
 from clusterctl.actions import jobs, open_pool, require_ready, run
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
-from clusterctl.insight import verify
+from clusterctl.insight import verify, verify_output
 from clusterctl.insight.verify import Gpu, Link, NodeFigures, Reduction
 from clusterctl.insight.verify import Measurements as Measurements
 from clusterctl.job_model import JobSpec
@@ -306,7 +306,7 @@ def _nodes(
 
 def _gpus(cluster: Cluster, pool: Pool, seconds: float) -> dict[str, tuple[tuple[Gpu, ...], str]]:
     """What each node's GPUs say of themselves, or why they do not."""
-    fields = ",".join(verify.GPU_FIELDS)
+    fields = ",".join(verify_output.GPU_FIELDS)
     commands = {
         Accelerator.NVIDIA: f"nvidia-smi --query-gpu={fields} --format=csv,noheader,nounits",
         Accelerator.AMD: "rocm-smi --showproductname --showtemp --showuse --showdriverversion"
@@ -316,7 +316,7 @@ def _gpus(cluster: Cluster, pool: Pool, seconds: float) -> dict[str, tuple[tuple
     found = {}
     for result in pool.run(asked, timeout=seconds) if asked else ():
         amd = cluster.node(result.node).accelerator is Accelerator.AMD
-        read = verify.read_rocm_smi if amd else verify.read_nvidia_smi
+        read = verify_output.read_rocm_smi if amd else verify_output.read_nvidia_smi
         gpus = read(result.text)
         said = result.text.strip().splitlines() or [result.why]
         found[result.node] = (gpus, "" if gpus else said[-1])
@@ -394,4 +394,4 @@ def _reduce(
     said = b"\n".join(heard.get((rank, "stdout"), b"") for rank in range(job.ranks))
     errors = b"\n".join(text for (_, stream), text in heard.items() if stream == "stderr")
     failed = b"" if job.program_exit_code == 0 else errors
-    return verify.read_reduction(backend, (said + b"\n" + failed).decode(errors="replace"))
+    return verify_output.read_reduction(backend, (said + b"\n" + failed).decode(errors="replace"))

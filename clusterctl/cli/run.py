@@ -10,7 +10,8 @@ from typing import Any
 import typer
 
 from clusterctl import actions
-from clusterctl.actions import Store, jobs, node_loss
+from clusterctl.actions import Store, node_loss
+from clusterctl.actions import rerun as repeating
 from clusterctl.actions import run as action
 from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.run import Prepared, Resolved
@@ -197,7 +198,7 @@ def rerun(given: Rerun, console: Console) -> None:
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = environment(given.variables, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))
-    changed = jobs.Changes(
+    changed = repeating.Changes(
         variables, secrets, tuple(kept), given.arguments, given.ranks, given.failed
     )
     number = 0
@@ -217,7 +218,7 @@ def rerun(given: Rerun, console: Console) -> None:
         seen: Any = {"on_output": printer, "report": console.report}
 
         def again(note: action.OnJob) -> Job:
-            return jobs.rerun(
+            return repeating.rerun(
                 store,
                 job,
                 changed,

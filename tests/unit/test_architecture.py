@@ -25,7 +25,7 @@ FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compili
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs", "blocking"}
 FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats"}
-EDGE = {"process", "state", "events", "meter"}  # they touch this machine
+EDGE = {"process", "state", "meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 TALK |= {"data_sources"}
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -51,8 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transport": FOUNDATION | EDGE,
     "terraform": FOUNDATION | EDGE,
     "process": FOUNDATION,
-    "state": FOUNDATION | {"events"},
-    "events": FOUNDATION,
+    "state": FOUNDATION,
     "meter": set(),
     "recipes": {"errors", "assets", "catalog"},
     "compiling": {"job_model", "errors", "assets"},
@@ -239,6 +238,15 @@ def violations(package: Path) -> list[str]:
 
 def test_the_layers_hold() -> None:
     assert violations(PACKAGE) == []
+
+
+def test_every_row_is_a_unit_that_is_there_and_shown() -> None:
+    """Contributors read the table in CONTRIBUTING.md first."""
+    units = {unit_of(path, PACKAGE) for path in PACKAGE.rglob("*.py")}
+    assert set(MAY_IMPORT) == units
+    shown = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    rows = [line[4:].split("   ")[0] for line in shown.splitlines() if line.startswith("    ")]
+    assert {word for row in rows for word in row.split(" · ")} == units - {"__init__", "__main__"}
 
 
 def test_the_table_has_no_arrow_upwards() -> None:

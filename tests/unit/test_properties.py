@@ -25,7 +25,8 @@ from clusterctl import assets, bootstrap, registry, stacks, terraform
 from clusterctl.actions import check_name, show
 from clusterctl.bootstrap import facts, idle_agent
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.insight import evidence, messages, verify
+from clusterctl.insight import evidence, messages, verify_output
+from clusterctl.insight.verify_output import GPU_FIELDS
 from clusterctl.job_model import JobState
 from clusterctl.jobs import copies_here, follow, mirror, outputs
 from clusterctl.options.table import Option
@@ -258,17 +259,17 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          + "9" * 400 + "}}"),
     ),
     "nvidia-smi": (
-        verify.read_nvidia_smi,
-        (", ".join(["0"] * len(verify.GPU_FIELDS)), ", ".join("²" * len(verify.GPU_FIELDS)), ",",
+        verify_output.read_nvidia_smi,
+        (", ".join(["0"] * len(GPU_FIELDS)), ", ".join("²" * len(GPU_FIELDS)), ",",
          "[N/A]", "No devices were found"),
     ),
     "rocm-smi": (
-        verify.read_rocm_smi,
+        verify_output.read_rocm_smi,
         ('{"card0": {"Temperature (Sensor edge) (C)": "40"}}', '{"card0": 1}', '{"system": []}',
          '{"a":' * 5000, "WARNING {", '{"system": {"Driver version": null}, "card²": {}}'),
     ),
     "reduce_all.py": (
-        lambda text: verify.read_reduction("mpi", text),
+        lambda text: verify_output.read_reduction("mpi", text),
         ("ok: 2 ranks", "8", "64", "ring", "nan", "inf"),
     ),
     "look.sh": (

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from clusterctl.insight import verify, verify_summary
+from clusterctl.insight import verify, verify_output, verify_summary
 from clusterctl.insight.verify import Gpu, Link, NodeFigures, Verdict
 
 NAMES = ("worker-1", "worker-2", "worker-3")
@@ -185,7 +185,7 @@ NVIDIA_SMI = """\
 
 def test_nvidia_smi() -> None:
     """An idle clock and a power cap are no throttling; `[N/A]` is no number."""
-    first, second, third = verify.read_nvidia_smi(NVIDIA_SMI)
+    first, second, third = verify_output.read_nvidia_smi(NVIDIA_SMI)
     assert (first.throttled, first.temperature, first.errors) == ("too hot", 83.0, 2.0)
     assert (first.width, first.width_most) == (8.0, 16.0)
     assert (second.throttled, second.errors, second.driver) == ("", 0.0, "550.127.05")
@@ -202,7 +202,7 @@ def test_nvidia_smi() -> None:
     ],
 )
 def test_nvidia_smi_without_gpus(text: str) -> None:
-    assert verify.read_nvidia_smi(text) == ()
+    assert verify_output.read_nvidia_smi(text) == ()
 
 
 def test_rocm_smi() -> None:
@@ -211,9 +211,9 @@ def test_rocm_smi() -> None:
         'edge) (C)": "34.0", "Temperature (Sensor junction) (C)": "96.0", "GPU use (%)": "7", '
         '"Card series": "Radeon Pro V520"}, "system": {"Driver version": "6.7.0"}}'
     )
-    [gpu] = verify.read_rocm_smi(text)
+    [gpu] = verify_output.read_rocm_smi(text)
     assert gpu == Gpu(0, "Radeon Pro V520", driver="6.7.0", temperature=96.0, utilization=7.0)
-    assert verify.read_rocm_smi("rocm-smi: command not found") == ()
+    assert verify_output.read_rocm_smi("rocm-smi: command not found") == ()
 
 
 TABLE = """\
@@ -226,10 +226,10 @@ ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2, over gloo
 
 
 def test_the_table_of_an_all_reduce() -> None:
-    found = verify.read_reduction("gloo", TABLE)
+    found = verify_output.read_reduction("gloo", TABLE)
     assert (found.ranks, found.error) == (2, "")
     assert (found.latency, found.rate) == pytest.approx((19.32e-6, 137.1e6))
-    failed = verify.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
+    failed = verify_output.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
     assert failed.error == "RuntimeError: no GPU"
     [verdict] = verify.judge([], [], [failed], one_machine=False)
     assert (verdict.subject, verdict.state) == ("all-reduce nccl", "low")
