@@ -81,7 +81,7 @@ def find(url: str, objects: Objects) -> Source:
 def _check_path(path: str) -> None:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or re.search(r"[\\\x00-\x1f]", path):
-        raise UsageError(f"{path!r} is not a valid path of a file", hint="choose another source")
+        raise UsageError(f"{path!r} is not a valid file path", hint="choose another source")
 
 
 def _at(parts: urllib.parse.SplitResult, objects: Objects) -> Source:

@@ -282,7 +282,7 @@ class _Registry:
             )
         if error.code == 429:
             return ProviderError(
-                f"{host} limits how often it is asked for images",
+                f"{host} is limiting your requests for images",
                 hint=f"wait some minutes, or run `{login}`, which raises the limit",
                 transient=True,
             )

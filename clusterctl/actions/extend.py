@@ -101,7 +101,7 @@ def _affordable(cluster: Cluster, end: float, dollars: float) -> None:
     if budget and later and (missing := cost.unknown(running)):
         raise UsageError(
             f"the price of {', '.join(missing)} is unknown, and the cluster's budget is"
-            f" ${budget:.2f}: whether it lasts until then cannot be told",
+            f" ${budget:.2f}: clusterctl cannot tell whether it lasts until then",
             hint=f"`clusterctl down {name}`, and create it again without --budget",
         )
     if budget and dollars > budget + 0.005:

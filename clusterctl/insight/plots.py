@@ -166,7 +166,7 @@ def timeline(bars: Sequence[Bar], x: str) -> str:
     axes.invert_yaxis()
     axes.grid(color=FAINT, linewidth=0.5, axis="x")
     axes.set_xlabel(x, color=INK)
-    return _svg(figure, "time line")
+    return _svg(figure, "timeline")
 
 
 def heat_map(names: Sequence[str], values: Mapping[tuple[str, str], float], label: str) -> str:

@@ -17,7 +17,7 @@ from clusterctl.insight.verify import Link, Verdict
 from clusterctl.job_model import Job, JobState
 
 LAST_JOBS = 20
-"""Jobs on the time line and in the table; the latest ones."""
+"""Jobs on the timeline and in the table; the latest ones."""
 LAST_CURVES = 6
 """Jobs whose curves are drawn."""
 _KINDS = {JobState.SUCCEEDED: 2, JobState.RUNNING: 0, JobState.QUEUED: 4}

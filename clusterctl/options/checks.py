@@ -174,7 +174,7 @@ def byte_size(text: str, option: str) -> int:
 def python_version(text: str, option: str) -> str:
     """`3.12`."""
     if not re.fullmatch(r"3\.\d+", text, re.ASCII):
-        raise UsageError(f"{option} {text!r} is not a version of Python", hint=f"{option} 3.12")
+        raise UsageError(f"{option} {text!r} is not a Python version", hint=f"{option} 3.12")
     return text
 
 

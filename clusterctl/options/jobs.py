@@ -152,7 +152,7 @@ class Top(Common, heading=JOBS, module="top"):
 
 
 class Report(Common, heading=JOBS, module="report"):
-    """Write one page about a cluster or a job: time line, curves of metrics, measurements, cost.
+    """Write one page about a cluster or a job: timeline, curves of metrics, measurements, cost.
 
     The page loads nothing from the network. `--format md` writes the tables alone, as Markdown.
     """

@@ -283,7 +283,7 @@ def test_someone_elses_temporary_folder_is_refused(lab: Lab, tmp_path: Path) -> 
     scratch = lab.site.place("worker-1").scratch
     scratch.symlink_to(tmp_path)
     try:
-        with pytest.raises(ProviderError, match="exists and is not ours"):
+        with pytest.raises(ProviderError, match="is not a folder of yours"):
             lab.up(1)
     finally:
         scratch.unlink()

@@ -128,7 +128,7 @@ def _reading(command: str) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ProviderError(
-            f"what `docker {command}` printed cannot be read: {type(error).__name__}: {error}",
+            f"cannot read the output of `docker {command}`: {type(error).__name__}: {error}",
             hint="check the Docker engine and its version: docker version",
         ) from error
 

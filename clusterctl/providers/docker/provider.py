@@ -220,7 +220,7 @@ class DockerProvider:
         ]
         if left:
             raise LeftoverError(
-                f"of cluster {cluster.name} still exists: {', '.join(left)}",
+                f"cluster {cluster.name} was not fully removed: {', '.join(left)}",
                 hint="check what uses it (docker inspect), then run down again",
             )
         report(f"asked the engine again: no container, network or volume has the label {label}")

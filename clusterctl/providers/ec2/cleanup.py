@@ -396,7 +396,7 @@ def remove(
         if over or _hopeless(left, stuck):
             causes = list((refused if over else stuck).values())
             raise LeftoverError(
-                f"of cluster {cluster_id} still exists: {describe(left)}"
+                f"cluster {cluster_id} was not fully removed: {describe(left)}"
                 + (f" ({causes[0].message})" if causes else ""),
                 hint=(f"{causes[0].hint}; then " if causes and causes[0].hint else "")
                 + "run the same command again, or remove that in the EC2 console",

@@ -198,7 +198,7 @@ class LocalProvider:
             left += [what for what in _remnants(site, networks) if what not in left]
         if left:
             raise LeftoverError(
-                f"of cluster {cluster.name} still exists: {'; '.join(left)}",
+                f"cluster {cluster.name} was not fully removed: {'; '.join(left)}",
                 hint="end or remove that, then run down again",
             )
         report("no process, interface or file is left on this machine")

@@ -49,7 +49,7 @@ def find_server() -> Server:
     except KeyError:
         raise ProviderError(
             f"user id {os.geteuid()} has no entry in /etc/passwd, so sshd cannot let it in",
-            hint="run clusterctl as a user that the system knows",
+            hint="run clusterctl as a user with an entry in /etc/passwd",
         ) from None
     if os.geteuid() == 0:
         try:
@@ -164,7 +164,7 @@ def write_files(place: Place, authorized: str) -> str:
     status = place.scratch.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ProviderError(
-            f"{place.scratch} exists and is not ours, so {place.name} has no temporary folder",
+            f"{place.scratch} is not a folder of yours, so {place.name} has no temporary folder",
             hint=f"check whose it is, and remove it: ls -ld {place.scratch}",
         )
     rewrite(place.authorized_keys, authorized)
