@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +34,11 @@ ALONE = """#!/bin/sh
 # A Python that reaches no server: it reads the program and its order, and says so.
 while IFS= read -r line; do case $line in '{'*) break ;; esac; done
 echo '{"error": "no route to host", "unreachable": true}'
+"""
+
+HASTY = f"""#!/bin/sh
+# A Python for which no time passes while it sleeps.
+exec {shlex.quote(sys.executable)} "$1" "$2" "import time; time.sleep = lambda seconds: None; $3"
 """
 
 
@@ -124,6 +131,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staged:
     return made
 
 
+def give_python(here: Staged, script: str) -> None:
+    """The nodes' Python is this script of sh."""
+    python = here.folder / "python"
+    python.write_text(script)
+    python.chmod(0o755)
+    record = here.store.folder("lab") / "cluster.json"
+    known = json.loads(record.read_text())
+    for node in known["nodes"]:
+        node["facts"]["python"] = {"executable": str(python), "version": "3.11"}
+    record.write_text(json.dumps(known))
+
+
 def data(here: Staged, node: str, place: str) -> Path:
     return Path(here.where.node(node).root) / "data" / place
 
@@ -163,6 +182,7 @@ def test_what_is_there_is_not_downloaded_again(call: Call, here: Staged, server:
 
 
 def test_a_download_that_breaks_off_goes_on(call: Call, here: Staged, server: Server) -> None:
+    give_python(here, HASTY)
     server.break_after = [1_000_000, 500_000]
     said = ok(call("data", "get", f"{server.url}/some/train.bin", "--sha256", SHA256))
     assert [wanted for _, wanted, _ in server.asked] == ["", "bytes=1000000-", "bytes=1500000-"]
@@ -174,6 +194,7 @@ def test_another_file_is_not_mixed_with_what_is_here(
     call: Call, here: Staged, server: Server
 ) -> None:
     """The file was changed on its server between two commands."""
+    give_python(here, HASTY)
     server.break_after = [1_000_000, 0, 0, 0, 0, 0, 0]
     broken = call("data", "get", f"{server.url}/some/train.bin")
     assert broken.code == 3
@@ -196,16 +217,8 @@ def test_a_node_without_internet_is_sent_it_from_here(
     call: Call, here: Staged, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Python finds no server; the one here does."""
-    alone = here.folder / "python"
-    alone.write_text(ALONE)
-    alone.chmod(0o755)
     where = here.store.cluster("lab")
-    text = json.dumps(str(alone))
-    record = here.store.folder("lab") / "cluster.json"
-    known = json.loads(record.read_text())
-    for node in known["nodes"]:
-        node["facts"]["python"] = {"executable": json.loads(text), "version": "3.11"}
-    record.write_text(json.dumps(known))
+    give_python(here, ALONE)
     said = ok(call("data", "get", f"{server.url}/some/train.bin"))
     assert "downloading on this machine instead" in said.err
     for node in where.workers:
