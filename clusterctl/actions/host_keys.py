@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from clusterctl import known_hosts
 from clusterctl.model import Cluster, Node, Phase
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
-from clusterctl.transport import known_hosts
 
 
 def name_in_known_hosts(node: Node) -> str:

@@ -15,9 +15,10 @@ from typing import Any
 import fabric
 import paramiko
 
+from clusterctl import known_hosts
 from clusterctl.errors import UsageError
 from clusterctl.timeouts import WATCHDOG, Deadline
-from clusterctl.transport import diagnosis, known_hosts, ssh_config
+from clusterctl.transport import diagnosis, ssh_config
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import ConnectError, Target
 

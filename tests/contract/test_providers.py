@@ -17,10 +17,10 @@ import pytest
 
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.known_hosts import host_name
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime, clock
 from clusterctl.providers.protocol import Attesting, Created
 from clusterctl.transport.diagnosis import Target
-from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.ssh import SshTransport
 from tests.sim.ec2.network import YOU
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from clusterctl.transport.known_hosts import fingerprint
+from clusterctl.known_hosts import fingerprint
 from tests.ec2.conftest import World
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl import known_hosts
 from clusterctl.model import NodeResult
 from clusterctl.node_results import fold, ranges
 from clusterctl.timeouts import Watchdog
-from clusterctl.transport import known_hosts, shell, ssh_config
+from clusterctl.transport import shell, ssh_config
 
 STOPS = 4
 

@@ -24,7 +24,7 @@ from clusterctl.providers import PROVIDERS
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs", "blocking"}
-FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats"}
+FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats", "known_hosts"}
 EDGE = {"process", "state", "meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 TALK |= {"data_sources"}
@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node_phases": set(),
     "node_results": {"model", "formats"},
     "unpack": {"errors"},
+    "known_hosts": set(),
     "redaction": {"variables"},
     "variables": {"errors"},
     "hangs": {"job_model", "stacks"},

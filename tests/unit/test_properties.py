@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import assets, bootstrap, registry, stacks, terraform
+from clusterctl import assets, bootstrap, known_hosts, registry, stacks, terraform
 from clusterctl.actions import check_name, show
 from clusterctl.bootstrap import facts, idle_agent
 from clusterctl.errors import ProviderError, RecordError, UsageError
@@ -42,7 +42,6 @@ from clusterctl.providers.slurm.provider import SlurmProvider
 from clusterctl.schedulers import direct, load_batch, verdict
 from clusterctl.state import Home, Store
 from clusterctl.terraform import events
-from clusterctl.transport import known_hosts
 from tests.unit.making import job, spec
 
 QUICK = settings(

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, keys
+from clusterctl import assets, keys, known_hosts
 from clusterctl.actions import ssh_config
 from clusterctl.actions.host_keys import mend_known_hosts, write_known_hosts
 from clusterctl.errors import UsageError
 from clusterctl.model import Phase
 from clusterctl.state import Store
 from clusterctl.state.home import Home
-from clusterctl.transport import known_hosts
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from clusterctl import assets, keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable
+from clusterctl.known_hosts import host_name
 from clusterctl.model import Node, NodeResult, Reporter
 from clusterctl.node_phases import CONNECTED, CONNECTING, NodePhases
 from clusterctl.node_results import fold
 from clusterctl.state.home import write_atomic
 from clusterctl.timeouts import now
-from clusterctl.transport.known_hosts import host_name
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import SshTransport
 
