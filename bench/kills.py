@@ -1,15 +1,17 @@
 """Kills of clusterctl against the simulated EC2: what was tried, and what was wrong afterwards.
 
-    python bench/kills.py [--seed 1] [--count 200] [--out bench/results/kills.json]
+    python bench/kills.py [--seed 1 …] [--count 200] [--out bench/results/kills.json]
 
-Rounds with the seeds SEED, SEED + 1 … until COUNT commands have been killed in them. The results
-are added to those in the file, and the table in docs/money.md is written from all of them
-(`--table` writes it, and kills nothing). Needs root, terraform and the extra `dev`.
+Rounds with these seeds, then with those that follow the last one, until COUNT commands have been
+killed in them. The results are added to those in the file, and the table in docs/money.md is
+written from all of them (`--table` writes it, and kills nothing). `--slow-gateways SECONDS`: new
+NAT gateways of private clusters are pending so long. Needs root, terraform and the extra `dev`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
@@ -33,7 +35,8 @@ BEGIN, END = "<!-- kills -->\n", "<!-- /kills -->"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1])
+    parser.add_argument("--slow-gateways", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "kills.json")
     parser.add_argument("--table", action="store_true")
@@ -48,9 +51,11 @@ def main() -> int:
         (folder / "ec2").mkdir()
         ec2 = Ec2(folder / "ec2")
         try:
-            kills = Kills(ec2, hub, folder, initialise(ec2, folder))
-            seed, count, wrong = options.seed, 0, 0
-            while count < options.count:
+            kills = Kills(ec2, hub, folder, initialise(ec2, folder), options.slow_gateways)
+            count, wrong = 0, 0
+            for seed in itertools.chain(options.seed, itertools.count(options.seed[-1] + 1)):
+                if count >= options.count:
+                    break
                 print(f"{seed:5}", flush=True)
                 fresh = [asdict(kill) for kill in kills.round(seed, repeat=2)]
                 known += fresh
@@ -58,7 +63,6 @@ def main() -> int:
                 wrong += sum(bool(kill["wrong"]) for kill in fresh)
                 save(options.out, known)
                 print(*(line(kill) for kill in fresh), sep="\n", flush=True)
-                seed += 1
         finally:
             ec2.close()
     return 1 if wrong else 0

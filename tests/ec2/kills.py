@@ -91,9 +91,18 @@ class Kill:
 
 
 class Kills:
-    """Rounds against one simulator, one after the other."""
+    """Rounds against one simulator, one after the other. `slow_gateways`: for so many seconds new
+    NAT gateways of private clusters are `pending`."""
 
-    def __init__(self, ec2: Ec2, hub: Hub, folder: Path, initialised: Path) -> None:
+    def __init__(
+        self,
+        ec2: Ec2,
+        hub: Hub,
+        folder: Path,
+        initialised: Path,
+        slow_gateways: float = 0.0,
+    ) -> None:
+        self._slow_gateways = slow_gateways
         self._ec2, self._hub = ec2, hub
         self._folder, self._initialised = folder, initialised
         self._seconds = dict(SECONDS)
@@ -114,6 +123,8 @@ class Kills:
             if kind == "large":
                 kills.extend(self._large(world, seed, chance))
             else:
+                if kind == "private" and self._slow_gateways:
+                    self._ec2.fault("slow_gateway", seconds=self._slow_gateways)
                 kills.extend(self._small(world, seed, kind, chance, repeat))
             if kills[-1].following != "down":
                 kills[-1].wrong += self._run(world, "down", kind)
