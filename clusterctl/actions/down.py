@@ -129,7 +129,6 @@ def finish_down(
     folder = store.folder(cluster.name)
     if cluster.charges and cluster.phase is Phase.CREATING:
         cluster = reprice(cluster, folder, report)
-    cluster = replace(cluster, phase=Phase.DELETING)
     unseen: tuple[Charge, ...] = ()
     if cluster.charges:
         planned = cluster.charges
@@ -139,6 +138,7 @@ def finish_down(
         seen = {item.node for item in cluster.charges}
         unseen = tuple(item for item in planned if not (item.until or item.node in seen))
         cluster = replace(cluster, charges=cluster.charges + unseen)
+    cluster = replace(cluster, phase=Phase.DELETING)
     # With what it has cost, which nobody knows any more when it is gone.
     with _continue_without(report):
         store.save(cluster)
@@ -189,8 +189,11 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
         return cluster.charges
     lives = _lives(cluster, folder)
     made = {node.name for node in cluster.nodes} | {life.node for life in lives}
-    made |= provider.list_made(folder)
-    charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends)
+    kept = provider.list_made(folder)
+    leaving = measured.find_leaving(cluster, kept)
+    charges = measured.settle(
+        cluster, living=there, made=made | kept, now=now, ends=ends, leaving=leaving
+    )
     return measured.correct(charges, lives)
 
 

@@ -16,6 +16,7 @@ from clusterctl.job_model import Job
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Guarded, Labelling
+from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
 
@@ -63,7 +64,7 @@ def extend(
         now = clock()
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)
-        dollars = cost.dollars(cluster.charges, end)  # by the months of disks, and begun hours
+        dollars = measured.cost_until_removed(cluster.charges, end)
         _affordable(cluster, end, dollars)
         question = _sooner(store, cluster, end, now)
         if question and not consent(question):

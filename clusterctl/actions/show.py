@@ -260,8 +260,15 @@ def _settle(
         charges = provider.reprice(cluster, folder, lambda line: None)
         cluster = replace(cluster, charges=charges)
     there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
-    made = {node.name for node in cluster.nodes} | provider.list_made(folder)
-    return there, measured.settle(cluster, living=there, made=made, now=now, ends=ends)
+    made = provider.list_made(folder)
+    return there, measured.settle(
+        cluster,
+        living=there,
+        made=made.union(node.name for node in cluster.nodes),
+        now=now,
+        ends=ends,
+        leaving=measured.find_leaving(cluster, made),
+    )
 
 
 ASKED_AT_ONCE = 16

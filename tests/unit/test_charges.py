@@ -254,6 +254,42 @@ def test_of_a_machine_that_was_stopped_elsewhere_the_disk_alone_is_paid() -> Non
     assert found == (replace(rows[0], until=NOW - HOUR), rows[1])
 
 
+def test_a_start_that_was_cut_off_before_it_began_costs_nothing() -> None:
+    """Not even the minute that AWS bills at least."""
+    rows = (
+        charge("worker-1", until=NOW - 2 * HOUR),
+        charge("worker-1", part="disk"),
+        charge("worker-1", since=NOW - HOUR),
+    )
+    still = {"worker-1": Ended(NOW - 2 * HOUR, stopped=True)}
+    found = measured.settle(cluster(charges=rows), living=still, made=still, now=NOW, ends=still)
+    assert found == rows[:2]
+
+
+@pytest.mark.parametrize(
+    ("end", "kept", "until"),
+    [
+        (None, True, NOW - HOUR),
+        (Ended(NOW - 2 * HOUR), True, NOW - 2 * HOUR),
+        (Ended(NOW - 2 * HOUR), False, NOW - 2 * HOUR),
+        (None, False, NOW - 9 * HOUR),
+    ],
+    ids=["nobody knows", "told", "told of one removed", "removed"],
+)
+def test_a_worker_whose_removal_was_cut_off_is_paid_until_it_ended(
+    end: Ended | None, kept: bool, until: float
+) -> None:
+    """An `up` planned its end nine hours ago, and was killed; it went with the deadline. `kept`:
+    Terraform's state still has it."""
+    rows = (charge("worker-1", until=NOW - 9 * HOUR),)
+    where = cluster(charges=rows, deadline=NOW - HOUR, phase=Phase.CREATING)
+    leaving = measured.find_leaving(where, {"worker-1"} if kept else ())
+    ends = {"worker-1": end} if end else {}
+    [found] = measured.settle(where, living=(), made=(), now=NOW, ends=ends, leaving=leaving)
+    assert found.until == until
+    assert not measured.find_leaving(replace(where, phase=Phase.READY), {"worker-1"})
+
+
 def test_what_was_never_made_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = forgotten().nodes[:2]
     assert receipt(monkeypatch, forgotten(nodes=made)) == ((2, 16.0),)
@@ -418,6 +454,22 @@ def at(minutes: float) -> float:
             ],
             [Life("worker-1", at(51), at(90))],
             [("worker-1", 0, 30), ("worker-1", 0, 90), ("worker-1", 51, 90)],
+        ),
+        # Stopped once more, and taken down: the disk is still the first one.
+        (
+            [
+                charge("worker-1", until=at(30)),
+                charge("worker-1", part="disk"),
+                charge("worker-1", since=at(50), until=at(60)),
+            ],
+            [Life("worker-1", at(51), at(99))],
+            [("worker-1", 0, 30), ("worker-1", 0, 99), ("worker-1", 51, 60)],
+        ),
+        # An `up` that was cut off made one that it had no time to note, long before.
+        (
+            [charge("worker-1", since=at(60))],
+            [Life("worker-1", at(20), at(40)), Life("worker-1", at(61))],
+            [("worker-1", 20, 40), ("worker-1", 61, None)],
         ),
         # Before that, another zone had no room for all.
         (

@@ -186,7 +186,7 @@ def test_a_nat_gateway_that_went_on_has_used_up_its_part_of_the_budget() -> None
     again = [charge("worker-1", until=NOW - 9 * HOUR), gateway, charge("worker-1", since=NOW)]
     old = cluster(wish(budget=15.0))
     spent = again[0].dollars(NOW) + 10
-    begun = 1 + 1 / 60  # the hour of the gateway that has begun when AWS removes it
+    begun = 1 + 2 / 60  # the hour of the gateway that has begun when AWS removes it
     left = (15 - spent - begun) / 2 * HOUR
     assert update_rules.deadline(wish(budget=15.0), old, {}, again, NOW) == int(NOW + left)
 

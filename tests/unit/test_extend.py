@@ -280,6 +280,17 @@ def test_a_budget_pays_for_the_whole_hours_of_a_nat_gateway(machines: Machines) 
     extend(machines.store, "lab", 3.5 * HOUR, print, unasked)
 
 
+def test_a_gateway_that_goes_a_little_later_may_begin_another_hour(machines: Machines) -> None:
+    """The cloud removes it a minute after the deadline, and within a minute."""
+    made = on_budget(12.5)
+    gateway = replace(made.charges[0], part=GATEWAY)
+    machines.store.save(replace(made, charges=(*made.charges, gateway)))
+    with pytest.raises(UsageError, match=r"would cost \$12\.92"):
+        extend(machines.store, "lab", 3 * HOUR - 100, print, unasked)
+    done = extend(machines.store, "lab", 3 * HOUR - 130, print, unasked)
+    assert done.dollars == pytest.approx(11.9, abs=0.05)
+
+
 def test_a_budget_lasts_no_longer_where_a_price_is_unknown(machines: Machines) -> None:
     """As that of spot workers that moved while AWS did not tell it. An earlier end costs less."""
     made = on_budget(10.0)

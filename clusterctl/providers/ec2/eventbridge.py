@@ -21,6 +21,7 @@ from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.tags import as_list
 from clusterctl.providers.protocol import Resource
+from clusterctl.providers.shared.charges import LATER, RELEASE
 from clusterctl.timeouts import Deadline
 
 ROLE = "clusterctl-deadline"
@@ -29,11 +30,6 @@ so that this is left to an administrator's `up`, once."""
 POLICY = "terminate-clusters"
 KIND = "schedule group"
 PREFIX = "clusterctl-"
-LATER = 60.0
-"""Seconds after the deadline: by then the node's agent has ended the machine, if it can."""
-RELEASE = 900.0
-"""Seconds after the deadline until the address of a NAT gateway is released: the gateway holds it
-until it is gone, which takes minutes."""
 NETWORK_RIGHTS = frozenset({"ec2:DeleteNatGateway", "ec2:ReleaseAddress"})
 """What the role has to allow for that. Roles that earlier versions made do not."""
 SPREADING = 30.0

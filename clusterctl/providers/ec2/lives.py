@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from clusterctl.model import GATEWAY, Cluster, clock
-from clusterctl.providers.ec2 import (
-    cleanup,
-    eventbridge,
-)
+from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.protocol import Ended, Life
+from clusterctl.providers.shared.charges import LATER
 
 
 def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
@@ -69,7 +67,7 @@ def _find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended
     found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
     if any(item["State"] in ("pending", "available") for item in found):
         return {}
-    return {GATEWAY: Ended((cluster.deadline or 0.0) + eventbridge.LATER)}
+    return {GATEWAY: Ended((cluster.deadline or 0.0) + LATER)}
 
 
 def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:

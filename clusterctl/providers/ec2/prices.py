@@ -10,9 +10,10 @@ from functools import partial
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge, Reporter
-from clusterctl.providers.ec2 import cleanup, eventbridge
+from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine
+from clusterctl.providers.shared.charges import REMOVED
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.timeouts import background
 
@@ -214,9 +215,9 @@ SHORTEST = 600.0
 def after_deadline(charges: Iterable[Charge]) -> float:
     """US dollars that a NAT gateway and its address may cost beyond their price per hour until the
     deadline: every hour that has begun counts, and AWS removes them later than the machines."""
-    hours = {GATEWAY: 1 + eventbridge.LATER / 3600}
+    begun = {GATEWAY: 1.0}
     return sum(
-        (item.hourly or 0.0) * hours.get(item.part, eventbridge.RELEASE / 3600)
+        (item.hourly or 0.0) * (begun.get(item.part, 0.0) + REMOVED[item.part] / 3600)
         for item in charges
         if item.part in NETWORK_PARTS and item.until is None
     )

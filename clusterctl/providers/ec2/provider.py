@@ -151,16 +151,22 @@ class Ec2Provider:
     ) -> tuple[Charge, ...]:
         """The charges so far, as the machines that there are bear them out. Also an interrupted
         `stop` has stopped some, and EC2 may have."""
-        made = {node.name for node in current.nodes}
-        if ahead:
-            made |= terraform_module.list_made(Home(ahead).clusters / current.name)
+        folder = Home(ahead).clusters / current.name if ahead else None
+        made = terraform_module.list_made(folder) if folder else frozenset()
         living = {item.node for item in instances}
         ends = {
             item.node: Ended(item.ended, stopped=True)
             for item in instances
             if item.ended and item.state in STOPPED
         }
-        return measured.settle(current, living=living, made=made, now=now, ends=ends)
+        return measured.settle(
+            current,
+            living=living,
+            made=made.union(node.name for node in current.nodes),
+            now=now,
+            ends=ends,
+            leaving=measured.find_leaving(current, made),
+        )
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         creation.check_state(cluster, folder)

@@ -14,6 +14,7 @@ from clusterctl.model import NETWORK_PARTS, Charge, Cluster, ClusterSpec, clock
 from clusterctl.providers.ec2 import prices, ssh_cidr, tags
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.spec import PlannedMachine, check
+from clusterctl.providers.shared import charges as measured
 
 _FIXED = {
     "disk": "--disk",
@@ -220,9 +221,7 @@ def _lasts(options: ClusterSpec, charges: Sequence[Charge], armed: float, now: f
     budget, spent = options.cloud.budget, sum(charge.dollars(now) for charge in charges)
     # Raises where a price is unknown or nothing is left.
     seconds = prices.affordable(budget, charges, spent)
-    # The hour of a NAT gateway that runs has been counted whole already.
-    total = sum(charge.dollars(armed if charge.until is None else now) for charge in charges)
-    total += prices.after_deadline(charges)
+    total = measured.cost_until_removed(charges, armed)
     if total > budget + 0.005:
         raise UsageError(
             f"until {clock(armed)} that costs ${total:.2f}, more than --budget {budget:.2f}",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge, Cluster
+from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase
 from clusterctl.providers.protocol import Ended, Life
 
 DISK = "disk"
@@ -21,11 +21,14 @@ def settle(
     made: Collection[str],
     now: float,
     ends: Mapping[str, Ended] = {},
+    leaving: Collection[str] = (),
 ) -> tuple[Charge, ...]:
     """A cluster's charges as the machines bear them out. Nodes in `living` go on, where
     `ends` does not say that they are stopped, and a NAT gateway where `ends` has no GATEWAY; those
     that were only `made` ended when `ends` says, else themselves at their deadline, or have gone by
-    now; the others never were, and cost nothing."""
+    now; the others never were, and cost nothing. Nor does a start that was planned for a machine
+    that has stood still since. `leaving`: those that may have outlived their planned end, as
+    `find_leaving` has them."""
     gone = Ended(min(now, cluster.deadline or now))
 
     def bear_out(item: Charge) -> Charge:
@@ -36,11 +39,44 @@ def settle(
             return item.ended(end.when)
         return item.ended(end.when) if end.stopped and item.part not in STORED else item
 
+    def never_was(item: Charge) -> bool:
+        if item.until is not None:
+            return False
+        end = ends.get(item.node)
+        if end and end.stopped and item.part not in STORED:
+            return end.when < item.since  # `start` was cut off
+        return item.node not in living and item.node not in made
+
     return tuple(
         bear_out(item)
-        for item in _going_on(cluster.charges, living)
-        if item.until is not None or item.node in living or item.node in made
+        for item in _going_on(cluster.charges, living, {**dict.fromkeys(leaving, gone), **ends})
+        if not never_was(item)
     )
+
+
+def find_leaving(cluster: Cluster, made: Collection[str]) -> frozenset[str]:
+    """The nodes that an `up` was to remove which was cut off, as far as they are still among what
+    was `made`: nobody has seen their end."""
+    if cluster.phase is not Phase.CREATING:
+        return frozenset()
+    return frozenset(node.name for node in cluster.nodes if node.name in made)
+
+
+LATER = 60.0
+"""Seconds after the deadline until a cloud ends what has not ended itself."""
+PRECISION = 60.0
+"""Seconds within which it keeps that time."""
+RELEASE = 900.0
+"""Seconds after the deadline until the address of a NAT gateway is released: the gateway holds it
+until it is gone, which takes minutes."""
+REMOVED = dict(zip(NETWORK_PARTS, (LATER + PRECISION, RELEASE), strict=True))
+"""Seconds after the deadline until each part of the network is gone."""
+
+
+def cost_until_removed(charges: Iterable[Charge], deadline: float) -> float:
+    """US dollars of all that ends with the deadline, a NAT gateway with every hour that has begun
+    by then; without what has no known price."""
+    return sum(item.dollars(deadline + REMOVED.get(item.part, 0.0)) for item in charges)
 
 
 SLACK = 900.0
@@ -77,8 +113,9 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
 
 
 def _stopped(item: Charge, mine: Sequence[Charge]) -> bool:
-    """Whether the machine was stopped then: its disk was kept."""
-    disks = [one for one in mine if (one.part, one.since) == (DISK, item.since)]
+    """Whether the machine was stopped then: its disk was kept, which may be older than its last
+    start."""
+    disks = [one for one in mine if one.part == DISK and one.since <= item.since]
     return item.until is not None and any(
         one.until is None or one.until > item.until for one in disks
     )
@@ -93,25 +130,32 @@ def _stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Char
 
 
 def _lived(item: Charge, life: Life, stopped: bool) -> Charge:
-    """A machine that was stopped and started again has its last start alone."""
-    near = abs(life.since - item.since) < SLACK
-    since = life.since if near else item.since
+    """A machine that was stopped and started again has its last start alone. One that is older than
+    its plan was made by an `up` that was cut off."""
+    since = life.since if life.since < item.since + SLACK else item.since
     until = item.until if life.until is None else max(since, life.until)
     if stopped and item.until is not None and until is not None:
         until = min(until, item.until)
     return replace(item, since=since, until=until)
 
 
-def _going_on(charges: Sequence[Charge], living: Collection[str]) -> tuple[Charge, ...]:
-    """A machine that lives is paid for, though its end was planned: what ended last goes on."""
+def _going_on(
+    charges: Sequence[Charge], living: Collection[str], ends: Mapping[str, Ended]
+) -> tuple[Charge, ...]:
+    """A machine that lives, or ended later than was planned, is paid for: what ended last goes on,
+    or went on until then."""
     parts = [item for item in charges if item.part not in NETWORK_PARTS]  # which never end before
     paid = {item.node for item in parts if item.until is None}
     last: dict[str, float] = {}
     for item in charges:
         last[item.node] = max(last.get(item.node, 0.0), item.until or 0.0)
-    return tuple(
-        replace(item, until=None)
-        if item.node in living and item.node not in paid and item.until == last[item.node]
-        else item
-        for item in charges
-    )
+
+    def go_on(item: Charge) -> Charge:
+        if item.node in paid or item.until is None or item.until != last[item.node]:
+            return item
+        if item.node in living:
+            return replace(item, until=None)
+        end = ends.get(item.node)
+        return replace(item, until=max(item.until, end.when)) if end else item
+
+    return tuple(map(go_on, charges))

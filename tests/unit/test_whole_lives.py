@@ -1,0 +1,399 @@
+"""Whole lives of clusters, stopped and started, killed commands included, against a bill that
+shares no code with ours: `status`, `cost`, the receipt and the budget have to agree with it."""
+
+from __future__ import annotations
+
+import calendar
+import math
+import os
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.actions import cost, open_store, show
+from clusterctl.actions import extend as extending
+from clusterctl.actions import stop as stopping
+from clusterctl.actions.down import correct_times, finish_down
+from clusterctl.errors import UsageError
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Reporter
+from clusterctl.providers.ec2 import provider_state
+from clusterctl.providers.ec2.answers import LIVING, Instance
+from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.providers.ec2.provider_state import ProviderState
+from tests.unit.making import node
+from tests.unit.provided import provide
+from tests.unit.test_ec2_again import Market
+
+HOUR = 3600.0
+MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}
+SPOT = {"us-east-1a": 0.07, "us-east-1b": 0.095}
+GIB, ADDRESS, GATEWAY = 0.08, 0.005, 0.045
+CENT = 0.01
+STARTS = tuple(
+    float(calendar.timegm(time.strptime(text, "%Y-%m-%d %H")))
+    for text in ("2090-02-10 10", "2090-05-31 20", "2090-12-31 22")
+)
+"""In the shortest month, and where a disk's price changes on the way; no deadline is over yet by
+the clock of this machine."""
+
+ONCE_WRONG = (27, 40, 81, 90)
+
+
+@dataclass
+class Machine:
+    """As EC2 bills it: `runs` from each start to the stop or end after it."""
+
+    name: str
+    id: str
+    rate: float
+    born: float
+    gib: int
+    public: bool
+    spot: bool
+    zone: str
+    runs: list[list[float]] = field(default_factory=list)
+    state: str = "running"
+    ended: float | None = None
+
+    def switch(self, state: str, now: float) -> None:
+        if state == "running":
+            self.runs.append([now, math.inf])
+        elif self.state == "running":
+            self.runs[-1][1] = now
+        self.state, self.ended = state, None if state == "running" else now
+
+    def cost(self, now: float) -> float:
+        run = sum(max(60.0, min(end, now) - since) for since, end in self.runs) / HOUR
+        gone = self.ended if self.state == "terminated" and self.ended else now
+        kept, price = max(60.0, gone - self.born), self.gib * GIB
+        parts = (min(60.0, kept - at) / month(self.born + at) for at in range(0, int(kept), 60))
+        return run * (self.rate + ADDRESS * self.public) + price * sum(parts)
+
+
+def month(when: float) -> float:
+    """Seconds of the calendar month."""
+    moment = time.gmtime(when)
+    return calendar.monthrange(moment.tm_year, moment.tm_mon)[1] * 86400.0
+
+
+@dataclass
+class Account:
+    """What EC2 has and bills. `now`: its clock, and everyone's."""
+
+    now: float
+    machines: list[Machine] = field(default_factory=list)
+    gateway: float | None = None
+    gateway_end: float = math.inf
+
+    @property
+    def alive(self) -> list[Machine]:
+        return [one for one in self.machines if one.state != "terminated"]
+
+    def launch(self, name: str, gib: int, *, public: bool, spot: bool, zone: str) -> None:
+        rate = SPOT[zone] if spot else MACHINE[kind(name)]
+        id = f"i-{len(self.machines)}"
+        made = Machine(name, id, rate, self.now, gib, public, spot, zone, [[self.now, math.inf]])
+        self.machines.append(made)
+
+    def end(self) -> None:
+        """All of it."""
+        for one in self.alive:
+            one.switch("terminated", self.now)
+        self.gateway_end = min(self.gateway_end, self.now)
+
+    def bill(self) -> float:
+        total = sum(one.cost(self.now) for one in self.machines)
+        if self.gateway is not None:
+            seconds = min(self.now, self.gateway_end) - self.gateway
+            total += GATEWAY * max(1, math.ceil(seconds / HOUR)) + ADDRESS * seconds / HOUR
+        return total
+
+    def hourly(self) -> float:
+        running = [one for one in self.alive if one.state == "running"]
+        rate = sum(one.rate + ADDRESS * one.public for one in running)
+        rate += sum(one.gib * GIB / 730 for one in self.alive)
+        return rate + (GATEWAY + ADDRESS) * (self.gateway is not None and self.gateway_end > 1e10)
+
+
+def kind(name: str) -> str:
+    return "t3.micro" if name == "launcher" else "c7i.xlarge"
+
+
+class Answers(Market):
+    account_: Account
+    found_zones = tuple(SPOT)
+
+    def price(self, instance_type: str) -> float:
+        return MACHINE[instance_type]
+
+    def spot_price(self, instance_type: str, *zones: str) -> float:
+        return max(SPOT[zone] for zone in zones or SPOT)
+
+    def disk_price(self) -> float:  # type: ignore[override]
+        return GIB
+
+    def address_price(self) -> float:  # type: ignore[override]
+        return ADDRESS
+
+    def nat_price(self) -> float:
+        return GATEWAY
+
+    def nat_traffic_price(self) -> float:
+        return 0.045
+
+    def instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
+        """EC2 tells whole seconds, and forgets a machine an hour after its end."""
+        now = self.account_.now
+        return [
+            Instance(
+                id=one.id,
+                node=one.name,
+                type=kind(one.name),
+                state=one.state,
+                zone=one.zone,
+                address="",
+                private_address="",
+                launched=float(int(one.runs[-1][0])),
+                spot=one.spot,
+                ended=None if one.ended is None else float(int(one.ended)),
+            )
+            for one in self.account_.machines
+            if one.state in states and (one in self.account_.alive or now - (one.ended or 0) < HOUR)
+        ]
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        if action == "describe_nat_gateways" and self.account_.gateway is not None:
+            gone = self.account_.gateway_end <= self.account_.now
+            return [{"State": "deleted" if gone else "available", "NatGatewayId": "nat-1"}]
+        return super().all(action, key, service, **arguments)
+
+
+class Provider(Ec2Provider):
+    """Its machines obey at once."""
+
+    account: Account
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Its nodes have nothing to be told."""
+
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        since = self.account.now
+        for one in self.account.alive:
+            if one.state == "running":
+                one.switch("stopped", since)
+        self.account.now += 20
+        return since
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        self.account.end()
+
+
+class Life:
+    """One cluster, by the commands of a person."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+        self.chance = chance = random.Random(seed)
+        account = Account(chance.choice(STARTS))
+        self.account = account
+
+        class Mine(Answers):
+            account_ = account
+
+        self.provider = Provider(Mine, lambda: account.now, lambda: "203.0.113.9")
+        self.provider.account = account
+        provide(monkeypatch, "ec2", self.provider)
+        self.store = open_store()
+        self.spot, self.private = chance.random() < 0.4, chance.random() < 0.4
+        self.budget, self.disk = chance.choice((0.0, 3.0, 6.0)), chance.choice((0, 300))
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.store.cluster("lab")
+
+    def up(self, workers: int, *, killed: bool = False) -> None:
+        """As `up` has it, without Terraform and nodes; `killed`: perhaps, somewhere on the way."""
+        aws, old = self.account, self.store.find("lab")
+        cloud = CloudSpec(
+            region="us-east-1",
+            spot=self.spot,
+            spot_fallback=self.spot,
+            private=self.private,
+            budget=self.budget,
+            disk=self.disk,
+            idle=0.0,
+            ssh_cidr="192.0.2.1/32",
+        )
+        groups = (NodeGroup(count=workers, family="cpu"),)
+        spec = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud, ttl=8 * HOUR)
+        plan = self.provider.plan(spec, old, ahead=self.store.home.path)
+        assert plan.spec
+        base = old or Cluster(id="lab-1", spec=plan.spec, phase=Phase.CREATING, created=aws.now)
+        cluster = replace(
+            base,
+            spec=plan.spec,
+            phase=Phase.CREATING,
+            stopping=False,
+            charges=plan.charges,
+            deadline=plan.deadline,
+            account="123456789012",
+        )
+        self.store.save(cluster)
+        for deed in self._deeds(plan.nodes):
+            if killed and self.chance.random() < 0.2:
+                return
+            aws.now += self.chance.uniform(1, 9)
+            deed()
+            self._note()
+        folder = self.store.folder("lab")
+        charges = self.provider.reprice(cluster, folder, lambda line: None)
+        nodes = tuple(replace(node(one.name), machine=one.id) for one in aws.alive)
+        cluster = replace(cluster, nodes=nodes, charges=charges)
+        charges = correct_times(cluster, folder)
+        self.store.save(replace(cluster, charges=charges, phase=Phase.READY))
+
+    def _deeds(self, wanted: Sequence[str]) -> list[Any]:
+        """What Terraform would do, in its order."""
+        aws, chance, made = self.account, self.chance, {one.name for one in self.account.alive}
+
+        def switch(one: Machine) -> None:
+            one.switch("running" if one.name in wanted else "terminated", aws.now)
+
+        def launch(name: str) -> None:
+            first = name == "launcher"
+            zone = aws.alive[0].zone if aws.alive else chance.choice(tuple(SPOT))
+            spot = self.spot and not first and not falls
+            gib, public = 30 if first else self.disk or 30, first or not self.private
+            aws.launch(name, gib, public=public, spot=spot, zone=zone)
+
+        def route() -> None:
+            aws.gateway = aws.now
+
+        falls = chance.random() < 0.3
+        old = [one for one in aws.alive if one.name not in wanted or one.state == "stopped"]
+        return [
+            *([route] if self.private and aws.gateway is None else []),
+            *(lambda one=one: switch(one) for one in old),
+            *(lambda name=name: launch(name) for name in wanted if name not in made),
+        ]
+
+    def _note(self) -> None:
+        """What Terraform's state has."""
+        names = tuple(one.name for one in self.account.alive)
+        state = ProviderState(id="lab-1", region="us-east-1", launched=names)
+        provider_state.save(self.store.folder("lab"), state)
+
+    def stop(self) -> None:
+        stopping.stop(self.store, "lab", lambda line: None, lambda question: True)
+
+    def kill_stop(self) -> None:
+        self.store.save(replace(self.cluster, stopping=True))
+        for one in self.account.alive:
+            if self.chance.random() < 0.6:
+                one.switch("stopped", self.account.now)
+        self.account.now += 9
+
+    def lose(self) -> None:
+        """EC2 takes a worker, and `up` starts another."""
+        self.chance.choice(self.account.alive[1:] or self.account.alive).switch(
+            "terminated", self.account.now
+        )
+        self.account.now += 60
+        self.up(self.cluster.spec.workers)
+
+    def extend(self) -> None:
+        extending.extend(
+            self.store,
+            "lab",
+            self.chance.choice((1, 3, 8)) * HOUR,
+            lambda line: None,
+            lambda question: True,
+            lambda: self.account.now,
+        )
+
+    def step(self) -> None:
+        """The next command of a person, and what a budget or a phase does not allow."""
+        workers, stopped = self.chance.choice((1, 2, 3, 6)), self.cluster.phase is Phase.STOPPED
+        pausing = () if stopped or any(one.spot for one in self.account.alive) else ("stop", "kill")
+        more = () if stopped else ("lose", "extend")
+        deed = self.chance.choice(("up", "same", "killed up", *pausing, *more))
+        with suppress(UsageError):
+            if deed == "up":
+                self.up(workers)
+            elif deed == "same":
+                self.up(self.cluster.spec.workers)
+            elif deed == "killed up":
+                self.up(workers, killed=True)
+                self.account.now += self.chance.choice((3, 100, 1000))
+                self.check()
+                self.up(workers)
+            elif deed == "kill":
+                self.kill_stop()
+                self.check()
+                self.chance.choice((self.stop, lambda: self.up(self.cluster.spec.workers)))()
+            else:
+                getattr(self, deed)()
+
+    def check(self) -> None:
+        aws = self.account
+        said = show.status(self.store, self.cluster, clock=lambda: aws.now)
+        assert said.dollars == pytest.approx(aws.bill(), abs=self.slack)
+        assert said.dollars_per_hour == pytest.approx(aws.hourly(), abs=0.0001)
+        spent = cost.spending(self.store, 99 * HOUR, None, lambda: aws.now)
+        assert spent.dollars == pytest.approx(said.dollars)
+        assert sum(day.dollars for day in spent.days) == pytest.approx(said.dollars)
+
+    @property
+    def slack(self) -> float:
+        """A NAT gateway is counted from the plan, so that its hours may begin earlier."""
+        return CENT + GATEWAY * self.private
+
+    def reach_deadline(self) -> None:
+        """Nodes end themselves, and AWS removes the rest a minute later."""
+        for one in self.account.alive:
+            if one.state == "running":
+                one.switch("terminated", self.account.now)
+        self.account.now += 60
+        self.account.end()
+
+
+@pytest.fixture
+def terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "bin" / "terraform"
+    script.parent.mkdir()
+    script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("terraform")
+@pytest.mark.parametrize("seed", [*range(8), *ONCE_WRONG])
+def test_what_is_said_of_money_is_what_aws_charges(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(monkeypatch, seed)
+    aws, chance = life.account, life.chance
+    life.up(chance.choice((1, 2)))
+    for _ in range(8):
+        assert life.cluster.deadline
+        aws.now += min(chance.choice((3, 500, 3000)), life.cluster.deadline - 3000 - aws.now)
+        life.check()
+        life.step()
+        life.check()
+        if life.cluster.deadline - aws.now < 4000:
+            break
+    assert life.cluster.deadline
+    if chance.random() < 0.6:
+        aws.now = life.cluster.deadline
+        life.reach_deadline()
+        assert not life.budget or aws.bill() + ADDRESS / 4 <= life.budget + CENT / 2
+        aws.now += chance.choice((100, 9 * HOUR))
+        life.check()
+    done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
+    receipt = sum(item.dollars(aws.now) for item in done.charges)
+    assert receipt == pytest.approx(aws.bill(), abs=life.slack)
