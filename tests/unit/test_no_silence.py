@@ -13,7 +13,7 @@ from clusterctl.cli import console
 from clusterctl.errors import ProviderError
 from clusterctl.model import Charge, CloudSpec, Cluster
 from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import Ended, Life, Resource
+from clusterctl.providers.protocol import Ended, Life, ProviderPlan, Resource
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -33,6 +33,9 @@ class Hanging(Ec2Provider):
             time.sleep(10 * SILENCE)
         self.waited = True
         return ProviderError("AWS did not answer", hint="check your network")
+
+    def plan(self, *about: object, **more: object) -> ProviderPlan:
+        raise self._wait()
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         raise self._wait()
@@ -74,6 +77,10 @@ class Hanging(Ec2Provider):
 @pytest.mark.parametrize(
     "line",
     [
+        ("up", "lab", "--yes"),
+        ("up", "lab", "--dry-run"),
+        ("start", "--yes"),
+        ("gc", "--yes"),
         ("status",),
         ("status", "--live"),
         ("list", "--all"),
