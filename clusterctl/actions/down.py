@@ -194,6 +194,7 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     charges = measured.settle(
         cluster, living=there, made=made | kept, now=now, ends=ends, leaving=leaving
     )
+    charges = measured.add_restarts(cluster, charges, lives, ends)
     return measured.correct(charges, lives)
 
 

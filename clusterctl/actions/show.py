@@ -104,6 +104,7 @@ def status(
         warnings=(
             *_warnings(store, cluster, now),
             *uncertain,
+            *_restarted(cluster, charges),
             *_unguarded(cluster, told.dead, told.deadlines),
             *_from_the_future(cluster, now),
             *told.clocks,
@@ -157,6 +158,20 @@ def _from_the_future(cluster: Cluster, now: float) -> tuple[str, ...]:
     return (
         f"this machine's clock is at least {span(round(behind / 60) * 60)} behind, by the creation"
         " of the cluster: ages and costs are wrong until it is set (`timedatectl set-ntp true`)",
+    )
+
+
+def _restarted(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
+    """A warning where machines of a stopped cluster run."""
+    if cluster.phase is not Phase.STOPPED:
+        return ()
+    running = sorted(i.node for i in charges if i.part == "instance" and i.until is None)
+    if not running:
+        return ()
+    are = "is" if len(running) == 1 else "are"
+    return (
+        f"cluster {cluster.name} is stopped, but {ranges(running)} {are} running, not started by"
+        f" clusterctl: `clusterctl stop {cluster.name}` stops what runs",
     )
 
 
@@ -261,7 +276,7 @@ def _settle(
         cluster = replace(cluster, charges=charges)
     there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
     made = provider.list_made(folder)
-    return there, measured.settle(
+    charges = measured.settle(
         cluster,
         living=there,
         made=made.union(node.name for node in cluster.nodes),
@@ -269,6 +284,10 @@ def _settle(
         ends=ends,
         leaving=measured.find_leaving(cluster, made),
     )
+    if cluster.phase is Phase.STOPPED:
+        lives = provider.list_lives(cluster, folder)
+        charges = measured.add_restarts(cluster, charges, lives, ends)
+    return there, charges
 
 
 ASKED_AT_ONCE = 16

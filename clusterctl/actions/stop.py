@@ -70,14 +70,16 @@ def stop(store: Store, name: str, report: Reporter, ask: Ask) -> Stopped | None:
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
         when = provider.stop(cluster, folder, report)
-        ends = providers.load_billing(cluster).list_ended(cluster, folder)
+        billing = providers.load_billing(cluster)
+        ends = billing.list_ended(cluster, folder)
+        charges = measured.add_restarts(
+            cluster, cluster.charges, billing.list_lives(cluster, folder), ends
+        )
         cluster = replace(
             cluster,
             phase=Phase.STOPPED,
             stopping=False,
-            charges=tuple(
-                _kept(item, ends.get(item.node, Ended(when))) for item in cluster.charges
-            ),
+            charges=tuple(_kept(item, ends.get(item.node, Ended(when))) for item in charges),
         )
         cluster = replace(cluster, charges=correct_times(cluster, folder))
         store.save(cluster)

@@ -241,6 +241,25 @@ def test_the_ends_that_the_cloud_tells_are_those_on_the_bill(
     assert sum(line.hours for line in cost.receipt(ended.charges, NOW)) == 72 + 72 + 24
 
 
+def test_machines_of_a_stopped_cluster_that_were_started_elsewhere_are_paid_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the console, or by a schedule of somebody's: the record says that it costs a disk."""
+    provider = Ends("worker-1")
+    provider.lives = (Life("worker-1", NOW - HOUR),)
+    rows = (charge("worker-1", until=NOW - 71 * HOUR), charge("worker-1", part="disk", hourly=0.1))
+    stopped = forgotten(charges=rows, deadline=NOW + HOUR, phase=Phase.STOPPED)
+    provide(monkeypatch, "ec2", provider)
+    assert show.status(open_store(), stopped, clock=clock).dollars_per_hour == 0.1
+    live = show.status(open_store(), stopped, live=True, clock=clock)
+    assert live.dollars_per_hour == 1.1
+    assert "is stopped, but worker-1 is running, not started by clusterctl" in live.warnings[0]
+    open_store().save(stopped)
+    ended = finish_down(open_store(), stopped, print, clock=clock)
+    hours = {line.part: line.hours for line in cost.receipt(ended.charges, NOW)}
+    assert hours == {"instance": 1 + 1, "disk": 72}
+
+
 def test_of_a_machine_that_was_stopped_elsewhere_the_disk_alone_is_paid() -> None:
     """In the console, or by a `stop` that was killed before it wrote that down."""
     rows = (charge("worker-1"), charge("worker-1", part="disk"))

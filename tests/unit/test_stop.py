@@ -31,6 +31,7 @@ class Cloud(LocalProvider):
     unpausable: str = ""
     trouble: str = ""
     ended: dict[str, Ended] = field(default_factory=dict)
+    lives: tuple[Life, ...] = ()
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         if self.unpausable:
@@ -55,7 +56,7 @@ class Cloud(LocalProvider):
         return frozenset()
 
     def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return ()
+        return self.lives
 
 
 @pytest.fixture
@@ -97,6 +98,22 @@ def test_a_stopped_cluster_costs_what_its_disks_do(call: Call, here: Staged, clo
     assert status["warnings"] == []
     assert "its disks cost $0.2500/h until" in call("stop").err
     assert {charge.part: charge.until for charge in here.store.cluster("lab").charges} == ends
+
+
+def test_stop_ends_and_counts_what_somebody_started_in_a_stopped_cluster(
+    call: Call, here: Staged, cloud: Cloud
+) -> None:
+    call("stop")
+    cloud.lives = (Life("worker-1", 1.7e9 + 1000),)
+    cloud.ended = {"worker-1": Ended(1.7e9 + 4600, stopped=True)}
+    assert call("stop").code == 0
+    counted = [
+        (item.part, item.since, item.until)
+        for item in here.store.cluster("lab").charges
+        if item.since > 1.6e9
+    ]
+    runs = (1.7e9 + 1000, 1.7e9 + 4600)
+    assert sorted(counted) == [("address", *runs), ("instance", *runs)]
 
 
 def test_what_a_stopped_cluster_cannot_do_names_start(call: Call, here: Staged) -> None:

@@ -159,7 +159,7 @@ class Ec2Provider:
             for item in instances
             if item.ended and item.state in STOPPED
         }
-        return measured.settle(
+        charges = measured.settle(
             current,
             living=living,
             made=made.union(node.name for node in current.nodes),
@@ -167,6 +167,8 @@ class Ec2Provider:
             ends=ends,
             leaving=measured.find_leaving(current, made),
         )
+        started = [Life(item.node, item.launched) for item in instances]
+        return measured.add_restarts(current, charges, started, ends)
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         creation.check_state(cluster, folder)

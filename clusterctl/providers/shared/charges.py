@@ -112,6 +112,25 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
     return tuple(corrected)
 
 
+def add_restarts(
+    cluster: Cluster, charges: Sequence[Charge], lives: Sequence[Life], ends: Mapping[str, Ended]
+) -> tuple[Charge, ...]:
+    """The charges with machines of a stopped cluster that somebody has started since, in the
+    console, say: from their last start on, until `ends` says that they were stopped again."""
+    if cluster.phase is not Phase.STOPPED:
+        return tuple(charges)
+    added: list[Charge] = []
+    for life in lives:
+        mine = [item for item in charges if (item.node, item.part) == (life.node, "instance")]
+        last = max((item.until or inf for item in mine), default=inf)
+        if life.since <= last:
+            continue
+        again = [item for item in charges if (item.node, item.until) == (life.node, last)]
+        until = ends[life.node].when if life.node in ends else life.until
+        added += [replace(item, since=life.since, until=until) for item in again]
+    return (*charges, *added)
+
+
 def _stopped(item: Charge, mine: Sequence[Charge]) -> bool:
     """Whether the machine was stopped then: its disk was kept, which may be older than its last
     start."""
