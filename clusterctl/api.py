@@ -169,11 +169,13 @@ class Cluster:
                 raise UsageError("a function cannot run detached", hint="run a script instead")
             call.check_pythons(cluster)
             resolved = call.resolve(program, args, given.stage, given.max_stage)
+            resolved = run.include(resolved, given.include, given.max_stage)
             needs = needs or "none"
         else:
             words = [str(program), *map(str, args)]
             resolved = run.resolve(
-                *(words, None, given.stage, given.env_file, given.source, given.max_stage)
+                *(words, None, given.stage, given.env_file, given.source, given.max_stage),
+                include=given.include,
             )
         pairs = (f"{name}={value}" for name, value in (env or {}).items())
         variables, secrets = environment((*given.variables, *pairs), given.env_file)

@@ -27,6 +27,8 @@ class JobState(str, Enum):
 
 PYTHONS = ("python", "python3")
 """Commands that mean the Python of a node that runs scripts."""
+SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
+"""Commands that run scripts of a project, whose programs may be in Python."""
 
 
 class ProgramKind(str, Enum):

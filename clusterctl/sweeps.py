@@ -6,7 +6,7 @@ A point is one process. Its number stays the same when only some of them run aga
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -16,6 +16,8 @@ MOST = 10_000
 """Points of a job: each leaves files on its node."""
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_VALUE = re.compile(r'"(?P<quoted>(?:[^"]|"")*)"(?=,|$)|(?P<plain>[^,]*)')
+"""Quoted as in a CSV file, or up to the next comma."""
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _ARRAY = re.compile(r"(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?", re.ASCII)
 
@@ -98,8 +100,8 @@ def _values(text: str, option: str) -> tuple[str, list[str]]:
             hint="for example --sweep lr=0.1,0.01 or --sweep seed=0..4",
         )
     found: list[str] = []
-    for value in values.split(","):
-        if match := _RANGE.fullmatch(value):
+    for value, is_quoted in _split(values):
+        if not is_quoted and (match := _RANGE.fullmatch(value)):
             first, last = int(match[1]), int(match[2])
             if abs(last - first) >= MOST:
                 raise _too_many(abs(last - first) + 1)
@@ -108,6 +110,15 @@ def _values(text: str, option: str) -> tuple[str, list[str]]:
         else:
             found.append(value)
     return name, found
+
+
+def _split(values: str) -> Iterator[tuple[str, bool]]:
+    """The values between commas, and whether each was quoted: `1,"a,b"` is `1` and `a,b`."""
+    start = 0
+    while start <= len(values) and (found := _VALUE.match(values, start)):
+        quoted = found["quoted"]
+        yield found["plain"] if quoted is None else quoted.replace('""', '"'), quoted is not None
+        start = found.end() + 1
 
 
 def _indices(text: str, option: str) -> tuple[list[int], int]:

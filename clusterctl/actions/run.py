@@ -26,6 +26,7 @@ from clusterctl.jobs import (
     installed,
     logs,
     mirror,
+    own_project,
     package_sources,
     packages,
     provenance,
@@ -85,10 +86,12 @@ def resolve(
     without: Sequence[Path] = (),
     sources: Sequence[Path] = (),
     limit: int = 0,
+    include: Sequence[Path] = (),
 ) -> Resolved:
     """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
     comes in, less the files `without`, whose secrets travel another way. `sources` are compiled
-    with SCRIPT. `limit`: bytes that the tree may have; 0: the usual limits."""
+    with SCRIPT. `limit`: bytes that the tree may have; 0: the usual limits. `include`: files and
+    folders that are copied although git ignores them."""
     if module is not None:
         if sources:
             raise UsageError(
@@ -104,9 +107,16 @@ def resolve(
         found = resolve_script(
             words[0], tuple(words[1:]), chosen=chosen, sources=sources, limit=limit
         )
+    found = replace(found, tree=stage.include(found.tree, include, limit))
     secret = {path.resolve() for path in without}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
-    return replace(found, tree=replace(found.tree, files=files))
+    own = own_project.describe(found.program, found.tree.root)
+    return replace(found, tree=replace(found.tree, files=files, own=own))
+
+
+def include(resolved: Resolved, paths: Sequence[Path], limit: int) -> Resolved:
+    """The program with these files and folders of its tree, too. Raises UsageError."""
+    return replace(resolved, tree=stage.include(resolved.tree, paths, limit))
 
 
 def check_packages(resolved: Resolved, given: str) -> None:
@@ -130,13 +140,19 @@ def prepare(
         nodes = cluster.workers or (cluster.launcher,)
         if wanted and not spec.python and installed.has_all(wanted, nodes):
             wanted = None
+        # A script of the project may do without the Python that some node lacks.
+        given = spec.python or requirements or resolved.program.needs_python
+        if not given and any(node.facts.python is None for node in nodes):
+            wanted = None
     elif spec.python or requirements not in ("", package_sources.NONE):
         given = "--python" if spec.python else "--requirements"
         raise UsageError(
             f"{given} cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",
         )
-    spec = replace(spec, import_paths=package_sources.import_paths(resolved))
+    spec = replace(
+        spec, import_paths=own_project.import_paths(resolved.program, resolved.tree.root)
+    )
     if wanted:
         spec = replace(spec, packages=wanted.digest)
     asked = resolved.asked

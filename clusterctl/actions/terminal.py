@@ -11,7 +11,7 @@ from shlex import quote
 
 from clusterctl import __version__, assets
 from clusterctl.actions import open_pool
-from clusterctl.jobs import stage
+from clusterctl.jobs import archives, stage
 from clusterctl.launch import by_hand
 from clusterctl.model import Cluster, Node, NodeResult, Reporter, hostfile_mark
 from clusterctl.node_results import fold
@@ -40,10 +40,10 @@ def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
     def send(name: str) -> NodeResult:
         node = cluster.node(name)
         texts = by_hand.files(cluster, node).items()
-        archive = stage.pack_texts((path, text, mode) for path, (text, mode) in texts)
+        archive = archives.pack_texts((path, text, mode) for path, (text, mode) in texts)
         return pool.transport(name).run(
             _install(cluster, node),
-            stdin=archive + programs + stage.END_OF_ARCHIVE,
+            stdin=archive + programs + archives.END_OF_ARCHIVE,
             timeout=TIMEOUT,
         )
 

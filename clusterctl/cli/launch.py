@@ -32,7 +32,8 @@ def launch(given: Launch, console: Console) -> None:
             raise UsageError(f"{option} cannot be combined with --detach", hint=limits.ONE_OF_TWO)
     # Mistakes about the program are found before anything is created.
     resolved = action.resolve(
-        *(words, module or None, running.stage, running.env_file, running.source, running.max_stage)
+        *(words, module or None, running.stage, running.env_file, running.source),
+        *(running.max_stage, running.include),
     )
     action.check_packages(resolved, running.requirements)
     store = actions.open_store()

@@ -67,7 +67,8 @@ def read_program(given: Run) -> tuple[Resolved, JobSpec, dict[str, str]]:
     """The program with its tree, what was given about it, and secrets from files."""
     module, files = given.python_module or None, given.env_file
     resolved = action.resolve(
-        *(list(given.command), module, given.stage, files, given.source, given.max_stage)
+        *(list(given.command), module, given.stage, files, given.source, given.max_stage),
+        include=given.include,
     )
     variables, secrets = environment(given.variables, files)
     spec = replace(
@@ -110,6 +111,8 @@ def _count(given: Run) -> int:
         ("--ranks-per-node", given.ranks_per_node),
         ("--nodes", given.nodes),
         ("-pe", given.pe),
+        ("--sweep", given.sweep),
+        ("--array", given.array),
     )
     if given.once and (other := next((name for name, value in sizes if value), "")):
         raise UsageError(f"--once cannot be combined with {other}", hint="leave one of the two out")

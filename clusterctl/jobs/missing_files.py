@@ -34,14 +34,18 @@ def explain(text: str) -> str:
             )
         asked = process.run(("git", "check-ignore", "-q", "--", name), timeout=GIT_TIMEOUT)
         if asked.exit_code == NO_REPOSITORY:
+            whole = os.path.commonpath((os.getcwd(), os.path.abspath(name)))
             return (
                 f"{name} was not copied to the nodes: outside a git repository, only the program's"
-                " folder is\n  `--stage .` copies the current folder"
+                f" folder is\n  `--stage {shlex.quote(os.path.relpath(whole))}` copies the folder"
+                " that holds both"
             )
         if asked.ok:
+            folder = os.path.dirname(name) or name
             return (
                 f"{name} was not copied to the nodes, because git ignores it\n"
-                f"  `git add -f {shlex.quote(name)}` makes it a file that is copied; `clusterctl"
-                " data push FOLDER` copies large data, once, to $CLUSTERCTL_DATA on each node"
+                f"  `--include {shlex.quote(folder)}` before the program copies it, too;"
+                " `clusterctl data push FOLDER` copies large data, once, to $CLUSTERCTL_DATA on"
+                " each node"
             )
     return ""

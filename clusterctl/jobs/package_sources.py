@@ -12,8 +12,8 @@ from typing import Any
 
 from clusterctl import config
 from clusterctl.errors import UsageError
-from clusterctl.job_model import ProgramKind
-from clusterctl.jobs import conda_files, package_indexes
+from clusterctl.job_model import SHELLS, ProgramKind
+from clusterctl.jobs import conda_files, own_project, package_indexes
 from clusterctl.jobs.program import Resolved
 
 NONE = "none"
@@ -55,9 +55,9 @@ class Wanted:
 
 def find(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
     """What `--requirements` names, else what a Python program's own `script` block says, else a
-    file of its folder or of one above, up to the root of the tree. None: nothing, unless it wants
-    another `python`, which has no packages of its own. Raises UsageError for a file that is not
-    understood."""
+    file of the program's folder or of one above, up to the root of the tree. None: nothing, unless
+    it wants another `python`, which has no packages of its own. Raises UsageError for a file that
+    is not understood."""
     found = _find(resolved, given)
     if not python or found:
         return found
@@ -68,18 +68,44 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
         return None if given == NONE else _read(Path(given), asked=True)
-    if program.bundled or not program.needs_python or program.kind is ProgramKind.COMMAND:
+    script = _script(resolved)
+    if script is None:
         return None
-    script = tree.root / program.folder / program.target
     if program.kind is ProgramKind.PYTHON and (found := _read_block(script, asked=False)):
         return found
-    folder = script.resolve().parent if program.kind is ProgramKind.PYTHON else script.parent
+    folder = script.parent if program.kind is ProgramKind.MODULE else script.resolve().parent
     for place in (folder, *folder.parents):
         if found := _find_in(place):
             return found
         if place == tree.root:
             break
     return None
+
+
+def _script(resolved: Resolved) -> Path | None:
+    """What has the files that ask for its packages beside it: a Python program, a script of the
+    project, or a command that the project makes; None for others, which may need no Python."""
+    program, tree = resolved.program, resolved.tree
+    place = tree.root / program.folder
+    if program.bundled:
+        return None
+    if program.kind in (ProgramKind.PYTHON, ProgramKind.MODULE):
+        return place / program.target
+    if program.kind is ProgramKind.BINARY:
+        script = place / program.target
+        return script if _has_interpreter(script) else None
+    if program.kind is ProgramKind.COMMAND and program.target in SHELLS:
+        staged = (word for word in program.args if tree.has(os.path.join(program.folder, word)))
+        word = next(staged, "")
+        return place / word if word else None
+    if program.kind is ProgramKind.COMMAND and own_project.is_command(program.target, place):
+        return place / program.target
+    return None
+
+
+def _has_interpreter(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
 
 
 def _find_in(folder: Path) -> Wanted | None:
@@ -127,23 +153,6 @@ def _dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
     for extra in extras:
         names += optional.get(extra, ())
     return tuple(names)
-
-
-def import_paths(resolved: Resolved) -> tuple[str, ...]:
-    """Folders of the staged tree that hold the project's own packages, as installing it would make
-    them known: the project is that of the nearest pyproject.toml."""
-    program, root = resolved.program, resolved.tree.root
-    folder = (root / program.folder / program.target).parent
-    if program.kind is ProgramKind.COMMAND:
-        folder = root / program.folder
-    folder = folder.resolve()
-    for place in (folder, *folder.parents):
-        if not place.is_relative_to(root):
-            break
-        if (place / "pyproject.toml").is_file():
-            chosen = place / "src" if (place / "src").is_dir() else place
-            return (str(chosen.relative_to(root)),)
-    return ()
 
 
 def _read(path: Path, *, asked: bool) -> Wanted:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import which
 
-from clusterctl import config
 from clusterctl.catalog import BUNDLED
 from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.job_model import PYTHONS, Program, ProgramKind
-from clusterctl.jobs import stage
+from clusterctl.job_model import PYTHONS, SHELLS, Program, ProgramKind
+from clusterctl.jobs import own_project, stage
 from clusterctl.jobs.launch_words import Asked
 from clusterctl.model import Cluster
 
@@ -47,10 +46,15 @@ def resolve(
     sources: Sequence[Path] = (),
     limit: int = 0,
 ) -> Resolved:
-    """SCRIPT is a path, a module, or the name of a bundled workload; a file here wins over a
-    bundled one. `sources` are compiled with it."""
-    if script in PYTHONS and args and not Path(script).is_file():
-        return resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
+    """SCRIPT is a path, a module, a command of the project, or the name of a bundled workload; a
+    file here wins over others. `python …` and `bash …` are understood. `sources` are compiled with
+    it."""
+    starts = bool(args) and script in (*PYTHONS, *SHELLS)
+    makes = not starts and own_project.is_command(script, Path.cwd())
+    if (starts or makes) and not Path(script).is_file():
+        found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
+        if starts or own_project.import_paths(found.program, found.tree.root):
+            return found
     if _is_module(script):
         return resolve_module(script, args, chosen=chosen, limit=limit)
     path, bundled = _find(script)
@@ -263,7 +267,8 @@ def _kind(path: Path) -> ProgramKind:
         return ProgramKind.BINARY
     raise UsageError(
         f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
-        hint=f"chmod +x {path}, if it should be run as it is",
+        hint=f"chmod +x {path}, if it should be run as it is"
+        + (f"; or clusterctl run bash {path}" if path.suffix == ".sh" else ""),
     )
 
 
@@ -335,20 +340,9 @@ def _suggest(script: str) -> str:
         return f"did you mean {path.with_name(close)}?"
     if close := _closest(path, names):
         return f"did you mean the bundled {close}?"
-    if module := _module_of(script):
-        return f"pyproject.toml makes it from {module}: clusterctl run -m {module}"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {script}"
     return f"give a path, or a bundled program: {', '.join(names)}"
-
-
-def _module_of(command: str) -> str:
-    """The module that a command of the project in the current folder is made from; "" for others.
-    Nodes do not install the project."""
-    with suppress(UsageError):
-        made = config.read_toml(Path("pyproject.toml")).get("project", {}).get("scripts", {})
-        return str(made.get(command, "")).partition(":")[0]
-    return ""
 
 
 def _list_files(folder: Path) -> list[str]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import os
 import shlex
-import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
 from clusterctl.formats import format_bytes
+from clusterctl.jobs.archives import Made, make_entry, make_member
 from clusterctl.state import Home, Store, home
 from clusterctl.state.home import FULL, write_error
 
@@ -34,10 +33,11 @@ NAMED = 5
 """Large files, or folders with many, that are named."""
 LOOK_ON = 2.0
 """Seconds for which a tree that is too large is looked through for what makes it so."""
-END_OF_ARCHIVE = bytes(1024)
 IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
 """What a folder that git does not know leaves behind."""
 IGNORE = ".clusterctlignore"
+OWN = "own"
+"""The folder of a job with what describes the project itself, beside that of its tree."""
 MARK = ".clusterctl-fetched"
 """Lies in a folder that `fetch` made: what a job has made is no part of the next one's program."""
 
@@ -54,6 +54,12 @@ class Tree:
     """Some of the files, with their sizes in bytes, the largest first."""
     written: tuple[tuple[str, bytes], ...] = ()
     """Further files that are not on this machine's disk: path and content."""
+    own: tuple[Made, ...] = ()
+    """What describes the project itself, for a folder beside that of the tree."""
+
+    def has(self, name: str) -> bool:
+        """Whether that path, relative to the root, is one of the files."""
+        return os.path.normpath(name) in self.files
 
     def large_files(self) -> str:
         """What makes the tree large, for people; "" for one that is not."""
@@ -123,6 +129,34 @@ def find_tree(
     if too_large_since < math.inf:
         raise _too_large(root, sizes, limit)
     return Tree(root, tuple(sorted(sizes)), size, top is not None, _largest(sizes))
+
+
+def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
+    """The tree with these files and folders, although git or its .clusterctlignore leaves them out.
+
+    Raises UsageError for one that is not there or is outside, and for a tree that is too large.
+    """
+    if not paths:
+        return tree
+    sizes = {name: (tree.root / name).lstat().st_size for name in tree.files}
+    fetched: dict[Path, bool] = {}
+    for path in paths:
+        place = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
+        if not os.path.lexists(place):
+            raise UsageError(f"--include {path}: no such file or folder", hint="check the path")
+        if not place.is_relative_to(tree.root):
+            raise UsageError(
+                f"--include {path} is not inside the staged folder {tree.root}",
+                hint="--stage names a folder that holds both",
+            )
+        inside = (place / name for name in _walk(place)) if place.is_dir() else (place,)
+        for file in inside:
+            if not _in_fetched(file.parent, tree.root, fetched):
+                sizes[str(file.relative_to(tree.root))] = file.lstat().st_size
+    size = sum(sizes.values())
+    if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
+        raise _too_large(tree.root, sizes, limit)
+    return replace(tree, files=tuple(sorted(sizes)), size=size, largest=_largest(sizes))
 
 
 def _too_large(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
@@ -201,23 +235,13 @@ def pack_library() -> bytes:
     """The archive of the package that programs may import on the nodes: `lib/…`."""
     root = assets.folder("workloads")
     names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/"))]
-    return b"".join(_member(root / name, f"lib/{name}") for name in sorted(names))
+    return b"".join(make_member(root / name, f"lib/{name}") for name in sorted(names))
 
 
 def pack_programs(folder: str) -> bytes:
     """The archive of the bundled programs, with the package that they import: `FOLDER/…`."""
     root = assets.folder("workloads")
-    return b"".join(_member(root / name, f"{folder}/{name}") for name in sorted(_walk(root)))
-
-
-def pack_texts(files: Iterable[tuple[str, str, int]]) -> bytes:
-    """An archive of generated files: (name, text, mode)."""
-    return b"".join(_entry(name, text.encode(), mode) for name, text, mode in files)
-
-
-def pack_file(name: str, data: bytes) -> bytes:
-    """An archive of one file."""
-    return _entry(name, data, 0o600)
+    return b"".join(make_member(root / name, f"{folder}/{name}") for name in sorted(_walk(root)))
 
 
 def _git_top(folder: Path, *, refuse: bool = True) -> Path | None:
@@ -337,27 +361,8 @@ def _refuse_whole_machine(root: Path) -> None:
 
 def _members(tree: Tree) -> Iterator[bytes]:
     for name in tree.files:
-        yield _member(tree.root / name, f"work/{name}")
+        yield make_member(tree.root / name, f"work/{name}")
     for name, data in tree.written:
-        yield _entry(f"work/{name}", data, 0o644)
-
-
-def _member(path: Path, name: str) -> bytes:
-    if path.is_symlink():
-        info = tarfile.TarInfo(name)
-        info.type = tarfile.SYMTYPE
-        info.linkname = str(path.readlink())
-        return info.tobuf(tarfile.PAX_FORMAT)
-    mode = 0o755 if os.access(path, os.X_OK) else 0o644
-    return _entry(name, path.read_bytes(), mode)
-
-
-def _entry(name: str, data: bytes, mode: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    info.mode = mode
-    sink = io.BytesIO()
-    sink.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
-    sink.write(data)
-    sink.write(bytes(-len(data) % tarfile.BLOCKSIZE))
-    return sink.getvalue()
+        yield make_entry(f"work/{name}", data, 0o644)
+    for name, text, mode in tree.own:
+        yield make_entry(f"{OWN}/{name}", text.encode(), mode)

@@ -10,7 +10,7 @@ from shlex import join, quote
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs import spy, stage, systems
+from clusterctl.jobs import archives, spy, stage, systems
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import MEMORY, Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.schedulers.direct import (
@@ -126,7 +126,11 @@ def _variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, st
     variables = {
         "CLUSTERCTL_DATA": f"{node.root}/data",
         "PYTHONPATH": ":".join(
-            (f"{folder}/lib", *(f"{folder}/work/{path}" for path in spec.import_paths))
+            (
+                f"{folder}/lib",
+                *(f"{folder}/work/{path}" for path in spec.import_paths),
+                *([f"{folder}/{stage.OWN}"] if spec.import_paths else []),
+            )
         ),
         **planned,
         **spec.env,
@@ -137,6 +141,8 @@ def _variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, st
         if spec.packages and node.facts.python and not spec.python:
             pythons.append(node.facts.python.executable)  # the one with torch
         bins = dict.fromkeys(python.rpartition("/")[0] for python in pythons)
+        if spec.import_paths:
+            bins = {f"{folder}/{stage.OWN}/bin": None, **bins}
         variables["PATH"] = variables.get("PATH", "") or f"{':'.join(bins)}:$PATH"
     return variables
 
@@ -196,13 +202,13 @@ def put(
     tree, library = home.stages / job.stage, stage.pack_library()
     placed = list_rank_nodes(job, cluster)
     if job.spec.hang_timeout and not spy.missing(_archs(job, cluster)):
-        library += stage.pack_file(spy.FILE, spy.compress())
+        library += archives.pack_file(spy.FILE, spy.compress())
 
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.transport(name)
         texts = dict(files[name])
         before, keep = _apart(texts, job, cluster)
-        members = stage.pack_texts((path, text, mode) for path, (text, mode) in texts.items())
+        members = archives.pack_texts((path, text, mode) for path, (text, mode) in texts.items())
         archive = ""
         if name in placed:
             members += library
@@ -229,7 +235,7 @@ def put(
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         return transport.run(
             "\n".join(steps),
-            stdin=before + members + stage.END_OF_ARCHIVE,
+            stdin=before + members + archives.END_OF_ARCHIVE,
             timeout=STAGE_TIMEOUT,
         )
 

@@ -131,6 +131,7 @@ class Run(Started, heading=JOBS, module="run"):
     stage = file(
         "--stage", PROGRAM, "Folder to copy (default: repository or SCRIPT's folder)", "DIR"
     )
+    include = files("--include", PROGRAM, "Copy this too, if git ignores it; repeatable", "PATH")
     max_stage = number(
         "--max-stage", PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
     )
@@ -171,7 +172,7 @@ class Run(Started, heading=JOBS, module="run"):
     keep_files = texts(
         "--keep-files",
         JOB,
-        "Outputs that the launcher keeps a copy of; repeatable",
+        "Outputs to copy to the launcher; repeatable",
         "GLOB",
         limits=(where.COPIED, where.SUPERVISED),
         check=pattern,

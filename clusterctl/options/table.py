@@ -153,8 +153,8 @@ def file(
     return Option(flags, group, help, metavar, empty=None, check=path, **more)
 
 
-def files(flags: str, group: Group, help: str) -> Option[tuple[Path, ...]]:
-    return Option(flags, group, help, "FILE", empty=(), many=True, check=path)
+def files(flags: str, group: Group, help: str, metavar: str = "FILE") -> Option[tuple[Path, ...]]:
+    return Option(flags, group, help, metavar, empty=(), many=True, check=path)
 
 
 def number(flags: str, group: Group, help: str, metavar: str = "N", **more: Any) -> Option[int]:

@@ -211,6 +211,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--mail-type": ("BEGIN",),
     "--mail-user": ("me@example.org",),
     "--max-size": ("1MB",),
+    "--include": ("nowhere",),
     "--max-stage": ("5",),
     "--mem": ("8G",),
     "--mem-per-cpu": ("2G",),

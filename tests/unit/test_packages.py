@@ -7,7 +7,6 @@ from one to another is a program that runs a command here.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import open_store
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.jobs import installed, package_indexes, package_sources, packages
 from clusterctl.jobs.program import resolve, resolve_command
@@ -426,26 +426,41 @@ def test_a_run_says_what_it_leaves_out_of_an_environment_of_conda(
     assert "lib7-ng=1 and 12 more" in call("run", "--dry-run", "train.py").out
 
 
-def test_the_projects_own_packages_can_be_imported(project: Path) -> None:
-    assert package_sources.import_paths(resolve("train.py", ())) == ()
-    Path("pyproject.toml").touch()
-    assert package_sources.import_paths(resolve("train.py", ())) == (".",)
-    Path("src").mkdir()
-    assert package_sources.import_paths(resolve("train.py", ())) == ("src",)
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("./wrapper", "1"), True),
+        (("bash", "-x", "job.sh"), True),
+        (("pkg-train",), True),
+        (("./binary",), False),
+        (("bash", "-c", "python train.py"), False),
+        (("hostname",), False),
+    ],
+)
+def test_a_script_of_the_project_gets_its_packages(
+    words: tuple[str, ...], found: bool, project: Path
+) -> None:
+    """It may start Python; a program of the nodes has what it needs."""
+    Path("pyproject.toml").write_text(PROJECT + 'scripts = { pkg-train = "pkg:main" }\n')
+    Path("requirements.txt").write_text("demo\n")
+    Path("job.sh").write_text("python train.py\n")
+    Path("wrapper").write_text("#!/bin/sh\npython train.py\n")
+    Path("binary").write_text("\x7fELF")
+    for name in ("wrapper", "binary"):
+        Path(name).chmod(0o755)
+    wanted = package_sources.find(resolve_command(words), "")
+    assert (wanted.source if wanted else "") == ("requirements.txt" if found else "")
 
 
-def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(project: Path) -> None:
-    """As an installed package would be found, by its module's name too."""
-    run("git", "init", "-q", str(project))
-    Path("pyproject.toml").touch()
-    Path("part/src/mine").mkdir(parents=True)
-    Path("part/pyproject.toml").touch()
-    Path("part/src/mine/train.py").touch()
-    os.chdir("part")
-    found = resolve("mine.train", ())
-    assert package_sources.import_paths(found) == ("part/src",)
-    assert (found.program.folder, found.program.target) == ("part", "mine.train")
-    assert package_sources.import_paths(resolve("../train.py", ())) == (".",)
+def test_a_script_does_without_the_python_that_nodes_lack(call: Call, project: Path) -> None:
+    """It may need none."""
+    bare = cluster(*(node(name, python=None) for name in ("launcher", "worker-1", "worker-2")))
+    open_store().save(bare)
+    Path("requirements.txt").write_text("demo\n")
+    Path("job.sh").write_text("hostname\n")
+    ended = call("run", "--dry-run", "bash", "job.sh")
+    assert (ended.code, "requirements.txt" in ended.out + ended.err) == (0, False)
+    assert call("run", "--dry-run", "train.py").code == 6, "it needs one"
 
 
 @pytest.mark.parametrize(

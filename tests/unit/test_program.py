@@ -197,13 +197,16 @@ def test_a_program_that_was_not_built_yet_is_no_command_of_the_nodes(here: Path)
     assert resolve_command(["/opt/solver"]).program.kind is ProgramKind.COMMAND
 
 
-def test_a_command_of_the_project_itself_is_run_by_its_module(here: Path) -> None:
-    """Nodes do not install the project, so they have no such command."""
-    text = '[project]\nname = "pkg"\n[project.scripts]\npkg-train = "pkg.train:main"\n'
-    (here / "pyproject.toml").write_text(text)
+def test_what_people_type_before_a_script_is_understood(here: Path) -> None:
+    (here / "job.sh").write_text("hostname\n")
+    for words in (("bash", "job.sh"), ("bash", "-x", "job.sh"), ("sh", "-c", "hostname")):
+        found = resolve(words[0], words[1:]).program
+        assert (found.kind, found.target, found.args) == (ProgramKind.COMMAND, words[0], words[1:])
     with pytest.raises(UsageError) as caught:
-        resolve("pkg-train", ())
-    assert caught.value.hint.endswith("clusterctl run -m pkg.train")
+        resolve("job.sh", ())
+    assert "clusterctl run bash job.sh" in caught.value.hint
+    with pytest.raises(UsageError, match="no script named 'bash'"):
+        resolve("bash", ())
 
 
 def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:

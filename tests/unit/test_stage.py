@@ -12,9 +12,10 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.errors import UsageError
-from clusterctl.jobs import stage
+from clusterctl.jobs import archives, stage
+from clusterctl.jobs.archives import END_OF_ARCHIVE
 from clusterctl.jobs.program import resolve
-from clusterctl.jobs.stage import END_OF_ARCHIVE, Tree, archive, find_tree
+from clusterctl.jobs.stage import Tree, archive, find_tree
 from clusterctl.state import Home
 from tests.unit.making import job
 
@@ -397,7 +398,7 @@ def test_joined_archives(tmp_path: Path) -> None:
     home = Home(tmp_path / "state")
     name = archive(tree_of(tmp_path / "root"), home)
     data = (
-        stage.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
+        archives.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
         + stage.pack_library()
         + (home.stages / name).read_bytes()
         + END_OF_ARCHIVE
@@ -455,3 +456,28 @@ def test_no_archive_is_removed_while_a_record_cannot_be_read() -> None:
     os.utime(archive, (1e9, 1e9))
     stage.remove_old(store)
     assert archive.exists()
+
+
+def test_what_git_ignores_is_copied_where_it_is_included(tmp_path: Path) -> None:
+    subprocess.run(("git", "init", "-q", str(tmp_path)), check=True)
+    (tmp_path / ".gitignore").write_text("data/\n*.pt\n")
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    for name in ("train.py", "best.pt", "data/a.bin", "data/raw/b.bin", "data/.DS"):
+        (tmp_path / name).write_text("12345")
+    tree = stage.find_tree(tmp_path)
+    assert tree.files == (".gitignore", "train.py")
+    more = stage.include(tree, (tmp_path / "data", tmp_path / "best.pt", tmp_path / "train.py"))
+    assert set(more.files) - set(tree.files) == {
+        "best.pt",
+        "data/a.bin",
+        "data/raw/b.bin",
+        "data/.DS",
+    }
+    assert more.size == tree.size + 20
+    for path, limit, message in (
+        ("data/nothing", 0, "no such file or folder"),
+        ("..", 0, "is not inside the staged folder"),
+        ("data", 12, "too large to stage"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            stage.include(tree, (tmp_path / path,), limit)

@@ -57,6 +57,22 @@ def test_a_bad_array_is_refused(text: str) -> None:
         points((), text or ",")
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('betas="0.9,0.95","0.9,0.99"', ["0.9,0.95", "0.9,0.99"]),
+        ('x=1,"a,b",2..3,"2..3"', ["1", "a,b", "2", "3", "2..3"]),
+        ('x="say ""hi"", twice"', ['say "hi", twice']),
+        ('x="a,b', ['"a', "b"]),  # no quotes: one of them is missing
+        ('x=5",6"', ['5"', '6"']),
+        ('x="",1,', ["", "1", ""]),
+    ],
+)
+def test_a_value_in_quotes_may_hold_commas(text: str, values: list[str]) -> None:
+    name = text.partition("=")[0]
+    assert [point.settings[name] for point in points((text,), "")] == values
+
+
 @pytest.mark.parametrize("text", ["lr", "lr=", "=1", "a b=1", "1x=2", "$(x)=1"])
 def test_a_bad_sweep_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not NAME=VALUE"):

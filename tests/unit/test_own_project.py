@@ -1,0 +1,129 @@
+"""A project that is not installed on the nodes, as its own programs find it there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.job_model import ProgramKind
+from clusterctl.jobs import own_project
+from clusterctl.jobs.program import Resolved, resolve
+
+NAMED = '[project]\nname = "My.Project"\nversion = "1.4"\n'
+SCRIPTS = '[project.scripts]\npkg-train = "pkg.cli:Tool.main"\n'
+CLI = """\
+import sys
+from importlib.metadata import entry_points, version
+
+class Tool:
+    @staticmethod
+    def main():
+        print(version("my-project"), sys.argv[1:])
+        print(*(point.name for point in entry_points(group="console_scripts")))
+        return 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "src" / "pkg").mkdir(parents=True)
+    (folder / "src" / "pkg" / "cli.py").write_text(CLI)
+    (folder / "train.py").touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def paths(found: Resolved) -> tuple[str, ...]:
+    return own_project.import_paths(found.program, found.tree.root)
+
+
+def unpack(found: Resolved, folder: Path) -> None:
+    for name, text, mode in own_project.describe(found.program, found.tree.root):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(mode)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """As on a node: the folder on PYTHONPATH, its `bin` on PATH."""
+    env = dict(os.environ, PYTHONPATH=f"src:{folder}")
+    env["PATH"] = f"{folder}/bin:{Path(sys.executable).parent}:{env['PATH']}"
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("poetry", [False, True])
+def test_a_command_of_the_project_runs_as_if_it_were_installed(
+    poetry: bool, here: Path, tmp_path: Path
+) -> None:
+    text = NAMED + SCRIPTS
+    text = text.replace("[project", "[tool.poetry") if poetry else text
+    Path("pyproject.toml").write_text(text)
+    found = resolve("pkg-train", ("--lr", "0.1"))
+    assert (found.program.kind, found.program.target) == (ProgramKind.COMMAND, "pkg-train")
+    unpack(found, tmp_path)
+    ended = run(tmp_path, "pkg-train", "--lr", "0.1")
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout.splitlines()[0] == "1.4 ['--lr', '0.1']"
+    assert "pkg-train" in ended.stdout.splitlines()[1].split()
+
+
+def test_a_program_finds_the_version_of_its_project(here: Path, tmp_path: Path) -> None:
+    """`__version__ = version("…")`, as many packages have it, fails where it is unknown."""
+    Path("pyproject.toml").write_text('[project]\nname = "my-project"\ndynamic = ["version"]\n')
+    unpack(resolve("train.py", ()), tmp_path)
+    ask = "from importlib.metadata import version; print(version('my_project'))"
+    assert run(tmp_path, sys.executable, "-c", ask).stdout == "0+unknown\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[tool.ruff]\nline-length = 100\n",
+        'project = "a"\n',
+        "[project]\nname = 7\n",
+        '[project]\nname = "../../etc/x"\n',
+    ],
+)
+def test_a_file_without_a_project_describes_none(text: str, here: Path) -> None:
+    Path("pyproject.toml").write_text(text)
+    found = resolve("train.py", ())
+    assert own_project.describe(found.program, found.tree.root) == ()
+    assert paths(found) == ("src",)
+
+
+def test_names_that_are_no_commands_make_none(here: Path, tmp_path: Path) -> None:
+    names = '"../out" = "pkg.cli:main"\n"a b" = "pkg.cli:main"\nodd = "pkg.cli:main; evil"\n'
+    Path("pyproject.toml").write_text(f"{NAMED}[project.scripts]\n{names}")
+    found = resolve("train.py", ())
+    files = [name for name, _, _ in own_project.describe(found.program, found.tree.root)]
+    assert all(name.startswith("my_project-1.4.dist-info/") for name in files)
+    assert not own_project.is_command("odd", here)
+
+
+def test_the_projects_own_packages_can_be_imported(here: Path) -> None:
+    assert paths(resolve("train.py", ())) == ()
+    Path("pyproject.toml").touch()
+    assert paths(resolve("train.py", ())) == ("src",)
+    Path("src").rename("pkg")
+    assert paths(resolve("train.py", ())) == (".",)
+
+
+def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(here: Path) -> None:
+    """As an installed package would be found, by its module's name too."""
+    subprocess.run(("git", "init", "-q", str(here)), check=True)
+    Path("src").rename("pkg")
+    Path("pyproject.toml").touch()
+    Path("part/src/mine").mkdir(parents=True)
+    Path("part/pyproject.toml").touch()
+    Path("part/src/mine/train.py").touch()
+    os.chdir("part")
+    found = resolve("mine.train", ())
+    assert paths(found) == ("part/src",)
+    assert (found.program.folder, found.program.target) == ("part", "mine.train")
+    assert paths(resolve("../train.py", ())) == (".",)
