@@ -276,6 +276,14 @@ def _start(
         raise
 
 
+def _whose(order: Order) -> dict[str, str]:
+    """Tags of all that is made: the user's own, the cluster's name, and who made it."""
+    names = (cleanup.NAME_TAG, cleanup.OWNER_TAG, cleanup.CLIENT_TAG)
+    values = (order.cluster.name, order.cluster.owner, order.cluster.client)
+    ours = {name: value for name, value in zip(names, values, strict=True) if value}
+    return {**tags.parse(order.options.cloud.tag), **ours}
+
+
 def _terms(
     order: Order, new: Sequence[PlannedMachine], network: Mapping[str, Any]
 ) -> launches.Terms:
@@ -283,9 +291,6 @@ def _terms(
     deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
     of_ours = {
         cleanup.TAG: cluster.id,
-        cleanup.NAME_TAG: cluster.name,
-        cleanup.OWNER_TAG: cluster.owner,
-        cleanup.CLIENT_TAG: cluster.client,
         cleanup.SHARED_TAG: SHARED if cluster.spec.shared else "",
         cleanup.DEADLINE_TAG: cleanup.render_deadline(deadline),
     }
@@ -294,7 +299,7 @@ def _terms(
     return launches.Terms(
         cluster_id=cluster.id,
         tags={
-            **tags.parse(order.options.cloud.tag),
+            **_whose(order),
             **{key: value for key, value in of_ours.items() if value},
         },
         network=network,
@@ -379,7 +384,7 @@ def arm(order: Order, made: set[str], report: Reporter) -> None:
         if not there or not order.cluster.deadline:
             return
         nat = order.found.nat
-        eventbridge.prepare(api, id, tags.parse(order.options.cloud.tag), nat=nat)
+        eventbridge.prepare(api, id, _whose(order), nat=nat)
         state.guarded = True
         provider_state.save(order.folder, state)
         eventbridge.arm(api, id, there, order.cluster.deadline, nat=nat)

@@ -70,8 +70,9 @@ def group_of(cluster_id: str) -> str:
 def prepare(
     api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None, *, nat: bool = False
 ) -> None:
-    """What schedules need; `more_tags`: of the user's own; `nat`: as in `check`. Raises
+    """What schedules need; `more_tags`: beside the cluster's id; `nat`: as in `check`. Raises
     ProviderError: there is none then, unless there was before."""
+    given = {key: value for key, value in (more_tags or {}).items() if value}  # it takes no ""
     rights = _rights(api)
     if rights is None:
         _make_role(api)
@@ -84,7 +85,7 @@ def prepare(
             "create_schedule_group",
             "scheduler",
             Name=group_of(cluster_id),
-            Tags=as_list({**(more_tags or {}), "clusterctl:cluster": cluster_id}),
+            Tags=as_list({**given, "clusterctl:cluster": cluster_id}),
         ),
     )
 
