@@ -6,12 +6,15 @@ import shutil
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
 from clusterctl import process
 from clusterctl.model import Node, NodeResult
+from clusterctl.timeouts import Deadline, background
 from clusterctl.transport import OnStdout
+from clusterctl.transport.diagnosis import failed
 
 
 class LocalTransport:
@@ -45,30 +48,40 @@ class LocalTransport:
     def put(
         self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
     ) -> NodeResult:
-        return self._copy(source, Path(target))
+        return self._copy(source, Path(target), timeout)
 
     def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
-        return self._copy(Path(source), target)
+        return self._copy(Path(source), target, timeout)
 
-    def _copy(self, source: Path, target: Path) -> NodeResult:
+    def _copy(self, source: Path, target: Path, timeout: float) -> NodeResult:
         started = time.monotonic()
-        scratch = target.with_name(f".{target.name}.{token_hex(4)}.new")
+        result = NodeResult(node="", exit_code=0)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if source.is_dir():
-                shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-            else:
-                shutil.copy2(source, scratch)
-                scratch.replace(target)
+            # On a file server that hangs, no signal ends a copy.
+            Deadline(timeout).result(background(partial(_copy, source, target)))
+        except TimeoutError as error:
+            result = failed(error, timeout)
         except OSError as error:
-            scratch.unlink(missing_ok=True)
             where = error.filename or source
-            return NodeResult(node=self.node.name, error=f"{where}: {error.strerror or error}")
-        seconds = time.monotonic() - started
-        return NodeResult(node=self.node.name, exit_code=0, seconds=seconds)
+            result = NodeResult(node="", error=f"{where}: {error.strerror or error}")
+        return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
     def close(self) -> None:
         return None
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        return
+    scratch = target.with_name(f".{target.name}.{token_hex(4)}.new")
+    try:
+        shutil.copy2(source, scratch)
+        scratch.replace(target)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 class LocalChannel:

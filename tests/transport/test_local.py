@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -86,6 +87,18 @@ def test_files_and_folders_are_copied(here: LocalTransport, tmp_path: Path) -> N
     assert not missing.ok
     assert "nothing" in missing.error
     assert not (tmp_path / "d").exists()
+
+
+def test_a_copy_that_hangs_is_given_up(here: LocalTransport, tmp_path: Path) -> None:
+    """As on a file server that does not answer: here a terminal at which nobody types."""
+    ours, theirs = os.openpty()
+    try:
+        result = here.put(Path(os.ttyname(theirs)), str(tmp_path / "copy"), timeout=0.2)
+        assert (result.exit_code, result.error) == (None, "did not end within 0.2 s")
+        assert not (tmp_path / "copy").exists()
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_a_pool_takes_a_node_without_an_address_for_this_machine(tmp_path: Path) -> None:
