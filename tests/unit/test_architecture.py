@@ -11,6 +11,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -119,6 +120,12 @@ class Use:
     where: str
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    """The source of a module, which nobody changes meanwhile."""
+    return ast.parse(path.read_text(), str(path))
+
+
 def unit_of(path: Path, package: Path) -> str:
     return path.relative_to(package).parts[0].removesuffix(".py")
 
@@ -163,7 +170,7 @@ def targets(
 def uses(package: Path) -> list[Use]:
     found = []
     for path in sorted(package.rglob("*.py")):
-        tree = ast.parse(path.read_text(), str(path))
+        tree = parse(path)
         for target, line in targets(tree, dotted(path, package), package):
             where = f"{path.relative_to(package.parent)}:{line}"
             found.append(Use(unit_of(path, package), target, where))
@@ -178,7 +185,7 @@ def imports(package: Path, tables: bool = True) -> dict[str, set[str]]:
         paths[".".join(parts[: -1 if parts[-1] == "__init__" else None])] = path
     graph: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
-        source = ast.parse(path.read_text(), str(path))
+        source = parse(path)
         for target, _ in targets(source, dotted(path, package), package, tables):
             found = target.removeprefix(f"{package.name}.") if package.name in target else ""
             while found and found not in paths:
@@ -241,13 +248,15 @@ def test_the_layers_hold() -> None:
     assert violations(PACKAGE) == []
 
 
+HIDDEN = {"__init__", "__main__"}
+
+
 def test_every_row_is_a_unit_that_is_there_and_shown() -> None:
     """Contributors read the table in CONTRIBUTING.md first."""
-    units = {unit_of(path, PACKAGE) for path in PACKAGE.rglob("*.py")}
-    assert set(MAY_IMPORT) == units
+    assert set(MAY_IMPORT) == units(PACKAGE)
     shown = (ROOT / "CONTRIBUTING.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
     rows = [line[4:].split("   ")[0] for line in shown.splitlines() if line.startswith("    ")]
-    assert {word for row in rows for word in row.split(" · ")} == units - {"__init__", "__main__"}
+    assert {word for row in rows for word in row.split(" · ")} == units(PACKAGE) - HIDDEN
 
 
 def test_the_table_has_no_arrow_upwards() -> None:
@@ -269,7 +278,7 @@ def provider_names(package: Path) -> list[str]:
     found = []
     for path in sorted(package.rglob("*.py")):
         if unit_of(path, package) != "providers":
-            for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            for node in ast.walk(parse(path)):
                 if isinstance(node, ast.Compare) and _names_a_provider(node):
                     found.append(f"{path.relative_to(package.parent)}:{node.lineno}")
     return found
@@ -334,7 +343,7 @@ def questions(package: Path) -> list[str]:
         name = str(path.relative_to(package))
         if name.startswith(KNOWS_JOB_SYSTEMS):
             continue
-        for item in ast.walk(ast.parse(path.read_text(), str(path))):
+        for item in ast.walk(parse(path)):
             asked = [item] if isinstance(item, ast.Attribute) and item.attr == "batch" else []
             if isinstance(item, ast.Compare):
                 asked += [side for side in (item.left, *item.comparators) if _is_system(side)]
@@ -376,7 +385,7 @@ def shared_names(package: Path) -> list[str]:
     """Classes of one name in several modules: a reader of one takes it for the other."""
     places: dict[str, list[str]] = {}
     for path in sorted(package.rglob("*.py")):
-        for item in ast.walk(ast.parse(path.read_text(), str(path))):
+        for item in ast.walk(parse(path)):
             if isinstance(item, ast.ClassDef):
                 where = f"{path.relative_to(package)}:{item.lineno}"
                 places.setdefault(item.name, []).append(where)
@@ -401,7 +410,7 @@ def test_workloads_need_no_clusterctl() -> None:
     needing = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in (ROOT / "workloads").rglob("*.py")
-        for target, line in targets(ast.parse(path.read_text()), "", PACKAGE)
+        for target, line in targets(parse(path), "", PACKAGE)
         if target.split(".")[0] == PACKAGE.name
     ]
     assert needing == []
