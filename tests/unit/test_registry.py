@@ -176,7 +176,7 @@ def test_the_cloud_knows_more_logins(hub: Hub) -> None:
     [
         (404, "there is no image", False),
         (403, "it is private or does not exist", False),
-        (429, "limits how often", True),
+        (429, "is limiting your requests", True),
         (503, "answers 503", True),
     ],
 )
