@@ -60,14 +60,19 @@ class Staged:
         self.store.save_job(made)
         return made
 
+    def lose_supervisor(self, number: int) -> Path:
+        """The job's folder on the launcher, as a supervisor that is gone has left it."""
+        folder = self.work("launcher", number).parent
+        (folder / "state").write_text("running 2.0 1\n")
+        (folder / "supervisor.pid").write_text("none\n")
+        return folder
+
     @contextmanager
     def running(self, job: Job) -> Iterator[Job]:
         """The job as one whose supervisor is alive and ends nothing."""
         running = replace(job, state=JobState.RUNNING, finished=None)
         self.store.save_job(running)
-        folder = self.work("launcher", job.id).parent
-        (folder / "state").write_text("running 2.0 1\n")
-        (folder / "supervisor.pid").write_text("none\n")
+        folder = self.lose_supervisor(job.id)
         with (folder / "alive").open("w") as alive:
             fcntl.flock(alive, fcntl.LOCK_EX)
             yield running

@@ -139,6 +139,7 @@ def test_running_jobs_are_asked_about(
     judge(call("stop", "--yes"), 2, "spot instances", "clusterctl down lab")
     assert here.store.job(7).state is JobState.RUNNING
     cloud.unpausable = ""
+    here.lose_supervisor(7)
     assert call("stop", "--yes").code == 0
     assert here.store.job(7).state.ended
 
