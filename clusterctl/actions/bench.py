@@ -169,7 +169,7 @@ def _figures(
     store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
 ) -> verify.Measurements:
     """What `verify` has measured of these nodes, or measures now."""
-    known = verify.recall(store, cluster)
+    known = verify.load_last(store, cluster)
     names = {node.name for node in cluster.workers}
     if known and {node.name for node in known.nodes} == names and (quick or known.reductions):
         return known

@@ -134,7 +134,7 @@ def _points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint, ...]
 
 
 def _with_measurements(store: Store, cluster: Cluster, source: ReportData) -> ReportData:
-    found = verify.recall(store, cluster)
+    found = verify.load_last(store, cluster)
     if found is None:
         return source
     return replace(

@@ -40,7 +40,7 @@ def watch(
     job = jobs.find_job(store, number, where)
     cluster = jobs.require_cluster(store, job)
     types = {node.name: node.instance_type for node in cluster.nodes}
-    ceilings = top.ceilings(types, verify.recall(store, cluster))
+    ceilings = top.ceilings(types, verify.load_last(store, cluster))
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")

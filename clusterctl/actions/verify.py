@@ -97,7 +97,7 @@ def measure_after_up(
         return None
     verdicts = verify.judge(nodes, links, one_machine=cluster.shares_machine)
     measured = Measurements(nodes, links, (), verdicts, time.monotonic() - began, time.time())
-    known = recall(store, cluster)
+    known = load_last(store, cluster)
     if known is None or {n.name for n in known.nodes} != {n.name for n in nodes}:
         keep(store, cluster, measured)  # a thorough one of the same nodes is worth more
     return measured
@@ -141,7 +141,7 @@ def keep(store: Store, cluster: Cluster, measured: Measurements) -> None:
         store.save_measurements(cluster.name, "verify", msgspec.json.encode(measured))
 
 
-def recall(store: Store, cluster: Cluster) -> Measurements | None:
+def load_last(store: Store, cluster: Cluster) -> Measurements | None:
     """What was measured last; None where nothing is on record."""
     with suppress(msgspec.DecodeError):
         data = store.measurements(cluster, "verify")

@@ -105,11 +105,11 @@ def test_nodes_and_links_are_measured_and_put_on_record() -> None:
     assert [figures.name for figures in found.nodes] == ["worker-1", "worker-2"]
     assert [link.name for link in found.links] == ["worker-1 – worker-2"]
     assert found.low == ()
-    on_record = verify.recall(open_store(), made)
+    on_record = verify.load_last(open_store(), made)
     assert on_record is not None
     assert on_record.time == found.time
     again, _ = measure(made, Nodes())
-    still = verify.recall(open_store(), made)
+    still = verify.load_last(open_store(), made)
     assert still is not None
     assert still.time == found.time != again.time, "an earlier `verify` was thrown away"
 
