@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 ID_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,49}")
@@ -252,6 +253,7 @@ HOURS_PER_MONTH = 730.0
 """Of an average month. Source: AWS Pricing Calculator FAQs."""
 
 
+@lru_cache(maxsize=64)
 def _month_hours(start: float, end: float) -> float:
     """The hours between two times, as parts of their calendar months (UTC) of HOURS_PER_MONTH:
     a price per month is due in each one, however long. Source: "Amazon EBS pricing", examples."""

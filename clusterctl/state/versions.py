@@ -27,6 +27,18 @@ def stamp(raw: dict[str, Any]) -> dict[str, Any]:
     return {KEY: VERSION, **raw}
 
 
+def only(data: bytes) -> dict[str, Any]:
+    """Of a record as it was read: nothing but what tells its version. Raises msgspec.DecodeError
+    for what is no record."""
+    raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    return {KEY: msgspec.json.decode(raw[KEY])} if KEY in raw else {}
+
+
+def is_current(raw: dict[str, Any]) -> bool:
+    """Whether it is as this version writes it."""
+    return _version(raw) == VERSION
+
+
 def migrate(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """What the file holds, as this version would have written it. Raises NewerRecordError."""
     refuse_newer(path, raw)
