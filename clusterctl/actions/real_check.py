@@ -8,8 +8,8 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address, ip_network
@@ -59,6 +59,8 @@ class CheckReport:
         except BaseException as error:
             said = getattr(error, "message", "") or type(error).__name__
             self.story.append(f"{name} failed: {said}")
+            if hint := getattr(error, "hint", ""):
+                self.story.append(f"  → {hint}")
             self.failed = self.failed or f"{name}: {said}"
             raise
         finally:
@@ -71,19 +73,30 @@ class CheckReport:
             *((f"{name}, s", f"{seconds:g}") for name, seconds in self.seconds.items()),
             ("cost, $", f"{self.dollars:.2f}"),
         ]
-        text = "\n".join(f"| {name} | {what} |" for name, what in rows)
+        text = "\n".join(f"| {name} | {_cell(what)} |" for name, what in rows)
         story = "\n".join(self.story)
         body = f"# clusterctl check --real\n\n| | |\n|---|---|\n{text}\n\n```\n{story}\n```\n"
         write_atomic(self.path, anonymous(body, self.name).encode())
 
 
+def _cell(text: str) -> str:
+    """As a table of Markdown can hold it."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def anonymous(text: str, name: str) -> str:
-    """Without the account, its owner's name in that of the cluster, public addresses and the home
-    folder."""
+    """Without the account, who that is to AWS, its owner's name in that of the cluster, addresses
+    of mail, public addresses, and the folders of home and work."""
+    text = re.sub(r"\b(arn:[\w-]+:(?:iam|sts)::\d*:)[^\s\"')]+", r"\1<identity>", text)
+    text = re.sub(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*", "<person>", text)
     text = re.sub(r"\b\d{12}\b", "<account>", text)
-    text = re.sub(rf"[\w-]+-(?={re.escape(name)})", "<owner>-", text)
+    text = re.sub(rf"(?<![\w-])[\w-]+-(?={re.escape(name)})", "<owner>-", text)
     text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _private_or_hidden, text)
-    return text.replace(str(Path.home()), "~")
+    text = re.sub(r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hidden, text)
+    for folder, short in ((Path.home(), "~"), (Path.cwd(), ".")):
+        if folder != folder.parent:
+            text = text.replace(str(folder), short)
+    return text
 
 
 def _private_or_hidden(found: re.Match[str]) -> str:
@@ -94,12 +107,20 @@ def _private_or_hidden(found: re.Match[str]) -> str:
     return found[0] if private else "<address>"
 
 
+def _hidden(found: re.Match[str]) -> str:
+    """Without an address of IPv6; a time of day is none."""
+    try:
+        ip_address(found[0])
+    except ValueError:
+        return found[0]
+    return "<address>"
+
+
 def run(
     store: Store,
     *,
-    region: str,
     runtime: Runtime | None,
-    ssh_cidr: str,
+    cloud: CloudSpec,
     folder: Path,
     report: Reporter,
     consent: Consent,
@@ -121,7 +142,7 @@ def run(
         groups=(NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
         ttl=TTL,
         runtime=runtime,
-        cloud=CloudSpec(region=region, budget=BUDGET, ssh_cidr=ssh_cidr),
+        cloud=replace(cloud, budget=BUDGET),
     )
     summary.rows = _versions()
     aborted = False
@@ -135,6 +156,7 @@ def run(
     finally:
         try:
             if name in store.names():
+                summary.rows += _provider_version(store.folder(name))
                 with summary.part("down"):
                     _remove(store, name, summary, heard)
         finally:
@@ -150,6 +172,15 @@ def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> 
     """`down` asks AWS whether anything is left, and raises LeftoverError."""
     gone = down(store, name, report, lambda question: True, salvage.Unfetched(discard=True))
     summary.dollars = gone.dollars if gone else 0.0
+
+
+def _provider_version(folder: Path) -> list[tuple[str, str]]:
+    """Of Terraform's AWS provider, as `terraform init` has noted it; none where it has not run."""
+    for path in (*folder.glob(".terraform.lock.hcl"), *folder.glob("*/.terraform.lock.hcl")):
+        with suppress(OSError):
+            if found := re.search(r'version\s*=\s*"([\w.-]+)"', path.read_text(errors="replace")):
+                return [("AWS provider", found[1])]
+    return []
 
 
 def _versions() -> list[tuple[str, str]]:

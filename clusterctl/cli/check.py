@@ -10,7 +10,7 @@ from clusterctl import actions
 from clusterctl.actions import check as action
 from clusterctl.actions import real_check
 from clusterctl.cli.console import Console, pick, table
-from clusterctl.model import Runtime
+from clusterctl.model import CloudSpec, Runtime
 from clusterctl.options.machine import Check
 
 
@@ -36,9 +36,14 @@ def _check_real(given: Check, console: Console) -> None:
     console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
     report = real_check.run(
         actions.open_store(),
-        region=given.region,
         runtime=Runtime(given.runtime) if given.runtime else None,
-        ssh_cidr=given.ssh_cidr,
+        cloud=CloudSpec(
+            region=given.region,
+            vpc=given.vpc,
+            subnet=given.subnet,
+            tag=given.tag,
+            ssh_cidr=given.ssh_cidr,
+        ),
         folder=Path.cwd(),
         report=console.report,
         consent=(lambda question: True) if given.yes else console.consent,

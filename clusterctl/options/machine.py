@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from clusterctl.options import limits as where
-from clusterctl.options.checks import integer, seconds
+from clusterctl.options.checks import integer, names, seconds
 from clusterctl.options.shared import OPTIONS, YES
 from clusterctl.options.table import (
     ARGUMENTS,
     Common,
+    Option,
     amount,
     choice,
     cluster_option,
@@ -106,6 +107,11 @@ class Check(Common, heading=MACHINES, module="check"):
     ssh_cidr = text(
         "--ssh-cidr", OPTIONS, "Networks that may connect to it", "A,B", limits=where.REAL
     )
+    vpc = text("--vpc", OPTIONS, "VPC for it (default: a new one)", "ID", limits=where.REAL)
+    subnet = Option[tuple[str, ...]](
+        "--subnet", OPTIONS, "Subnets for it", "A,B", empty=(), check=names, limits=where.REAL
+    )
+    tag = texts("--tag", OPTIONS, "Tag for all that is made", "KEY=VALUE", limits=where.REAL)
     runtime = choice(
         "--runtime",
         OPTIONS,
