@@ -40,7 +40,7 @@ from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter
+from clusterctl.model import GATEWAY, Charge, Cluster, ClusterSpec, Phase, Reporter, count
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.protocol import Created, NoCapacity, Observable
 from clusterctl.providers.shared import charges as measured
@@ -353,17 +353,25 @@ def record_failed_create(
     cluster = reprice(cluster, store.folder(cluster.name), report)
     charges = measured.settle(cluster, living=there, made=ran, now=clock())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
-    same = old and (there, cluster.deadline) == (before, old.deadline)
+    machines = {name: id for name, id in there.items() if name != GATEWAY}
+    same = old and (machines, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:
         store.save(old)
         report(f"cluster {old.name} is unchanged and ready")
         return
     store.save(replace(cluster, charges=charges))
     if there:
-        running = [item for item in charges if item.until is None]
-        rate = cost.render(cost.per_hour(running), cost.is_exact(running))
-        report(
-            f"{len(there)} {'machine runs' if len(there) == 1 else 'machines run'},"
-            f" {rate}/h: `clusterctl up {cluster.name}` continues,"
-            f" `clusterctl down {cluster.name}` removes {'it' if len(there) == 1 else 'them'}"
-        )
+        report(_what_runs(cluster.name, len(machines), GATEWAY in there, charges))
+
+
+def _what_runs(name: str, machines: int, gateway: bool, charges: Sequence[Charge]) -> str:
+    """What goes on costing money after an `up` that broke off, and what to do about it."""
+    parts = [count(machines, "machine")] if machines else []
+    parts += ["a NAT gateway"] if gateway else []
+    one = machines + gateway == 1
+    running = [item for item in charges if item.until is None]
+    rate = cost.render(cost.per_hour(running), cost.is_exact(running))
+    return (
+        f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h: `clusterctl up {name}`"
+        f" continues, `clusterctl down {name}` removes {'it' if one else 'them'}"
+    )

@@ -236,7 +236,7 @@ class Billing(Protocol):
 
     def list_billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
         """The nodes that cost money now, with what the provider calls their machines (as in
-        `Node.machine`), from whoever bills them."""
+        `Node.machine`), from whoever bills them. A NAT gateway is among them, as GATEWAY."""
 
     def list_ended(self, cluster: Cluster, folder: Path) -> Mapping[str, Ended]:
         """The nodes whose machines do not run, as far as whoever bills them still says when that

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,9 @@ from clusterctl.actions.salvage import describe_loss
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import GATEWAY, Charge, Cluster, Phase
+from clusterctl.providers.ec2 import lives
+from clusterctl.providers.ec2.answers import Instance
+from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared import charges as measured
 from tests.unit.calling import Call
@@ -378,6 +382,28 @@ def test_a_nat_gateway_that_outlives_the_machines_is_named(monkeypatch: pytest.M
     dollars, rate, said = shown(monkeypatch, Ends(), charges=both)
     assert (dollars, rate) == (8 + 4, 0.05), "72 hours of it"
     assert "NAT gateway still costs $0.05/h: `clusterctl down lab` removes it" in said
+
+
+def test_a_nat_gateway_costs_money_without_any_machine() -> None:
+    """The launcher that it is counted with was never made."""
+    rows = (charge("launcher"), charge("launcher", part=GATEWAY))
+    settled = measured.settle(cluster(charges=rows), living={GATEWAY}, made=(), now=NOW)
+    assert settled == rows[1:]
+    assert measured.settle(cluster(charges=rows), living=(), made=(), now=NOW) == ()
+
+
+@pytest.mark.parametrize(("state", "billed"), [("pending", True), ("deleted", False)])
+def test_aws_says_whether_there_is_a_nat_gateway(state: str, billed: bool) -> None:
+    class Gateways(Api):
+        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+            return []
+
+        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+            assert action == "describe_nat_gateways"
+            return [{"NatGatewayId": "nat-1", "State": state}]
+
+    made = cluster(charges=(charge("launcher", part=GATEWAY),))
+    assert lives.list_billed(Gateways("us-east-1"), made) == ({GATEWAY: "nat-1"} if billed else {})
 
 
 def test_a_nat_gateway_that_aws_has_removed_costs_nothing_more() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, P
 from clusterctl.providers.ec2 import provider_state, spec
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.attempts import Order, make
+from clusterctl.providers.ec2.attempts import Order, arm, make
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
@@ -284,3 +285,51 @@ def test_an_attempt_that_was_cut_off_is_remembered(tmp_path: Path) -> None:
     done = provider_state.load(tmp_path)
     assert done
     assert not done.unfinished
+
+
+class Bare(Account):
+    """An account where an `up` has made a NAT gateway, and nothing behind it; `schedules`: by what
+    they end."""
+
+    partition = "aws"
+    state = "available"
+
+    def __init__(self) -> None:
+        super().__init__([], ())
+        self.schedules: dict[str, str] = {}
+
+    def account(self) -> str:
+        return "123456789012"
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        gateway = {"NatGatewayId": "nat-1", "State": self.state}
+        return [gateway] if action == "describe_nat_gateways" else []
+
+    def call(self, action: str, service: str = "ec2", /, **how: Any) -> Any:
+        if action == "create_schedule":
+            self.schedules[how["Name"]] = how["Target"]["Arn"].rpartition(":")[2]
+        return {}
+
+
+@pytest.mark.parametrize("state", ["pending", "deleted"])
+def test_a_nat_gateway_without_machines_has_an_end_too(tmp_path: Path, state: str) -> None:
+    """No machine could be made after it: it would cost money until somebody looks."""
+    wish = ClusterSpec(name="lab", provider="ec2", groups=(NodeGroup(count=1, family="cpu"),))
+    bare = Bare()
+    bare.state = state
+    order = Order(
+        cluster=Cluster(
+            id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0, deadline=time.time() + 60
+        ),
+        options=wish,
+        found=Survey(
+            account="1", machines=(), types={}, zones=(), amis={}, placement=frozenset(), nat=True
+        ),
+        api=cast(Api, bare),
+        folder=tmp_path,
+        state=ProviderState(id="lab-1", region="us-east-1"),
+        host_keys=HostKeys(tmp_path),
+        rate=lambda names: "?",
+    )
+    arm(order, set(), print)
+    assert bare.schedules == ({"nat-1": "deleteNatGateway"} if state == "pending" else {})

@@ -13,7 +13,16 @@ from clusterctl.actions import open_store, up, up_plan
 from clusterctl.actions.down import finish_down
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
+from clusterctl.model import (
+    GATEWAY,
+    Charge,
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    NodeGroup,
+    Phase,
+    Runtime,
+)
 from clusterctl.providers.protocol import (
     Created,
     Ended,
@@ -369,6 +378,21 @@ def test_what_a_broken_off_up_has_not_made_costs_nothing() -> None:
     planned = (charge("launcher"), gone, charge("worker-1", since=NOW))
     found, _ = broken_off(old, Bills(launcher="i-1"), charges=planned)
     assert found.charges == planned[:2]
+
+
+def test_a_nat_gateway_without_machines_is_named_and_paid() -> None:
+    """It was made before the machines, and ends only by `down`."""
+    gateway = charge("launcher", part=GATEWAY, hourly=0.05)
+    planned = (charge("launcher"), charge("worker-1"), gateway)
+    began = replace(lab(), phase=Phase.CREATING, nodes=(), charges=())
+    bills = Bills(**{GATEWAY: "nat-1"})
+    found, told = broken_off(began, bills, charges=planned)
+    assert found.charges == (gateway,)
+    assert told.startswith("a NAT gateway runs, $0.05/h: `clusterctl up lab` continues")
+    assert "`clusterctl down lab` removes it" in told
+    both = Bills(launcher="i-1", **{GATEWAY: "nat-1"})
+    _, told = broken_off(began, both, charges=planned)
+    assert told.startswith("1 machine and a NAT gateway run, $1.05/h")
 
 
 def test_machines_that_cannot_be_asked_about_are_not_passed_over() -> None:

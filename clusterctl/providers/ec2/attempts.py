@@ -381,9 +381,10 @@ def arm(order: Order, made: set[str], report: Reporter) -> None:
     guarded = state.guarded
     try:
         there = made | {item.id for item in cleanup.instances(api, id)}
-        if not there or not order.cluster.deadline:
-            return
         nat = order.found.nat
+        # A NAT gateway costs money without machines, and ends itself even less.
+        if not order.cluster.deadline or not (there or (nat and eventbridge.find_network(api, id))):
+            return
         eventbridge.prepare(api, id, _whose(order), nat=nat)
         state.guarded = True
         provider_state.save(order.folder, state)

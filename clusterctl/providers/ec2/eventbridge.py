@@ -108,7 +108,7 @@ def arm(
     known = {str(item["Name"]) for item in found}
     ends = {id: _End("terminateInstances", {"InstanceIds": [id]}) for id in instances}
     if nat:
-        ends |= _network(api, cluster_id)
+        ends |= find_network(api, cluster_id)
 
     def schedule(name: str) -> None:
         verb, end = "update_schedule" if name in known else "create_schedule", ends[name]
@@ -151,7 +151,7 @@ class _End:
     later: float = LATER
 
 
-def _network(api: Api, cluster_id: str) -> dict[str, _End]:
+def find_network(api: Api, cluster_id: str) -> Mapping[str, _End]:
     """What costs money by the hour in a cluster's own network, by its id."""
     mine = [{"Name": "tag:clusterctl:cluster", "Values": [cluster_id]}]
     gateways = api.all("describe_nat_gateways", "NatGateways", Filter=mine)

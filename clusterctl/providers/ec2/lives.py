@@ -13,9 +13,12 @@ from clusterctl.providers.shared.charges import LATER
 
 
 def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
-    """The instances that AWS bills, by node."""
+    """The instances that AWS bills, by node, and a NAT gateway: also one without any instance."""
     found = cleanup.instances(api, cluster.id)
-    return {item.node: item.id for item in found if item.node}
+    billed = {item.node: item.id for item in found if item.node}
+    if has_gateway(cluster) and (gateways := _find_gateways(api, cluster)):
+        billed[GATEWAY] = gateways[0]
+    return billed
 
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
@@ -63,11 +66,18 @@ def _find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended
     over = cluster.deadline is not None and now > cluster.deadline
     if not (over and has_gateway(cluster)):
         return {}
-    search = [cleanup.tagged(cluster.id)]
-    found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
-    if any(item["State"] in ("pending", "available") for item in found):
+    if _find_gateways(api, cluster):
         return {}
     return {GATEWAY: Ended((cluster.deadline or 0.0) + LATER)}
+
+
+def _find_gateways(api: Api, cluster: Cluster) -> list[str]:
+    """Those that cost money."""
+    search = [cleanup.tagged(cluster.id)]
+    found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
+    return [
+        str(item["NatGatewayId"]) for item in found if item["State"] in ("pending", "available")
+    ]
 
 
 def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:

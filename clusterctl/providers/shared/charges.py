@@ -27,8 +27,8 @@ def settle(
     `ends` does not say that they are stopped, and a NAT gateway where `ends` has no GATEWAY; those
     that were only `made` ended when `ends` says, else themselves at their deadline, or have gone by
     now; the others never were, and cost nothing. Nor does a start that was planned for a machine
-    that has stood still since. `leaving`: those that may have outlived their planned end, as
-    `find_leaving` has them."""
+    that has stood still since. A NAT gateway without machines is in `living` itself, as GATEWAY.
+    `leaving`: those that may have outlived their planned end, as `find_leaving` has them."""
     gone = Ended(min(now, cluster.deadline or now))
 
     def bear_out(item: Charge) -> Charge:
@@ -45,6 +45,8 @@ def settle(
         end = ends.get(item.node)
         if end and end.stopped and item.part not in STORED:
             return end.when < item.since  # `start` was cut off
+        if item.part in NETWORK_PARTS and GATEWAY in living:
+            return False
         return item.node not in living and item.node not in made
 
     return tuple(
