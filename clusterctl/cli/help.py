@@ -40,7 +40,7 @@ def of_verb(name: str) -> str:
         lines += _section(heading, _table(section, column) + _lists(bare.get(heading, {})))
     lines += _wrapped(_settings(name, options))
     if len(verb.examples) == 1:
-        lines += ["", f"Example: {verb.examples[0]}"]
+        lines.append(f"  Example: {verb.examples[0]}")
     else:
         lines += _section("Examples", [f"  {text}" for text in verb.examples])
     return "\n".join(lines)

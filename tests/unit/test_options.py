@@ -28,12 +28,12 @@ def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPat
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"Usage: clusterctl {verb} [OPTIONS]")
     assert all(len(line) <= 100 for line in said.out.splitlines())
-    assert len(said.out.splitlines()) <= 61
+    assert len(said.out.splitlines()) <= 60
     for option in VERBS[verb].options().values():
         assert (option.flag in said.out) != option.never
         assert f"\n{option.group.heading}:\n" in said.out
         assert option.help or option.group.native or option.never
-    assert re.search(rf"\n\nExamples?:\s+clusterctl {verb}", said.out)
+    assert re.search(rf"\n(\n|  )Examples?:\s+clusterctl {verb}", said.out)
     assert said.out.count(f"CLUSTERCTL_{words[0].upper().replace('-', '_')}_") == 1
     assert ("CLUSTERCTL_CLUSTER\n" in said.out) == ("--cluster" in said.out)
 
