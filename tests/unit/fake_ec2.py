@@ -75,7 +75,7 @@ class FakeApi(Api):
         self._checked(action)
         if key == "Tags":
             return [{"ResourceId": id} for id in self._things]
-        rules = arguments.get("Filters") or arguments["Filter"]  # of NAT gateways
+        rules = arguments.get("Filters") or arguments.get("Filter", ())  # of NAT gateways
         wanted = {value for rule in rules for value in rule["Values"]}
         by_vpc = any("vpc-id" in rule["Name"] for rule in rules)
         found = [
@@ -173,13 +173,19 @@ class Offering(Api):
     def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
         """Everything is allowed."""
 
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        return []
+
     def disk_key(self) -> str:
         return "alias/aws/ebs"
 
     def block_mode(self) -> str:
         return "off"
 
-    def quota(self, code: str) -> float:
+    def may_make(self, action: str, **arguments: Any) -> None:
+        """As above."""
+
+    def quota(self, code: str, service: str = "ec2") -> float:
         return 100.0
 
     def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:

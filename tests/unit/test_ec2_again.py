@@ -87,7 +87,10 @@ class Market(Api):
     def block_mode(self) -> str:
         return "off"
 
-    def quota(self, code: str) -> float:
+    def may_make(self, action: str, **arguments: Any) -> None:
+        """As above."""
+
+    def quota(self, code: str, service: str = "ec2") -> float:
         return 100.0
 
     def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:

@@ -26,6 +26,9 @@ class Region(Api):
         self.free = free
         self.acls = acls
 
+    def resolves_names(self, vpc: str) -> bool:
+        return True
+
     def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
         if action == "describe_network_acls":
             return [

@@ -500,7 +500,7 @@ class Busy(Offering):
             for number in range(4)
         ]
 
-    def quota(self, code: str) -> float:
+    def quota(self, code: str, service: str = "ec2") -> float:
         return self.limit
 
 

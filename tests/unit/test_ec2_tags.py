@@ -60,23 +60,29 @@ def test_a_further_up_adds_tags_and_removes_none() -> None:
     assert found.cloud.tag == ("team=ml", "stage=live", "cost=7")
 
 
-def test_the_dry_run_of_the_launch_has_them() -> None:
-    """An organization's policy that demands them denies it otherwise."""
-    asked: list[Any] = []
+def test_the_dry_runs_have_them() -> None:
+    """An organization's policy that demands them denies what is made otherwise."""
+    asked: list[tuple[str, Any]] = []
 
     class Asking(Offering):
         may_launch = Api.may_launch
+        may_make = Api.may_make
 
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
-            assert action == "run_instances"
-            asked.append(arguments["TagSpecifications"])
+            assert arguments["DryRun"] is True
+            asked.append((action, arguments["TagSpecifications"]))
             return {}
 
     preflight.survey(Asking("us-east-1"), wish("team=ml"), {}, "", print)
-    assert asked
-    for specifications in asked:
-        kinds = {one["ResourceType"] for one in specifications}
-        assert kinds == {"instance", "volume", "network-interface"}, "all that a launch makes"
+    launched = {"instance", "volume", "network-interface"}  # all that a launch makes
+    made = {
+        "run_instances": launched,
+        "create_vpc": {"vpc"},
+        "create_internet_gateway": {"internet-gateway"},
+    }
+    assert {action for action, _ in asked} == set(made)
+    for action, specifications in asked:
+        assert {one["ResourceType"] for one in specifications} == made[action]
         for one in specifications:
             assert {"Key": "team", "Value": "ml"} in one["Tags"]
             assert {"Key": "clusterctl:cluster", "Value": "lab"} in one["Tags"]

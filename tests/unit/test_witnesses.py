@@ -78,7 +78,10 @@ class Whole(FakeApi):
     def block_mode(self) -> str:
         return "off"
 
-    def quota(self, code: str) -> float:
+    def may_make(self, action: str, **arguments: Any) -> None:
+        """As above."""
+
+    def quota(self, code: str, service: str = "ec2") -> float:
         return 100.0
 
 

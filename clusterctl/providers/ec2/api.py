@@ -142,31 +142,52 @@ class Api(Client):
         if spot:
             more["InstanceMarketOptions"] = {"MarketType": "spot"}
             kinds.append("spot-instances-request")
+        self.may_make(
+            "run_instances",
+            ImageId=image.id,
+            InstanceType=instance_type,
+            MinCount=1,
+            MaxCount=1,
+            MetadataOptions={
+                "HttpEndpoint": "enabled",
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": 1,
+            },
+            BlockDeviceMappings=[
+                {
+                    "DeviceName": image.device,
+                    "Ebs": {"VolumeType": "gp3", "VolumeSize": disk, "Encrypted": True},
+                }
+            ],
+            TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in kinds],
+            **more,
+        )
+
+    def may_make(self, action: str, **arguments: Any) -> None:
+        """Asks for the right to make something, and makes nothing. Raises RefusedByAws where AWS
+        says no to whoever asks; what else it says depends on what is not made yet."""
         try:
-            self.call(
-                "run_instances",
-                DryRun=True,
-                ImageId=image.id,
-                InstanceType=instance_type,
-                MinCount=1,
-                MaxCount=1,
-                MetadataOptions={
-                    "HttpEndpoint": "enabled",
-                    "HttpTokens": "required",
-                    "HttpPutResponseHopLimit": 1,
-                },
-                BlockDeviceMappings=[
-                    {
-                        "DeviceName": image.device,
-                        "Ebs": {"VolumeType": "gp3", "VolumeSize": disk, "Encrypted": True},
-                    }
-                ],
-                TagSpecifications=[{"ResourceType": kind, "Tags": tags} for kind in kinds],
-                **more,
-            )
+            self.call(action, DryRun=True, **arguments)
         except RefusedByAws as refused:
             if failures.is_account_error(refused):
                 raise
+
+    def resolves_names(self, vpc: str) -> bool:
+        """Whether machines there have a DNS server: AWS's, or one that its DHCP options name."""
+        action, name = "describe_vpc_attribute", "enableDnsSupport"
+        if self.call(action, VpcId=vpc, Attribute=name)["EnableDnsSupport"]["Value"]:
+            return True
+        [found] = self.all("describe_vpcs", "Vpcs", VpcIds=[vpc])
+        wanted = [{"Name": "dhcp-options-id", "Values": [found["DhcpOptionsId"]]}]
+        said = self.all("describe_dhcp_options", "DhcpOptions", Filters=wanted)
+        with self._asking("describe DHCP options"):
+            return any(
+                value["Value"] != "AmazonProvidedDNS"
+                for options in said
+                for rule in options["DhcpConfigurations"]
+                if rule["Key"] == "domain-name-servers"
+                for value in rule["Values"]
+            )
 
     def disk_key(self) -> str:
         """The key that encrypts disks here unless told otherwise: its ARN, or `alias/aws/ebs`."""
@@ -183,11 +204,11 @@ class Api(Client):
         action, key = "describe_vpc_block_public_access_options", "VpcBlockPublicAccessOptions"
         return str(self.call(action)[key].get("InternetGatewayBlockMode", "off"))
 
-    def quota(self, code: str) -> float:
-        """The value of an EC2 quota, in vCPUs."""
+    def quota(self, code: str, service: str = "ec2") -> float:
+        """The value of a quota: of EC2 in vCPUs, of networks in pieces."""
         client = self._client("service-quotas")
         with self._asking("asking for your EC2 quotas"):
-            answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
+            answer = client.get_service_quota(ServiceCode=service, QuotaCode=code)
             return float(answer["Quota"]["Value"])
 
     def instances(self, *filters: dict[str, Any], states: Sequence[str] = LIVING) -> list[Instance]:

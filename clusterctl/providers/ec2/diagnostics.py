@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
-from clusterctl.providers.ec2 import preflight
+from clusterctl.providers.ec2 import quotas
 from clusterctl.providers.ec2.answers import InstanceType
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.client import default_region
@@ -64,7 +64,7 @@ def diagnose() -> tuple[CheckRow, ...]:
         return (_needed(asked.wrong),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
     types = background(partial(api.instance_types, names))
-    used = background(lambda: preflight.used(api, api.instances(states=("pending", "running"))))
+    used = background(lambda: quotas.used(api, api.instances(states=("pending", "running"))))
     rows: list[Callable[[], CheckRow]] = []
     others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:
@@ -111,7 +111,7 @@ def _quota(
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
     if taken + needs <= vcpus:
         return CheckRow("ok", subject, text)
-    hint = preflight.ask_for_more(quota.on_demand, taken + needs)
+    hint = quotas.ask_for_more(quota.on_demand, taken + needs)
     return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)
 
 

@@ -141,6 +141,7 @@ CODES = {
     # ---- networks
     "VpcLimitExceeded": Known("your quota of VPCs in this region is used up", _GC),
     "InternetGatewayLimitExceeded": _NETWORK_QUOTA,
+    "NatGatewayLimitExceeded": _NETWORK_QUOTA,
     "NetworkInterfaceLimitExceeded": _NETWORK_QUOTA,
     "SecurityGroupLimitExceeded": _NETWORK_QUOTA,
     "AddressLimitExceeded": _NETWORK_QUOTA,

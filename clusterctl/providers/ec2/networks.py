@@ -72,14 +72,13 @@ def choose(
     address, which SSH comes from without --ssh-cidr. Nothing where the cluster makes a network of
     its own.
 
-    Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can;
-    ProviderError where the account keeps all new networks from the internet.
+    Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can.
     """
     if not (cloud.subnet or cloud.vpc):
-        if machines:
-            _check_open(api)
         return {}
     found = sorted(_subnets(api, cloud), key=lambda one: one.id not in there)
+    if machines:
+        _check_names(api, found[0].vpc)
     # An image of theirs may have all packages.
     needs = _Needs(machines, _sources(cloud.ssh_cidr, me), http=not cloud.ami)
     if cloud.private:
@@ -182,19 +181,18 @@ def _shut(trouble: str, needs: _Needs) -> str:
     return f"cannot be used: {trouble}" if trouble and needs.machines else ""
 
 
-def _check_open(api: Api) -> None:
-    """Raises ProviderError where SSH to a new network would time out: EC2 makes it all the same."""
+def _check_names(api: Api, vpc: str) -> None:
+    """Raises UsageError where machines there could resolve no name of the internet."""
     try:
-        mode = api.block_mode()
+        resolved = api.resolves_names(vpc)
     except ProviderError:
         return  # who may not ask is not told
-    if mode != _OPEN:
-        raise ProviderError(
-            f"VPC Block Public Access is on in {api.region} ({mode}): the launcher of a new network"
-            " could not be reached from the internet",
-            hint="choose a --vpc that is excluded from it, another --region, or have an"
-            " administrator switch it off: `aws ec2 modify-vpc-block-public-access-options"
-            " --internet-gateway-block-mode off`",
+    if not resolved:
+        raise UsageError(
+            f"{vpc} has DNS switched off (enableDnsSupport), and its DHCP options name no other"
+            " server: machines could not find the servers of packages and images",
+            hint=f"`aws ec2 modify-vpc-attribute --vpc-id {vpc} --enable-dns-support`, or choose"
+            " another --vpc",
         )
 
 

@@ -16,6 +16,8 @@ from clusterctl.providers.ec2 import (
     failures,
     machine_images,
     networks,
+    new_networks,
+    quotas,
     reservations,
     tags,
     update_rules,
@@ -62,9 +64,11 @@ def survey(
     report: Reporter,
     there: Collection[str] = (),
     me: Callable[[], str] = lambda: "",
+    id: str = "",
 ) -> Survey:
     """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
-    `there`: the subnets that they are in; `me`: this machine's address.
+    `there`: the subnets that they are in; `me`: this machine's address; `id`: of a cluster of which
+    something may be there.
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
@@ -89,12 +93,15 @@ def survey(
     subnets = background(lambda: networks.choose(api, options.cloud, len(new), there, me))
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = background(partial(reservations.check, api, options, workers))
+    network = background(partial(new_networks.check, api, options, id)) if new else None
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
-    _quotas(api, options, machines, types, present, running, report)
+    quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
     rights.result()
+    if network:
+        network.result()
     return Survey(
         account=by_account,
         owner=api.owner,
@@ -136,7 +143,8 @@ def survey_cluster(
         # Further machines go where the others are.
         options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
-    found = survey(api, options, present, zone if settled else "", report, there, me)
+    id = current.id if current else ""
+    found = survey(api, options, present, zone if settled else "", report, there, me, id)
     if zone in found.zones:
         # An `up` that was cut off goes on there, and may still leave for where there is room.
         others = (other for other in found.zones if other != zone)
@@ -298,84 +306,6 @@ def _check_disk_key(api: Api, asked: Future[tuple[str, str]], report: Reporter) 
             hint=f"`aws kms enable-key --key-id {key}`, or AWS's own key again: `aws ec2"
             " reset-ebs-default-kms-key-id`",
         )
-
-
-def _quotas(
-    api: Api,
-    options: ClusterSpec,
-    machines: Sequence[PlannedMachine],
-    types: Mapping[str, InstanceType],
-    present: Mapping[str, str],
-    running: Future[list[Instance]],
-    report: Reporter,
-) -> None:
-    """Every quota that the new machines count towards, against what runs in the account."""
-    needed: dict[tuple[str, str], int] = {}
-    for machine in machines:
-        if machine.name in present or (options.cloud.reservation and machine.name != LAUNCHER):
-            continue  # what is reserved was counted when it was reserved
-        row = catalog.quota(machine.instance_type)
-        if row is None:
-            continue
-        spot = options.cloud.spot and machine.name != LAUNCHER
-        if spot and not row.spot:
-            continue
-        name = (
-            f"All {row.spot_name or row.name} Spot Instance Requests"
-            if spot
-            else _on_demand(row.name)
-        )
-        key = (name, row.spot if spot else row.on_demand)
-        needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
-    if not needed:
-        return
-    limits = {code: background(partial(api.quota, code)) for _, code in needed}
-    taken_by_code = _used(api, running, report)
-    for (name, code), vcpus in needed.items():
-        try:
-            limit = limits[code].result()
-        except ProviderError as error:
-            report(f"the quota {name} is not known: {error.message}")
-            continue
-        taken = taken_by_code.get(code, 0)
-        if taken + vcpus > limit:
-            raise ProviderError(
-                f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
-                f" are in use; this cluster needs {vcpus} vCPUs more",
-                hint=ask_for_more(code, taken + vcpus),
-            )
-
-
-def ask_for_more(code: str, vcpus: int) -> str:
-    """The command that asks AWS for a larger quota."""
-    return (
-        "request more: aws service-quotas request-service-quota-increase"
-        f" --service-code ec2 --quota-code {code} --desired-value {vcpus}"
-    )
-
-
-def _on_demand(name: str) -> str:
-    return f"Running On-Demand {name} instances"
-
-
-def _used(api: Api, running: Future[list[Instance]], report: Reporter) -> dict[str, int]:
-    try:
-        return used(api, running.result())
-    except ProviderError as error:
-        report(f"could not list the running instances: {error.message}")
-        return {}
-
-
-def used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
-    """vCPUs of these instances, by quota code."""
-    kinds = api.instance_types({item.type for item in running}) if running else {}
-    vcpus: dict[str, int] = {}
-    for item in running:
-        row = catalog.quota(item.type)
-        if row and item.type in kinds:
-            code = row.spot if item.spot else row.on_demand
-            vcpus[code] = vcpus.get(code, 0) + kinds[item.type].vcpus
-    return vcpus
 
 
 def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import images, market, nat, reserved, wire
+from tests.sim.ec2 import images, market, nat, networks, reserved, wire
 from tests.sim.ec2.addresses import Addresses
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
@@ -445,6 +445,10 @@ def _describe_endpoints(world: World, request: Request) -> Answer | None:
     return wire.xml("DescribeVpcEndpoints", wire.items("vpcEndpointSet", members))
 
 
+def _within_quota(world: World, request: Request) -> None:
+    networks.refuse(request, backend(request.region), world.limits)
+
+
 def _customer_key(region: str) -> Any:
     """The key of the account's own that encrypts disks by default; None for AWS's."""
     from moto.kms.models import kms_backends
@@ -541,6 +545,9 @@ def _in_reservation(world: World, request: Request) -> bool:
 
 
 ACTIONS: dict[str, Action] = {
+    "AllocateAddress": _within_quota,
+    "CreateInternetGateway": _within_quota,
+    "CreateVpc": _within_quota,
     "CreateCapacityReservation": _reserve,
     "PurchaseCapacityBlock": _reserve,
     "DescribeCapacityReservations": _describe_reservations,

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.sim.ec2 import networks
 from tests.sim.ec2.wire import Answer, ApiError, Request, document
 
 PRICES = {
@@ -52,6 +53,11 @@ QUOTAS = {
     "L-B5D1601B": ("All Inf Spot Instance Requests", 0.0),
 }
 """Code → name and value, in vCPUs: a new account has no machines with GPUs."""
+
+SERVICES = {
+    "ec2": "Amazon Elastic Compute Cloud (Amazon EC2)",
+    "vpc": "Amazon Virtual Private Cloud (Amazon VPC)",
+}
 
 LOCATIONS = {
     "us-east-1": "US East (N. Virginia)",
@@ -107,11 +113,11 @@ def quota_code(instance_type: str, spot: bool) -> str:
 
 def service_quotas(request: Request, changed: Mapping[str, float]) -> Answer | None:
     def quota(code: str) -> dict[str, Any]:
-        name, value = QUOTAS[code]
+        _, name, value = known[code]
         return {
-            "ServiceCode": "ec2",
-            "ServiceName": "Amazon Elastic Compute Cloud (Amazon EC2)",
-            "QuotaArn": f"arn:aws:servicequotas:{request.region}:123456789012:ec2/{code}",
+            "ServiceCode": service,
+            "ServiceName": SERVICES[service],
+            "QuotaArn": f"arn:aws:servicequotas:{request.region}:123456789012:{service}/{code}",
             "QuotaCode": code,
             "QuotaName": name,
             "Value": changed.get(code, value),
@@ -120,15 +126,18 @@ def service_quotas(request: Request, changed: Mapping[str, float]) -> Answer | N
             "GlobalQuota": False,
         }
 
-    if request.parameters.get("ServiceCode") != "ec2":
+    service = str(request.parameters.get("ServiceCode"))
+    if service not in SERVICES:
         return None
+    every = {code: ("ec2", *row) for code, row in QUOTAS.items()} | networks.QUOTAS
+    known = {code: row for code, row in every.items() if row[0] == service}
     if request.action == "GetServiceQuota":
         code = str(request.parameters.get("QuotaCode"))
-        if code not in QUOTAS:
+        if code not in known:
             raise ApiError("NoSuchResourceException", "The request failed because it is unknown")
         return document({"Quota": quota(code)})
     if request.action == "ListServiceQuotas":
-        return document({"Quotas": [quota(code) for code in QUOTAS]})
+        return document({"Quotas": [quota(code) for code in known]})
     return None
 
 

@@ -161,7 +161,7 @@ class Layer:
         call |= {"key": request.key, "administrator": request.key == ADMINISTRATOR}
         if request.action == "RunInstances":
             call |= {"type": request.parameters.get("InstanceType"), "zone": zone_of(request)}
-        if request.parameters.get("DryRun") == "true":
+        if _dry(request):
             call["dry_run"] = True
         named = replace(request, service=service)
         call["asks"] = list(
@@ -195,15 +195,17 @@ class Layer:
         if delay := self.faults.take("delay", where=where):
             time.sleep(delay["seconds"])
         self.faults.check(request.service, where)
+        if _dry(request) and request.action != "RunInstances":  # moto knows that one
+            raise ApiError(
+                "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412
+            )
         if request.service == "scheduler":
             return self.schedules.answer(request)
         if request.service == "pricing":
             return market.pricing(request, self.world.prices)
         if request.service == "servicequotas":
             return market.service_quotas(request, self.world.limits)
-        if request.service == "ec2" and request.action in gaps.ACTIONS:
-            if request.parameters.get("DryRun") == "true":
-                return None
+        if request.service == "ec2" and request.action in gaps.ACTIONS and not _dry(request):
             return gaps.ACTIONS[request.action](self.world, request)
         return None
 
@@ -231,7 +233,7 @@ class Layer:
         return given
 
     def _take_token(self, request: Request) -> None:
-        if request.service != "ec2" or request.parameters.get("DryRun") == "true":
+        if request.service != "ec2" or _dry(request):
             return
         machines = len(request.listed("InstanceId"))
         if request.action == "RunInstances":
@@ -277,6 +279,10 @@ class Layer:
         return [body]
 
 
+def _dry(request: Request) -> bool:
+    return request.service == "ec2" and request.parameters.get("DryRun") == "true"
+
+
 def where_of(request: Request) -> Where:
     if request.service != "ec2":
         return Where(action=request.action)
@@ -284,9 +290,11 @@ def where_of(request: Request) -> Where:
     tags = request.tags("instance")
     names |= {tags.get("clusterctl:node", ""), tags.get("Name", "")}
     # A dry run asks for rights: what goes wrong with a launch is not known by then.
-    dry = request.parameters.get("DryRun") == "true"
+    action = request.action
+    if _dry(request):
+        action = "DryRun" if action == "RunInstances" else f"DryRun{action}"
     return Where(
-        action="DryRun" if dry else request.action,
+        action=action,
         zone=zone_of(request) if request.action == "RunInstances" else "",
         instance_type=request.parameters.get("InstanceType", ""),
         market=request.parameters.get("InstanceMarketOptions.MarketType", "on-demand"),

@@ -1,0 +1,67 @@
+"""A network of the cluster's own, before it is made: whether the account lets us make it, and
+whether anybody could reach it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from clusterctl.errors import ProviderError
+from clusterctl.model import ClusterSpec
+from clusterctl.providers.ec2 import quotas, tags
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.cleanup import TAG
+from clusterctl.providers.ec2.failures import RefusedByAws
+from clusterctl.timeouts import background
+
+CIDR = "10.77.0.0/16"
+"""As infra/ec2 has it."""
+_OPEN = "off"
+_THEIRS = "use a network that your administrators have made: --vpc ID, or --subnet"
+
+
+def check(api: Api, options: ClusterSpec, id: str = "") -> None:
+    """Raises ProviderError for the first thing that would stop Terraform halfway. `id`: of a
+    cluster whose network may be there already."""
+    cloud = options.cloud
+    if cloud.vpc or cloud.subnet:
+        return
+    parts = [*quotas.PARTS, *([quotas.ADDRESS] if cloud.private else [])]
+    asked = [background(partial(_rights, api, options)), background(partial(_check_open, api))]
+    asked += [background(partial(quotas.check_part, api, part, id)) for part in parts]
+    for answer in asked:
+        answer.result()
+
+
+def _rights(api: Api, options: ClusterSpec) -> None:
+    """Many organizations let only administrators make networks."""
+    made = {TAG: options.name, **tags.parse(options.cloud.tag)}
+
+    def tagged(kind: str) -> list[dict[str, Any]]:
+        return [{"ResourceType": kind, "Tags": tags.as_list(made)}]
+
+    try:
+        api.may_make("create_vpc", CidrBlock=CIDR, TagSpecifications=tagged("vpc"))
+        kind = "internet-gateway"
+        api.may_make("create_internet_gateway", TagSpecifications=tagged(kind))
+        if options.cloud.private:
+            kind = "elastic-ip"
+            api.may_make("allocate_address", Domain="vpc", TagSpecifications=tagged(kind))
+    except RefusedByAws as refused:
+        raise ProviderError(refused.message, hint=f"{_THEIRS}; {refused.hint}") from refused
+
+
+def _check_open(api: Api) -> None:
+    """Raises ProviderError where SSH to a new network would time out: EC2 makes it all the same."""
+    try:
+        mode = api.block_mode()
+    except ProviderError:
+        return  # who may not ask is not told
+    if mode != _OPEN:
+        raise ProviderError(
+            f"VPC Block Public Access is on in {api.region} ({mode}): the launcher of a new network"
+            " could not be reached from the internet",
+            hint="choose a --vpc that is excluded from it, another --region, or have an"
+            " administrator switch it off: `aws ec2 modify-vpc-block-public-access-options"
+            " --internet-gateway-block-mode off`",
+        )

@@ -1,0 +1,162 @@
+"""Networks as accounts have them, before anything costs money: quotas, rights, DNS. The code of
+clusterctl against the simulated API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from clusterctl import assets
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.providers.ec2 import cleanup, preflight
+from clusterctl.providers.ec2.api import Api
+from tests.sim.lab import Lab, their_network
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+
+CIDR = "10.98.0.0/24"
+
+
+@pytest.fixture
+def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Api:
+    for key, value in lab.ec2.env.items():
+        monkeypatch.setenv(key, value)
+    return Api("us-east-1")
+
+
+def survey(api: Api, id: str = "", **cloud: Any) -> preflight.Survey:
+    """What `up` looks at before it asks about money."""
+    cloud = {"region": api.region, **cloud}
+    groups = (NodeGroup(count=1, family="cpu"),)
+    spec = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
+    return preflight.survey(api, spec, {}, "", lambda line: None, id=id)
+
+
+@contextmanager
+def as_many_as_there_may_be(
+    make: Callable[[], str], remove: Callable[[str], Any]
+) -> Iterator[None]:
+    """Makes things until EC2 says that there may be no more."""
+    made: list[str] = []
+
+    def make_all() -> None:
+        for _ in range(9):
+            made.append(make())
+
+    try:
+        with pytest.raises(ClientError, match=r"LimitExceeded.*The maximum number of .* has been"):
+            make_all()
+        yield
+    finally:
+        for id in made:
+            remove(id)
+
+
+def test_an_account_without_room_for_a_network_is_named_before_it_costs(lab: Lab, api: Api) -> None:
+    """VPCs and internet gateways that are there count, whoever made them, but not against a cluster
+    that has its own already."""
+    ec2 = lab.api
+
+    def vpc() -> str:
+        return str(ec2.create_vpc(CidrBlock=CIDR)["Vpc"]["VpcId"])
+
+    def gateway() -> str:
+        return str(ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"])
+
+    assert survey(api).zones
+    with as_many_as_there_may_be(vpc, lambda id: ec2.delete_vpc(VpcId=id)):
+        said = r"quota 'VPCs per Region' \(L-F678F1CE\) in us-east-1 is 5, of which 5 are in use"
+        with pytest.raises(ProviderError, match=said) as caught:
+            survey(api)
+        assert "--vpc" in caught.value.hint
+        assert "--service-code vpc --quota-code L-F678F1CE --desired-value 6" in caught.value.hint
+        first = next(one for one in ec2.describe_vpcs()["Vpcs"] if one["CidrBlock"] == CIDR)
+        ec2.create_tags(Resources=[first["VpcId"]], Tags=[{"Key": cleanup.TAG, "Value": "lab-1"}])
+        assert survey(api, "lab-1").zones, "it has its network"
+        lab.ec2.grant(6, "L-F678F1CE")
+        assert survey(api).zones
+        rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+        rights["Statement"][0]["Action"].remove("servicequotas:GetServiceQuota")
+        lab.ec2.policy(rights)
+        assert survey(api).zones, "whoever may not ask is told nothing of this"
+        lab.ec2.policy(None)
+    with (
+        as_many_as_there_may_be(
+            gateway, lambda id: ec2.delete_internet_gateway(InternetGatewayId=id)
+        ),
+        pytest.raises(ProviderError, match="'Internet gateways per Region'"),
+    ):
+        survey(api)
+
+
+def test_private_workers_need_an_address_of_the_account(lab: Lab, api: Api) -> None:
+    """That of the NAT gateway; machines' own public addresses are none of these."""
+
+    def address() -> str:
+        return str(lab.api.allocate_address(Domain="vpc")["AllocationId"])
+
+    with as_many_as_there_may_be(address, lambda id: lab.api.release_address(AllocationId=id)):
+        assert survey(api).zones
+        with pytest.raises(
+            ProviderError, match=r"'EC2-VPC Elastic IPs' .* is 5, of which 5"
+        ) as told:
+            survey(api, private=True)
+        assert "--service-code ec2 --quota-code L-0263D0A3" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("action", "private"),
+    [("CreateVpc", False), ("CreateInternetGateway", False), ("AllocateAddress", True)],
+)
+def test_who_may_make_no_network_is_told_before_it_costs(
+    lab: Lab, api: Api, action: str, private: bool
+) -> None:
+    """As in many organizations; asked by dry runs, of which nothing stays."""
+    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    lab.ec2.policy(rights)
+    before = lab.ec2.left()
+    assert survey(api, private=private).zones
+    assert lab.ec2.left() == before
+    deny = {"Effect": "Deny", "Action": f"ec2:{action}", "Resource": "*"}
+    lab.ec2.policy({**rights, "Statement": [*rights["Statement"], deny]})
+    with pytest.raises(ProviderError, match=f"not authorized to perform: ec2:{action}") as caught:
+        survey(api, private=private)
+    assert "--vpc" in caught.value.hint
+    with their_network(lab.api, "us-east-1a") as (vpc, _):
+        assert survey(api, vpc=vpc).zones, "where nothing is made, nothing is asked"
+
+
+def test_a_network_of_theirs_without_dns_is_refused_before_it_costs(lab: Lab, api: Api) -> None:
+    """Machines there would find no package, unless the network names a DNS server of its own.
+    Names for the machines themselves (enableDnsHostnames) are not needed."""
+    with their_network(lab.api, "us-east-1a") as (vpc, _):
+        names = lab.api.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")
+        assert names["EnableDnsHostnames"]["Value"] is False
+        assert survey(api, vpc=vpc).zones
+        lab.api.modify_vpc_attribute(VpcId=vpc, EnableDnsSupport={"Value": False})
+        with pytest.raises(UsageError, match=f"{vpc} has DNS switched off") as caught:
+            survey(api, vpc=vpc)
+        assert "--enable-dns-support" in caught.value.hint
+        rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+        lab.ec2.policy(rights)
+        for servers, works in ((["AmazonProvidedDNS"], False), (["10.0.0.2"], True)):
+            options = lab.api.create_dhcp_options(
+                DhcpConfigurations=[{"Key": "domain-name-servers", "Values": servers}]
+            )["DhcpOptions"]["DhcpOptionsId"]
+            lab.api.associate_dhcp_options(DhcpOptionsId=options, VpcId=vpc)
+            if works:
+                assert survey(api, vpc=vpc).zones
+            else:
+                with pytest.raises(UsageError, match="DNS switched off"):
+                    survey(api, vpc=vpc)
+            lab.api.associate_dhcp_options(DhcpOptionsId="default", VpcId=vpc)
+            lab.api.delete_dhcp_options(DhcpOptionsId=options)
+        rights["Statement"][0]["Action"].remove("ec2:DescribeDhcpOptions")
+        lab.ec2.policy(rights)
+        assert survey(api, vpc=vpc).zones, "whoever may not ask is told nothing"

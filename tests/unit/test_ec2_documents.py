@@ -1,0 +1,88 @@
+"""docs/ec2.md and docs/ec2-strictness.md name nothing that is not there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.options.clusters import Up
+from clusterctl.options.verbs import VERBS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+GUIDE, STRICTNESS = (ROOT / "docs" / name for name in ("ec2.md", "ec2-strictness.md"))
+TEST = re.compile(r"`(?:([\w/]+\.py)(?:::)?)?(test_\w+)?`")
+STRICT = ROOT / "tests" / "sim" / "test_ec2_strict.py"
+
+
+def find_file(name: str) -> Path:
+    """As the page names it: without a folder in tests/sim, else in tests."""
+    path = ROOT / "tests" / name if "/" in name else STRICT.with_name(name)
+    return path if path.is_file() else ROOT / name
+
+
+ROWS = [line for line in STRICTNESS.read_text().splitlines() if "test_" in line]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_each_test_that_the_page_names_is_there(row: str) -> None:
+    """A name without a file is in one that its row names, or in test_ec2_strict.py."""
+    files = [find_file(name) for name, _ in TEST.findall(row) if name.startswith(("test", "unit"))]
+    files += [find_file(name) for name, _ in TEST.findall(row) if "/test_" in name]
+    assert all(path.is_file() for path in files), row
+    for name, test in TEST.findall(row):
+        if test:
+            places = [find_file(name)] if name else [*files, STRICT]
+            assert any(f"def {test}(" in path.read_text() for path in places), test
+
+
+def test_the_texts_of_aws_are_counted() -> None:
+    cases = tomllib.loads((ROOT / "tests" / "unit" / "aws_errors.toml").read_text())
+    assert f"| {sum(map(len, cases.values()))} texts of AWS" in STRICTNESS.read_text()
+
+
+def spellings() -> set[str]:
+    return {flag for verb in VERBS.values() for flag in verb.spellings()}
+
+
+def commands(text: str) -> list[str]:
+    """Whatever is set as code, without the commands of others."""
+    code = re.findall(r"`([^`\n]+)`", text)
+    code += [line for line in text.splitlines() if line.startswith("    clusterctl ")]
+    return [one for one in code if not re.match(r"(aws|terraform|cloud-init|dpkg|pip) ", one)]
+
+
+@pytest.mark.parametrize("page", [GUIDE, STRICTNESS], ids=lambda page: page.name)
+def test_each_option_that_is_named_exists(page: Path) -> None:
+    named = {flag for one in commands(page.read_text()) for flag in re.findall(r"--[a-z-]+", one)}
+    assert named
+    assert named <= spellings()
+
+
+def test_each_option_for_ec2_is_explained() -> None:
+    mine = {option.flag for option in Up.options().values() if option.group is Up.EC2}
+    assert len(mine) > 15
+    missing = {flag for flag in mine if not re.search(rf"{flag}\b", GUIDE.read_text())}
+    assert missing == set()
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [GUIDE, STRICTNESS], ids=lambda page: page.name)
+def test_each_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            path = page.parent / name if name else page
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target
