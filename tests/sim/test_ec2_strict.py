@@ -303,6 +303,7 @@ def test_a_key_that_cannot_encrypt_disks_is_named_before_it_costs(lab: Lab, api:
     assert preflight.survey(api, spec, {}, "", told.append).account
     [line] = told
     assert line.startswith("the state of the key that encrypts disks is not known: describe key")
+    assert f"it is {key}: if its key policy does not let you use it, EC2 ends all machines" in line
     lab.ec2.policy(None)
     kms.disable_key(KeyId=made["KeyId"])
     assert launch_encrypted(lab, api)["StateReason"]["Code"] == "Client.InvalidKMSKey.InvalidState"

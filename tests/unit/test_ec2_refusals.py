@@ -471,6 +471,27 @@ def test_our_address_is_one_ipv4_address(
             ssh_cidr.my_address()
 
 
+def test_our_address_is_not_that_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SSH would not come from there. Where nothing else answers, a proxy is better than nobody."""
+    monkeypatch.setattr(ssh_cidr, "LIMIT", 5.0)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with (
+        answering(repeat(b"203.0.113.7")) as place,
+        answering(repeat(b"198.51.100.1")) as proxy,
+        socket.socket() as closed,
+    ):
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
+        assert ssh_cidr.my_address() == "203.0.113.7"
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert ssh_cidr.my_address() == "198.51.100.1"
+        monkeypatch.delenv("http_proxy")
+        with pytest.raises(OSError, match="refused"):
+            ssh_cidr.my_address()
+
+
 def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -60,7 +60,11 @@ _VCPUS = Known(
     "your quota of vCPUs is too small", "request a higher quota in the Service Quotas console"
 )
 _EXPIRED = Known("your AWS credentials have expired", _KEYS, account=True)
-_UNKNOWN_KEYS = Known("AWS does not know your credentials", _KEYS, account=True)
+_UNKNOWN_KEYS = Known(
+    "AWS does not know your credentials",
+    f"{_KEYS}; those of AWS China and GovCloud work in their own regions alone: set AWS_REGION",
+    account=True,
+)
 _RIGHTS = Known(
     "your AWS user is not allowed to do that",
     "infra/ec2/policy.json lists all the rights it needs; a deny in an organization's policy can"

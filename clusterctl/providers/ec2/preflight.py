@@ -288,7 +288,16 @@ def _rights(
 def _disk_key(api: Api) -> tuple[str, str]:
     """The key that encrypts disks, and its state."""
     key = api.disk_key()
-    return key, _ENABLED if key.endswith(_AWS_KEY) else api.key_state(key)
+    if key.endswith(_AWS_KEY):
+        return key, _ENABLED
+    try:
+        return key, api.key_state(key)
+    except ProviderError as error:
+        raise ProviderError(
+            f"{error.message}; it is {key}: if its key policy does not let you use it, EC2 ends all"
+            " machines as soon as they start",
+            hint=error.hint,
+        ) from error
 
 
 def _check_disk_key(api: Api, asked: Future[tuple[str, str]], report: Reporter) -> None:

@@ -5,6 +5,7 @@ Rules are for IPv4: the VPC has no IPv6 addresses, so that nobody could come fro
 
 from __future__ import annotations
 
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -45,8 +46,21 @@ def networks(option: str, text: str) -> str:
 
 
 def my_address() -> str:
-    """This machine's public IPv4 address. OSError, ValueError."""
-    with urllib.request.urlopen(WHO_AM_I, timeout=LIMIT) as answer:
+    """This machine's public IPv4 address. OSError, ValueError.
+
+    SSH takes no proxy: one in HTTPS_PROXY would tell its own address. It is asked where nobody
+    answers without it."""
+    try:
+        return _ask(urllib.request.ProxyHandler({}))
+    except OSError:
+        proxies = urllib.request.getproxies()
+        if urllib.parse.urlsplit(WHO_AM_I).scheme not in proxies:
+            raise
+        return _ask(urllib.request.ProxyHandler(proxies))
+
+
+def _ask(proxies: urllib.request.ProxyHandler) -> str:
+    with urllib.request.build_opener(proxies).open(WHO_AM_I, timeout=LIMIT) as answer:
         return parse_address(answer.read(100).decode())
 
 
