@@ -32,10 +32,11 @@ HOUR = 3600.0
 
 UP = ("--cpu", "c7i.xlarge", "--runtime", "host", "--ssh-cidr", "192.0.2.1/32")
 
-RIGHT, DAMAGED, GONE = "right", "damaged", "gone"
-CASES = list(itertools.product((RIGHT, DAMAGED, GONE), repeat=3))
-"""Of the record, of what Terraform and the provider keep, and of the machines: `damaged` is one of
-three that ended itself."""
+RIGHT, DAMAGED, EMPTY, GONE = "right", "damaged", "empty", "gone"
+FILES = (RIGHT, DAMAGED, EMPTY, GONE)
+CASES = list(itertools.product(FILES, FILES, (RIGHT, DAMAGED, GONE)))
+"""Of the record, of what Terraform and the provider keep, and of the machines: `damaged` is a file
+that was cut off, or one of three machines that ended itself."""
 
 
 @pytest.fixture
@@ -121,11 +122,17 @@ def arrange(
         if state == GONE:
             file.unlink(missing_ok=True)
         else:
-            file.write_text(text if state == RIGHT else text[: len(text) // 2])
-    if record != RIGHT:
-        path.write_text(path.read_text()[:200]) if record == DAMAGED else path.unlink()
+            file.write_text(damaged(text, state))
+    if record == GONE:
+        path.unlink()
+    else:
+        path.write_text(damaged(path.read_text(), record))
     if machines != GONE:
         cloud.make(ID, *NODES[: 3 if machines == RIGHT else 2])
+
+
+def damaged(text: str, how: str) -> str:
+    return {RIGHT: text, DAMAGED: text[: len(text) // 2], EMPTY: ""}[how]
 
 
 def known(record: str, state: str) -> bool:
@@ -189,7 +196,7 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
         assert (said.code, cloud.left()) == (3, before), said.err
         assert open_store().cluster("lab").id == ID
         lost = "state of cluster lab is lost" in said.err
-        assert lost is (state == GONE)
+        assert lost is (state in (EMPTY, GONE))
         running = sum(name.startswith("i-") for name in before)
         assert (f"{running} machines run, ${running}.0" in said.err) is bool(running)
         return
@@ -200,7 +207,9 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
         assert open_store().cluster("lab").id != ID
         return
     assert (said.code, cloud.left()) == (7, before), said.err
-    assert ("cannot be read:" if record == DAMAGED else "nothing in it can be read") in said.err
+    assert (
+        "cannot be read:" if record in (DAMAGED, EMPTY) else "nothing in it can be read"
+    ) in said.err
     assert open_store().names() == ("lab",)
 
 
