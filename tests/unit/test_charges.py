@@ -311,6 +311,8 @@ def test_a_worker_whose_removal_was_cut_off_is_paid_until_it_ended(
     [found] = measured.settle(where, living=(), made=(), now=NOW, ends=ends, leaving=leaving)
     assert found.until == until
     assert not measured.find_leaving(replace(where, phase=Phase.READY), {"worker-1"})
+    later = replace(where, charges=(*rows, charge("worker-2", since=NOW - 8 * HOUR)))
+    assert not measured.find_leaving(later, {"worker-1"}), "it had ended before"
 
 
 def test_what_was_never_made_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,10 +58,12 @@ def settle(
 
 def find_leaving(cluster: Cluster, made: Collection[str]) -> frozenset[str]:
     """The nodes that an `up` was to remove which was cut off, as far as they are still among what
-    was `made`: nobody has seen their end."""
+    was `made`: nobody has seen their end. It planned that with all else that it has noted last."""
     if cluster.phase is not Phase.CREATING:
         return frozenset()
-    return frozenset(node.name for node in cluster.nodes if node.name in made)
+    planned = max((max(item.since, item.until or 0.0) for item in cluster.charges), default=0.0)
+    ended = {item.node for item in cluster.charges if item.until == planned}
+    return frozenset(node.name for node in cluster.nodes if node.name in ended.intersection(made))
 
 
 LATER = 60.0
