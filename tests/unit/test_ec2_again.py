@@ -33,6 +33,7 @@ class Market(Api):
     living: tuple[str, ...] = ()
     zone, spot = "us-east-1a", True
     stopped: tuple[str, ...] = ()
+    on_demand: tuple[str, ...] = ()
     ending: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 
@@ -61,7 +62,7 @@ class Market(Api):
                 address="",
                 private_address="",
                 launched=0.0,
-                spot=self.spot and name != "launcher",
+                spot=self.spot and name not in ("launcher", *self.on_demand),
                 ended=NOW - 20 if name in self.stopped else None,
             )
             for name in (self.living if filters else ())
@@ -196,6 +197,20 @@ def test_machines_of_an_up_that_broke_off_cost_what_they_are(
 def rates(charges: Iterable[Charge]) -> dict[str, float | None]:
     """Dollars per hour of each machine, without its disk and address."""
     return {item.node: item.hourly for item in charges if item.part == "instance"}
+
+
+def test_an_on_demand_worker_among_spot_ones_is_started_again_at_its_own_price(
+    provider: Ec2Provider, market: type[Market]
+) -> None:
+    """It had taken the place of a lost one, and EC2 or somebody has stopped it."""
+    old = attempted(provider.plan(wish(spot_fallback=True)), "launcher", "worker-1", ago=HOUR)
+    market.living, market.stopped = ("launcher", "worker-1", "worker-2"), ("worker-1",)
+    market.on_demand = ("worker-1",)
+    two = replace(wish(spot_fallback=True), groups=(NodeGroup(count=2, family="cpu"),))
+    charges = provider.plan(two, old).charges
+    running = [item for item in charges if item.until is None]
+    assert rates(running) == {"launcher": 10.0, "worker-1": 10.0, "worker-2": 1.0}
+    assert [item.hourly for item in instances(charges, "worker-1")] == [1.0, 10.0]
 
 
 def test_nodes_get_no_later_deadline_than_aws_keeps(

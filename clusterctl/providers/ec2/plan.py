@@ -99,14 +99,19 @@ def estimate(
     now: float,
     *,
     spot: bool,
+    on_demand: Collection[str] = (),
     report: Reporter,
 ) -> Estimate:
-    """`old`: the charges so far. `spot`: whether the workers are to be spot instances."""
+    """`old`: the charges so far. `spot`: whether the workers are to be spot instances, but for
+    those in `on_demand`, which are started again as what they are."""
 
     def charged(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
         quoted = quote_machines(api, found, zones, report)
         new = prices.charges(found.machines, quoted, now, private=cloud.private)
-        return prices.merge(old, new, now), quoted
+        merged = prices.merge(old, new, now)
+        if zones and on_demand:
+            merged = requote(api, found, merged, on_demand, "", report)
+        return merged, quoted
 
     usual, quoted = charged(found.zones[:1] if spot else ())
     dear = usual

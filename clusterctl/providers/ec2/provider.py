@@ -109,7 +109,16 @@ class Ec2Provider:
         now = self._clock() - preflight.check_clock(api.ahead, report)
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
         old = self._settle(current, instances, ahead, now) if current else ()
-        cost = plan.estimate(api, found, options.cloud, old, now, spot=spot, report=report)
+        cost = plan.estimate(
+            api,
+            found,
+            options.cloud,
+            old,
+            now,
+            spot=spot,
+            on_demand={item.node for item in instances if item.node in stopped and not item.spot},
+            report=report,
+        )
         prices.check_hourly(options.cloud.max_hourly, cost.dear)
         update_rules.check_stopped(current, present, stopped, now)
         reserved = found.reservation
