@@ -11,12 +11,20 @@ unfinished, final = sys.argv[1:]
 if os.path.isdir(final):  # another job was faster
     shutil.rmtree(unfinished)
     sys.exit()
-venv.EnvBuilder(system_site_packages=True, symlinks=True).create(unfinished)
+# This Python may be that of a virtual environment itself, which a new one does not see. What lies
+# below that one is seen only if it does so: there may be other packages, and slow start-up files.
+inner = sys.prefix != sys.base_prefix
+beneath = not inner
+if inner:
+    with open(os.path.join(sys.prefix, "pyvenv.cfg"), encoding="utf-8") as file:
+        settings = file.read().lower().replace(" ", "").splitlines()
+    beneath = "include-system-site-packages=true" in settings
+venv.EnvBuilder(system_site_packages=beneath, symlinks=True).create(unfinished)
 minor = "python{}.{}".format(*sys.version_info)
 packages = os.path.join(unfinished, "lib", minor, "site-packages")
-# This Python may be that of a virtual environment itself, which a new one does not see.
-with open(os.path.join(packages, "clusterctl_node.pth"), "w", encoding="utf-8") as file:
-    file.write(f"import site; list(map(site.addsitedir, {site.getsitepackages()!r}))\n")
+if inner:
+    with open(os.path.join(packages, "clusterctl_node.pth"), "w", encoding="utf-8") as file:
+        file.write(f"import site; list(map(site.addsitedir, {site.getsitepackages()!r}))\n")
 scripts = os.path.join(packages, "bin")
 for name in os.listdir(scripts) if os.path.isdir(scripts) else ():
     target = os.path.join(unfinished, "bin", name)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import venv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,9 +68,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def here(name: str, folder: Path, **changes: str) -> Node:
     """A node that is a folder of this machine, with its Python."""
     installed = {"packages": KEPT, "version": platform.python_version(), **changes}
-    python = Python(executable=sys.executable, **installed)  # type: ignore[arg-type]
+    python = Python(**{"executable": sys.executable, **installed})  # type: ignore[arg-type]
     made = node(name, address="", root=str(folder / name), python=python)
-    made = replace(made, private_address="", python=sys.executable)
+    made = replace(made, private_address="", python=python.executable)
     ssh = folder / name / "bin" / "clusterctl-ssh"
     ssh.parent.mkdir(parents=True)
     ssh.write_text(SSH.format(log=folder / "passed-on"))
@@ -119,6 +120,25 @@ def test_a_node_gets_the_packages_beside_those_of_its_python(
     code = f"import demo, helper, sys; print(demo.VERSION, helper.VERSION, {own!r} in sys.path)"
     assert run(python_of(one), "-c", code) == "2.0 1.5 True\n"
     assert run(python_of(one).removesuffix("python") + "demo-version") == "2.0\n"
+
+
+@pytest.mark.parametrize("system", [False, True])
+def test_the_environment_sees_what_the_nodes_python_sees(
+    system: bool, project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    """Also where that is the Python of a virtual environment: what lies below it may be another
+    version of something, or slow to start."""
+    own = tmp_path / "own"
+    venv.create(own, symlinks=True, system_site_packages=system)
+    minor = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    (own / minor / "mine.py").touch()
+    Path("requirements.txt").write_text("demo\n")
+    one = here("worker-1", tmp_path, executable=str(own / "bin" / "python"))
+    install("requirements.txt", one)
+    code = "import site; print(site.getsitepackages()[1:])"
+    beneath = run(str(own / "bin" / "python"), "-c", code)
+    assert run(python_of(one), "-c", f"import demo, mine; {code}") == beneath
+    assert (beneath != "[]\n") == system
 
 
 def test_what_one_node_has_it_passes_on(
