@@ -49,7 +49,12 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
         f"`clusterctl down {spec.name}` removes it"
     )
     consent = (lambda question: True) if given.yes else console.consent
-    made = action.up(store, spec, console.report, consent, measure=given.measure, nodes=nodes)
+    try:
+        made = action.up(store, spec, console.report, consent, measure=given.measure, nodes=nodes)
+    except KeyboardInterrupt:
+        if spec.name not in store.names():  # nothing was created yet
+            console.after_interrupt = ""
+        raise
     up_cluster = made.cluster
     if then:
         console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.actions import detached_launches, open_store
 from clusterctl.model import Charge, Phase
+from clusterctl.providers.local.provider import LocalProvider
 from tests.unit.calling import Call
 from tests.unit.making import cluster
+from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
 
 
@@ -169,3 +172,18 @@ def test_a_file_of_packages_that_is_not_understood_costs_no_cluster(call: Call) 
     assert "requirements.txt: local packages are not installed" in said.err
     assert "--requirements none" in said.err
     assert open_store().names() == ()
+
+
+@pytest.mark.parametrize("verb", ["launch", "up"])
+def test_ctrl_c_before_anything_was_created_speaks_of_nothing_to_remove(
+    verb: str, call: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(LocalProvider):
+        def plan(self, *words: Any, **more: Any) -> Any:
+            raise KeyboardInterrupt
+
+    provide(monkeypatch, "local", Interrupted())
+    Path("train.py").touch()
+    said = call(verb, *["train.py"] * (verb == "launch"))
+    assert (said.code, "stopped by Ctrl-C" in said.err) == (130, True)
+    assert "what was created is kept" not in said.err
