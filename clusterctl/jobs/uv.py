@@ -44,6 +44,10 @@ def resolve(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
         for name in kept:
             options += ["--no-emit-package", name, "--no-sources-package", name]
         first = Path(scratch, "files", next(iter(wanted.texts)))
+        if first.suffix in (".txt", ".in") and "UV_INDEX_STRATEGY" not in os.environ:
+            # Written for pip, which takes the best version of all indexes: PyTorch's, the most
+            # usual extra one, has old versions of many packages.
+            options += ["--index-strategy", "unsafe-best-match"]
         beside = " and ".join(f"{name} {version}" for name, version in kept.items())
         what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
         return call(what, "pip", "compile", "--quiet", str(first), *options, *target(node))

@@ -244,6 +244,32 @@ url = "vendored"
     assert package_indexes.list_lines(texts) == [first, f"{some} https://b.example/whl"]
 
 
+def test_a_requirements_file_means_what_pip_makes_of_it(
+    project: Path,
+    index: Path,
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's index, which so many name as an extra one, has old versions of other packages."""
+    for place, wheel in (("usual", "demo-2.0"), ("usual", "helper-1.5"), ("extra", "demo-1.0")):
+        name = f"{wheel}-py3-none-any.whl"
+        page = tmp_path / place / wheel.partition("-")[0] / "index.html"
+        page.parent.mkdir(parents=True)
+        shutil.copy(index / name, page.parent)
+        page.write_text(f'<a href="{name}">{name}</a>')
+    (index / "uv.toml").write_text(f'index-url = "{(tmp_path / "usual").as_uri()}"\n')
+    extra = (tmp_path / "extra").as_uri()
+    Path("requirements.txt").write_text(f"--extra-index-url {extra}\ndemo>=1.5\n")
+    one = here("worker-1", tmp_path)
+    with monkeypatch.context() as strict:
+        strict.setenv("UV_INDEX_STRATEGY", "first-index")
+        with pytest.raises(UsageError, match=r"demo>=1\.5"):
+            install("", one)
+    install("", one)
+    assert run(python_of(one), "train.py") == "2.0\n"
+
+
 def test_a_hash_that_the_file_names_has_to_be_that_of_the_package(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
