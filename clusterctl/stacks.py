@@ -70,8 +70,13 @@ class Stack:
     @property
     def own(self) -> Frame | None:
         """The innermost line of the program itself."""
-        inner = (frame for frame in self.frames if frame.python)
-        return next((frame for frame in inner if not _LIBRARIES.search(frame.file)), None)
+        return next(iter(self.path), None)
+
+    @property
+    def path(self) -> tuple[Frame, ...]:
+        """All its lines of the program itself, innermost first."""
+        frames = (frame for frame in self.frames if frame.python)
+        return tuple(frame for frame in frames if not _LIBRARIES.search(frame.file))
 
     @property
     def collective(self) -> str:

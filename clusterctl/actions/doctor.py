@@ -141,7 +141,7 @@ def _collect(
     found = doctor.assemble(job, views)
     if any(rank.alive for rank in found.ranks.values()):
         _add_stacks(found, cluster, pool, report, deadline)
-        _watch(found, pool, report, deadline)
+        _watch(found, cluster, pool, report, deadline)
     return found
 
 
@@ -216,16 +216,11 @@ def _add_stacks(
             stopped=[pid for pid, rank in ranks.items() if rank.stopped],
             limit=max(1, min(DUMP, int(deadline.left / 2) - 1)),
         )
-    spy, why = b"", ""
-    if any(not found.nodes[name].spy for name in by_node):
-        archs = {cluster.node(name).facts.arch for name in by_node}
-        why = own_spy.missing(archs)
-        spy = b"" if why else own_spy.compress()
+    spies, why = _bring_spy(found, cluster, list(by_node))
     report(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
 
     def ask(name: str) -> NodeResult:
-        given = b"" if found.nodes[name].spy else spy
-        return pool.transport(name).run(scripts[name], stdin=given, timeout=deadline.left)
+        return pool.transport(name).run(scripts[name], stdin=spies[name], timeout=deadline.left)
 
     for result in pool.each(ask, list(by_node)):
         dumps = evidence.read_dumps(result.text)
@@ -243,24 +238,57 @@ def _add_stacks(
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
 
 
-def _watch(found: Evidence, pool: Pool, report: Reporter, deadline: Deadline) -> None:
-    """Sees whether ranks that wait for others go on: then these are slow, and do not hang."""
+def _bring_spy(
+    found: Evidence, cluster: Cluster, names: Sequence[str]
+) -> tuple[Mapping[str, bytes], str]:
+    """What each of these nodes is given of py-spy: nothing where it has its own; and why there is
+    nothing to give."""
+    without = [name for name in names if not found.nodes[name].spy]
+    why = own_spy.missing({cluster.node(name).facts.arch for name in names}) if without else ""
+    spy = own_spy.compress() if without and not why else b""
+    return {name: spy if name in without else b"" for name in names}, why
+
+
+def _watch(
+    found: Evidence, cluster: Cluster, pool: Pool, report: Reporter, deadline: Deadline
+) -> None:
+    """Sees whether ranks that wait for others go on: then these are slow, and do not hang. A
+    single look may find ranks that poll at any two places, for they are not looked at in the same
+    instant."""
     by_node: dict[str, dict[int, Rank]] = {}
-    for number in doctor.watchable(found):
+    watched = doctor.watchable(found)
+    for number in watched:
         rank = found.ranks[number]
         if main := rank.main:
             by_node.setdefault(rank.node, {})[main.pid] = rank
-    if not by_node or deadline.left < waits.WATCH + 2:
+    seconds = min(waits.WATCH, int(deadline.left) - 2)
+    if not by_node or seconds < 1:
         return
-    report(f"watching for {waits.WATCH} s whether the waiting ranks make progress")
-    scripts = {
-        name: assets.render("insight/moves.sh.j2", pids=list(ranks), seconds=waits.WATCH)
-        for name, ranks in by_node.items()
-    }
-    for result in pool.run(scripts, timeout=deadline.left):
-        moves = evidence.read_moves(result.text)
+    spies, _ = _bring_spy(found, cluster, list(by_node))
+    report(f"watching for {seconds} s whether the waiting ranks make progress")
+
+    def ask(name: str) -> NodeResult:
+        view, node, ranks = found.nodes[name], cluster.node(name), by_node[name]
+        script = assets.render(
+            "insight/moves.sh.j2",
+            node=name,
+            root=node.root,
+            spy=view.spy,
+            sudo="sudo -n" if view.user and view.ptrace_scope else "",
+            ranks=[(pid, watched[rank.number]) for pid, rank in ranks.items()],
+            native="polls" in watched.values(),  # MPI's calls are C
+            seconds=seconds,
+            limit=max(1, int(deadline.left / 4)),
+        )
+        return pool.transport(name).run(script, stdin=spies[name], timeout=deadline.left)
+
+    for result in pool.each(ask, list(by_node)):
+        moves, looks = evidence.read_moves(result.text), evidence.read_looks(result.text)
+        work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         for pid, rank in by_node[result.node].items():
-            rank.moved = moves.get(pid)
+            seen = [stacks.parse(text, work) for text in looks.get(pid, ())]
+            kind, later = watched[rank.number], [item for item in seen if item]
+            evidence.compare_looks(rank, kind, moves.get(pid), later)
 
 
 def _reason(said: str, rank: Rank, scope: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -81,7 +81,9 @@ class Rank:
     running: bool = False
     """It has used or wanted a processor each time it was looked at."""
     moved: bool | None = None
-    """Whether it woke while it was watched; None where it was not, or polls."""
+    """Whether it went on while it was watched: None where it was not."""
+    looks: tuple[Stack, ...] = ()
+    """Its stacks, read again while it was watched."""
 
     @property
     def alive(self) -> bool:
@@ -243,6 +245,26 @@ def _decoded(text: str) -> str:
     return b64decode(text).decode(errors="replace")
 
 
+def compare_looks(rank: Rank, kind: str, moved: bool | None, looks: Sequence[Stack]) -> None:
+    """Says whether a rank that was watched went on: `kind` is how it waits (`sleeps`, `polls`, or
+    `late` if it does not), `moved` what its counters say, and `looks` are its later stacks. What
+    ranks in one machine's memory send each other is not counted: without looks, a counter that
+    stands still says nothing of one that polls.
+
+    A stack that was read while a rank polled may miss the call that it is in: if all later ones
+    have one, they are right."""
+    rank.looks = tuple(looks)
+    if len(looks) > 1 and rank.stack and not rank.stack.collective:
+        rank.stack = looks[-1] if all(look.collective for look in looks) else rank.stack
+    if kind == "late":
+        return
+    seen = [stack for stack in (rank.stack, *looks) if stack]
+    calls = [stack.collective for stack in seen if stack.collective]
+    elsewhere = len(set(calls)) > 1 or len({stack.path for stack in seen}) > 1
+    unknown = kind == "polls" and len(calls) < 2 and not moved
+    rank.moved = None if unknown else elsewhere or moved
+
+
 @dataclass(frozen=True, slots=True)
 class Dumps:
     """By process: what py-spy printed, why it could not, and processors in use."""
@@ -288,7 +310,8 @@ def read_dumps(text: str) -> Dumps:
 
 
 def read_moves(text: str) -> Mapping[int, bool]:
-    """What moves.sh printed: of each process, whether its main thread has woken."""
+    """What moves.sh printed: of each process, whether its main thread has woken, or, of one that
+    polls, has read or written."""
     moves: dict[int, bool] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
@@ -297,3 +320,15 @@ def read_moves(text: str) -> Mapping[int, bool]:
                 pid, before, after = rest.split()
                 moves[int(pid)] = before != after
     return moves
+
+
+def read_looks(text: str) -> Mapping[int, tuple[str, ...]]:
+    """What moves.sh printed of processes that poll: what py-spy saw of each, time after time."""
+    looks: dict[int, tuple[str, ...]] = {}
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        with suppress(ValueError):
+            if word == "again":
+                pid, dump = rest.split()
+                looks[int(pid)] = (*looks.get(int(pid), ()), _decoded(dump))
+    return looks

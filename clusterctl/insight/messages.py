@@ -302,8 +302,9 @@ MESSAGES: tuple[Message, ...] = (
     _row(
         "gloo-size",
         r"gloo.*(op\.preamble\.length <= op\.nbytes|opcode.*nbytes)",
-        "ranks take part in the same collective with tensors of different sizes",
-        "make the tensor's shape equal on all ranks (a last batch that is smaller?)",
+        "ranks have met in a collective with tensors of different sizes",
+        "make the tensor's shape equal on all ranks (a last batch that is smaller?); or one of them"
+        " has skipped a collective, as after an exception that it has caught",
         "https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applicati"
         "ons",
     ),
@@ -522,6 +523,10 @@ MESSAGES: tuple[Message, ...] = (
 )
 
 
+MEETINGS = frozenset({"gloo-size", "mpi-truncated"})
+"""Rows that ranks print when they have met in a collective and do not fit together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """A row, and the line in which its pattern was found."""
@@ -548,7 +553,7 @@ EXITS = {
     137: "SIGKILL comes from the kernel when memory runs out, or from a person or a limit; use a"
     " smaller batch, fewer ranks per node (--ranks-per-node) or larger machines",
     139: "a segmentation fault is a bug in native code, or in a package built for another version;"
-    " `-e PYTHONFAULTHANDLER=1` shows the line of a Python program",
+    " its output has the Python line at which that happened",
     127: "the program, or one that it starts, was not found on the node; check its name and PATH",
     126: "the program may not be executed there; check its mode, and what its #! line names",
 }

@@ -48,6 +48,7 @@ def variables(
     then the user's."""
     rows: list[Row] = [
         ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
+        ("PYTHONFAULTHANDLER", "1", "a rank that crashes in a library prints its Python lines"),
         *own,
         (
             "CLUSTERCTL_WORLD_SIZE",

@@ -316,12 +316,58 @@ def receives(line: int, name: str = "PMPI_Recv") -> stacks.Stack:
     return stack((name, "/opt/libmpi.so", 0), ("exchange", f"{WORK}/train.py", line))
 
 
-def test_ranks_that_all_wait_for_a_message() -> None:
-    for second in (receives(6), receives(9)):
-        [finding] = doctor.judge(two_ranks(receives(6), second))
-        assert finding.kind == "receive"
-        assert "MPI_Recv at train.py:6" in finding.text
-        assert "send first" in finding.advice
+@pytest.mark.parametrize("second", [6, 9])
+@pytest.mark.parametrize(
+    ("call", "kind", "advice"),
+    [("MPI_Recv", "receive", "one of two partners send first"), ("MPI_Send", "send", "Sendrecv")],
+)
+def test_messages_that_all_send_or_all_receive(
+    second: int, call: str, kind: str, advice: str
+) -> None:
+    found = two_ranks(receives(6, f"P{call}"), receives(second, f"P{call}"))
+    assert doctor.watchable(found) == {0: "polls", 1: "polls"}
+    found.ranks[0].moved = False
+    [finding] = doctor.judge(found)
+    assert finding.kind == kind
+    assert f"{call} at train.py:6" in finding.text
+    assert advice in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("PMPI_Recv", "PMPI_Recv"), ("PMPI_Send", "PMPI_Send"), ("PMPI_Send", "PMPI_Recv")],
+)
+def test_messages_that_go_on_are_no_finding(first: str, second: str) -> None:
+    """A ping-pong, seen at any moment."""
+    found = two_ranks(receives(6, first), receives(9, second))
+    found.ranks[1].moved = True
+    assert doctor.judge(found) == ()
+    assert "make progress" in doctor.summarize(found, ())
+
+
+@pytest.mark.parametrize(
+    ("looks", "counted", "moved"),
+    [
+        ([receives(6), receives(6)], False, False),
+        ([receives(6), receives(6)], True, True),
+        ([receives(6, "PMPI_Send"), receives(6)], False, True),
+        ([receives(6), receives(7)], False, True),
+        ([], False, None),
+        ([], True, True),
+    ],
+)
+def test_two_looks_show_whether_a_rank_that_polls_goes_on(
+    looks: list[stacks.Stack], counted: bool | None, moved: bool | None
+) -> None:
+    rank = two_ranks(receives(6), receives(9)).ranks[0]
+    evidence.compare_looks(rank, "polls", counted, looks)
+    assert rank.moved is moved
+
+
+def test_a_stack_that_misses_the_call_is_replaced_by_later_ones() -> None:
+    rank = two_ranks(receives(6, "abort"), receives(9)).ranks[0]
+    evidence.compare_looks(rank, "late", None, [receives(6), receives(6)])
+    assert (rank.stack and rank.stack.collective, rank.moved) == ("MPI_Recv", None)
 
 
 def test_a_message_that_nobody_sends() -> None:
@@ -332,7 +378,6 @@ def test_a_message_that_nobody_sends() -> None:
 
 def test_ranks_at_different_places_that_go_on_do_not_hang() -> None:
     found = two_ranks(reduces(12), reduces(14))
-    assert doctor.watchable(found) == (0, 1)
     found.ranks[0].moved = True
     [finding] = doctor.judge(found)
     assert (finding.kind, finding.serious) == ("mismatch", False)
@@ -356,6 +401,7 @@ WAITS, CONNECTS = "c10d::TCPStore::waitForWorkers", "c10d::detail::SocketConnect
     [
         (meets(CONNECTS), (1,), "rank 1 on worker-2 cannot connect to MASTER_ADDR:MASTER_PORT"),
         (meets(WAITS), (), "all 2 ranks have connected in init_process_group at train.py:4"),
+        (meets("c10d::TCPStore::doWait"), (), "passes, is larger than 2"),
     ],
 )
 def test_ranks_that_do_not_find_each_other(
@@ -415,7 +461,7 @@ def test_a_slow_rank_and_one_that_hangs_are_told_apart(
     moved: bool, usage: float, kind: str, said: str
 ) -> None:
     found = two_ranks(reduces(), sleeps())
-    assert doctor.watchable(found) == (0,)
+    assert doctor.watchable(found) == {0: "sleeps", 1: "late"}
     found.ranks[0].moved, found.ranks[1].usage = moved, usage
     [finding] = doctor.judge(found)
     assert (finding.kind, finding.lines) == (kind, (finding.lines[0],))
@@ -423,11 +469,52 @@ def test_a_slow_rank_and_one_that_hangs_are_told_apart(
     assert ("endless loop" in finding.advice) == (usage > 0 and not moved)
 
 
-def test_ranks_that_poll_are_not_watched() -> None:
+def test_ranks_that_poll_are_watched_in_another_way() -> None:
     """They wake all the time."""
     polls = stack(("PMPI_Allreduce", "/opt/libmpi.so", 0), ("step", f"{WORK}/train.py", 3))
-    assert doctor.watchable(two_ranks(polls, sleeps())) == ()
-    assert doctor.watchable(two_ranks(reduces(), reduces())) == (), "no rank is elsewhere"
+    found = two_ranks(polls, sleeps())
+    assert doctor.watchable(found) == {0: "polls", 1: "late"}
+    assert doctor.watchable(two_ranks(sleeps(), sleeps())) == {}
+
+
+@pytest.mark.parametrize(
+    ("moved", "said"), [(True, "make progress"), (False, "skipped a step"), (None, "only be slow")]
+)
+def test_ranks_in_one_call_at_one_line(moved: bool | None, said: str) -> None:
+    found = two_ranks(reduces(), reduces())
+    assert doctor.watchable(found) == {0: "sleeps", 1: "sleeps"}
+    found.ranks[0].moved = moved
+    assert said in doctor.summarize(found, doctor.judge(found))
+
+
+def test_a_rank_that_is_late_once_is_no_straggler() -> None:
+    """In any job, some rank comes first to each collective."""
+    found = two_ranks(reduces(), sleeps())
+    found.ranks[0].moved = True
+    found.ranks[0].looks, found.ranks[1].looks = (reduces(),), (sleeps(),)
+    assert [item.serious for item in doctor.judge(found)] == [True]
+    found.ranks[0].looks, found.ranks[1].looks = (reduces(), sleeps()), (sleeps(), reduces())
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.serious) == ("straggler", False)
+    assert "may be healthy" in finding.lines[0]
+    assert "make progress" in doctor.summarize(found, [finding])
+
+
+def test_the_last_line_of_a_rank_elsewhere_is_shown() -> None:
+    found = two_ranks(reduces(12), reduces(14))
+    found.ranks[1].out = "step 3\nloss is NaN, stopping\n\n"
+    [finding] = doctor.judge(found)
+    assert "rank 1's last line of output: loss is NaN, stopping" in finding.lines
+
+
+def test_ranks_in_the_rendezvous_without_c_frames() -> None:
+    """A busy machine may not give them in time."""
+    found = two_ranks(meets(WAITS), meets())
+    found.ranks[1].stack = stack(*[(f.name, f.file, f.line) for f in meets().frames[1:]])
+    assert doctor.watchable(found) == {}
+    [finding] = doctor.judge(found)
+    assert finding.kind == "rendezvous"
+    assert "world_size that the program passes, is larger than 2" in finding.text
 
 
 def test_a_rank_that_gets_little_of_a_busy_processor_computes() -> None:
@@ -562,6 +649,57 @@ def test_an_exception_behind_the_prefix_of_pytorch() -> None:
     assert finding.kind == "error"
     assert "KeyError: 'weights'" in finding.text
     assert finding.lines[0] == 'File "train.py", line 7, in <module>'
+
+
+MET = "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes"
+
+
+def crash(line: int, *others: str) -> str:
+    """What Python's fault handler prints of a rank that gloo has ended."""
+    return "\n".join(
+        [
+            *("terminate called after throwing an instance of 'gloo::EnforceNotMet'", MET),
+            *("Fatal Python error: Aborted", ""),
+            *(("Thread 0x00007f (most recent call first):", *others, "") if others else ()),
+            "Thread 0x00007f1f31fece40 (most recent call first):",
+            f'  File "{C10D}", line 3252 in all_reduce',
+            f'  File "{WORK}/train.py", line {line} in average',
+            f'  File "{WORK}/train.py", line 90 in <module>',
+            *("", "Extension modules: numpy._core (total: 1)"),
+        ]
+    )
+
+
+def raised(line: int) -> str:
+    """What the others print, because it has gone."""
+    where = f'  File "{WORK}/train.py", line {line}, in average\n'
+    return f"Traceback (most recent call last):\n{where}RuntimeError: Connection closed by peer\n"
+
+
+def test_ranks_that_met_in_a_collective_from_different_lines() -> None:
+    loader = '  File "/opt/py/lib/python3.11/threading.py", line 359 in wait'
+    found = seen(
+        view("worker-1", "rank 0", f"exit 0 1 {START + 11} 1", f"err 0 {encoded(raised(22))}"),
+        view("worker-2", "rank 1", *failed(134, START + 10, crash(40, loader))),
+    )
+    cause = doctor.judge(found)[0]
+    assert (cause.kind, cause.ranks) == ("mismatch", (1,))
+    assert 'rank 0 in File "train.py", line 22, in average' in cause.text
+    assert 'rank 1 in File "train.py", line 40, in average' in cause.text
+    assert "exception" in cause.advice
+
+
+def test_ranks_that_met_in_one_line_with_different_sizes() -> None:
+    found = seen(view("worker-2", "rank 1", *failed(134, START + 10, crash(40))))
+    cause = doctor.judge(found)[0]
+    assert cause.kind == "message:gloo-size"
+    assert cause.lines[0] == 'File "train.py", line 40, in average'
+
+
+def test_the_line_of_a_rank_that_crashed_in_a_library() -> None:
+    said = crash(40).partition(MET)[2]
+    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(139, START + 10, said))))
+    assert finding.lines == ('File "train.py", line 40, in average',)
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,11 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     if not living:
         return "nothing is wrong with the nodes, and no rank printed a known error"
     waiting = [stack.collective for stack in evidence.stacks.values() if stack.collective]
-    if waiting and len(waiting) == len(living):
-        return (
-            f"all ranks are in {waiting[0]} at the same line, and nothing is wrong with the nodes:"
-            " it may only be slow, or the ranks use different sizes or groups"
-        )
+    same = len({stack.point for stack in evidence.stacks.values()}) == 1
+    if same and len(waiting) == len(living):
+        return _describe_same(waiting[0], [rank.moved for rank in living])
+    if waiting and any(rank.moved for rank in living):
+        return "the ranks communicate and make progress, and nothing is wrong with the nodes"
     busy = [rank for rank in living if rank.usage is not None and rank.usage >= waits.BUSY]
     if not evidence.stacks:
         doing = "they compute, or poll for messages" if busy else "they may wait for each other"
@@ -90,3 +90,21 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     if busy:
         return f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
     return "nothing is wrong with the nodes, and no rank waits for another one"
+
+
+def _describe_same(call: str, moved: Sequence[bool | None]) -> str:
+    """What it may mean that all ranks are in one call at the same line."""
+    place = f"all ranks are in {call} at the same line"
+    if any(moved):
+        return f"{place} and make progress, and nothing is wrong with the nodes"
+    if False in moved:
+        return (
+            f"{place}, and none has made progress for {waits.WATCH} s, though nothing is wrong"
+            " with the nodes: one of them may have skipped a step, and be in another pass of a loop"
+            " (after an exception that was caught, for example), or they use different sizes,"
+            " groups or roots"
+        )
+    return (
+        f"{place}, and nothing is wrong with the nodes: it may only be slow, or the ranks use"
+        " different sizes or groups"
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from clusterctl.insight import messages
@@ -18,6 +19,11 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What PyTorch puts before each line of an exception, once there is a process group."""
 _WORK = re.compile(r'"[^"]*/jobs/\d+/work/')
 """The folder of a job on its nodes."""
+_CRASH = re.compile(
+    r"^(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):$", re.MULTILINE
+)
+"""What Python's fault handler prints before the lines of a thread."""
+_CRASH_LINE = re.compile(r'^  File (".*"), line (\d+) in (.+)$')
 SAME_TIME = 0.2
 """Seconds by which the end of a rank may be noticed by others before it is written down."""
 
@@ -96,8 +102,12 @@ def _follows(rank: Rank) -> bool:
 def _failure(evidence: Evidence, rank: Rank) -> Finding:
     place = evidence.place(rank.number)
     match = messages.find(rank.err) or messages.find(rank.out)
+    if match and match.message.name in messages.MEETINGS:
+        places = _places(evidence)
+        if len(places) > 1:
+            return _met_elsewhere(match, places)
     if match:
-        where = last_error(rank.err)[:1]
+        where = (_line(rank.err),) if _line(rank.err) else ()
         return _explained(match, place, (rank.number,), nodes=(rank.node,), where=where)
     code = rank.exit_code or 0
     if error := last_error(rank.err):
@@ -117,7 +127,57 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
         how = "was killed (SIGKILL)"
         advice = "find out what killed it; the kernel log of the node does not show it"
     last = tuple((rank.err.strip() or rank.out.strip()).splitlines()[-3:])
+    if _CRASH.search(rank.err):
+        last = (_line(rank.err),) if _line(rank.err) else ()
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
+
+
+def _places(evidence: Evidence) -> dict[str, list[int]]:
+    """Where ranks were when they failed, as far as they have said so."""
+    places: dict[str, list[int]] = {}
+    for number, rank in sorted(evidence.ranks.items()):
+        if (rank.exit_code or evidence.job.state.ended) and (line := _line(rank.err)):
+            places.setdefault(line, []).append(number)
+    return places
+
+
+def _met_elsewhere(match: messages.Match, places: Mapping[str, Sequence[int]]) -> Finding:
+    """Ranks that have met in a collective from different lines."""
+    order = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
+    said = "; ".join(f"{name_ranks(ranks)} in {line}" for line, ranks in order)
+    return Finding(
+        "mismatch",
+        f"ranks were in different collectives: {said}",
+        "look for a branch that only some ranks take, a rank with fewer or more steps, or one that"
+        " has caught an exception: it has skipped collectives, and meets the others in a wrong one",
+        (match.line, match.message.source),
+        tuple(number for _, ranks in order[1:] for number in ranks),
+    )
+
+
+def _line(text: str) -> str:
+    """The line of the program at which a rank failed: of its last exception, or of its crash."""
+    text = _PREFIX.sub("", text)
+    if not (crashes := list(_CRASH.finditer(text))):
+        return next(iter(last_error(text)), "")
+    own = [_crash_line(text[crash.end() :]) for crash in crashes]
+    # The main thread comes last; one that crashed in Python itself is the current one.
+    current = [line for crash, line in zip(crashes, own, strict=True) if crash[0][0] == "C"]
+    return next((line for line in (*current, *reversed(own)) if line), "")
+
+
+def _crash_line(text: str) -> str:
+    """The innermost line of the program among those of one thread, written as in a traceback."""
+    lines = itertools.takewhile(_CRASH_LINE.match, text.lstrip("\n").splitlines())
+    for line in lines:
+        if (found := _CRASH_LINE.match(line)) and not _is_library(line):
+            file = _WORK.sub('"', found[1])
+            return f"File {file}, line {found[2]}, in {found[3]}"
+    return ""
+
+
+def _is_library(line: str) -> bool:
+    return "-packages/" in line or "/lib/python3" in line or 'File "<' in line
 
 
 def _signal(code: int) -> str:
@@ -149,7 +209,7 @@ def last_error(text: str) -> tuple[str, ...]:
         return ()
     lines = trace[2].splitlines()
     files = [_WORK.sub('"', line.strip()) for line in lines if line.startswith("  File ")]
-    own = [line for line in files if "-packages/" not in line and "/lib/python3" not in line]
+    own = [line for line in files if not _is_library(line)]
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
     return (*(own or files)[-1:], *errors[-1:]) if errors else ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import Evidence, Finding
@@ -16,12 +16,13 @@ ADVICE = (
 
 def meeting(evidence: Evidence) -> Iterator[Finding]:
     """Of ranks that are all in PyTorch's rendezvous: those that cannot connect to rank 0's store,
-    or that there are too few of them. Only C++ frames tell these two apart."""
+    or that there are too few of them. Only C++ frames tell these two apart, and on a busy machine
+    a stack may lack them."""
     living = evidence.stacks
-    if not living or not all(map(_native, living.values())):
+    if not living or not all_meet(living.values()):
         return
     waiting = [number for number, stack in living.items() if _connected(stack)]
-    outside = [number for number in living if number not in waiting]
+    outside = [n for n, stack in living.items() if n not in waiting and _native(stack)]
     said = [
         match.line for number in outside if (match := messages.find(evidence.ranks[number].err))
     ]
@@ -33,10 +34,25 @@ def meeting(evidence: Evidence) -> Iterator[Finding]:
         )
     elif outside:
         text = f"no rank can connect to MASTER_ADDR:MASTER_PORT in {own}"
+    elif len(waiting) == len(living):
+        text = (
+            f"all {len(waiting)} ranks have connected in {own}, which waits for more ranks:"
+            f" WORLD_SIZE, or the world_size that the program passes, is larger than {len(waiting)}"
+        )
     else:
-        text = f"all {len(waiting)} ranks have connected in {own}, which waits for more ranks"
+        text = (
+            f"all {len(living)} ranks are in {own}: some cannot connect to"
+            " MASTER_ADDR:MASTER_PORT, or WORLD_SIZE, or the world_size that the program passes, is"
+            f" larger than {len(living)}"
+        )
     nodes = tuple(dict.fromkeys(evidence.ranks[number].node for number in outside))
     yield Finding("rendezvous", text, ADVICE, tuple(said[:1]), tuple(outside), nodes)
+
+
+def all_meet(stacks: Iterable[Stack]) -> bool:
+    """Whether all of them are in the rendezvous: rank 0 keeps the store, where it waits for all to
+    connect, and the others then wait there for the addresses of all."""
+    return all(stack.collective == "init_process_group" for stack in stacks)
 
 
 def _places(evidence: Evidence, ranks: Sequence[int]) -> str:
@@ -44,10 +60,9 @@ def _places(evidence: Evidence, ranks: Sequence[int]) -> str:
 
 
 def _native(stack: Stack) -> bool:
-    """Whether it is in the rendezvous, with C++ frames."""
-    names = [frame.name for frame in stack.frames]
-    return "_create_c10d_store" in names and any("TCPStore" in name for name in names)
+    return any("TCPStore" in frame.name for frame in stack.frames)
 
 
 def _connected(stack: Stack) -> bool:
-    return any("waitForWorkers" in frame.name for frame in stack.frames)
+    waits = ("TCPStore::waitForWorkers", "TCPStore::wait", "TCPStore::doWait")
+    return any(name in frame.name for frame in stack.frames for name in waits)

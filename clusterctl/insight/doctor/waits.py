@@ -16,6 +16,8 @@ BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
 POLLS = 0.1
 """The same of one that polls for messages on a machine with too few processors."""
+_SHOWN = 120
+"""Characters of a line of output that are shown."""
 WATCH = 5
 """Seconds for which ranks that wait are watched."""
 
@@ -47,44 +49,71 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
     if absent or len(living) < len(evidence.ranks):
         return
     if all(stack.receives for stack in living.values()):
-        yield _only_receivers(evidence, waiting)
+        yield from _only_receivers(evidence, waiting)
+    elif all(stack.sends for stack in living.values()):
+        yield from _only_senders(evidence, waiting)
     elif len(waiting) > 1:
-        yield _mismatch(evidence, waiting)
+        yield from _mismatch(evidence, waiting)
     else:
         yield from rendezvous.meeting(evidence)
 
 
-def _only_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Finding:
+def _only_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
     """Nobody sends: what a healthy job does only while a message is on its way."""
-    places = [f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting]
-    return Finding(
-        "receive",
-        f"all ranks wait for a message, and none sends: {'; '.join(places)}",
-        "let one of two partners send first, or use sendrecv; each receive needs a send with its"
-        " rank, tag and communicator",
-        ranks=tuple(evidence.stacks),
-    )
+    if not any(evidence.ranks[number].moved for number in evidence.stacks):
+        yield Finding(
+            "receive",
+            f"all ranks wait for a message, and none sends: {_places(waiting)}",
+            "let one of two partners send first, or use sendrecv; each receive needs a send with"
+            " its rank, tag and communicator",
+            _unmoved(evidence),
+            ranks=tuple(evidence.stacks),
+            serious=bool(_unmoved(evidence)),
+        )
 
 
-def _mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Finding:
-    others = "; ".join(
-        f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting[1:]
-    )
+def _only_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
+    """Nobody receives: small messages are sent at once, large ones only when they are wanted."""
+    if not any(evidence.ranks[number].moved for number in evidence.stacks):
+        yield Finding(
+            "send",
+            f"all ranks send a message, and none receives: {_places(waiting)}",
+            "let one of two partners receive first, or use Sendrecv or Isend: a large message (more"
+            " than 4 to 64 kB) is sent only when its receiver has called Recv, so that this may"
+            " work with small ones",
+            _unmoved(evidence),
+            ranks=tuple(evidence.stacks),
+            serious=bool(_unmoved(evidence)),
+        )
+
+
+def _places(waiting: Sequence[Folded]) -> str:
+    return "; ".join(f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting)
+
+
+def _unmoved(evidence: Evidence) -> tuple[str, ...]:
+    """That nobody has gone on, if somebody was watched."""
+    watched = [rank.moved for rank in evidence.ranks.values()]
+    return (f"no rank has made progress for {WATCH} s",) if False in watched else ()
+
+
+def _mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
     same = len({item.stack.collective for item in waiting}) == 1
     direct = any(item.stack.receives or item.stack.sends for item in waiting)
     calls = "calls" if direct else "collectives"
     moved = any(evidence.ranks[n].moved for item in waiting for n in item.ranks)
-    return Finding(
+    if moved and direct:  # what one look sees of any ranks that send each other messages
+        return
+    yield Finding(
         "mismatch",
-        f"ranks wait in different {'places' if same else calls}:"
-        f" {name_ranks(waiting[0].ranks)} in {waiting[0].stack.describe()}; {others}",
+        f"ranks wait in different {'places' if same else calls}: {_places(waiting)}",
         "each receive needs a send with its rank, tag and communicator; look for a branch that only"
         " some ranks take"
         if direct
         else "look for a branch that only some ranks take, or ranks with more steps",
         ("ranks make progress from time to time: they may only be at different steps",)
         if moved
-        else (),
+        else (*_unmoved(evidence), *_last_lines(evidence, waiting)),
         ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
         serious=not moved,
     )
@@ -102,6 +131,7 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
     wait = _wait(late[0], item.stack)
     doing = "computing" if busy else wait.text
     slow = any(moved)
+    usual = slow and not _keeps_waiting(evidence, waiting, item)
     if slow:
         advice = (
             "these ranks have more work than the others, wait longer for it, or have a slower"
@@ -115,7 +145,9 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
     else:
         advice = wait.advice or "look at that line: all ranks have to call the same collectives"
     elsewhere = [*_elsewhere(late[0], item.stack), *_behind(evidence, late, wait)]
-    if any(moved):
+    if usual:
+        elsewhere.insert(0, "a moment later it was different: the job goes on, and may be healthy")
+    elif slow:
         elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:
         elsewhere.insert(0, f"no rank has made progress for {WATCH} s")
@@ -128,7 +160,16 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
         tuple(elsewhere),
         item.ranks,
         tuple(dict.fromkeys(rank.node for rank in late)),
+        serious=not usual,
     )
+
+
+def _keeps_waiting(evidence: Evidence, waiting: Folded, item: Folded) -> bool:
+    """Whether later looks show the same ranks waiting for the same others: in any job, some rank
+    comes first to each collective."""
+    first = [look for number in waiting.ranks for look in evidence.ranks[number].looks]
+    late = [look for number in item.ranks for look in evidence.ranks[number].looks]
+    return all(look.collective for look in first) and not any(look.collective for look in late)
 
 
 def _elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
@@ -151,6 +192,20 @@ def _behind(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[st
             yield f"its process {child.pid} runs {child.command}"
     if error := last_error(late[0].err):
         yield f"it has printed: {' '.join(' '.join(error).split())}"
+    elif said := _last_line(late[0]):
+        yield f"its last line of output: {said}"
+
+
+def _last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[str]:
+    """What ranks at different places have printed last, which may say why they are there."""
+    for number in (item.ranks[0] for item in waiting[:3]):
+        if said := _last_line(evidence.ranks[number]):
+            yield f"rank {number}'s last line of output: {said}"
+
+
+def _last_line(rank: Rank) -> str:
+    lines = rank.out.split("\n")
+    return next((line.strip()[:_SHOWN] for line in reversed(lines) if line.strip()), "")
 
 
 def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
@@ -165,20 +220,22 @@ def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
         yield f"process {holder} on {rank.node}{who} holds the lock"
 
 
-def watchable(evidence: Evidence) -> tuple[int, ...]:
-    """Ranks that wait, asleep, for others that are elsewhere: if they wake, the job goes on."""
-    folded = stacks.fold(
-        {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
-    )
-    if len(folded) < 2 and all(item.stack.collective for item in folded):
-        return ()
-    return tuple(
-        number
-        for number, stack in evidence.stacks.items()
-        if stack.collective
-        and (stack.blocked or "futex" in evidence.ranks[number].waits)
-        and not evidence.ranks[number].stopped
-    )
+def watchable(evidence: Evidence) -> dict[int, str]:
+    """Ranks to look at again if some wait for others, and how they wait: those that are asleep in
+    a collective (`sleeps`) wake when the job goes on; those that poll there, as MPI does, are awake
+    all the time (`polls`); the others are to come to it (`late`)."""
+    living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
+    waiting = [number for number, stack in living.items() if stack.collective]
+    if not waiting or rendezvous.all_meet(living.values()):
+        return {}
+    return {
+        number: "late"
+        if not stack.collective
+        else "sleeps"
+        if stack.blocked or "futex" in evidence.ranks[number].waits
+        else "polls"
+        for number, stack in living.items()
+    }
 
 
 def idle_ranks(evidence: Evidence) -> Iterator[Finding]:
