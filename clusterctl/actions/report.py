@@ -14,12 +14,22 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.formats import format_seconds
 from clusterctl.insight import cost as money
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.report import LAST_JOBS, ReportData, Table, UpPhase, to_html, to_markdown
+from clusterctl.insight.report import (
+    LAST_JOBS,
+    ReportData,
+    Table,
+    UpPhase,
+    count_plots,
+    to_html,
+    to_markdown,
+)
 from clusterctl.job_model import Job, JobState, Provenance
 from clusterctl.model import Cluster, Reporter, clock, count
 from clusterctl.state import Store
 
 Redact = Callable[[str], str]
+FEW_PLOTS = 3
+"""Plots of metrics that are drawn before anyone wonders."""
 
 
 def make(
@@ -31,7 +41,11 @@ def make(
         source = _of_job(store, jobs.find_job(store, int(wanted), where), redact, report)
     else:
         source = _of_cluster(store, _find(store, wanted or where), redact, report)
-    return to_html(source) if kind == "html" else to_markdown(source)
+    if kind == "md":
+        return to_markdown(source)
+    if (plots := count_plots(source)) > FEW_PLOTS:
+        report(f"drawing {count(plots, 'plot')} of metrics")
+    return to_html(source)
 
 
 def write(text: str, path: Path) -> None:

@@ -3,6 +3,7 @@ it is given: what it says comes from records."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from clusterctl.job_model import Job, JobState
 
 LAST_JOBS = 20
 """Jobs on the timeline and in the table; the latest ones."""
+MOST_PLOTS = 12
+"""Plots of metrics: each takes a tenth of a second and 30 kB. Losses and accuracies come first."""
 LAST_CURVES = 6
 """Jobs whose curves are drawn."""
 _KINDS = {JobState.SUCCEEDED: 2, JobState.RUNNING: 0, JobState.QUEUED: 4}
@@ -67,7 +70,13 @@ def sections(source: ReportData, *, draw: bool) -> list[Section]:
         found.append(Section("Jobs", source.job_table))
     table = _metrics_table(source.points)
     if table:
-        found.append(Section("Metrics", table, tuple(_curves(source.points)) if draw else ()))
+        groups, units = _group_lines(source.points)
+        shown = dict(itertools.islice(groups.items(), MOST_PLOTS))
+        text = ""
+        if draw and len(groups) > len(shown):
+            text = f"Curves of {len(shown)} of {len(groups)} metrics; the table has all of them."
+        curves = tuple(_curves(shown, units)) if draw else ()
+        found.append(Section("Metrics", table, curves, text))
     if source.cost:
         found.append(Section("Cost", source.cost))
     if source.verdicts:
@@ -129,9 +138,20 @@ def _group(name: str) -> str:
 _NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes", "allreduces", "allreduce_bytes"}
 
 
-def _curves(points: Mapping[int, Sequence[MetricPoint]]) -> list[tuple[str, str]]:
+_Lines = dict[str, Sequence[tuple[float, float]]]
+
+
+def count_plots(source: ReportData) -> int:
+    """Plots of metrics that the page will have."""
+    return min(MOST_PLOTS, len(_group_lines(source.points)[0]))
+
+
+def _group_lines(
+    points: Mapping[int, Sequence[MetricPoint]],
+) -> tuple[dict[str, _Lines], set[str]]:
+    """The lines of each plot that has a curve, the most wanted first, and the units of their x."""
     chosen = dict(sorted(points.items())[-LAST_CURVES:])
-    groups: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
+    groups: dict[str, _Lines] = {}
     units = set()
     for number, mine in chosen.items():
         if any("bytes" in point.values for point in mine):
@@ -148,12 +168,22 @@ def _curves(points: Mapping[int, Sequence[MetricPoint]]) -> list[tuple[str, str]
                 rest = f", rank {rank}" if len(ranks) > 1 else ""
                 what = f": {_label(name)}" if mixed else ""
                 lines[f"job {number}{what}{rest}"] = series
+    curved = {
+        group: lines
+        for group, lines in groups.items()
+        if group == _SIZES or any(len(series) > 1 for series in lines.values())
+    }
+    first = (_SIZES, *_MIXED)
+    return dict(sorted(curved.items(), key=lambda item: item[0] not in first)), units
+
+
+def _curves(groups: Mapping[str, _Lines], units: set[str]) -> list[tuple[str, str]]:
     found = []
     for group, lines in groups.items():
         if group == _SIZES:
             drawn = plots.curves(lines, x="bytes", y="GB/s", log_x=True, log_y=True)
             found.append(("All-reduce: bus bandwidth by size", drawn))
-        elif any(len(series) > 1 for series in lines.values()):
+        else:
             low = min(y for series in lines.values() for _, y in series)
             scale = group not in _MIXED and low >= 0
             axis = " or ".join(sorted(units))
@@ -166,7 +196,7 @@ _SIZES = "all-reduce"
 
 
 def _add_sizes(
-    groups: dict[str, dict[str, Sequence[tuple[float, float]]]],
+    groups: dict[str, _Lines],
     number: int,
     mine: Sequence[MetricPoint],
 ) -> None:

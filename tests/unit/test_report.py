@@ -16,6 +16,7 @@ from clusterctl.actions import bench, open_store, verify
 from clusterctl.insight import allreduce, plots, scaling
 from clusterctl.insight.allreduce import Curves, HardwareLimit
 from clusterctl.insight.metrics import MetricPoint
+from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, sections
 from clusterctl.insight.scaling import Curve
 from clusterctl.insight.verify import Link, Measurements, Verdict
 from clusterctl.job_model import JobState, Provenance, RankFailure
@@ -161,6 +162,22 @@ def test_the_name_of_a_metric_is_text() -> None:
     svg = plots.curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
     assert "<script" not in svg
     assert 'aria-label="$\\frac$ &quot;&gt;' in svg
+
+
+def test_of_many_metrics_the_first_are_drawn_and_all_are_in_the_table() -> None:
+    """500 plots would take a minute, and 17 MB."""
+    names = [f"layer{number}" for number in range(500)]
+    points = [
+        MetricPoint(0, {"epoch": e, **dict.fromkeys(names, 1.0 + e), "loss": 1.0}) for e in range(3)
+    ]
+    page = ReportData(title="x", now=1.0, facts=Table(("",), ()), points={7: points})
+    [section] = [part for part in sections(page, draw=True) if part.title == "Metrics"]
+    assert section.table
+    assert len(section.table.rows) == 501
+    titles = [title for title, _ in section.plots]
+    assert titles == ["Loss", *(f"Layer{number}" for number in range(MOST_PLOTS - 1))]
+    assert section.text == f"Curves of {MOST_PLOTS} of 501 metrics; the table has all of them."
+    assert count_plots(page) == MOST_PLOTS
 
 
 def test_sizes_are_no_formulas() -> None:
