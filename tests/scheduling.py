@@ -29,7 +29,10 @@ GROUPS = {
 
 ON_EC2 = r"tests/ec2/|" + _uses("ec2")
 
-ALONE = r"tests/(chaos|e2e)/|tests/workloads/test_(programs|training)|" + ON_EC2
+ALONE = (
+    r"tests/(chaos|e2e)/|tests/workloads/test_(programs|training)|"
+    r"tests/unit/test_(supervise|batch_scripts)|" + ON_EC2
+)
 """Tests that take long and share nothing that does not start fast in every process."""
 
 COSTLY = (
