@@ -278,7 +278,7 @@ def _settle(
     made = provider.list_made(folder)
     charges = measured.settle(
         cluster,
-        living=there,
+        living={*there, *providers.find_gateway(cluster, folder)},
         made=made.union(node.name for node in cluster.nodes),
         now=now,
         ends=ends,

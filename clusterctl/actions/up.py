@@ -40,7 +40,7 @@ from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
-from clusterctl.model import GATEWAY, Charge, Cluster, ClusterSpec, Phase, Reporter, count
+from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter, count
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.protocol import Created, NoCapacity, Observable
 from clusterctl.providers.shared import charges as measured
@@ -343,6 +343,7 @@ def record_failed_create(
         return
     try:
         there = providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
+        gateway = providers.find_gateway(cluster, store.folder(cluster.name))
     except ClusterctlError as error:
         salvage.report_unknown(cluster, error, report)
         return
@@ -351,17 +352,16 @@ def record_failed_create(
     past = set(old.charges) if old else set()
     ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
     cluster = reprice(cluster, store.folder(cluster.name), report)
-    charges = measured.settle(cluster, living=there, made=ran, now=clock())
+    charges = measured.settle(cluster, living={*there, *gateway}, made=ran, now=clock())
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
-    machines = {name: id for name, id in there.items() if name != GATEWAY}
-    same = old and (machines, cluster.deadline) == (before, old.deadline)
+    same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:
         store.save(old)
         report(f"cluster {old.name} is unchanged and ready")
         return
     store.save(replace(cluster, charges=charges))
-    if there:
-        report(_what_runs(cluster.name, len(machines), GATEWAY in there, charges))
+    if there or gateway:
+        report(_what_runs(cluster.name, len(there), bool(gateway), charges))
 
 
 def _what_runs(name: str, machines: int, gateway: bool, charges: Sequence[Charge]) -> str:

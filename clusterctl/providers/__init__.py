@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import Cluster
-from clusterctl.providers.protocol import Billing, Creator, Provider
+from clusterctl.model import GATEWAY, Cluster
+from clusterctl.providers.protocol import Billing, Creator, Gatewayed, Provider
 from clusterctl.providers.shared.batch_site import BatchSite
 
 PROVIDERS: dict[str, str] = {
@@ -58,6 +59,14 @@ def _load(name: str, table: Mapping[str, str]) -> Provider:
 def load_billing(cluster: Cluster) -> Billing:
     """Who bills a cluster that has charges."""
     return cast(Billing, load(cluster.spec.provider))
+
+
+def find_gateway(cluster: Cluster, folder: Path) -> frozenset[str]:
+    """GATEWAY, where the cluster has a NAT gateway now, whatever machines it has. Raises the
+    provider's error."""
+    provider = load(cluster.spec.provider)
+    found = isinstance(provider, Gatewayed) and provider.finds_gateway(cluster, folder)
+    return frozenset({GATEWAY} if found else ())
 
 
 def load_site(name: str) -> BatchSite:

@@ -236,7 +236,7 @@ class Billing(Protocol):
 
     def list_billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
         """The nodes that cost money now, with what the provider calls their machines (as in
-        `Node.machine`), from whoever bills them. A NAT gateway is among them, as GATEWAY."""
+        `Node.machine`), from whoever bills them."""
 
     def list_ended(self, cluster: Cluster, folder: Path) -> Mapping[str, Ended]:
         """The nodes whose machines do not run, as far as whoever bills them still says when that
@@ -251,6 +251,14 @@ class Billing(Protocol):
     def list_made(self, folder: Path) -> frozenset[str]:
         """The nodes that cost money and that `folder` knows to have been made, whether or not they
         live: also those of a `create` that failed, which no record has."""
+
+
+@runtime_checkable
+class Gatewayed(Protocol):
+    """Its clusters may have a NAT gateway, which costs money without any machine."""
+
+    def finds_gateway(self, cluster: Cluster, folder: Path) -> bool:
+        """Whether whoever bills it knows one of the cluster now."""
 
 
 @runtime_checkable

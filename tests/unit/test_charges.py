@@ -405,7 +405,10 @@ def test_aws_says_whether_there_is_a_nat_gateway(state: str, billed: bool) -> No
             return [{"NatGatewayId": "nat-1", "State": state}]
 
     made = cluster(charges=(charge("launcher", part=GATEWAY),))
-    assert lives.list_billed(Gateways("us-east-1"), made) == ({GATEWAY: "nat-1"} if billed else {})
+    there = Gateways("us-east-1")
+    assert lives.finds_gateway(there, made) is billed
+    assert lives.list_billed(there, made) == {}, "it is no node"
+    assert not lives.finds_gateway(there, cluster(charges=(charge("launcher"),)))
 
 
 def test_a_nat_gateway_that_aws_has_removed_costs_nothing_more() -> None:

@@ -13,12 +13,14 @@ from clusterctl.providers.shared.charges import LATER
 
 
 def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
-    """The instances that AWS bills, by node, and a NAT gateway: also one without any instance."""
+    """The instances that AWS bills, by node."""
     found = cleanup.instances(api, cluster.id)
-    billed = {item.node: item.id for item in found if item.node}
-    if has_gateway(cluster) and (gateways := _find_gateways(api, cluster)):
-        billed[GATEWAY] = gateways[0]
-    return billed
+    return {item.node: item.id for item in found if item.node}
+
+
+def finds_gateway(api: Api, cluster: Cluster) -> bool:
+    """Whether AWS bills a NAT gateway: it may be there without any instance."""
+    return has_gateway(cluster) and _finds_gateway(api, cluster)
 
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
@@ -66,18 +68,15 @@ def _find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended
     over = cluster.deadline is not None and now > cluster.deadline
     if not (over and has_gateway(cluster)):
         return {}
-    if _find_gateways(api, cluster):
+    if _finds_gateway(api, cluster):
         return {}
     return {GATEWAY: Ended((cluster.deadline or 0.0) + LATER)}
 
 
-def _find_gateways(api: Api, cluster: Cluster) -> list[str]:
-    """Those that cost money."""
+def _finds_gateway(api: Api, cluster: Cluster) -> bool:
     search = [cleanup.tagged(cluster.id)]
     found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
-    return [
-        str(item["NatGatewayId"]) for item in found if item["State"] in ("pending", "available")
-    ]
+    return any(item["State"] in ("pending", "available") for item in found)
 
 
 def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:
