@@ -86,6 +86,9 @@ def test_the_dry_runs_have_them() -> None:
         for one in specifications:
             assert {"Key": "team", "Value": "ml"} in one["Tags"]
             assert {"Key": "clusterctl:cluster", "Value": "lab"} in one["Tags"]
+    asked.clear()
+    preflight.survey(Asking("us-east-1"), wish("team=ml"), {"launcher": "t3.micro"}, "", print)
+    assert {action for action, _ in asked} == {"run_instances"}, "it has its network"
 
 
 class Tagged(Api):

@@ -20,15 +20,17 @@ _OPEN = "off"
 _THEIRS = "use a network that your administrators have made: --vpc ID, or --subnet"
 
 
-def check(api: Api, options: ClusterSpec, id: str = "") -> None:
+def check(api: Api, options: ClusterSpec, id: str = "", *, there: bool = False) -> None:
     """Raises ProviderError for the first thing that would stop Terraform halfway. `id`: of a
-    cluster whose network may be there already."""
+    cluster whose network may be there already; `there`: it has machines in it."""
     cloud = options.cloud
     if cloud.vpc or cloud.subnet:
         return
-    parts = [*quotas.PARTS, *([quotas.ADDRESS] if cloud.private else [])]
-    asked = [background(partial(_rights, api, options)), background(partial(_check_open, api))]
-    asked += [background(partial(quotas.check_part, api, part, id)) for part in parts]
+    asked = [background(partial(_check_open, api))]
+    if not there:
+        parts = [*quotas.PARTS, *([quotas.ADDRESS] if cloud.private else [])]
+        asked.append(background(partial(_rights, api, options)))
+        asked += [background(partial(quotas.check_part, api, part, id)) for part in parts]
     for answer in asked:
         answer.result()
 

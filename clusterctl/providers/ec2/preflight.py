@@ -93,15 +93,16 @@ def survey(
     subnets = background(lambda: networks.choose(api, options.cloud, len(new), there, me))
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = background(partial(reservations.check, api, options, workers))
-    network = background(partial(new_networks.check, api, options, id)) if new else None
+    network = background(
+        lambda: new_networks.check(api, options, id, there=bool(present)) if new else None
+    )
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
     quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
     rights.result()
-    if network:
-        network.result()
+    network.result()
     return Survey(
         account=by_account,
         owner=api.owner,
