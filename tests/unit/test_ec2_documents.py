@@ -8,14 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl import catalog
+from clusterctl.actions import gc, real_check, salvage, up_plan
+from clusterctl.bootstrap import steps
+from clusterctl.model import CloudSpec
+from clusterctl.options import checks
 from clusterctl.options.clusters import Up
 from clusterctl.options.verbs import VERBS
+from clusterctl.providers.ec2 import cleanup, eventbridge, hostkeys, launches, spec
+from clusterctl.providers.shared import charges, deadlines
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+MINUTE, HOUR = 60, 3600
 ROOT = Path(__file__).parents[2]
 GUIDE, STRICTNESS = (ROOT / "docs" / name for name in ("ec2.md", "ec2-strictness.md"))
 TEST = re.compile(r"`(?:([\w/]+\.py)(?:::)?)?(test_\w+)?`")
@@ -86,3 +94,51 @@ def test_each_link_leads_somewhere(page: Path) -> None:
             path = page.parent / name if name else page
             assert path.exists(), target
             assert not anchor or anchor in anchors(path), target
+
+
+SAID = [
+    (catalog.DEFAULT_TTL, 8 * HOUR, GUIDE, "shut themselves down after eight hours"),
+    (catalog.DEFAULT_IDLE, HOUR, GUIDE, "unused for one hour end earlier"),
+    (checks.MAX_TTL, 30 * 24 * HOUR, GUIDE, "with a unit, 30 days at most"),
+    (checks.MIN_IDLE, MINUTE, GUIDE, "sets another time\n(at least a minute)"),
+    (up_plan.STALE, 10 * MINUTE, GUIDE, "takes longer than ten minutes"),
+    (real_check.BUDGET, 0.10, GUIDE, "before they have cost $0.10"),
+    (up_plan.DEFAULT_WORKERS, 2, GUIDE, "| `--workers N` | 2, or"),
+    (catalog.LAUNCHER_TYPE, "t3.micro", GUIDE, "newest Ubuntu or Deep Learning image; t3.micro"),
+    (
+        catalog.FAMILIES["cpu"].instance_type,
+        "c7i.xlarge",
+        GUIDE,
+        "| `--cpu TYPE[:N]` | c7i.xlarge:2",
+    ),
+    (spec.LAUNCHER_DISK, 30, GUIDE, "1 launcher  t3.micro     us-east-1a  30 GiB"),
+    (launches.AT_ONCE, 100, GUIDE, "one call of EC2 for up to a hundred of them"),
+    (charges.LATER, MINUTE, GUIDE, "AWS ends it one minute later"),
+    (charges.RELEASE, 15 * MINUTE, GUIDE, "its address a quarter of an hour"),
+    (deadlines.WARNING, 5 * MINUTE, GUIDE, "Five minutes before the deadline"),
+    (hostkeys.TOLD_AFTER, 30, GUIDE, "do not answer over SSH for half a minute"),
+    (CloudSpec().boot_timeout, 10 * MINUTE, GUIDE, "`--boot-timeout` (10 minutes)"),
+    (salvage.LIMIT, 2 * MINUTE, GUIDE, "brings logs and records here, in two minutes at most"),
+    (gc.SEARCH_LIMIT, 45, GUIDE, "does not answer within 45 seconds"),
+    (cleanup.SETTLE, 10, STRICTNESS, "`down` has to find nothing for ten seconds"),
+    (cleanup.LIMIT, 10 * MINUTE, STRICTNESS, "tries again, for ten minutes at most"),
+    (steps.BOOT_LIMIT, 300, STRICTNESS, "`cloud-init status --wait`, at most 300 s"),
+    (hostkeys.REFUSED, 2 * MINUTE, STRICTNESS, "refuses the user for two minutes"),
+    (eventbridge.SPREADING, 30, STRICTNESS, "asked again for 30 s"),
+]
+
+
+@pytest.mark.parametrize(("value", "expected", "page", "words"), SAID, ids=[row[3] for row in SAID])
+def test_what_is_said_of_times_and_defaults_is_what_is_done(
+    value: object, expected: object, page: Path, words: str
+) -> None:
+    assert value == expected, "then the page says something else"
+    assert " ".join(words.split()) in " ".join(page.read_text().split())
+
+
+def test_the_families_of_gpus_are_listed() -> None:
+    row = next(
+        line for line in GUIDE.read_text().splitlines() if line.startswith("| `--gpu FAMILY")
+    )
+    listed = set(re.findall(r"\b(g\w+) \(", row))
+    assert listed == set(catalog.FAMILIES) - {"cpu"}
