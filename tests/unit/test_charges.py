@@ -515,6 +515,12 @@ def at(minutes: float) -> float:
             [Life("worker-1", at(51), at(99))],
             [("worker-1", 0, 30), ("worker-1", 0, 99), ("worker-1", 51, 60)],
         ),
+        # Stopped, and started outside clusterctl soon after: that is no part of what ended.
+        (
+            [charge("worker-1", until=at(5)), charge("worker-1", part="disk")],
+            [Life("worker-1", at(7), at(30))],
+            [("worker-1", 0, 5), ("worker-1", 7, 30)],
+        ),
         # An `up` that was cut off made one that it had no time to note, long before.
         (
             [charge("worker-1", since=at(60))],

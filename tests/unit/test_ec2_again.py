@@ -199,6 +199,35 @@ def rates(charges: Iterable[Charge]) -> dict[str, float | None]:
     return {item.node: item.hourly for item in charges if item.part == "instance"}
 
 
+def test_the_price_of_a_worker_is_that_of_its_last_instance(
+    provider: Ec2Provider, market: type[Market], tmp_path: Path
+) -> None:
+    """Also of one that has ended before anybody looked, after an `up` that was killed."""
+    cluster = attempted(provider.plan(wish(spot_fallback=True)), "launcher", ago=HOUR)
+
+    class Shown(Market):
+        ids: tuple[tuple[str, float, str, bool], ...] = ()
+
+        def instances(self, *filters: Any, states: Any = (), **more: Any) -> list[Instance]:
+            [made] = [one for one in super().instances(filters) if one.node == "worker-1"]
+            found = [
+                replace(made, id=id, launched=since, state=state, spot=spot)
+                for id, since, state, spot in self.ids
+            ]
+            return [one for one in found if one.state in states]
+
+    Shown.living = ("worker-1",)
+    another = Ec2Provider(Shown, clock=lambda: NOW)
+    for ids, price in (
+        ((("i-1", 1.0, "terminated", True), ("i-2", 2.0, "terminated", False)), 10.0),
+        ((("i-1", 1.0, "terminated", False), ("i-2", 2.0, "terminated", True)), 1.0),
+        ((("i-1", 1.0, "running", False), ("i-2", 2.0, "terminated", True)), 10.0),
+    ):
+        Shown.ids = ids
+        charges = another.reprice(cluster, tmp_path, lambda line: None)
+        assert rates(charges)["worker-1"] == price, ids
+
+
 def test_an_on_demand_worker_among_spot_ones_is_started_again_at_its_own_price(
     provider: Ec2Provider, market: type[Market]
 ) -> None:

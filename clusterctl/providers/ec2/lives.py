@@ -33,6 +33,13 @@ def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
     )
 
 
+def list_last(api: Api, cluster: Cluster) -> list[Instance]:
+    """The instance of each node: that which can run, else what EC2 still shows of the last one."""
+    found = api.instances(cleanup.tagged(cluster.id), states=(*LIVING, *ENDED))
+    found.sort(key=lambda item: (item.state not in ENDED, item.launched))
+    return list({item.node: item for item in found}.values())
+
+
 def describe(api: Api, cluster: Cluster) -> dict[str, str]:
     """How each node's instance is, in words."""
     found = _find_instances(api, cluster)

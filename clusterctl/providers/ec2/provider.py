@@ -108,7 +108,7 @@ class Ec2Provider:
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, report)
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
-        old = self._settle(current, instances, ahead, now) if current else ()
+        old = self._settle(api, current, instances, ahead, now) if current else ()
         cost = plan.estimate(
             api,
             found,
@@ -156,7 +156,12 @@ class Ec2Provider:
         )
 
     def _settle(
-        self, current: Cluster, instances: Sequence[Instance], ahead: Path | None, now: float
+        self,
+        api: Api,
+        current: Cluster,
+        instances: Sequence[Instance],
+        ahead: Path | None,
+        now: float,
     ) -> tuple[Charge, ...]:
         """The charges so far, as the machines that there are bear them out. Also an interrupted
         `stop` has stopped some, and EC2 may have."""
@@ -176,7 +181,7 @@ class Ec2Provider:
             ends=ends,
             leaving=measured.find_leaving(current, made),
         )
-        started = [Life(item.node, item.launched) for item in instances]
+        started = lives.list_lives(api, current) if current.phase is Phase.STOPPED else ()
         return measured.add_restarts(current, charges, started, ends)
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
@@ -194,7 +199,7 @@ class Ec2Provider:
         if not cluster.spec.cloud.spot:
             return cluster.charges
         api = self._api(cluster, folder)
-        return plan.reprice(api, cluster, cleanup.instances(api, cluster.id), report)
+        return plan.reprice(api, cluster, lives.list_last(api, cluster), report)
 
     def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
         return lives.list_lives(self._api(cluster, folder), cluster)

@@ -155,6 +155,8 @@ def _stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Char
 def _lived(item: Charge, life: Life, stopped: bool) -> Charge:
     """A machine that was stopped and started again has its last start alone. One that is older than
     its plan was made by an `up` that was cut off."""
+    if stopped and item.until is not None and life.since > item.until:
+        return item  # it was started again since
     since = life.since if life.since < item.since + SLACK else item.since
     until = item.until if life.until is None else max(since, life.until)
     if stopped and item.until is not None and until is not None:
