@@ -19,6 +19,9 @@ They cost less than half a cent for every type that the tests use."""
 PLANNED = 240.0
 """Seconds for a NAT gateway: it counts from the plan on, and until everything is removed."""
 
+CENT, FEW = 0.01, 10
+"""US dollars by which the whole receipt of a cluster with so few machines may differ."""
+
 ROUNDING = 1e-9
 
 BY_TERRAFORM = "standalone"
@@ -45,6 +48,10 @@ def differences(home: Path, bill: Sequence[dict[str, Any]]) -> list[str]:
 def _compare(charges: Sequence[Charge], uses: Sequence[dict[str, Any]]) -> Iterator[str]:
     """By part of a node: the time that was counted, and what it costs."""
     yield from (f"{use['node']} has unlimited CPU credits" for use in uses if _surplus(use))
+    whole, bill = sum(item.dollars(0.0) for item in charges), sum(u["dollars"] for u in uses)
+    exact = all(item.hourly is not None for item in charges)  # else the receipt says "at least"
+    if exact and len({use["node"] for use in uses}) <= FEW and abs(whole - bill) > CENT:
+        yield f"${whole:.4f} on the receipt, ${bill:.4f} on the bill"
     parts = {(item.node, item.part) for item in charges} | {(u["node"], u["part"]) for u in uses}
     for node, part in sorted(parts):
         said = [item for item in charges if (item.node, item.part) == (node, part)]
@@ -55,7 +62,7 @@ def _compare(charges: Sequence[Charge], uses: Sequence[dict[str, Any]]) -> Itera
         dollars = sum(item.dollars(0.0) for item in said)
         charged = sum(use["dollars"] for use in real)
         hourly = max((item.hourly or 0.0 for item in said), default=0.0)
-        known = all(item.hourly is not None for item in said)  # else the receipt says "at least"
+        known = all(item.hourly is not None for item in said)
         if abs(seconds - counted) > late or (
             known and abs(dollars - charged) > late * hourly / 3600 + ROUNDING
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,23 @@ def test_a_disk_has_a_price_for_each_calendar_month() -> None:
     assert replace(disk, until=disk.since + 43200).dollars(0) == pytest.approx(2.667, abs=0.001)
     over = replace(disk, price=1.0, since=MARCH - 14 * DAY, until=MARCH + 31 * DAY)
     assert over.dollars(0) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("machines", "noticed"), [(2, False), (8, True)])
+def test_a_receipt_that_differs_by_a_cent_is_noticed(
+    machines: int, noticed: bool, tmp_path: Path
+) -> None:
+    """Seconds for each machine, which are allowed, add up."""
+    bill, charges = Bill(), []
+    for number in range(machines):
+        bill.begin(replace(MACHINE, id=f"i-{number}", node=f"worker-{number}"))
+        bill.end(f"i-{number}", "instance", when=MARCH + HOUR)
+        one = {"node": f"worker-{number}", "part": "instance", "item": "t3.xlarge", "source": ""}
+        charges.append({**one, "hourly": 1.0, "since": MARCH, "until": MARCH + HOUR + 10})
+    past = tmp_path / "past" / "lab-1" / "cluster.json"
+    past.parent.mkdir(parents=True)
+    past.write_text(json.dumps({"id": "lab-1", "charges": charges}))
+    assert bool(receipts.differences(tmp_path, bill.rows())) is noticed
 
 
 def test_a_cluster_without_a_receipt_is_noticed(tmp_path: Path) -> None:
