@@ -44,9 +44,7 @@ def launch(given: Launch, console: Console) -> None:
         _run_there(store, there.name, given, console)
         return
     _check(running, given.detach)
-    name = typed or _free_name(
-        store.names(), module or next(word for word in words if word != "--")
-    )
+    name = typed or _free_name(store.names(), resolved.program.target)
     if name in store.names():
         raise RecordError(
             f"cluster {name!r} exists already", hint=f"`clusterctl run -c {name}` uses it"

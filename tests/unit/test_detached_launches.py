@@ -128,6 +128,22 @@ def test_a_dry_run_shows_the_plan_of_the_cluster_and_makes_nothing(
     assert open_store().names() == ()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("torchrun", "--nproc_per_node=2", "train.py"),
+        ("python", "train.py"),
+        ("--", "python", "-m", "train"),
+        ("-m", "train"),
+        ("./train.py",),
+    ],
+    ids=" ".join,
+)
+def test_a_new_cluster_has_the_name_of_the_program(words: tuple[str, ...], call: Call) -> None:
+    Path("train.py").touch()
+    assert call("launch", "--dry-run", "--json", *words).document["cluster"] == "train"
+
+
 @pytest.mark.parametrize("option", [("--keep",), ("--sync", "out")], ids=" ".join)
 def test_what_needs_somebody_to_watch_is_refused(option: tuple[str, ...], call: Call) -> None:
     Path("train.py").touch()
