@@ -163,7 +163,7 @@ def timeline(bars: Sequence[Bar], x: str) -> str:
         width = max(bar.end - bar.start, end / 200)
         axes.barh(rows.index(bar.row), width, left=bar.start, color=SERIES[bar.kind], height=0.6)
     axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first one above, and no room for rows that are not
     axes.grid(color=FAINT, linewidth=0.5, axis="x")
     axes.set_xlabel(x, color=INK)
     return _svg(figure, "timeline")

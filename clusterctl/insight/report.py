@@ -23,7 +23,12 @@ MOST_PLOTS = 12
 """Plots of metrics: each takes a tenth of a second and 30 kB. Losses and accuracies come first."""
 LAST_CURVES = 6
 """Jobs whose curves are drawn."""
-_KINDS = {JobState.SUCCEEDED: 2, JobState.RUNNING: 0, JobState.QUEUED: 4}
+_KINDS = {
+    JobState.SUCCEEDED: 2,
+    JobState.RUNNING: 0,
+    JobState.QUEUED: 4,
+    JobState.CANCELLED: 4,
+}
 _FAILED, _PHASE = 1, 3
 
 
