@@ -54,7 +54,7 @@ def read(data: str) -> Note:
     stack = stacks.parse(bracket + dump, facts.get("folder", "")) if bracket else None
     waits = facts.get("waits", "")
     return Note(
-        pid=int(pid) if pid.isdigit() else 0,
+        pid=int(pid) if pid.isdecimal() and len(pid) < 20 else 0,
         command="python" if facts.get("python") else command,
         state=numbers[:1],
         waits="" if waits == "0" else waits,

@@ -245,7 +245,7 @@ class _Registry:
                 " --runtime host, which needs none",
                 transient=True,
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.strange("something else than JSON") from error
 
     def _authorized(self, challenge: str) -> str:
@@ -346,7 +346,7 @@ def _helped(helper: str, name: str) -> RegistryLogin | None:
     try:
         found = json.loads(result.text) if result.ok else {}
         return RegistryLogin(str(found["Username"]), str(found["Secret"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

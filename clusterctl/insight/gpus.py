@@ -26,7 +26,7 @@ def read(text: str, cluster: str = "") -> tuple[GpuLook, ...]:
     found: dict[str, GpuLook] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if word == "gpu":
                 name, gpu = _nvidia(rest)
                 found[name] = gpu
@@ -53,7 +53,7 @@ def _rocm(text: str) -> tuple[GpuLook, ...]:
     """What `rocm-smi --showuse --showmeminfo vram --json` prints."""
     found = []
     for name, card in json.loads(text[text.index("{") :]).items():
-        if match := re.fullmatch(r"card(\d+)", name):
+        if isinstance(card, dict) and (match := re.fullmatch(r"card(\d+)", name)):
             lower = {key.lower(): str(value) for key, value in card.items()}
             used = lower.get("gpu use (%)", "")
             memory = int(lower.get("vram total used memory (b)", 0))

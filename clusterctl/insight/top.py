@@ -94,8 +94,8 @@ def read(node: str, text: str) -> Look:
         word, _, rest = line.partition(" ")
         with suppress(ValueError, IndexError):
             if word == "time":
-                now, tick = map(float, rest.split())
-                look.time = now
+                look.time, ticks = map(float, rest.split())
+                tick = ticks if ticks > 0 else tick
             elif word == "cpu":
                 total, idle = map(float, rest.split())
                 look.busy = total, idle

@@ -4,7 +4,6 @@ that do not."""
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.options.checks import MIN_IDLE
 from clusterctl.timeouts import background, now
-from clusterctl.transport import Channel
+from clusterctl.transport import Channel, uptime
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
 from clusterctl.transport.pool import Pool
 
@@ -112,6 +111,8 @@ class Connections:
         self._interrupts, self._report = interrupts, report
         self._silent: dict[str, str] = {}
         """What a probe showed of nodes that have not answered since."""
+        self._restarted: set[str] = set()
+        """Those of which it showed that: they answer, and have all that was on their disks."""
         self._absences = Absences(self._connect_anew, find_dead)
         self._saved: frozenset[str] = frozenset()
         self._began = time.monotonic()
@@ -240,15 +241,14 @@ class Connections:
         """What is known about nodes that are not as they were."""
         names = [w.node for w in self.watches if w.channel and w.node not in self._silent]
         passed = time.monotonic() - self._began  # its answer may wait for us
+        self._restarted.difference_update(names)
         found = {}
         for result in self._wait(lambda: self._pool.probe(names, timeout=PROBE)):
-            # A login shell may say something first.
-            times = re.findall(r"^(\d+\.\d+) ", result.text, re.MULTILINE)
-            up = float(times[-1]) if times else math.inf
             if result.error:
                 found[result.node] = result.error
-            elif up < passed:
+            elif (up := uptime.read(result.text)) < passed:
                 found[result.node] = f"it restarted {up:.0f} s ago"
+                self._restarted.add(result.node)
         self._silent |= found
         return found
 
@@ -265,12 +265,13 @@ class Connections:
             except FAILURES as another:
                 return self._lose(watch, describe_failure(another, ANSWER_TIMEOUT) or "no answer")
             watch.reconnected += 1
-            return self._report(f"reconnected to {watch.node}: {error}")
+            why = self._silent.pop(watch.node, str(error))
+            return self._report(f"reconnected to {watch.node}: {why}")
         self._lose(watch, str(error) or "no answer")
 
     def _may_reconnect(self, watch: Watch) -> bool:
-        found_well = self.reconnects and watch.node not in self._silent
-        return found_well and watch.reconnected < RECONNECTIONS
+        answers = watch.node not in self._silent or watch.node in self._restarted
+        return self.reconnects and answers and watch.reconnected < RECONNECTIONS
 
     def _hang_up(self, watch: Watch) -> None:
         """Ends its connection, on which nobody would hear anything any more."""

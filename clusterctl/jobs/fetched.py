@@ -6,8 +6,10 @@ import json
 import tarfile
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from clusterctl.errors import RecordError
 from clusterctl.job_model import Job
@@ -18,36 +20,44 @@ Files = dict[str, Path]
 """Files of one node, by their paths below the working directory."""
 
 
+@dataclass(frozen=True, slots=True)
+class _FetchNote:
+    """Of one job: the last folder, the nodes, and what `read_state` gave, by NODE/PATH."""
+
+    folder: str = ""
+    nodes: tuple[str, ...] = ()
+    files: dict[str, list[int]] = field(default_factory=dict)
+
+
 def note(home: Home, job: Job, nodes: Iterable[str], folder: Path, places: Iterable[str]) -> None:
     """Notes that these files, `NODE/PATH` below `folder`, are as the job's nodes have them.
     `nodes`: those that hold the job's files, that of rank 0 first."""
     folder = folder.absolute()
     known = _read(home, job)
-    before = known["files"] if known.get("folder") == str(folder) else {}
-    files = dict(before)
+    files = dict(known.files) if known.folder == str(folder) else {}
     for place in places:
         with suppress(OSError):  # it may have been left out
             files[place] = read_state(folder / place)
-    document = {"folder": str(folder), "nodes": list(nodes), "files": files}
+    document = asdict(_FetchNote(str(folder), tuple(nodes), files))
     write_atomic(_file(home, job), json.dumps(document).encode())
 
 
 def list_nodes(home: Home, job: Job) -> tuple[str, ...]:
     """The nodes that held the job's files, that of rank 0 first; () where nothing was fetched."""
-    return tuple(_read(home, job).get("nodes", ()))
+    return _read(home, job).nodes
 
 
 def find_folder(home: Home, job: Job) -> str:
     """The folder that files of the job were fetched to last; "" where nothing was."""
-    return str(_read(home, job).get("folder", ""))
+    return _read(home, job).folder
 
 
 def find_files(home: Home, job: Job) -> dict[str, Files]:
     """What was fetched of the job, by node. Raises RecordError where it is no longer as it was."""
     known = _read(home, job)
     found: dict[str, Files] = {}
-    for place, before in known.get("files", {}).items():
-        path = Path(known["folder"]) / place
+    for place, before in known.files.items():
+        path = Path(known.folder) / place
         try:
             same = read_state(path) == before
         except OSError:
@@ -79,13 +89,11 @@ def read_state(path: Path) -> list[int]:
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
 
 
-def _read(home: Home, job: Job) -> dict[str, Any]:
-    """{} where nothing was fetched."""
-    with suppress(OSError, ValueError):
-        found = json.loads(_file(home, job).read_bytes())
-        if isinstance(found, dict):
-            return found
-    return {}
+def _read(home: Home, job: Job) -> _FetchNote:
+    """Nothing where nothing was fetched, or the note of it is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        return msgspec.convert(json.loads(_file(home, job).read_bytes()), _FetchNote)
+    return _FetchNote()
 
 
 def _file(home: Home, job: Job) -> Path:

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.job_model import Job
 from clusterctl.jobs import mirror, stage
@@ -284,8 +286,8 @@ class _Fetched:
     _known: dict[str, list[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        with suppress(OSError, ValueError):
-            self._known = json.loads(self._file.read_bytes())
+        with suppress(OSError, ValueError, RecursionError):
+            self._known = msgspec.convert(json.loads(self._file.read_bytes()), dict[str, list[int]])
 
     @property
     def _file(self) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.timeouts import background
-from clusterctl.transport import Transport
+from clusterctl.transport import Transport, uptime
 from clusterctl.transport.diagnosis import FAILURES, Target, failed
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
@@ -103,13 +103,13 @@ class Pool(AbstractContextManager["Pool"]):
     def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
         """Opens new connections to these nodes, beside those that are open: TCP on one that was cut
         off says for half a minute neither that it is dead nor that it is not. The text of a result
-        is the node's /proc/uptime."""
+        is for `uptime.read`."""
 
         def probe(name: str) -> NodeResult:
             open_one = self._transports[name]
             fresh = open_one.renew() if isinstance(open_one, SshTransport) else open_one
             try:
-                return fresh.run("cat /proc/uptime", timeout=timeout)
+                return fresh.run(uptime.COMMAND, timeout=timeout)
             finally:
                 if fresh is not open_one:
                     fresh.close()

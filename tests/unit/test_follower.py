@@ -410,6 +410,28 @@ def test_a_worker_that_is_gone_is_named_and_the_rest_is_read(
 
 
 @pytest.mark.parametrize("node", ["launcher", "worker-2"])
+def test_a_node_that_restarted_is_read_on_and_named_with_that(
+    node: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CutOff, "left", [None])
+    lines = b"".join(b"line %d\n" % number for number in range(100))
+    site.write("worker-2", "rank-1.out", lines)
+    site.state(ENDED)
+
+    class Restarted(without(node, CutOff)):  # type: ignore[misc]
+        def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+            ups = dict.fromkeys(names, b"99999.5 1.0\n") | {node: b"0.00 0.00\n"}
+            return tuple(NodeResult(node=name, exit_code=0, stdout=ups[name]) for name in names)
+
+    told: list[str] = []
+    follower, pieces = site.follow(Restarted, report=told.append)
+    assert told[-1] == f"reconnected to {node}: it restarted 0 s ago"
+    assert not [line for line in told if "does not answer" in line]
+    assert text(pieces, 1) == lines
+    assert not follower.lost
+
+
+@pytest.mark.parametrize("node", ["launcher", "worker-2"])
 def test_a_connection_that_is_cut_off_is_made_again(
     node: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

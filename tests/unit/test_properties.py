@@ -3,6 +3,7 @@ print. The examples are the same in each run."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import shlex
 import string
 import subprocess
 import tempfile
+from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,19 +23,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import assets, bootstrap, known_hosts, registry, stacks, terraform
+from clusterctl import assets, bootstrap, hangs, known_hosts, registry, stacks, terraform
 from clusterctl.actions import check_name, show
 from clusterctl.bootstrap import facts, idle_agent
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.insight import evidence, messages, verify_output
+from clusterctl.insight import evidence, messages, metrics, top, verify_output
 from clusterctl.insight.verify_output import GPU_FIELDS
 from clusterctl.job_model import JobState
-from clusterctl.jobs import copies_here, follow, mirror, outputs
+from clusterctl.jobs import copies_here, fetched, follow, mirror, outputs, uv
 from clusterctl.options.table import Option
 from clusterctl.options.verbs import VERBS
 from clusterctl.providers.docker import engine
-from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.answers import highest_price
+from clusterctl.providers.ec2 import answers, failures
 from clusterctl.providers.hosts import inventory
 from clusterctl.providers.local import sshd
 from clusterctl.providers.sge.provider import SgeProvider
@@ -42,6 +43,7 @@ from clusterctl.providers.slurm.provider import SlurmProvider
 from clusterctl.schedulers import direct, load_batch, verdict
 from clusterctl.state import Home, Store
 from clusterctl.terraform import events
+from clusterctl.transport import uptime
 from tests.unit.making import job, spec
 
 QUICK = settings(
@@ -291,6 +293,39 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "idle agent": (idle_agent.parse, ("ended worker-1", "kept", "ended  1")),
     "deadline": (lambda text: deadlines.parse_answer(text.splitlines()), ("dead", "1750000000")),
     "load": (show.read_live, ("0.10 0.20 0.30 1/100 77", "1750000000", "dead")),
+    "tick.sh": (
+        lambda text: top.read("worker-1", text),
+        ("time 1750000000 100", "time 1 0", "time nan", "cpu 7 1", "cpu", "memory MemTotal: 1",
+         "process 0 7 (py) thon) S 1" + " 2" * 20, "process 0 7 (a) ", "resident 0 ²", "net 1 2",
+         "metrics 0 eA==", "metrics 0 ^", "gpu 0, 97, 1, 2, GPU-1", "gpu ", 'rocm {"card0": 1}',
+         'rocm {"card0": {"GPU use (%)": "7", "VRAM Total Memory (B)": null}}',
+         'rocm {"a":' + "[" * 5000, "app GPU-1 lab/7;"),
+    ),
+    "hang note": (
+        lambda text: hangs.read(b64encode(gzip.compress(text.encode())).decode()),
+        ("process ² (python) S", "process 7 (py) thon) D", "waits 0", "python yes", "[", "[{}]",
+         "why x", "folder /", "\n[" * 3000),
+    ),
+    "metrics": (
+        lambda text: [*(reader := metrics.Reader()).read(0, text.encode()), *reader.finish()],
+        ('{"clusterctl": {"loss": 1e999, "step": 7}}', '{"clusterctl": 1}',
+         '{"clusterctl": {"a": NaN}}', '{"clusterctl": {"a": ' + "9" * 400 + "}}",
+         '{"clusterctl": ' + "[" * 5000),
+    ),
+    "uv": (
+        lambda text: [uv.name_of(entry) for entry in uv.entries(text)],
+        ("torch==2.13.0 \\", "    --hash=sha256:00", "# by uv", "-e .", "a @ https://h", "²==1"),
+    ),
+    "end of an instance": (
+        lambda text: answers.read_instance(
+            {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
+        ),
+        ("User initiated (2026-11-22 21:30:00 GMT)", "(2026-13-99 21:30:00 GMT)", "(² GMT)"),
+    ),
+    "uptime": (
+        uptime.read,
+        ("5000.25 1.00", f"{'9' * 400}.1 1", "1 (init) S" + f" {'9' * 5000}" * 20, "1 (a) ²" * 20),
+    ),
     "mesh": (bootstrap.mesh_failures, (f"{bootstrap.MESH_MARK} broken a b", "broken", " ")),
     "ip": (
         lambda text: (subnets.parse_taken(text, ""), subnets.parse_taken("", text),
@@ -396,6 +431,18 @@ JSON = st.recursive(
 
 
 @QUICK
+@given(st.fixed_dictionaries({"folder": JSON, "nodes": JSON, "files": JSON}) | JSON)
+def test_a_damaged_note_of_what_was_fetched_is_none_or_one_clear_error(value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder))
+        home.make(home.jobs / "7")
+        (home.jobs / "7" / "fetched.json").write_text(json.dumps(value))
+        assert isinstance(fetched.list_nodes(home, job()), tuple)
+        with suppress(RecordError):
+            assert isinstance(fetched.find_files(home, job()), dict)
+
+
+@QUICK
 @given(st.dictionaries(st.sampled_from(("manifests", "config", "layers")), JSON, max_size=3))
 def test_what_a_registry_answers_is_read_or_refused(manifest: dict[str, Any]) -> None:
     for read in (registry.find_platform, registry.count_bytes):
@@ -407,5 +454,5 @@ def test_what_a_registry_answers_is_read_or_refused(manifest: dict[str, Any]) ->
 @given(st.lists(st.one_of(JSON.map(json.dumps), TEXT, st.just("[" * 5000)), max_size=3))
 def test_a_price_is_a_sum_of_money_or_unknown(rows: list[str]) -> None:
     with suppress(ValueError):
-        price = highest_price(rows)
+        price = answers.highest_price(rows)
         assert price is None or 0 < price < math.inf

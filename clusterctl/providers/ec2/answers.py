@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -169,7 +170,9 @@ def read_image(item: dict[str, Any]) -> Image:
 def _ended(reason: str) -> float | None:
     """`User initiated (2026-11-22 21:30:00 GMT)`, or `Service initiated`; else there is no time."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)", reason)
-    return calendar.timegm(time.strptime(found[1], "%Y-%m-%d %H:%M:%S")) if found else None
+    with suppress(ValueError):
+        return calendar.timegm(time.strptime(found[1], "%Y-%m-%d %H:%M:%S")) if found else None
+    return None
 
 
 def read_instance(item: dict[str, Any]) -> Instance:

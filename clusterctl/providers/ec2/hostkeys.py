@@ -62,8 +62,8 @@ class HostKeys:
             return {
                 name: tuple(lines) for name, lines in json.loads(self._file.read_text()).items()
             }
-        except FileNotFoundError:
-            return {}
+        except (FileNotFoundError, ValueError, AttributeError, TypeError):
+            return {}  # of a file that is damaged we know as little
 
     @property
     def booting(self) -> frozenset[str]:
