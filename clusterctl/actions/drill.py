@@ -93,6 +93,8 @@ FAULTS: Mapping[str, Fault] = {
     "freeze-node": Fault(r"lost {node}", Harm.FREEZE),
     "partition": Fault(r"lost {node}", Harm.CUT),
     "outage": Fault(harm=Harm.CUT, passes=True),
+    "reboot-node": Fault(r"{node} restarted", Harm.REBOOT),
+    "reboot-launcher": Fault(r"{node} restarted", Harm.REBOOT, launcher=True),
 }
 """By name, in the order of a drill."""
 

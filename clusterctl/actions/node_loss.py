@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 
 from clusterctl import providers
@@ -12,11 +13,22 @@ from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.rerun import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
 from clusterctl.actions.run import OnJob, OnOutput, find_job
-from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    LaunchError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+)
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter, count
-from clusterctl.schedulers.verdict import is_reclaimed, never_started
+from clusterctl.schedulers.verdict import (
+    has_restarted,
+    is_reclaimed,
+    never_started,
+    note_restart,
+)
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 
@@ -25,6 +37,8 @@ MOST = 5
 """Times that one `run` continues after a loss: more losses than that have a cause."""
 ANSWER_TIMEOUT = 10.0
 """Seconds that a node has to answer after a failure that may be due to it."""
+LOCK_LIMIT = 1200.0
+"""Seconds for which another clusterctl may keep the cluster locked: `up` takes minutes on EC2."""
 END_LIMIT, PAUSE = 240.0, 5.0
 """Seconds that a machine may take to end, once it has begun to (a spot instance has two minutes
 after its notice); seconds between two looks."""
@@ -86,27 +100,45 @@ def run(
         )
 
     def proceed(job: Job, without: tuple[str, ...]) -> Job:
+        if not job.spec.program.bundled:
+            report("the program gets the same arguments, and its files: it has to look for them")
         try:
             return again(job, without)
         except NothingSaved as error:
             report(f"{error.message}: starting from the beginning")
             return again(job, without, resume=False)
 
-    step = partial(first, note)
+    with ExitStack() as held:
+        return _follow_losses(store, partial(first, note), proceed, lambda: latest, held, report)
+
+
+def _follow_losses(
+    store: Store,
+    step: Callable[[], Job],
+    proceed: Callable[[Job, tuple[str, ...]], Job],
+    latest: Callable[[], int],
+    held: ExitStack,
+    report: Reporter,
+) -> Job:
+    """`step` runs the job, and each next one continues it by `proceed`, without some nodes.
+    `latest`: the number of the job that was started last."""
     for left in reversed(range(MOST + 1)):
         error: NodeUnreachable | LaunchError | None = None
         try:
             job = step()
         except (NodeUnreachable, LaunchError) as caught:
-            found = find_job(store, latest)
+            found = find_job(store, latest())
             if found is None:
                 raise
             error, job = caught, found
         lost = _list_lost(store, job)
         how = _choose(job, store.cluster(job.cluster), lost) if lost and left else FAIL
+        if lost and how == FAIL:
+            _advise(job, store.cluster(job.cluster), error, report)
+        elif lost and not held.enter_context(store.continuing(job.id)):
+            how = FAIL
+            _refer(job, error, report)
         if how == FAIL:
-            if lost:
-                _advise(job, store.cluster(job.cluster), error, report)
             if error:
                 raise error
             return job
@@ -114,7 +146,7 @@ def run(
             _replace(store, job, lost, report)
         else:
             ranks = count(_left(job, lost), "rank")
-            report(f"lost {', '.join(lost)}: continuing job {job.id} with {ranks} on the others")
+            report(f"{_describe(job, lost)}: continuing job {job.id} with {ranks} on the others")
         step = partial(proceed, job, lost if how == SHRINK else ())
     raise AssertionError("the last step returns or raises")
 
@@ -124,17 +156,62 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
     from clusterctl.actions.up import up  # not for every `run`
 
     reclaimed = [name for name in lost if is_reclaimed(job, name)]
-    why = f"EC2 reclaimed {', '.join(reclaimed)}" if reclaimed else f"lost {', '.join(lost)}"
-    report(f"{why}: starting it again, then continuing job {job.id}")
+    there = all(has_restarted(job, name) for name in lost)
+    how = "setting it up" if there else "starting it"
+    report(f"{_describe(job, lost)}: {how} again, then continuing job {job.id}")
     spec = ClusterSpec(name=job.cluster, provider="", groups=(NodeGroup(count=0),))
     cluster = store.cluster(job.cluster)
     try:
         if cluster.charges:
             _await_end(store, cluster, lost, reclaimed, report)
-        up(store, spec, report, consent=lambda question: job.spec.on_node_loss == REPLACE)
+        _when_unlocked(
+            lambda: up(store, spec, report, lambda question: job.spec.on_node_loss == REPLACE),
+            report,
+        )
     except ClusterctlError:
         _advise(job, cluster, None, report)
         raise
+    found = _list_restarted(cluster, store.cluster(job.cluster), lost)
+    if new := [name for name in found if not has_restarted(job, name)]:
+        report(f"{', '.join(new)} restarted")
+        store.save_job(note_restart(job, new))
+
+
+def _when_unlocked(action: Callable[[], object], report: Reporter) -> None:
+    """Does it as soon as no other clusterctl changes the cluster: that one may be repairing it for
+    a job of its own. Raises RecordError after LOCK_LIMIT."""
+    limit, told = Deadline(LOCK_LIMIT), False
+    while True:
+        try:
+            action()
+            return
+        except RecordError as error:
+            if not error.transient or limit.passed:
+                raise
+            if not told:
+                report(f"{error.message}: waiting until it has finished")
+                told = True
+        time.sleep(PAUSE)
+
+
+def _list_restarted(before: Cluster, after: Cluster, lost: Collection[str]) -> list[str]:
+    """Those that are still the same machines, of a cloud: nobody else has started them again."""
+    return [
+        name
+        for name in lost
+        if (old := before.node(name)).machine
+        and old.machine == (new := after.node(name)).machine
+        and old.facts.boot_id != new.facts.boot_id
+    ]
+
+
+def _describe(job: Job, lost: Collection[str]) -> str:
+    """What has become of these nodes."""
+    if reclaimed := [name for name in lost if is_reclaimed(job, name)]:
+        return f"EC2 reclaimed {', '.join(reclaimed)}"
+    if all(has_restarted(job, name) for name in lost):
+        return f"{', '.join(lost)} restarted"
+    return f"lost {', '.join(lost)}"
 
 
 def _await_end(
@@ -167,16 +244,25 @@ def _advise(job: Job, cluster: Cluster, error: ClusterctlError | None, report: R
         report(how)
 
 
+def _refer(job: Job, error: ClusterctlError | None, report: Reporter) -> None:
+    """Says that somebody else continues the job: it is not to run twice."""
+    report(f"job {job.id} is continued, as a new job, by another clusterctl")
+    if error:
+        error.hint = "`clusterctl jobs` shows it"
+
+
 def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
-    """The nodes that had ranks of a job that has failed, and that did not answer at its end, or
-    whose end EC2 had announced; nor now, where ranks ended without an exit code: a node may just
-    have been going then."""
+    """The nodes that had ranks of a job that has failed, and that did not answer at its end, had
+    restarted, or whose end EC2 had announced; nor now, where ranks ended without an exit code: a
+    node may just have been going then."""
     if job.state is not JobState.FAILED or never_started(job):
         return ()
     lost = [
         place.node
         for place in job.placement
-        if job.survivors.get(place.node) == -1 or is_reclaimed(job, place.node)
+        if job.survivors.get(place.node) == -1
+        or is_reclaimed(job, place.node)
+        or has_restarted(job, place.node)
     ]
     if lost or job.failure:
         return tuple(lost)

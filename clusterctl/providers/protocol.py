@@ -161,6 +161,8 @@ class Harm(Enum):
     """All its processes are killed; its disk stays."""
     LOSE = "lose"
     """The same, and its disk is deleted."""
+    REBOOT = "reboot"
+    """The same as KILL, and it starts again at once."""
     FREEZE = "freeze"
     THAW = "thaw"
     CUT = "cut"

@@ -96,6 +96,7 @@ class Direct:
             "id": job.id,
             "folder": where[launcher.name],
             "root": launcher.root,
+            "launcher": launcher.name,
             "grace": GRACE,
             "answer_limit": ANSWER_LIMIT,
             "stacks_limit": STACKS_LIMIT,

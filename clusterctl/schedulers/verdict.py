@@ -247,6 +247,17 @@ def is_reclaimed(job: Job, node: str) -> bool:
     return EVENTS["spot"].format(node) in job.reason.split(", ")
 
 
+def has_restarted(job: Job, node: str) -> bool:
+    """Whether that node restarted while the job ran, as far as it has said so. It may answer."""
+    return EVENTS["restarted"].format(node) in job.reason.split(", ")
+
+
+def note_restart(job: Job, names: Sequence[str]) -> Job:
+    """A failed job whose reason says that these nodes restarted, as was found out later."""
+    said = [EVENTS["restarted"].format(name) for name in names if not has_restarted(job, name)]
+    return replace(job, reason=", ".join((*said, *([job.reason] if job.reason else []))))
+
+
 def _ended(job: Job, last: Attempt) -> Job:
     state = last.said or _state(job, last)
     failed = state is JobState.FAILED and not last.hung
@@ -298,7 +309,9 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
     """Why a job is lost, or failed, where that is not the exit code of a rank."""
     silent = ", ".join(name for name, count in last.survivors.items() if count < 0)
     if state is JobState.LOST:
-        return NO_SUPERVISOR + (f"; {silent} did not answer when it was found" if silent else "")
+        restarted = [name for name, word in sorted(last.events.items()) if word == "restarted"]
+        parts = [*(EVENTS["restarted"].format(name) for name in restarted), NO_SUPERVISOR]
+        return ", ".join(parts) + (f"; {silent} did not answer when it was found" if silent else "")
     if state is not JobState.FAILED:
         return ""
     why = f"lost {silent}: no answer when the job ended" if silent else ""

@@ -242,6 +242,22 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    @contextmanager
+    def continuing(self, number: int) -> Iterator[bool]:
+        """Open while this process continues a failed job as a new one. False: another process does
+        that, or somebody has run the job again."""
+        path = self.home.make(self.job_folder(number)) / ".continuing"
+        with writing(path):
+            file = path.open("ab")
+        with file:
+            free = True
+            with suppress(OSError):  # some shared disks have no locks
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    free = False
+            yield free and all(other.rerun_of != number for other in self.jobs())
+
     def is_handed_in(self, number: int) -> bool:
         """Whether no living process is just staging the job or handing it in."""
         try:

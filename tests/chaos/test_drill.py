@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
 
 def test_a_drill_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     cli = Cli(tmp_path / "state", tmp_path)
-    words = ("--faults", "kill-rank,kill-client,lose-node", "--steps", 40)
-    found = cli.json("drill", *words, timeout=280)
+    names = ("kill-rank", "kill-client", "lose-node", "reboot-node")
+    found = cli.json("drill", "--faults", ",".join(names), "--steps", 40, timeout=280)
     rounds = {item["strike"]["fault"]: item for item in found["rounds"]}
-    assert [item["misses"] for item in rounds.values()] == [[], [], []]
+    assert [item["misses"] for item in rounds.values()] == [[], [], [], []]
     assert found["ok"]
-    outcomes = [rounds[name]["outcome"] for name in ("kill-rank", "kill-client", "lose-node")]
-    assert outcomes == ["retried", "continued", "replaced"]
+    outcomes = [rounds[name]["outcome"] for name in names]
+    assert outcomes == ["retried", "continued", "replaced", "replaced"]
     node = rounds["lose-node"]["strike"]["node"]
     assert rounds["lose-node"]["reason"].startswith(f"lost {node}")
     assert cli.clusters() == []

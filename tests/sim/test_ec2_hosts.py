@@ -140,8 +140,10 @@ def test_it_boots_again(lab: Lab) -> None:
     lab.ec2.wait(1)
     lab.ssh("one", "cloud-init status --wait")
     before = lab.ssh("one", "cat /etc/first")
+    boot = lab.ssh("one", "cat /proc/sys/kernel/random/boot_id")
     lab.try_ssh("one", "sudo reboot")
     assert lab.until(lambda: lab.try_ssh("one", "cat /etc/first").stdout, {""}) == before
+    assert lab.ssh("one", "cat /proc/sys/kernel/random/boot_id") != boot
 
 
 def test_metadata(lab: Lab) -> None:

@@ -368,6 +368,7 @@ def test_subnets_of_all_networks(docker: Path) -> None:
     [
         (Harm.KILL, "kill c1"),
         (Harm.LOSE, "rm --force --volumes c1"),
+        (Harm.REBOOT, "restart --time 0 c1"),
         (Harm.FREEZE, "pause c1"),
         (Harm.THAW, "unpause c1"),
         (Harm.CUT, "network disconnect lab-net c1"),

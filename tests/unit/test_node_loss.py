@@ -115,6 +115,7 @@ def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) 
     assert isinstance(ended, Job), ended
     assert (ended.id, ended.state, ended.rerun_of) == (2, JobState.SUCCEEDED, 1), said
     assert "lost worker-2: continuing job 1 with 1 rank on the others" in said
+    assert "the program gets the same arguments, and its files: it has to look for them" in said
     assert [line for line in said if line.startswith("job")] == ["job 1 of 2", "job 2 of 1"]
     assert "2 ranks, hunter2\n" in printed
     assert site.store.job(1).state is JobState.FAILED
@@ -141,6 +142,36 @@ def test_a_job_that_is_run_again_goes_on_too(site: Staged, tmp_path: Path, call:
     assert again.code == 0, again
     assert "lost worker-2: continuing job 3 with 1 rank on the others" in again.err
     assert [job.rerun_of for job in site.store.jobs()] == [None, 1, 1, 3]
+
+
+def test_a_node_that_restarted_counts_as_lost_although_it_answers(
+    site: Staged, tmp_path: Path
+) -> None:
+    (tmp_path / "tree" / "program").write_text(
+        "#!/bin/sh\n"
+        "[ $WORLD_SIZE = 1 ] && exit\n"
+        "case $PWD in */worker-2/*) echo another >../out/boot ;; esac\n"
+        "exit 1\n"
+    )
+    ended, said, _ = run(site, tmp_path, "shrink")
+    assert isinstance(ended, Job), said
+    assert (ended.id, ended.state, ended.rerun_of) == (2, JobState.SUCCEEDED, 1), said
+    assert "worker-2 restarted: continuing job 1 with 1 rank on the others" in said
+    assert site.store.job(1).reason == "worker-2 restarted while the job ran"
+
+
+def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: Path) -> None:
+    """Nor does one whose job somebody has run again meanwhile."""
+    with site.store.continuing(1) as first:
+        assert first
+        ended, said, _ = run(site, tmp_path, "shrink")
+    assert isinstance(ended, NodeUnreachable), said
+    assert ended.hint == "`clusterctl jobs` shows it"
+    assert "job 1 is continued, as a new job, by another clusterctl" in said
+    assert [job.id for job in site.store.jobs()] == [1]
+    site.store.save_job(replace(site.store.job(1), id=2, rerun_of=1))
+    with site.store.continuing(1) as second:
+        assert not second
 
 
 def test_a_job_that_is_not_to_go_on_says_how_it_could(site: Staged, tmp_path: Path) -> None:

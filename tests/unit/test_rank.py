@@ -382,6 +382,16 @@ def test_what_came_over_a_node_is_told(tmp_path: Path) -> None:
     assert [line for line in said if "node" in line] == ["node restarted", "node spot"]
 
 
+def test_a_container_that_started_again_restarted(tmp_path: Path) -> None:
+    """Its kernel did not, so it has the same boot id; its first process is another one."""
+    folder = tmp_path / "jobs" / "7"
+    Rank(folder, "exit 3", {}).run(OMPI)
+    boot, first = (folder / "out" / "boot").read_text().split()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (folder / "out" / "boot").write_text(f"{boot} {int(first) + 1}\n")
+    assert "node restarted" in processes(folder, "no such job", "look")
+
+
 def test_a_point_gets_a_gpu_that_no_other_job_has(tmp_path: Path) -> None:
     """Those of ranks are the first ones. Where each is taken, a point has that of its slot."""
     (tmp_path / "free-port").write_text("echo 1\n")

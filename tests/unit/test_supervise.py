@@ -367,6 +367,35 @@ def test_retries(site: Site) -> None:
     assert tries.read_text() == "1 hunter2\n2 hunter2\n"
 
 
+def test_on_a_node_that_restarted_there_is_no_other_attempt(site: Site) -> None:
+    """Its secrets are gone, and so is what the program had in memory there."""
+    end = "echo another >../out/boot; exit 5"
+    job = site.ended(site.submit(1, end, "rank 0; rank 1", retries=3))
+    assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
+    assert "worker-2 restarted while the job ran" in job.reason
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_node_whose_sshd_is_just_starting_is_asked_again(
+    site: Site, tmp_path: Path, code: int
+) -> None:
+    """A reload of sshd loses no job that has ended well, and a quick restart is told as what it
+    is."""
+    site.where = replace(site.where, one_host=False)
+    agent, away = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh", tmp_path / "away"
+    agent.write_text(
+        f'#!/bin/sh\n[ "$1" != worker-2 ] || [ ! -e {away} ] || {{ rm {away}; exit 255; }}\n'
+        'eval "$2"\n'
+    )
+    agent.chmod(0o755)
+    restart = "echo another >../out/boot;" * code
+    end = f"[ $RANK = 0 ] || {{ touch {away}; {restart} }}; exit {code}"
+    job = site.ended(site.submit(1, end, "rank 0; rank 1"))
+    assert job.survivors["worker-2"] == 0, site.story(job)
+    assert job.state is (JobState.FAILED if code else JobState.SUCCEEDED)
+    assert job.reason == "worker-2 restarted while the job ran" * code
+
+
 def test_a_cancel_between_two_attempts_is_a_cancel(site: Site) -> None:
     site.change = lambda text: text.replace("set -- $(living)", "sleep 1; set -- $(living)")
     job = site.submit(1, "exit 5", "rank 0; rank 1", retries=3)
@@ -441,6 +470,18 @@ def test_a_supervisor_that_was_killed(site: Site) -> None:
     assert site.status(job).finished == job.finished
     following = site.ended(site.submit(2, "true", "rank 0; rank 1"))
     assert following.state is JobState.SUCCEEDED
+
+
+def test_a_launcher_that_restarted_is_the_reason_of_a_lost_job(site: Site) -> None:
+    job = site.submit(1, "while :; do sleep 0.1; done", BOTH)
+    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    (site.folder("launcher", 1) / "boot").write_text("another\n")
+    kill_supervisor(site, 1)
+    job = site.ended(job)
+    assert job.state is JobState.LOST
+    assert job.reason == (
+        "launcher restarted while the job ran, its supervisor on the launcher is gone"
+    )
 
 
 def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:

@@ -199,6 +199,7 @@ class DockerProvider:
         words = {
             Harm.KILL: ("kill", found.id),
             Harm.LOSE: ("rm", "--force", "--volumes", found.id),
+            Harm.REBOOT: ("restart", "--time", "0", found.id),
             Harm.FREEZE: ("pause", found.id),
             Harm.THAW: ("unpause", found.id),
             Harm.CUT: ("network", "disconnect", network, found.id),

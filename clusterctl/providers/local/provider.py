@@ -159,10 +159,12 @@ class LocalProvider:
                 hint="run as root, or use --provider docker",
             )
         site = layout.site(cluster.id, folder)
-        if harm in (Harm.KILL, Harm.LOSE):
+        if harm in (Harm.KILL, Harm.LOSE, Harm.REBOOT):
             processes.end(site, lambda process: process.node == name)
             if harm is Harm.LOSE:
                 cleanup.remove_tree(site.place(name).root)
+            elif harm is Harm.REBOOT:
+                self.create(cluster, folder, lambda text: None)
             return
         mine = [process for process in processes.scan(site) if process.node == name]
         if harm in (Harm.FREEZE, Harm.THAW):

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ from units import Units
 
 SOCKET = "/run/sim/init.sock"
 SCHEDULED = Path("/run/systemd/shutdown/scheduled")
+
+
+def another_kernel() -> None:
+    """The machine has started again: its kernel is another one, for who asks for its boot id."""
+    file = f"/run/sim/boot-{uuid.uuid4()}"
+    write(file, f"{uuid.uuid4()}\n", 0o444)
+    subprocess.run(["mount", "--bind", file, "/proc/sys/kernel/random/boot_id"], check=True)
 
 
 class Init:
@@ -56,6 +64,8 @@ class Init:
             Path(path).mkdir(parents=True, exist_ok=True)
         if first:
             self.cloud.early()
+        else:
+            another_kernel()
         for link in sorted(OWN_UNITS.glob("*.wants/*.service")):
             if unit := self.units.unit(link.name):
                 self.units.start(unit)
