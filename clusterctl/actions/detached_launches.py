@@ -43,7 +43,7 @@ def list_names(store: Store) -> tuple[str, ...]:
 
 def find_folder(store: Store, name: str) -> Path | None:
     """Where the outputs belong; None for a cluster that does not end with its jobs."""
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return Path(json.loads((store.folder(name) / MARK).read_bytes())["folder"])
     return None
 

@@ -1,5 +1,9 @@
 """The version of records: what an earlier clusterctl wrote is brought forward, what a later one
-wrote is refused, because to write it back would lose what this one does not know."""
+wrote is refused, because to write it back would lose what this one does not know.
+
+It stands for all that lies beside the record of a cluster or job, too (the state of its provider,
+its provenance, what was fetched of it): that is used only by who has read the record. So a change
+of form there is a version here."""
 
 from __future__ import annotations
 
