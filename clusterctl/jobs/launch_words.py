@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.job_model import PYTHONS
 from clusterctl.variables import SECRET
 
 
@@ -110,14 +112,26 @@ class Asked:
         given = [f"{texts[name]} {value}" for name, value in self.sizes.items()]
         given += [f"--env {name}={value}" for name, value in self.env.items()]
         how = f", with {' '.join(given)}" if given else ""
-        return f"clusterctl starts the ranks itself instead of {self.launcher}{how}"
+        what = "ranks" if self.launcher in _LAUNCHERS else "program"
+        return f"clusterctl starts the {what} itself instead of {self.launcher}{how}"
 
 
-def _variable(name: str, option: str, value: str) -> tuple[str, str]:
+_AROUND = ("uv", "poetry", "pdm", "pipenv")
+"""`uv run …` starts something in a project's environment, which the nodes have without it."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
+_MODULES = {
+    "torch.distributed.run": ("torchrun",),
+    "torch.distributed.launch": ("torchrun",),
+    "accelerate.commands.launch": ("accelerate", "launch"),
+}
+"""Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
+
+
+def _variable(what: str, value: str) -> tuple[str, str]:
     variable, is_set, text = value.partition("=")
     if SECRET.search(variable):  # only --env keeps it out of records
         raise UsageError(
-            f"{name} {option} {variable}: a secret has to be given to clusterctl",
+            f"{what} {variable}: a secret has to be given to clusterctl",
             hint=f"clusterctl run --env {variable} ...",
         )
     return variable, text if is_set else os.environ.get(variable, "")
@@ -125,9 +139,61 @@ def _variable(name: str, option: str, value: str) -> tuple[str, str]:
 
 def translate(words: Sequence[str]) -> Asked:
     """Raises UsageError for an option that has no meaning here."""
+    with suppress(OSError):  # a name that no file can have
+        if not words or Path(words[0]).is_file():
+            return Asked()
+    if tuple(words[1:2]) == ("run",) and words[0] in _AROUND:
+        rest = words[2 + (words[2:3] == ["--"]) :]
+        if rest and rest[0].startswith("-"):
+            raise UsageError(
+                f"{words[0]} run {rest[0]} has no meaning here: nodes have the project's packages",
+                hint="leave it out; `--requirements FILE` names other packages",
+            )
+        return _within(f"{words[0]} run", rest, {})
+    start = int(words[0] == "env")
+    end = next(
+        (n for n, word in enumerate(words) if n >= start and not _ASSIGNMENT.fullmatch(word)),
+        len(words),
+    )
+    if end > start:
+        pairs = dict(_variable("env", word) for word in words[start:end])
+        return _within("env", words[end:], pairs)
+    return _translate(_unwrap(words))
+
+
+def _within(name: str, words: Sequence[str], env: Mapping[str, str]) -> Asked:
+    """What `uv run` or `env` starts, which may be a launcher."""
+    if not words:
+        raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
+    inner = translate(words)
+    return replace(
+        inner,
+        launcher=inner.launcher or name,
+        command=inner.command or tuple(words),
+        env={**env, **inner.env},
+    )
+
+
+def _unwrap(words: Sequence[str]) -> list[str]:
+    """`python -m torch.distributed.run …` as `torchrun …`."""
+    plain = [word for n, word in enumerate(words) if n != 1 or word != "-u"]
+    if plain[0] not in PYTHONS or plain[1:2] != ["-m"] or not set(plain[2:3]) & set(_MODULES):
+        return list(words)
+    module, rest = plain[2], plain[3:]
+    if module == "torch.distributed.launch":
+        if not {"--use_env", "--use-env"}.intersection(rest):
+            raise UsageError(
+                f"{module} gives the program an option --local-rank, which clusterctl does not",
+                hint="let the program read LOCAL_RANK (or add --use-env, if it does): torchrun …",
+            )
+        rest = [word for word in rest if word not in ("--use_env", "--use-env")]
+    return [*_MODULES[module], *rest]
+
+
+def _translate(words: Sequence[str]) -> Asked:
     name = " ".join(words[: 1 + (words[:1] == ["accelerate"])])
     launcher = _LAUNCHERS.get(name)
-    if launcher is None or Path(words[0]).is_file():
+    if launcher is None:
         return Asked()
     sizes: dict[str, int] = {}
     env: dict[str, str] = {}
@@ -158,7 +224,7 @@ def translate(words: Sequence[str]) -> Asked:
         if option in launcher.env:
             env[launcher.env[option]] = value
         elif option in launcher.variables:
-            env |= [_variable(name, given, value)]
+            env |= [_variable(f"{name} {given}", value)]
         elif kind and not _ALL.fullmatch(value):
             if not value.isdecimal() or not (int(value) or kind == "retries"):
                 raise UsageError(f"{name} {given} {value}: expected a number", hint=f"{given} 2")

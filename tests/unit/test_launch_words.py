@@ -10,6 +10,8 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.launch_words import translate
 from tests.unit.calling import Call
 
+PER_NODE = {"ranks_per_node": 2}
+
 
 @pytest.mark.parametrize(
     ("line", "command", "sizes"),
@@ -32,6 +34,20 @@ from tests.unit.calling import Call
         ("deepspeed --module pkg.train", "python -m pkg.train", {}),
         ("mpirun -np 4 --hostfile ~/hostfile python t.py 1", "python t.py 1", {"ranks": 4}),
         ("mpiexec --oversubscribe -n 4 -- ./solver", "./solver", {"ranks": 4}),
+        ("python -m torch.distributed.run --nproc_per_node=2 t.py 1", "python t.py 1", PER_NODE),
+        (
+            "python3 -u -m torch.distributed.launch --use_env --nproc_per_node 2 t.py",
+            "python t.py",
+            PER_NODE,
+        ),
+        (
+            "python -m accelerate.commands.launch --num_processes 8 t.py",
+            "python t.py",
+            {"ranks": 8},
+        ),
+        ("uv run t.py --lr 1", "t.py --lr 1", {}),
+        ("uv run -- torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
+        ("poetry run python t.py", "python t.py", {}),
         ("srun -N 2 --ntasks-per-node=8 ./a", "./a", {"nodes": 2, "ranks_per_node": 8}),
     ],
 )
@@ -49,6 +65,20 @@ def test_what_programs_find_as_variables(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (asked.env, asked.sizes) == ({"MINE": "a=b", "OTHER": "o"}, {"ranks": 2})
 
 
+def test_variables_before_a_command_are_given_to_the_ranks() -> None:
+    line = "OMP_NUM_THREADS=1 A=b=c torchrun --nproc_per_node 2 t.py C=d"
+    for words in (line.split(), ["env", *line.split()]):
+        asked = translate(words)
+        assert asked.env == {"OMP_NUM_THREADS": "1", "A": "b=c"}
+        assert (asked.command, asked.sizes) == (("python", "t.py", "C=d"), PER_NODE)
+    assert translate(["A=1", "t.py"]).note.endswith("instead of env, with --env A=1")
+
+
+@pytest.mark.parametrize("line", ["env", "uv pip list", "python -m pkg A=1", "x" * 5000])
+def test_other_words_are_left_as_they_are(line: str) -> None:
+    assert translate(line.split()).launcher == ""
+
+
 @pytest.mark.parametrize("line", ["accelerate env", "train.py", "nvidia-smi -L", "", "python t.py"])
 def test_what_is_no_launcher(line: str) -> None:
     assert translate(line.split()).launcher == ""
@@ -57,6 +87,10 @@ def test_what_is_no_launcher(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("HF_TOKEN=abc python t.py", "env HF_TOKEN: a secret has to be given to clusterctl"),
+        ("python -m torch.distributed.launch t.py", "gives the program an option --local-rank"),
+        ("uv run --with rich t.py", "uv run --with has no meaning here"),
+        ("uv run", "uv run: nothing to run"),
         ("mpirun -x HF_TOKEN ./a", "mpirun -x HF_TOKEN: a secret has to be given to clusterctl"),
         ("mpirun --tag-output ./a", "mpirun --tag-output has no meaning here"),
         ("accelerate launch --use_fsdp t.py", "accelerate launch --use_fsdp has no meaning here"),
