@@ -66,9 +66,7 @@ def is_command(word: str, here: Path) -> bool:
     """Whether installing the project around the folder `here` would make a command of that name."""
     places = (here, *here.parents)
     folder = next((place for place in places if (place / PROJECT).is_file()), None)
-    with suppress(UsageError):
-        return folder is not None and any(_scripts(_commands(_read(folder / PROJECT), word)))
-    return False
+    return folder is not None and any(_scripts(_commands(_read(folder / PROJECT), word)))
 
 
 def _find(program: Program, root: Path) -> Path | None:
@@ -86,10 +84,13 @@ def _find(program: Program, root: Path) -> Path | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """The table [project], else Poetry's own one."""
-    whole = config.read_toml(path)
-    table: Any = whole.get("project") or whole.get("tool", {}).get("poetry", {})
-    return table if isinstance(table, dict) else {}
+    """The table [project], else Poetry's own one; empty for a file that is not understood, which
+    is said where its packages are looked for."""
+    whole: Mapping[str, Any] = {}
+    with suppress(UsageError):
+        whole = config.read_toml(path)
+    tables = _tables(whole)
+    return tables.get("project") or _tables(tables.get("tool")).get("poetry", {})
 
 
 def _tables(value: Any) -> dict[str, dict[str, Any]]:
