@@ -463,6 +463,7 @@ def test_a_slow_rank_and_one_that_hangs_are_told_apart(
     found = two_ranks(reduces(), sleeps())
     assert doctor.watchable(found) == {0: "sleeps", 1: "late"}
     found.ranks[0].moved, found.ranks[1].usage = moved, usage
+    found.ranks[0].looks, found.ranks[1].looks = (reduces(),), (sleeps(),)
     [finding] = doctor.judge(found)
     assert (finding.kind, finding.lines) == (kind, (finding.lines[0],))
     assert said in finding.lines[0]
@@ -491,12 +492,13 @@ def test_a_rank_that_is_late_once_is_no_straggler() -> None:
     """In any job, some rank comes first to each collective."""
     found = two_ranks(reduces(), sleeps())
     found.ranks[0].moved = True
+    assert [item.serious for item in doctor.judge(found)] == [False], "without another look"
     found.ranks[0].looks, found.ranks[1].looks = (reduces(),), (sleeps(),)
     assert [item.serious for item in doctor.judge(found)] == [True]
     found.ranks[0].looks, found.ranks[1].looks = (reduces(), sleeps()), (sleeps(), reduces())
     [finding] = doctor.judge(found)
     assert (finding.kind, finding.serious) == ("straggler", False)
-    assert "may be healthy" in finding.lines[0]
+    assert "one moment of a healthy job" in finding.lines[0]
     assert "make progress" in doctor.summarize(found, [finding])
 
 

@@ -146,7 +146,7 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
         advice = wait.advice or "look at that line: all ranks have to call the same collectives"
     elsewhere = [*_elsewhere(late[0], item.stack), *_behind(evidence, late, wait)]
     if usual:
-        elsewhere.insert(0, "a moment later it was different: the job goes on, and may be healthy")
+        elsewhere.insert(0, "the job goes on: this may be one moment of a healthy job")
     elif slow:
         elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:
@@ -169,6 +169,8 @@ def _keeps_waiting(evidence: Evidence, waiting: Folded, item: Folded) -> bool:
     comes first to each collective."""
     first = [look for number in waiting.ranks for look in evidence.ranks[number].looks]
     late = [look for number in item.ranks for look in evidence.ranks[number].looks]
+    if not first or not late:  # too busy a machine for another look
+        return False
     return all(look.collective for look in first) and not any(look.collective for look in late)
 
 
