@@ -183,7 +183,8 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     those that are gone cost no more."""
     provider = providers.load_billing(cluster)
     try:
-        there = {*provider.list_billed(cluster, folder), *providers.find_gateway(cluster, folder)}
+        gateway = providers.find_gateway(cluster, folder, pending=False)
+        there = {*provider.list_billed(cluster, folder), *gateway}
         ends = provider.list_ended(cluster, folder)
     except ClusterctlError:
         return cluster.charges

@@ -61,11 +61,13 @@ def load_billing(cluster: Cluster) -> Billing:
     return cast(Billing, load(cluster.spec.provider))
 
 
-def find_gateway(cluster: Cluster, folder: Path) -> frozenset[str]:
-    """GATEWAY, where the cluster has a NAT gateway now, whatever machines it has. Raises the
-    provider's error."""
+def find_gateway(cluster: Cluster, folder: Path, *, pending: bool = True) -> frozenset[str]:
+    """GATEWAY, where the cluster has a NAT gateway now, whatever machines it has; `pending`: or
+    will soon have. Raises the provider's error."""
     provider = load(cluster.spec.provider)
-    found = isinstance(provider, Gatewayed) and provider.finds_gateway(cluster, folder)
+    if not isinstance(provider, Gatewayed):
+        return frozenset()
+    found = provider.finds_gateway(cluster, folder, pending=pending)
     return frozenset({GATEWAY} if found else ())
 
 

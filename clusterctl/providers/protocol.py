@@ -259,8 +259,9 @@ class Billing(Protocol):
 class Gatewayed(Protocol):
     """Its clusters may have a NAT gateway, which costs money without any machine."""
 
-    def finds_gateway(self, cluster: Cluster, folder: Path) -> bool:
-        """Whether whoever bills it knows one of the cluster now."""
+    def finds_gateway(self, cluster: Cluster, folder: Path, *, pending: bool) -> bool:
+        """Whether whoever bills it knows one of the cluster now. `pending`: also one that is still
+        being made, which costs nothing if it is removed before it is available."""
 
 
 @runtime_checkable

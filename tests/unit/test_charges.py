@@ -394,8 +394,11 @@ def test_a_nat_gateway_costs_money_without_any_machine() -> None:
     assert measured.settle(cluster(charges=rows), living=(), made=(), now=NOW) == ()
 
 
-@pytest.mark.parametrize(("state", "billed"), [("pending", True), ("deleted", False)])
-def test_aws_says_whether_there_is_a_nat_gateway(state: str, billed: bool) -> None:
+@pytest.mark.parametrize(
+    ("state", "there_is", "billed"),
+    [("available", True, True), ("pending", True, False), ("deleted", False, False)],
+)
+def test_aws_says_whether_there_is_a_nat_gateway(state: str, there_is: bool, billed: bool) -> None:
     class Gateways(Api):
         def instances(self, *filters: Any, **more: Any) -> list[Instance]:
             return []
@@ -406,7 +409,8 @@ def test_aws_says_whether_there_is_a_nat_gateway(state: str, billed: bool) -> No
 
     made = cluster(charges=(charge("launcher", part=GATEWAY),))
     there = Gateways("us-east-1")
-    assert lives.finds_gateway(there, made) is billed
+    assert lives.finds_gateway(there, made) is there_is
+    assert lives.finds_gateway(there, made, pending=False) is billed, "removed in time: it is free"
     assert lives.list_billed(there, made) == {}, "it is no node"
     assert not lives.finds_gateway(there, cluster(charges=(charge("launcher"),)))
 

@@ -381,7 +381,7 @@ def test_what_a_broken_off_up_has_not_made_costs_nothing() -> None:
 
 
 class Gateways(Bills):
-    def finds_gateway(self, cluster: Cluster, folder: Path) -> bool:
+    def finds_gateway(self, cluster: Cluster, folder: Path, *, pending: bool) -> bool:
         return True
 
 

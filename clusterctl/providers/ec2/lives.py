@@ -18,9 +18,11 @@ def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
     return {item.node: item.id for item in found if item.node}
 
 
-def finds_gateway(api: Api, cluster: Cluster) -> bool:
-    """Whether AWS bills a NAT gateway: it may be there without any instance."""
-    return has_gateway(cluster) and _finds_gateway(api, cluster)
+def finds_gateway(api: Api, cluster: Cluster, *, pending: bool = True) -> bool:
+    """Whether there is a NAT gateway: it may be there without any instance. AWS bills those that
+    are available; one that is `pending` will be."""
+    states = ("pending", "available") if pending else ("available",)
+    return has_gateway(cluster) and _finds_gateway(api, cluster, states)
 
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
@@ -75,15 +77,15 @@ def _find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended
     over = cluster.deadline is not None and now > cluster.deadline
     if not (over and has_gateway(cluster)):
         return {}
-    if _finds_gateway(api, cluster):
+    if _finds_gateway(api, cluster, ("pending", "available")):
         return {}
     return {GATEWAY: Ended((cluster.deadline or 0.0) + LATER)}
 
 
-def _finds_gateway(api: Api, cluster: Cluster) -> bool:
+def _finds_gateway(api: Api, cluster: Cluster, states: Collection[str]) -> bool:
     search = [cleanup.tagged(cluster.id)]
     found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
-    return any(item["State"] in ("pending", "available") for item in found)
+    return any(item["State"] in states for item in found)
 
 
 def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:

@@ -192,8 +192,8 @@ class Ec2Provider:
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return lives.list_billed(self._api(cluster, folder), cluster)
 
-    def finds_gateway(self, cluster: Cluster, folder: Path) -> bool:
-        return lives.finds_gateway(self._api(cluster, folder), cluster)
+    def finds_gateway(self, cluster: Cluster, folder: Path, *, pending: bool) -> bool:
+        return lives.finds_gateway(self._api(cluster, folder), cluster, pending=pending)
 
     def reprice(self, cluster: Cluster, folder: Path, report: Reporter) -> tuple[Charge, ...]:
         if not cluster.spec.cloud.spot:
