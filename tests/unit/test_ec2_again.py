@@ -233,6 +233,7 @@ def test_an_on_demand_worker_among_spot_ones_is_started_again_at_its_own_price(
 ) -> None:
     """It had taken the place of a lost one, and EC2 or somebody has stopped it."""
     old = attempted(provider.plan(wish(spot_fallback=True)), "launcher", "worker-1", ago=HOUR)
+    old = replace(old, phase=Phase.READY)
     market.living, market.stopped = ("launcher", "worker-1", "worker-2"), ("worker-1",)
     market.on_demand = ("worker-1",)
     two = replace(wish(spot_fallback=True), groups=(NodeGroup(count=2, family="cpu"),))

@@ -295,7 +295,7 @@ class Life:
     def kill_stop(self) -> None:
         self.store.save(replace(self.cluster, stopping=True))
         for one in self.account.alive:
-            if self.chance.random() < 0.6:
+            if self.chance.random() < 0.6 and one.state == "running":
                 one.switch("stopped", self.account.now)
         self.account.now += 9
 
@@ -404,3 +404,20 @@ def test_what_is_said_of_money_is_what_aws_charges(
     done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
     receipt = sum(item.dollars(aws.now) for item in done.charges)
     assert receipt == pytest.approx(aws.bill(), abs=life.slack)
+
+
+@pytest.mark.usefixtures("terraform")
+@pytest.mark.parametrize("seed", [4, 5])
+def test_workers_of_an_up_that_was_killed_count_at_their_own_prices_until_the_next_removes_them(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(monkeypatch, seed)
+    life.spot, life.budget = True, 0.0
+    life.up(1)
+    life.up(6, killed=True)
+    life.account.now += 3000
+    life.up(2)
+    life.check()
+    done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: life.account.now)
+    receipt = sum(item.dollars(life.account.now) for item in done.charges)
+    assert receipt == pytest.approx(life.account.bill(), abs=life.slack)

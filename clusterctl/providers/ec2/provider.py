@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from clusterctl import terraform
@@ -173,6 +174,10 @@ class Ec2Provider:
             for item in instances
             if item.ended and item.state in STOPPED
         }
+        if current.phase is Phase.CREATING and current.spec.cloud.spot:
+            # Of what is removed now, nobody asks for the price later.
+            shown = lives.list_last(api, current)
+            current = replace(current, charges=plan.reprice(api, current, shown, lambda line: None))
         charges = measured.settle(
             current,
             living=living,
