@@ -66,9 +66,9 @@ import torch
 from trainlib.ranks import discover
 from trainlib.session import Session
 
-with Session(discover()) as session:
-    session.open("mpi")
-    rank = session.ranks.rank
+def train(session, rank):
+    # In a function, as in programs: a wrapper that outlives its session may stop torch in the
+    # destructor of Gloo's group, which waits with Python's lock for a thread that wants it.
     for hook in (True, False):
         for by_all, last in ((True, 2.0), (False, 4.0)):
             model = torch.nn.Linear(3, 1, bias=False)
@@ -80,7 +80,11 @@ with Session(discover()) as session:
                     parallel(torch.full((1, 3), 2.0 * (1 + rank))).sum().backward()
                     found.append(model.weight.grad[0, 0].item())
             assert found == [3.0, last][: 1 + rank], (hook, by_all, found)
-    print("equal", rank, flush=True)
+
+with Session(discover()) as session:
+    session.open("mpi")
+    train(session, session.ranks.rank)
+    print("equal", session.ranks.rank, flush=True)
 """
 
 
