@@ -6,7 +6,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.insight import messages
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import missing_files
-from clusterctl.schedulers.verdict import NO_RANK, is_disk_full, never_started
+from clusterctl.schedulers.job_state import NO_RANK, is_disk_full, never_started
 from clusterctl.state import Store
 
 REMARKS = 64_000

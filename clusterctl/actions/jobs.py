@@ -21,7 +21,7 @@ from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.logs import Piece, is_complete, read_stored, was_removed
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase, Reporter
-from clusterctl.schedulers import verdict
+from clusterctl.schedulers import job_state
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -196,7 +196,7 @@ def _never_came(job: Job) -> bool:
 
 def describe_hang(job: Job, hang: Hang) -> str:
     """Where the ranks of an attempt stood that was ended because they printed nothing."""
-    where = verdict.describe_hang(job, hang)
+    where = job_state.describe_hang(job, hang)
     more = "" if hang.attempt != job.attempt else f"; `clusterctl doctor {job.id}` shows the stacks"
     return f"attempt {hang.attempt} {where}{more}"
 

@@ -23,7 +23,7 @@ from clusterctl.errors import (
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter, count
-from clusterctl.schedulers.verdict import (
+from clusterctl.schedulers.job_state import (
     has_restarted,
     is_reclaimed,
     never_started,

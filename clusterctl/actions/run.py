@@ -43,7 +43,7 @@ from clusterctl.jobs.program import backend_note, resolve_command, resolve_modul
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.schedulers.verdict import never_started
+from clusterctl.schedulers.job_state import never_started
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

@@ -12,7 +12,7 @@ from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter, count
-from clusterctl.schedulers import direct, verdict
+from clusterctl.schedulers import direct, job_state
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.timeouts import NEVER, Deadline
 from clusterctl.transport.pool import Pool
@@ -46,7 +46,7 @@ def refresh_all(
             forget(now, cluster, pool)  # staged at most: no script of its own has cleaned up
     return tuple(
         replace(now, survivors=kill_processes(now, cluster, pool, deadline))
-        if now.reason == verdict.NO_FOLDER and not now.survivors
+        if now.reason == job_state.NO_FOLDER and not now.survivors
         else now  # the launcher has no script that would clean up
         for now in found
     )

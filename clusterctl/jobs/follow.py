@@ -22,7 +22,7 @@ from clusterctl.jobs.connections import Connections, OutputFile, TimeIsUpError, 
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece
 from clusterctl.model import Cluster, Reporter
-from clusterctl.schedulers import verdict
+from clusterctl.schedulers import job_state
 from clusterctl.state.home import writing
 from clusterctl.timeouts import now
 from clusterctl.transport import Channel
@@ -286,4 +286,4 @@ class Follower:
     def _apply(self, file: OutputFile, data: bytes) -> None:
         file.facts += data
         whole, _, _ = file.facts.rpartition(b"\n")
-        self.job = verdict.judge(self.job, whole.decode(errors="replace"))
+        self.job = job_state.judge(self.job, whole.decode(errors="replace"))

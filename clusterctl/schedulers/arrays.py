@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from clusterctl.formats import fold_runs
 from clusterctl.job_model import Job, JobState
-from clusterctl.schedulers import verdict
+from clusterctl.schedulers import job_state
 
 SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
 """What a batch system may say of a job, or of a task, whose own notes say more."""
@@ -32,7 +32,7 @@ def describe_end(job: Job, facts: str, rest: str, gone: Mapping[str, JobState]) 
     code = 1 if job.unfinished_points else 0
     began = sum(line.startswith("point ") for line in facts.splitlines())
     ends = f"launcher {time} {code}\nstarted {time} {began}\nended {time}\n"
-    ended = verdict.judge(job, f"{facts}\n{ends}")
+    ended = job_state.judge(job, f"{facts}\n{ends}")
     if ended.state is not JobState.FAILED:
         return ended
     if gone.get(word) is JobState.CANCELLED:

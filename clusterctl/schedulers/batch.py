@@ -22,7 +22,7 @@ from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
-from clusterctl.schedulers import arrays, direct, verdict
+from clusterctl.schedulers import arrays, direct, job_state, state_file
 
 GRACE = direct.GRACE
 QUEUE_AGE = 5
@@ -237,15 +237,15 @@ class Batch(ABC):
         if native:
             job = replace(job, native_id=native)
         facts = "\n".join(lines)
-        job = verdict.judge(job, facts)
-        read = verdict.read(facts)
+        job = job_state.judge(job, facts)
+        read = state_file.read(facts)
         for line in lines:
             word, _, rest = line.partition(" ")
             if word == "queue":
                 word, _, reason = rest.partition("|")
                 job = _waiting(job, *self.in_queue(word, reason))
             elif word == "unsubmitted" and rest.isdecimal():
-                job = verdict.mark_unsubmitted(job, read, float(rest))
+                job = job_state.mark_unsubmitted(job, read, float(rest))
             elif word == "gone" and job.spec.is_sweep:
                 job = arrays.describe_end(job, facts, rest, self.gone)
             elif word == "gone":

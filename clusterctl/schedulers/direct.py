@@ -1,4 +1,4 @@
-"""Our own supervisor: one sh process per job on the launcher, which notes facts for `verdict`."""
+"""Our own supervisor: one sh process per job on the launcher, which notes facts for `job_state`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.job_model import Job
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster
-from clusterctl.schedulers import verdict
+from clusterctl.schedulers import job_state
 
 GRACE = 5
 """Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
@@ -171,7 +171,7 @@ class Direct:
         return ("/bin/sh", "-c", assets.render("job/status.sh.j2", limit=CLEAN_LIMIT))
 
     def parse_status(self, job: Job, text: str) -> Job:
-        return verdict.judge(job, text)
+        return job_state.judge(job, text)
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the supervisor, also for one that is about to start, and returns. Where

@@ -21,7 +21,7 @@ from clusterctl.jobs.start import node_files
 from clusterctl.launch import Request
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Role
-from clusterctl.schedulers import verdict
+from clusterctl.schedulers import job_state
 from tests.unit.making import cluster, job, node, program, spec
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, seen_by_program, until
 from tests.unit.uptime import SILENCE, Uptime
@@ -94,7 +94,7 @@ def test_a_batch_job_hands_on_any_variable(
     where, one, plan = made(tmp_path, env=env)
     folder = staged(tmp_path, where, one, plan)
     subprocess.run([shell, folder / "job.sh"], env=slurm, check=True, timeout=60)
-    found = verdict.judge(one, (folder / "state").read_text())
+    found = job_state.judge(one, (folder / "state").read_text())
     assert (found.state, found.survivors) == (JobState.SUCCEEDED, {os.uname().nodename: 0})
     check(seen_by_program(folder / "work"), env)
 
@@ -145,7 +145,7 @@ class Batch:
     def end(self) -> Job:
         """The job after its script's end."""
         self.process.wait(timeout=120)
-        return verdict.judge(self.job, (self.folder / "state").read_text())
+        return job_state.judge(self.job, (self.folder / "state").read_text())
 
 
 @pytest.fixture(params=["sh", "bash"])

@@ -40,7 +40,7 @@ from clusterctl.providers.local import sshd
 from clusterctl.providers.sge.provider import SgeProvider
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.slurm.provider import SlurmProvider
-from clusterctl.schedulers import direct, load_batch, verdict
+from clusterctl.schedulers import direct, job_state, load_batch
 from clusterctl.state import Home, Store
 from clusterctl.terraform import events
 from clusterctl.transport import uptime
@@ -228,7 +228,7 @@ def read_state(text: str) -> object:
 
 FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "state": (
-        lambda text: verdict.judge(job(state=JobState.RUNNING), text),
+        lambda text: job_state.judge(job(state=JobState.RUNNING), text),
         ("running", "launcher", "started", "exit", "survivors", "ended", "stop", "placed", "hung",
          "dead", "absent", "full", "state=failed", "code=3", "worker-1:2,", "cancelled", "?"),
     ),

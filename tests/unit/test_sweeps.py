@@ -14,7 +14,7 @@ from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import start, systems
 from clusterctl.launch import Request
 from clusterctl.model import Accelerator, Cluster, Role
-from clusterctl.schedulers import verdict
+from clusterctl.schedulers import job_state
 from clusterctl.sweeps import MOST, parse_concurrency, points
 from tests.unit.making import cluster, job, node, spec
 
@@ -262,7 +262,7 @@ point 4 2 worker-2
 
 
 def test_the_record_counts_points_while_the_job_runs() -> None:
-    now = verdict.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE)
+    now = job_state.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE)
     assert now.state is JobState.RUNNING
     assert now.points_ended == {"0": 0, "1": 3}
     assert now.unfinished_points == (1, 2)
@@ -270,7 +270,7 @@ def test_the_record_counts_points_while_the_job_runs() -> None:
 
 def test_a_sweep_with_a_failed_point_has_failed_and_names_it() -> None:
     end = "exit 5 2 0 1\nlauncher 6 1\nstarted 6 3\nsurvivors 6 worker-1 0\nended 6\n"
-    done = verdict.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE + end)
+    done = job_state.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE + end)
     assert (done.state, done.program_exit_code) == (JobState.FAILED, 3)
     assert done.failure is not None
     assert (done.failure.rank, done.failure.node) == (1, "worker-2")
@@ -280,9 +280,9 @@ def test_a_sweep_with_a_failed_point_has_failed_and_names_it() -> None:
 def test_a_sweep_whose_points_ended_well_succeeded() -> None:
     wanted = planned(cluster(), sweep=("a=1,2,3",), only=(0, 2))
     state = "running 1 1\nexit 3 0 0 1\nexit 5 2 0 1\nlauncher 6 0\nstarted 6 2\nended 6\n"
-    assert verdict.judge(wanted, state).state is JobState.SUCCEEDED
+    assert job_state.judge(wanted, state).state is JobState.SUCCEEDED
     assert wanted.processes == (0, 2)
-    lost = verdict.judge(wanted, state.replace("exit 5 2 0 1\n", ""))
+    lost = job_state.judge(wanted, state.replace("exit 5 2 0 1\n", ""))
     assert lost.state is JobState.FAILED
     assert lost.unfinished_points == (2,)
 

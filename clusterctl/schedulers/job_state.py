@@ -1,0 +1,210 @@
+"""What became of a job: whether it waits, runs, has succeeded, failed, or is lost, and why.
+
+`state_file` has the facts that all this is judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from clusterctl import hangs
+from clusterctl.job_model import Hang, Job, JobState, RankFailure
+from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, correct, sort_failures
+from clusterctl.schedulers.state_file import CAUSES, EVENTS, Attempt, Facts, read
+
+NO_RANK = "no rank was started"
+NO_SUPERVISOR = "its supervisor on the launcher is gone"
+NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
+_FULL = "disk full on "
+_NAMED = 4
+"""Ranks that a reason names; of others it gives the number."""
+
+
+def judge(job: Job, text: str) -> Job:
+    """The job as its state file, from the beginning, describes it."""
+    facts = read(text)
+    last = facts.last
+    if job.state.ended:
+        seen = (last.ended or last.dead) and last.survivors
+        return replace(job, survivors=last.survivors) if seen else job
+    if facts.absent is not None:
+        if job.state is JobState.QUEUED:
+            return mark_unsubmitted(job, facts)
+        # A running job that loses its folder may still be running.
+        lost = replace(job, state=JobState.LOST, finished=facts.absent, reason=NO_FOLDER)
+        return lost if facts.last.dead else job
+    job = replace(
+        job,
+        placement=facts.placement or job.placement,
+        started=facts.began or job.started,
+        attempt=last.number or job.attempt,
+        hangs=facts.hangs,
+    )
+    if job.spec.is_sweep:
+        ended = {str(point): code for point, (_, code) in sorted(last.exits.items())}
+        job = replace(job, points_ended=ended or job.points_ended)
+    if last.ended or last.dead:
+        return _ended(job, last)
+    if last.waits:
+        return replace(job, state=JobState.QUEUED)
+    if not last.number:
+        return job
+    return replace(job, state=JobState.RUNNING, reason=_why_again(job, facts.before))
+
+
+def _why_again(job: Job, before: Attempt | None) -> str:
+    """How the attempt before has failed; "" where that is not known, or there was none."""
+    if before is None:
+        return ""
+    failure = None if before.hung else _first_failure(job, before)
+    reason = _reason(job, JobState.FAILED, before, failure)
+    return "; ".join(filter(None, (failure.text if failure else "", reason)))
+
+
+def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:
+    """A job that nobody hands in any more, since `when`: given up, or its clusterctl died."""
+    finished = facts.absent or when
+    if facts.last.stop:
+        return replace(job, state=CAUSES[facts.last.stop], finished=finished, reason="")
+    reason = "its clusterctl ended before it was submitted"
+    return replace(job, state=JobState.LOST, finished=finished, reason=reason)
+
+
+def never_started(job: Job) -> bool:
+    """Whether a job failed before any of its ranks ran."""
+    return job.state is JobState.FAILED and (job.started is None or job.reason.startswith(NO_RANK))
+
+
+def is_disk_full(job: Job) -> bool:
+    """Whether a job failed on a node whose disk is full."""
+    return _FULL in job.reason
+
+
+def is_reclaimed(job: Job, node: str) -> bool:
+    """Whether EC2 has announced the end of that node, a spot instance, while the job ran. The node
+    may still answer for two minutes."""
+    return EVENTS["spot"].format(node) in job.reason.split(", ")
+
+
+def has_restarted(job: Job, node: str) -> bool:
+    """Whether that node restarted while the job ran, as far as it has said so. It may answer."""
+    return EVENTS["restarted"].format(node) in job.reason.split(", ")
+
+
+def note_restart(job: Job, names: Sequence[str]) -> Job:
+    """A failed job whose reason says that these nodes restarted, as was found out later."""
+    said = [EVENTS["restarted"].format(name) for name in names if not has_restarted(job, name)]
+    return replace(job, reason=", ".join((*said, *([job.reason] if job.reason else []))))
+
+
+def _ended(job: Job, last: Attempt) -> Job:
+    state = last.said or _state(job, last)
+    failed = state is JobState.FAILED and not last.hung
+    failure = _first_failure(job, last) if failed else None
+    code = 0 if state is JobState.SUCCEEDED else None
+    if failure:
+        code = failure.exit_code
+    return replace(
+        job,
+        state=state,
+        finished=last.ended or last.dead,
+        program_exit_code=code,
+        failure=failure,
+        survivors=last.survivors,
+        reason=_reason(job, state, last, failure),
+    )
+
+
+def _state(job: Job, last: Attempt) -> JobState:
+    """A launcher may say 0 after it has lost a node: every rank has to have ended well. Who was
+    told to end may do so with 0, and has not finished."""
+    told = CAUSES.get(last.stop, JobState.RUNNING)
+    if told.ended:
+        return told
+    if last.dead:
+        return JobState.LOST
+    well = last.launcher_code == 0 and _well(last) >= len(job.processes)
+    return JobState.SUCCEEDED if well else JobState.FAILED
+
+
+def _well(last: Attempt) -> int:
+    return sum(code == 0 for _, code in last.exits.values())
+
+
+def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
+    """Who has only SIGTERM to show did not fail, unless the launcher itself ended with the same."""
+    where = {rank: last.where.get(rank) or job.node_of(rank) for rank in last.exits}
+    failed = sort_failures(
+        RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))))
+        for rank, (when, code) in last.exits.items()
+    )
+    if not failed or (failed[0].code == TOLD_TO_END != last.launcher_code):
+        return None
+    first = failed[0]
+    return RankFailure(rank=first.rank, node=where[first.rank], exit_code=first.code)
+
+
+def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
+    """Why a job is lost, or failed, where that is not the exit code of a rank."""
+    silent = ", ".join(name for name, count in last.survivors.items() if count < 0)
+    if state is JobState.LOST:
+        restarted = [name for name, word in sorted(last.events.items()) if word == "restarted"]
+        parts = [*(EVENTS["restarted"].format(name) for name in restarted), NO_SUPERVISOR]
+        return ", ".join(parts) + (f"; {silent} did not answer when it was found" if silent else "")
+    if state is not JobState.FAILED:
+        return ""
+    why = f"lost {silent}: no answer when the job ended" if silent else ""
+    if last.full:
+        why = f"{_FULL}{', '.join(last.full)}"
+    elif last.events:
+        said = (EVENTS[word].format(name) for name, word in sorted(last.events.items()))
+        why = ", ".join((*said, *([why] if why else [])))
+    elif failure and failure.rank in last.out_of_memory:
+        why = f"{failure.node} ran out of memory, and the kernel killed a process"
+    elif last.hung and not silent:
+        why = describe_hang(job, hangs.fold(last.number, last.hung, last.stacks))
+    if not last.started:
+        return f"{NO_RANK}: {why}" if why else NO_RANK
+    if why:
+        return why
+    if job.spec.is_sweep:
+        return _describe_points(job)
+    if failure:
+        return ""
+    launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
+    ended = f"{launcher} ended with {last.launcher_code or 0}"
+    missing = [rank for rank in range(job.ranks) if rank not in last.exits]
+    if missing and last.exits and last.started >= job.ranks:
+        return f"{_killed(job, missing)} ({ended})"
+    if missing and last.launcher_code and not last.said:
+        return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
+    if last.launcher_code:
+        return f"{ended} while no rank had failed: it or one of its daemons was lost"
+    return f"{ended}, but only {_well(last)} of {job.ranks} ranks did"
+
+
+def describe_hang(job: Job, hang: Hang) -> str:
+    """That an attempt hung, and which of its ranks stood elsewhere than the others."""
+    where = hangs.describe(hang, lambda rank: f"rank {rank} on {job.node_of(rank)}")
+    silence = f"hung: no rank printed anything for {hang.seconds:g} s"
+    return f"{silence}; {where}" if where else silence
+
+
+def _describe_points(job: Job) -> str:
+    """Which points of a sweep did not end well."""
+    names = [f"{job.id}.{number}" for number in job.unfinished_points]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"{len(names)} of {len(job.processes)} points did not succeed:"
+        f" {', '.join(names[:_NAMED])}{more}"
+    )
+
+
+def _killed(job: Job, missing: Sequence[int]) -> str:
+    """The ranks that have left no exit code, while others have."""
+    names = [f"rank {rank} on {job.node_of(rank)}" for rank in missing[:_NAMED]]
+    if more := len(missing) - len(names):
+        names.append(f"{more} more")
+    were, they = ("was", "it") if len(missing) == 1 else ("were", "they")
+    return f"{', '.join(names)} {were} killed or lost: {they} left no exit code"
