@@ -16,6 +16,7 @@ from clusterctl.job_model import Job
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Guarded, Labelling
+from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
@@ -65,7 +66,7 @@ def extend(
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         _whole(cluster, store.folder(name), now)
         dollars = measured.cost_until_removed(cluster.charges, end)
-        _affordable(cluster, end, dollars)
+        budget.check_extension(cluster, end, dollars)
         question = _sooner(store, cluster, end, now)
         if question and not consent(question):
             raise UsageError(
@@ -91,25 +92,6 @@ def extend(
             except ProviderError as error:
                 report(f"the tags in the cloud still show the old deadline: {error.message}")
     return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))
-
-
-def _affordable(cluster: Cluster, end: float, dollars: float) -> None:
-    """Raises UsageError where the budget is less than these dollars, or where a price is unknown of
-    what is to run longer."""
-    budget, name = cluster.spec.cloud.budget, cluster.name
-    later = end > (cluster.deadline or 0.0)
-    running = [charge for charge in cluster.charges if charge.until is None]
-    if budget and later and (missing := cost.unknown(running)):
-        raise UsageError(
-            f"the price of {', '.join(missing)} is unknown, and the cluster's budget is"
-            f" ${budget:.2f}: clusterctl cannot tell whether it lasts until then",
-            hint=f"`clusterctl down {name}`, and create it again without --budget",
-        )
-    if budget and dollars > budget + 0.005:
-        raise UsageError(
-            f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
-            hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",
-        )
 
 
 def _let_in(

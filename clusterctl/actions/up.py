@@ -34,7 +34,6 @@ from clusterctl.actions.up_plan import (
     find_places,
     first_name,
     intend,
-    take_off,
 )
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
@@ -43,6 +42,7 @@ from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter, count
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.protocol import Created, NoCapacity, Observable
+from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.state import ClusterLock, Store, name_client
@@ -102,7 +102,7 @@ def up(
             with ClusterLock(store.home, spec.name, "up", report):
                 left = finish_down(store, made, report)
             spent = cost.dollars(left.charges, time.time())
-            here, *others = (take_off(place, spent) for place in (here, *others))
+            here, *others = (budget.take_off(place, spent) for place in (here, *others))
             consent = _agreed
 
 

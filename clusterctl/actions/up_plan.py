@@ -90,20 +90,6 @@ def find_places(spec: ClusterSpec, old: Cluster | None) -> list[ClusterSpec]:
     ]
 
 
-def take_off(spec: ClusterSpec, dollars: float) -> ClusterSpec:
-    """The options for another region, after so much was spent in the one before. Raises UsageError
-    where that was all of the budget."""
-    budget = spec.cloud.budget
-    if not budget:
-        return spec
-    if budget <= dollars:
-        raise UsageError(
-            f"--budget ${budget:.2f} is spent: ${dollars:.2f} in other regions",
-            hint="nothing is left running; give a higher --budget, or name other --regions",
-        )
-    return replace(spec, cloud=replace(spec.cloud, budget=budget - dollars))
-
-
 def add_regions(intent: Intent, others: Sequence[ClusterSpec], report: Reporter) -> Intent:
     """With what the plan becomes in other regions, and one question for all: what cannot be made
     there is found out before money is spent here."""

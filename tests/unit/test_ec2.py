@@ -21,7 +21,7 @@ from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.reconcile import known_to
 from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.protocol import Resource
-from clusterctl.providers.shared import deadlines
+from clusterctl.providers.shared import budget, deadlines
 from clusterctl.terraform import Binary, Terraform
 
 
@@ -279,11 +279,11 @@ def test_money_adds_up() -> None:
 
 
 def test_a_budget_buys_hours() -> None:
-    assert prices.affordable(10.0, [charge(hourly=2.0)], 4.0) == pytest.approx(3 * 3600)
+    assert budget.affordable(10.0, [charge(hourly=2.0)], 4.0) == pytest.approx(3 * 3600)
     with pytest.raises(UsageError, match="price of"):
-        prices.affordable(10.0, [charge(hourly=None)], 0.0)
+        budget.affordable(10.0, [charge(hourly=None)], 0.0)
     with pytest.raises(UsageError, match="is spent"):
-        prices.affordable(1.0, [charge()], 1.0)
+        budget.affordable(1.0, [charge()], 1.0)
 
 
 QUOTES = {

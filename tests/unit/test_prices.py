@@ -13,6 +13,8 @@ from clusterctl.providers.ec2 import prices
 from clusterctl.providers.ec2.cleanup import Rates
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.spec import PlannedMachine
+from clusterctl.providers.shared import budget
+from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 KNOWN = "g4dn.xlarge"
@@ -149,7 +151,7 @@ def test_every_region_has_its_own_prices_of_disks_and_addresses() -> None:
     found, _ = quotes(elsewhere, "t3.small", KNOWN)
     worker = {item.part: item.hourly for item in prices.charges(MACHINES, found, 10.0)}
     assert worker == {"instance": 2.0, "disk": 0.1 * 100 / 730, "address": 0.006}
-    assert prices.affordable(10.0, prices.charges(MACHINES, found, 10.0), 0.0) > 3600
+    assert budget.affordable(10.0, prices.charges(MACHINES, found, 10.0), 0.0) > 3600
     # Only where nobody can be asked they are unknown: the table is that of one region.
     found, _ = quotes(replace(elsewhere, silent=True), "t3.small", KNOWN)
     assert {item.hourly for item in prices.charges(MACHINES, found, 10.0)} == {None}
@@ -172,7 +174,7 @@ def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
     assert any("$0.0560/h until `clusterctl down`" in line for line in lines)
     assert any("$0.045 for each GB" in line for line in lines)
     alone = [item for item in made if item.part not in NETWORK_PARTS]
-    assert prices.hourly(made)[0] == pytest.approx(prices.hourly(alone)[0] + 0.056)
+    assert measured.hourly(made)[0] == pytest.approx(measured.hourly(alone)[0] + 0.056)
     silent, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
     assert not [i for i in prices.charges(MACHINES, silent, 0.0) if i.part in NETWORK_PARTS]
 
@@ -188,35 +190,35 @@ def test_what_a_region_charges_per_hour() -> None:
 def test_what_costs_more_per_hour_than_agreed_is_refused() -> None:
     found, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
     made = prices.charges(MACHINES, found, 10.0)
-    rate, _ = prices.hourly(made)
-    prices.check_hourly(0.0, made)
-    prices.check_hourly(rate, made)
+    rate, _ = measured.hourly(made)
+    budget.check_hourly(0.0, made)
+    budget.check_hourly(rate, made)
     with pytest.raises(
         UsageError, match=rf"up to \${rate:.2f}/h, more than --max-hourly 4.00"
     ) as caught:
-        prices.check_hourly(4.0, made)
+        budget.check_hourly(4.0, made)
     assert "a higher --max-hourly" in caught.value.hint
     with pytest.raises(UsageError, match=f"price of {KNOWN} is unknown") as caught:
-        prices.check_hourly(4.0, charges(**{KNOWN: Quote(None, "unknown")}))
+        budget.check_hourly(4.0, charges(**{KNOWN: Quote(None, "unknown")}))
     assert "a region with a known price" in caught.value.hint
 
 
 def test_what_runs_is_summed_and_what_is_unknown_is_named() -> None:
     priced, unpriced, over = charges()[0], replace(charges()[3], hourly=None), charges()[6]
     running = (priced, unpriced, replace(over, until=20.0))
-    assert prices.hourly(running) == (0.5, (KNOWN,))
+    assert measured.hourly(running) == (0.5, (KNOWN,))
 
 
 @pytest.mark.parametrize(("spent", "seconds"), [(0.0, 5 * 3600.0), (9.5, 900.0)])
 def test_a_budget_lasts_as_long_as_what_is_left_of_it(spent: float, seconds: float) -> None:
     one = replace(charges()[3], hourly=2.0)
-    assert prices.affordable(10.0, [one], spent) == pytest.approx(seconds)
+    assert budget.affordable(10.0, [one], spent) == pytest.approx(seconds)
 
 
 def test_a_budget_lasts_in_february_too() -> None:
     """A disk's price per month is due in 28 days."""
     disk = replace(charges()[3], part="disk", hourly=2.0, since=1769904000.0)
-    seconds = prices.affordable(10.0, [disk], 0.0)
+    seconds = budget.affordable(10.0, [disk], 0.0)
     assert disk.dollars(disk.since + seconds) == pytest.approx(10.0)
 
 
@@ -225,24 +227,24 @@ def test_a_budget_lasts_for_what_a_nat_gateway_costs_after_the_deadline() -> Non
     since = 1.77e9
     parts = (*NETWORK_PARTS, "instance")
     mine = [replace(charges()[3], part=part, hourly=0.5, since=since) for part in parts]
-    for budget in (2.5, 3.0, 3.1, 3.9):
-        deadline = since + prices.affordable(budget, mine, 0.0)
+    for dollars in (2.5, 3.0, 3.1, 3.9):
+        deadline = since + budget.affordable(dollars, mine, 0.0)
         gateway, address, machine = mine
         spent = machine.dollars(deadline) + gateway.dollars(deadline + 60)
-        assert spent + address.dollars(deadline + 900) <= budget
+        assert spent + address.dollars(deadline + 900) <= dollars
         assert machine.dollars(deadline) > 0.2
     with pytest.raises(UsageError, match=r"--budget \$0.60 is spent"):
-        prices.affordable(0.6, mine, 0.0)
+        budget.affordable(0.6, mine, 0.0)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     one = charges()[3]
     with pytest.raises(UsageError) as caught:
-        prices.affordable(10.0, [replace(one, hourly=None)], 0.0)
+        budget.affordable(10.0, [replace(one, hourly=None)], 0.0)
     assert KNOWN in caught.value.message
     assert "--ttl" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        prices.affordable(10.0, [one], 10.0)
+        budget.affordable(10.0, [one], 10.0)
     assert "$10.00 is spent" in caught.value.message
     assert caught.value.hint
 

@@ -14,6 +14,8 @@ from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.spec import PlannedMachine
+from clusterctl.providers.shared import budget
+from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 
@@ -172,8 +174,8 @@ def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     """The question that needs consent; "" if no machine starts."""
     if not machines:
         return ""
-    rate, unknown = prices.hourly(charges)
-    worst = prices.money(rate * seconds / 3600 + prices.after_deadline(charges), 2)
+    rate, unknown = measured.hourly(charges)
+    worst = prices.money(rate * seconds / 3600 + budget.after_deadline(charges), 2)
     return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl import catalog
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.errors import ProviderError
 from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge, Reporter
 from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine
-from clusterctl.providers.shared.charges import REMOVED
+from clusterctl.providers.shared import budget
+from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.timeouts import background
 
@@ -178,70 +179,10 @@ def requote(
     )
 
 
-def hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
-    """Dollars per hour of all that runs, and the items whose price is unknown."""
-    running = [charge for charge in charges if charge.until is None]
-    unknown = dict.fromkeys(charge.item for charge in running if charge.hourly is None)
-    return sum(charge.hourly or 0.0 for charge in running), tuple(unknown)
-
-
 def rate(charges: Iterable[Charge]) -> str:
     """Dollars per hour of all that runs, for people."""
-    dollars, unknown = hourly(charges)
+    dollars, unknown = measured.hourly(charges)
     return f"{'at least ' if unknown else ''}{money(dollars)}"
-
-
-def check_hourly(most: float, charges: Iterable[Charge]) -> None:
-    """Raises UsageError where what is to run costs more per hour, or where a price is unknown."""
-    rate, unknown = hourly(charges)
-    if most and unknown:
-        raise UsageError(
-            f"--max-hourly needs every price, but the price of {', '.join(unknown)} is unknown",
-            hint="leave it out, or choose an instance type and a region with a known price",
-        )
-    if most and rate > most + 0.00005:
-        raise UsageError(
-            f"that costs up to {money(rate, 2)}/h, more than --max-hourly {most:.2f}",
-            hint="fewer --workers, a smaller type, or a higher --max-hourly",
-        )
-
-
-SHORTEST_MONTH = 28 * 24.0
-"""Hours of February: a disk's price per month is due in each one."""
-SHORTEST = 600.0
-"""Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
-
-
-def after_deadline(charges: Iterable[Charge]) -> float:
-    """US dollars that a NAT gateway and its address may cost beyond their price per hour until the
-    deadline: every hour that has begun counts, and AWS removes them later than the machines."""
-    begun = {GATEWAY: 1.0}
-    return sum(
-        (item.hourly or 0.0) * (begun.get(item.part, 0.0) + REMOVED[item.part] / 3600)
-        for item in charges
-        if item.part in NETWORK_PARTS and item.until is None
-    )
-
-
-def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
-    """Seconds that a budget in US dollars lasts in any month, with what comes after the deadline.
-    Raises UsageError where a price is unknown or nothing is left."""
-    charges = tuple(charges)
-    rate, unknown = hourly(charges)
-    disks, _ = hourly(item for item in charges if item.part == "disk")
-    rate += disks * (HOURS_PER_MONTH / SHORTEST_MONTH - 1)
-    if unknown:
-        raise UsageError(
-            f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
-            hint="use --ttl, or an instance type and a region with a known price",
-        )
-    left = budget - spent - after_deadline(charges)
-    if left <= 0:
-        raise UsageError(
-            f"--budget ${budget:.2f} is spent: ${budget - left:.2f} so far",
-            hint="raise it, or take the cluster down",
-        )
-    return left / rate * 3600
 
 
 def money(dollars: float | None, digits: int = 4) -> str:
@@ -288,9 +229,9 @@ def table(
         for row in cells
     ]
     lines += _gateway(charges, nat_traffic)
-    rate, unknown = hourly(charges)
+    rate, unknown = measured.hourly(charges)
     least = "at least " if unknown else ""
-    total = rate * seconds / 3600 + after_deadline(charges)
+    total = rate * seconds / 3600 + budget.after_deadline(charges)
     lines.append(
         f"{least}{money(rate)}/h, {least}{money(total, 2)} until the deadline"
         f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
@@ -310,7 +251,7 @@ def _gateway(charges: Sequence[Charge], traffic: float | None) -> list[str]:
     mine = [item for item in charges if item.part in NETWORK_PARTS and item.until is None]
     if not any(item.part == GATEWAY for item in mine):
         return []
-    rate = None if None in {item.hourly for item in mine} else hourly(mine)[0]
+    rate = None if None in {item.hourly for item in mine} else measured.hourly(mine)[0]
     return [
         f"NAT gateway of the private workers, with its address: {money(rate)}/h until `clusterctl"
         f" down`, also while the cluster is stopped, and {money(traffic, 3)} for each GB that they"

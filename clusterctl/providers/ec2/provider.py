@@ -51,6 +51,7 @@ from clusterctl.providers.protocol import (
     ProviderPlan,
     Resource,
 )
+from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.registry import RegistryLogin
 from clusterctl.state import Home
@@ -120,7 +121,7 @@ class Ec2Provider:
             on_demand={item.node for item in instances if item.node in stopped and not item.spot},
             report=report,
         )
-        prices.check_hourly(options.cloud.max_hourly, cost.dear)
+        budget.check_hourly(options.cloud.max_hourly, cost.dear)
         update_rules.check_stopped(current, present, stopped, now)
         reserved = found.reservation
         latest = reserved.latest if reserved else None

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import NETWORK_PARTS, Charge, Cluster, ClusterSpec, clock
-from clusterctl.providers.ec2 import prices, ssh_cidr, tags
+from clusterctl.model import Charge, Cluster, ClusterSpec, clock
+from clusterctl.providers.ec2 import ssh_cidr, tags
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.spec import PlannedMachine, check
-from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.shared import budget
 
 _FIXED = {
     "disk": "--disk",
@@ -146,27 +146,17 @@ def deadline(
             )
         changed = options.cloud.budget != current.spec.cloud.budget
         if options.cloud.budget and (changed or _more(charges, present)):
-            _lasts(options, charges, armed, now)
+            budget.check_until(options, charges, armed, now)
         return armed
     seconds = options.ttl or catalog.DEFAULT_TTL
-    if seconds < prices.SHORTEST:
+    if seconds < budget.SHORTEST:
         raise UsageError(
             f"--ttl of {seconds:g} s: the machines would end before they are ready",
-            hint=f"give at least {prices.SHORTEST / 60:g}m",
+            hint=f"give at least {budget.SHORTEST / 60:g}m",
         )
     if options.cloud.budget:
-        spent = _spent(charges, now)
-        lasts = prices.affordable(options.cloud.budget, charges, spent)
-        if lasts < prices.SHORTEST:
-            least = spent + prices.hourly(charges)[0] * prices.SHORTEST / 3600
-            least += prices.after_deadline(charges)
-            raise UsageError(
-                f"--budget {options.cloud.budget:g} lasts for {lasts:.0f} s: the machines would end"
-                " before they are ready",
-                hint=f"give at least {least + 0.01:.2f}, fewer --workers or a smaller type",
-            )
-        seconds = min(seconds, lasts)
-    if latest is not None and latest < now + prices.SHORTEST:
+        seconds = min(seconds, budget.limit_life(options.cloud.budget, charges, now))
+    if latest is not None and latest < now + budget.SHORTEST:
         raise UsageError(
             f"the Capacity Block of --reservation ends its machines at {clock(latest)}",
             hint="choose another --reservation",
@@ -205,26 +195,3 @@ def _beyond(current: Cluster, present: Mapping[str, str], armed: float) -> Usage
 
 def _more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
     return any(charge.until is None and charge.node not in present for charge in charges)
-
-
-def _spent(charges: Sequence[Charge], now: float) -> float:
-    """US dollars that a cluster which is made again has cost before: by machines that have ended,
-    and by a NAT gateway, which has not."""
-    return sum(
-        charge.dollars(now)
-        for charge in charges
-        if charge.until is not None or (charge.part in NETWORK_PARTS and charge.since < now)
-    )
-
-
-def _lasts(options: ClusterSpec, charges: Sequence[Charge], armed: float, now: float) -> None:
-    budget, spent = options.cloud.budget, sum(charge.dollars(now) for charge in charges)
-    # Raises where a price is unknown or nothing is left.
-    seconds = prices.affordable(budget, charges, spent)
-    total = measured.cost_until_removed(charges, armed)
-    if total > budget + 0.005:
-        raise UsageError(
-            f"until {clock(armed)} that costs ${total:.2f}, more than --budget {budget:.2f}",
-            hint=f"--budget {total + 0.01:.2f}, fewer --workers, or first an earlier end:"
-            f" `clusterctl extend {options.name} --ttl {int(seconds / 60)}m`",
-        )

@@ -66,6 +66,13 @@ def find_leaving(cluster: Cluster, made: Collection[str]) -> frozenset[str]:
     return frozenset(node.name for node in cluster.nodes if node.name in ended.intersection(made))
 
 
+def hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
+    """Dollars per hour of all that runs, and the items whose price is unknown."""
+    running = [charge for charge in charges if charge.until is None]
+    unknown = dict.fromkeys(charge.item for charge in running if charge.hourly is None)
+    return sum(charge.hourly or 0.0 for charge in running), tuple(unknown)
+
+
 LATER = 60.0
 """Seconds after the deadline until a cloud ends what has not ended itself."""
 PRECISION = 60.0

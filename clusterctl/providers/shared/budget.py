@@ -1,0 +1,144 @@
+"""--budget and --max-hourly: how long a budget lasts, and what it refuses. Pure; US dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from clusterctl.errors import UsageError
+from clusterctl.model import (
+    GATEWAY,
+    HOURS_PER_MONTH,
+    NETWORK_PARTS,
+    Charge,
+    Cluster,
+    ClusterSpec,
+    clock,
+)
+from clusterctl.providers.shared.charges import REMOVED, cost_until_removed, hourly
+
+SHORTEST_MONTH = 28 * 24.0
+"""Hours of February: a disk's price per month is due in each one."""
+SHORTEST = 600.0
+"""Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
+
+
+def check_hourly(most: float, charges: Iterable[Charge]) -> None:
+    """Raises UsageError where what is to run costs more per hour, or where a price is unknown."""
+    rate, unknown = hourly(charges)
+    if most and unknown:
+        raise UsageError(
+            f"--max-hourly needs every price, but the price of {', '.join(unknown)} is unknown",
+            hint="leave it out, or choose an instance type and a region with a known price",
+        )
+    if most and rate > most + 0.00005:
+        raise UsageError(
+            f"that costs up to ${rate:.2f}/h, more than --max-hourly {most:.2f}",
+            hint="fewer --workers, a smaller type, or a higher --max-hourly",
+        )
+
+
+def after_deadline(charges: Iterable[Charge]) -> float:
+    """US dollars that a NAT gateway and its address may cost beyond their price per hour until the
+    deadline: every hour that has begun counts, and AWS removes them later than the machines."""
+    begun = {GATEWAY: 1.0}
+    return sum(
+        (item.hourly or 0.0) * (begun.get(item.part, 0.0) + REMOVED[item.part] / 3600)
+        for item in charges
+        if item.part in NETWORK_PARTS and item.until is None
+    )
+
+
+def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
+    """Seconds that a budget in US dollars lasts in any month, with what comes after the deadline.
+    Raises UsageError where a price is unknown or nothing is left."""
+    charges = tuple(charges)
+    rate, unknown = hourly(charges)
+    disks, _ = hourly(item for item in charges if item.part == "disk")
+    rate += disks * (HOURS_PER_MONTH / SHORTEST_MONTH - 1)
+    if unknown:
+        raise UsageError(
+            f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
+            hint="use --ttl, or an instance type and a region with a known price",
+        )
+    left = budget - spent - after_deadline(charges)
+    if left <= 0:
+        raise UsageError(
+            f"--budget ${budget:.2f} is spent: ${budget - left:.2f} so far",
+            hint="raise it, or take the cluster down",
+        )
+    return left / rate * 3600
+
+
+def limit_life(budget: float, charges: Sequence[Charge], now: float) -> float:
+    """Seconds that machines which are about to start can run for the budget. Raises UsageError
+    where they would end before they are ready, too."""
+    spent = _spent(charges, now)
+    lasts = affordable(budget, charges, spent)
+    if lasts < SHORTEST:
+        least = spent + hourly(charges)[0] * SHORTEST / 3600 + after_deadline(charges)
+        raise UsageError(
+            f"--budget {budget:g} lasts for {lasts:.0f} s: the machines would end"
+            " before they are ready",
+            hint=f"give at least {least + 0.01:.2f}, fewer --workers or a smaller type",
+        )
+    return lasts
+
+
+def check_until(
+    options: ClusterSpec, charges: Sequence[Charge], deadline: float, now: float
+) -> None:
+    """Raises UsageError where the budget does not last until the deadline of machines that run, or
+    where a price is unknown."""
+    budget, spent = options.cloud.budget, sum(charge.dollars(now) for charge in charges)
+    seconds = affordable(budget, charges, spent)
+    total = cost_until_removed(charges, deadline)
+    if total > budget + 0.005:
+        raise UsageError(
+            f"until {clock(deadline)} that costs ${total:.2f}, more than --budget {budget:.2f}",
+            hint=f"--budget {total + 0.01:.2f}, fewer --workers, or first an earlier end:"
+            f" `clusterctl extend {options.name} --ttl {int(seconds / 60)}m`",
+        )
+
+
+def check_extension(cluster: Cluster, end: float, dollars: float) -> None:
+    """`dollars`: what a later deadline makes the cluster cost. Raises UsageError where its budget
+    is less, or where a price is unknown of what is to run longer."""
+    budget, name = cluster.spec.cloud.budget, cluster.name
+    later = end > (cluster.deadline or 0.0)
+    _, unknown = hourly(cluster.charges)
+    if budget and later and unknown:
+        raise UsageError(
+            f"the price of {', '.join(unknown)} is unknown, and the cluster's budget is"
+            f" ${budget:.2f}: clusterctl cannot tell whether it lasts until then",
+            hint=f"`clusterctl down {name}`, and create it again without --budget",
+        )
+    if budget and dollars > budget + 0.005:
+        raise UsageError(
+            f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
+            hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",
+        )
+
+
+def take_off(spec: ClusterSpec, dollars: float) -> ClusterSpec:
+    """The options for another region, after so much was spent in the one before. Raises UsageError
+    where that was all of the budget."""
+    budget = spec.cloud.budget
+    if not budget:
+        return spec
+    if budget <= dollars:
+        raise UsageError(
+            f"--budget ${budget:.2f} is spent: ${dollars:.2f} in other regions",
+            hint="nothing is left running; give a higher --budget, or name other --regions",
+        )
+    return replace(spec, cloud=replace(spec.cloud, budget=budget - dollars))
+
+
+def _spent(charges: Sequence[Charge], now: float) -> float:
+    """US dollars that a cluster which is made again has cost before: by machines that have ended,
+    and by a NAT gateway, which has not."""
+    return sum(
+        charge.dollars(now)
+        for charge in charges
+        if charge.until is not None or (charge.part in NETWORK_PARTS and charge.since < now)
+    )
