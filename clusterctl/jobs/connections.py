@@ -15,8 +15,8 @@ from typing import TypeVar
 from clusterctl import assets
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job
-from clusterctl.jobs.absence import ATTEMPT, Absences, FindDead
 from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.reconnecting import ATTEMPT, Absences, FindDead
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.node_results import ranges

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import systems
+from clusterctl.jobs import secrets, systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter, count
 from clusterctl.schedulers import direct, job_state
@@ -138,8 +138,7 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
     """Removes the secrets of a job that was staged and will not start, where a node answers."""
 
     def remove(name: str) -> NodeResult:
-        path = shlex.quote(f"{cluster.node(name).root}/jobs/{job.id}/env")
-        command = f'rm -f "$(readlink {path})" {path}'
+        command = secrets.remove(f"{cluster.node(name).root}/jobs/{job.id}")
         return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
 
     pool.each(remove, list_nodes(job, cluster))

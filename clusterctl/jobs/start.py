@@ -10,9 +10,9 @@ from shlex import join, quote
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs import archives, spy, stage, systems
+from clusterctl.jobs import archives, secrets, spy, stage, systems
 from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import MEMORY, Accelerator, Cluster, Node, NodeResult, Reporter
+from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
     GRACE,
@@ -30,8 +30,6 @@ ASK_TIMEOUT = CLEAN_LIMIT + 10.0
 """Seconds that a node has to answer a question about a job."""
 PATIENCE = 5.0
 """Seconds after which a person wants to know what the hand-in waits for."""
-LINGER = "/var/lib/systemd/linger"
-"""Has a file for every user whose processes and memory outlive their last session."""
 CGROUPS = "/sys/fs/cgroup"
 """Where control groups of version 2 are; with those of version 1 it holds none."""
 Carry = int | Mapping[str, Path]
@@ -49,9 +47,8 @@ LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
 
-def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[str, str]) -> Files:
-    """Everything generated, per node: name → (text, mode). The environment file holds the secrets
-    and is nobody else's to read."""
+def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str]) -> Files:
+    """Everything generated, per node: name → (text, mode). `values`: those of the secrets."""
     files: Files = {}
     system = systems.load(cluster)
     tag = f"{cluster.id}/{job.id};"
@@ -73,7 +70,8 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, secrets: Mapping[st
         if name not in plan.programs:
             continue
         variables = _variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
-        files[name]["env"] = (_environment({**variables, **secrets}), 0o600)
+        environment = secrets.render_environment(variables, values)
+        files[name][secrets.FILE] = (environment, secrets.MODE)
         files[name] |= _rank_files(job, node, plan, system.expect_hostname(node))
         if job.spec.is_sweep:
             files[name] |= _point_files(job, folder, tag)
@@ -204,33 +202,27 @@ def put(
     if job.spec.hang_timeout and not spy.missing(_archs(job, cluster)):
         library += archives.pack_file(spy.FILE, spy.compress())
 
+    large = tree.stat().st_size > LARGE
+
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.transport(name)
         texts = dict(files[name])
         before, keep = _apart(texts, job, cluster)
         members = archives.pack_texts((path, text, mode) for path, (text, mode) in texts.items())
-        archive = ""
+        sources: dict[str, Path] = {}
         if name in placed:
-            members += library
-            if tree.stat().st_size > LARGE:
-                archive = f"{node.root}/jobs/{job.id}.tar"
-                sent = transport.put(tree, archive, timeout=STAGE_TIMEOUT)
-                if not sent.ok:
-                    return sent
-            else:
-                members += tree.read_bytes()
-        steps = _unpack(node, job, keep, archive)
+            members += library if large else library + tree.read_bytes()
+            sources |= {_archive(node, job, "tar"): tree} if large else {}
+            if isinstance(carry, Mapping):
+                sources[_archive(node, job, "carry.tar")] = carry[name]
+        for target, source in sources.items():
+            sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
+            if not sent.ok:
+                return sent
+        steps = _unpack(node, job, keep, large and name in placed)
         if name in placed:
             # Before what is carried over, which is this job's too: it may leave it as it is.
-            steps.append("/bin/sh ./outputs.sh staged || exit")
-            if isinstance(carry, int):
-                steps.append(_carry(node, carry))
-            elif carry is not None:
-                archive = f"{node.root}/jobs/{job.id}.carry.tar"
-                sent = transport.put(carry[name], archive, timeout=STAGE_TIMEOUT)
-                if not sent.ok:
-                    return sent
-                steps.append(f"tar -xof {quote(archive)} -C work || exit; rm -f {quote(archive)}")
+            steps += ["/bin/sh ./outputs.sh staged || exit", *_carry_over(node, job, carry)]
         if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         return transport.run(
@@ -247,8 +239,14 @@ def put(
     return next(result.text.strip() for result in results if result.node == placed[0])
 
 
-def _unpack(node: Node, job: Job, keep: list[str], archive: str) -> list[str]:
-    """The sh that makes the job's folder, and unpacks there what comes on stdin, and `archive`."""
+def _archive(node: Node, job: Job, kind: str) -> str:
+    """Where an archive for the job's folder lies on a node until it is unpacked."""
+    return f"{node.root}/jobs/{job.id}.{kind}"
+
+
+def _unpack(node: Node, job: Job, keep: list[str], large: bool) -> list[str]:
+    """The sh that makes the job's folder, and unpacks there what comes on stdin, and the `large`
+    archive of the program's files."""
     folder = quote(f"{node.root}/jobs/{job.id}")
     steps = [
         "umask 077",
@@ -258,9 +256,23 @@ def _unpack(node: Node, job: Job, keep: list[str], archive: str) -> list[str]:
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
         "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
     ]
-    if archive:
-        steps.append(f"tar -xof {quote(archive)} || exit; rm -f {quote(archive)}")
+    if large:
+        archive = quote(_archive(node, job, "tar"))
+        steps.append(f"tar -xof {archive} || exit; rm -f {archive}")
     return steps
+
+
+def _carry_over(node: Node, job: Job, carry: Carry | None) -> list[str]:
+    """The sh that puts what an earlier job has made into the job's working directory. Nothing made
+    is nothing to copy."""
+    if carry is None:
+        return []
+    if isinstance(carry, int):
+        script = f"{quote(node.root)}/jobs/{carry}/outputs.sh"
+        pack = f"/bin/sh {script} pack | tar -xof - -C work || exit"
+        return [f"if [ -e {script} ]; then {pack}; fi"]
+    archive = quote(_archive(node, job, "carry.tar"))
+    return [f"tar -xof {archive} -C work || exit; rm -f {archive}"]
 
 
 def _apart(
@@ -268,15 +280,11 @@ def _apart(
 ) -> tuple[bytes, list[str]]:
     """Takes the environment of ranks out of `texts`: what is sent before the archive, and the sh
     that keeps it."""
-    if "env" not in texts or not systems.load(cluster).secrets_in_memory:
+    if secrets.FILE not in texts or not systems.load(cluster).secrets_in_memory:
         return b"", []
-    text, _ = texts.pop("env")
+    text, _ = texts.pop(secrets.FILE)
     data = text.encode()
-    name = f"{cluster.id}-{job.id}"
-    script = assets.render(
-        "job/secrets.sh.j2", size=len(data), name=name, memory=MEMORY, linger=LINGER
-    )
-    return data, [script]
+    return data, [secrets.keep_in_memory(data, f"{cluster.id}-{job.id}")]
 
 
 def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> Job:
@@ -316,17 +324,3 @@ def make_error(
         f"{doing} failed on {result.node}: {full[-1] if full else result.why}",
         hint="free space there: `clusterctl ssh NODE -- df -h`" if full else hint,
     )
-
-
-def _environment(variables: Mapping[str, str]) -> str:
-    rows = dict(variables)
-    path = ""
-    if rows.get("PATH", "").endswith(":$PATH"):
-        path = rows.pop("PATH").removesuffix(":$PATH")
-    return assets.render("job/env.j2", variables=sorted(rows.items()), path=path)
-
-
-def _carry(node: Node, job: int) -> str:
-    """Copies what job `job` has made there. Nothing made is nothing to copy."""
-    script = f"{quote(node.root)}/jobs/{job}/outputs.sh"
-    return f"if [ -e {script} ]; then /bin/sh {script} pack | tar -xof - -C work || exit; fi"

@@ -20,11 +20,11 @@ from clusterctl.actions import open_store
 from clusterctl.actions.salvage import save_logs
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import absence, connections, pace
-from clusterctl.jobs.absence import FindDead
+from clusterctl.jobs import connections, pace, reconnecting
 from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece, is_complete, read_stored
+from clusterctl.jobs.reconnecting import FindDead
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.transport import Transport
 from clusterctl.transport.local import LocalChannel, LocalTransport
@@ -650,7 +650,7 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(absence, "PAUSE", 0.05)
+    monkeypatch.setattr(reconnecting, "PAUSE", 0.05)
     return Network()
 
 
