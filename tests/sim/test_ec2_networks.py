@@ -14,8 +14,9 @@ from botocore.exceptions import ClientError
 from clusterctl import assets
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import cleanup, preflight
+from clusterctl.providers.ec2 import preflight
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.tags import TAG
 from tests.sim.lab import Lab, their_network
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -77,7 +78,7 @@ def test_an_account_without_room_for_a_network_is_named_before_it_costs(lab: Lab
         assert "--vpc" in caught.value.hint
         assert "--service-code vpc --quota-code L-F678F1CE --desired-value 6" in caught.value.hint
         first = next(one for one in ec2.describe_vpcs()["Vpcs"] if one["CidrBlock"] == CIDR)
-        ec2.create_tags(Resources=[first["VpcId"]], Tags=[{"Key": cleanup.TAG, "Value": "lab-1"}])
+        ec2.create_tags(Resources=[first["VpcId"]], Tags=[{"Key": TAG, "Value": "lab-1"}])
         assert survey(api, "lab-1").zones, "it has its network"
         lab.ec2.grant(6, "L-F678F1CE")
         assert survey(api).zones

@@ -24,6 +24,7 @@ from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import (
     cleanup,
     launches,
+    leftovers,
     networks,
     numbers,
     preflight,
@@ -33,6 +34,8 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2.answers import LIVING, Instance
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.instances import find_instances, terminate_instances
+from clusterctl.providers.ec2.tags import TAG
 from clusterctl.terraform import Terraform
 from tests.sim.lab import UBUNTU, Lab, replace_acl, their_network, with_nat
 
@@ -168,7 +171,7 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
         assert found.subnets == {"us-east-1b": of_b, "us-east-1a": of_a}
         assert list(survey(api, vpc=vpc).subnets) == ["us-east-1a", "us-east-1b"]
         assert survey(api, vpc=vpc, zones=("us-east-1b",)).zones == ("us-east-1b",)
-        lab.api.create_tags(Resources=[lab.subnet], Tags=[{"Key": cleanup.TAG, "Value": "lab-1"}])
+        lab.api.create_tags(Resources=[lab.subnet], Tags=[{"Key": TAG, "Value": "lab-1"}])
         for cloud, said in (
             ({"subnet": ("subnet-0",)}, "no subnet 'subnet-0' in us-east-1"),
             ({"vpc": "vpc-0"}, "vpc-0 has no subnet in us-east-1, or does not exist"),
@@ -230,7 +233,7 @@ def test_down_removes_nothing_from_a_network_of_theirs(
             TagSpecifications=tagged("lab", "security-group"),
         )["GroupId"]
         lab.launch("worker-1", subnet=subnet, TagSpecifications=tagged("worker-1", "instance"))
-        assert not cleanup.managed(api, "lab-1")
+        assert not leftovers.managed(api, "lab-1")
         cleanup.remove(api, "lab-1", lambda line: None)
         groups = lab.api.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
         assert group not in [one["GroupId"] for one in groups["SecurityGroups"]]
@@ -545,7 +548,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
         VpcId=vpc,
         TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
     )["GroupId"]
-    assert not cleanup.managed(api, "lab-1")
+    assert not leftovers.managed(api, "lab-1")
     lab.api.create_vpc_endpoint(
         VpcEndpointType="Interface",
         VpcId=vpc,
@@ -556,11 +559,11 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     )
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_subnet(SubnetId=subnet)
-    assert cleanup.managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
-    found = {left.kind: left.managed for left in cleanup.find(api, "lab-1")}
+    assert leftovers.managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
+    found = {left.kind: left.managed for left in leftovers.find(api, "lab-1")}
     assert found["VPC endpoint"]
     keep = reconcile.known_to(cast(Terraform, Unknowing()))
-    kept = {left.kind: keep(left) for left in cleanup.find(api, "lab-1") if left.id != own}
+    kept = {left.kind: keep(left) for left in leftovers.find(api, "lab-1") if left.id != own}
     assert kept.pop("VPC endpoint")
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"
     assert not any(kept.values())
@@ -601,17 +604,17 @@ def test_all_machines_begin_to_end_with_one_call(lab: Lab, api: Api) -> None:
         lab.launch(name, TagSpecifications=tagged(name))
     other = lab.launch("other")
     lab.ec2.forget_calls()
-    cleanup.terminate(api, "lab-1")
+    terminate_instances(api, "lab-1")
     calls = [call for call in lab.ec2.calls if call["action"] == "ec2:TerminateInstances"]
     assert len(calls) == 1
-    assert [item.node for item in cleanup.instances(api, "lab-1")] == []
+    assert [item.node for item in find_instances(api, "lab-1")] == []
     lab.api.terminate_instances(InstanceIds=[other])
 
     lab.ec2.fault("error", action="TerminateInstances", code="OperationNotPermitted")
     lab.launch("launcher", TagSpecifications=tagged("launcher"))
-    cleanup.terminate(api, "lab-1")  # whoever comes next says which, and why
+    terminate_instances(api, "lab-1")  # whoever comes next says which, and why
     lab.ec2.clear()
-    cleanup.terminate(api, "lab-1")
+    terminate_instances(api, "lab-1")
 
 
 def test_what_was_made_just_before_is_found_though_its_tags_are_late(
@@ -624,7 +627,7 @@ def test_what_was_made_just_before_is_found_though_its_tags_are_late(
     id = lab.launch("worker-1", TagSpecifications=tagged("worker-1"))
     with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
         lab.api.describe_instances(InstanceIds=[id])
-    assert cleanup.find(api, "lab-1") == ()
+    assert leftovers.find(api, "lab-1") == ()
     shown = threading.Timer(0.3, lab.ec2.fault, ("late",), {"seconds": 0})
     shown.start()
     cleanup.remove(api, "lab-1", lambda line: None, settle=3.0)
@@ -653,7 +656,7 @@ def test_workers_of_a_launch_that_was_cut_off_end_before_terraform_waits_for_the
     told: list[str] = []
     api = ShowsLate("us-east-1")
     launches.end_unknown(api, "lab-1", f'"id": "{known}"', told.append, settle=2.0)
-    assert cleanup.instances(api, "lab-1") == []
+    assert find_instances(api, "lab-1") == []
     assert told == ["ending worker-1"]
 
 
@@ -788,7 +791,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     ):
         with pytest.raises(ClientError, match=code):
             getattr(lab.api, action)(**arguments)
-    priced = [one for one in cleanup.find_priced(api, prices.rates) if one.kind == "NAT gateway"]
+    priced = [one for one in leftovers.find_priced(api, prices.rates) if one.kind == "NAT gateway"]
     assert sorted(one.hourly or 0 for one in priced) == [0, pytest.approx(0.045)]
     waits: list[str] = []
 
@@ -798,5 +801,5 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
             lab.ec2.fault("slow_gateway", seconds=600, kept=False)
 
     cleanup.remove(api, "lab-1", hear)
-    assert cleanup.find(api, "lab-1") == ()
+    assert leftovers.find(api, "lab-1") == ()
     assert len(waits) == kept

@@ -14,8 +14,9 @@ from clusterctl.actions.allow import explain
 from clusterctl.actions.extend import extend
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import Cluster, Role
-from clusterctl.providers.ec2 import cleanup, ssh_cidr
+from clusterctl.providers.ec2 import ssh_cidr
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.tags import TAG
 from tests.unit.calling import Call
 from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
@@ -215,7 +216,7 @@ class Groups:
 
     def all(self, action: str, key: str, *, Filters: Any) -> list[Any]:
         assert (action, key) == ("describe_security_groups", "SecurityGroups")
-        assert Filters == [{"Name": f"tag:{cleanup.TAG}", "Values": ["lab-1"]}]
+        assert Filters == [{"Name": f"tag:{TAG}", "Values": ["lab-1"]}]
         permissions = [
             {"FromPort": port, "IpRanges": [{"CidrIp": cidr}]} for port, cidr in self.rules
         ]

@@ -14,7 +14,7 @@ from clusterctl import catalog, keys
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import cleanup, failures, prices, spec, userdata
+from clusterctl.providers.ec2 import cleanup, failures, leftovers, prices, spec, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
@@ -422,9 +422,9 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
 
 def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
     """Terraform may have been stopped between the two: a disk in use cannot be removed anyway."""
-    kinds = {kind.name: kind for kind in cleanup.KINDS}
+    kinds = {kind.name: kind for kind in leftovers.KINDS}
 
-    def thing(kind: str, id: str, **item: Any) -> cleanup.Found:
+    def thing(kind: str, id: str, **item: Any) -> leftovers.Found:
         return kinds[kind], item, Resource(kind, id)
 
     found = [

@@ -16,6 +16,7 @@ from clusterctl.options import checks
 from clusterctl.options.clusters import Up
 from clusterctl.options.verbs import VERBS
 from clusterctl.providers.ec2 import cleanup, eventbridge, hostkeys, launches, spec
+from clusterctl.providers.ec2.instances import SETTLE
 from clusterctl.providers.shared import charges, deadlines
 
 if sys.version_info >= (3, 11):
@@ -120,7 +121,7 @@ SAID = [
     (CloudSpec().boot_timeout, 10 * MINUTE, GUIDE, "`--boot-timeout` (10 minutes)"),
     (salvage.LIMIT, 2 * MINUTE, GUIDE, "brings logs and records here, in two minutes at most"),
     (gc.SEARCH_LIMIT, 45, GUIDE, "does not answer within 45 seconds"),
-    (cleanup.SETTLE, 10, STRICTNESS, "`down` has to find nothing for ten seconds"),
+    (SETTLE, 10, STRICTNESS, "`down` has to find nothing for ten seconds"),
     (cleanup.LIMIT, 10 * MINUTE, STRICTNESS, "tries again, for ten minutes at most"),
     (steps.BOOT_LIMIT, 300, STRICTNESS, "`cloud-init status --wait`, at most 300 s"),
     (hostkeys.REFUSED, 2 * MINUTE, STRICTNESS, "refuses the user for two minutes"),

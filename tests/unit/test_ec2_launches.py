@@ -19,6 +19,7 @@ from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.spec import PlannedMachine
+from clusterctl.providers.ec2.tags import TAG
 from clusterctl.terraform import Terraform
 
 NETWORK: dict[str, Any] = {
@@ -367,7 +368,7 @@ class Labelled(Full):
 
     def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
         said = {one["Name"]: one["Values"] for one in arguments["Filters"]}
-        ours = said["key"] == [cleanup.TAG]
+        ours = said["key"] == [TAG]
         return [{"ResourceId": item.id} for item in self.running] if ours else []
 
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:

@@ -28,7 +28,15 @@ from clusterctl.model import (
     Phase,
     Role,
 )
-from clusterctl.providers.ec2 import cleanup, client, failures, hostkeys, preflight, spec, ssh_cidr
+from clusterctl.providers.ec2 import (
+    client,
+    failures,
+    hostkeys,
+    leftovers,
+    preflight,
+    spec,
+    ssh_cidr,
+)
 from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.hostkeys import HostKeys
@@ -298,7 +306,7 @@ def go_on(api: Api) -> object:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("ask", [Api.account, cleanup.find, go_on])
+@pytest.mark.parametrize("ask", [Api.account, leftovers.find, go_on])
 def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import cleanup, eventbridge, failures, preflight, tags, update_rules
+from clusterctl.providers.ec2 import eventbridge, failures, preflight, tagging, tags, update_rules
 from clusterctl.providers.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster
@@ -131,11 +131,11 @@ def test_a_further_up_gives_new_tags_to_machines_with_their_disks_and_interfaces
             "i-3": ("instance", {"clusterctl:cluster": "other"}),
         }
     )
-    cleanup.label_machines(api, "lab-1", {"team": "ml"})
+    tagging.label_machines(api, "lab-1", {"team": "ml"})
     having = {id for id, (_, tags) in api.things.items() if tags.get("team") == "ml"}
     assert having == {"i-1", "i-2", "vol-2", "eni-2"}
     assert api.calls == 1
-    cleanup.label_machines(api, "lab-1", {"team": "ml"})
+    tagging.label_machines(api, "lab-1", {"team": "ml"})
     assert api.calls == 1, "what has them is left alone"
 
 

@@ -10,7 +10,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import NETWORK_PARTS, Charge
 from clusterctl.providers.ec2 import prices
-from clusterctl.providers.ec2.cleanup import Rates
+from clusterctl.providers.ec2.leftovers import Rates
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared import budget

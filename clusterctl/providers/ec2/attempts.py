@@ -19,12 +19,12 @@ from clusterctl.model import SHARED, Cluster, ClusterSpec, Reporter
 from clusterctl.node_phases import BOOTING, NodePhases
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import (
-    cleanup,
     eventbridge,
     failures,
     launches,
     provider_state,
     reconcile,
+    tagging,
     tags,
     terraform_module,
     userdata,
@@ -34,6 +34,7 @@ from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError, RefusedByAws
 from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.instances import SETTLE, find_instances
 from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
@@ -76,7 +77,7 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
     """Terraform's list of nodes. Raises CapacityError where no zone has room for all; what runs
     already never moves."""
     state = order.state
-    running = cleanup.instances(order.api, order.cluster.id)
+    running = find_instances(order.api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
     if settled:
         state.spot = state.spot or any(item.spot for item in running)
@@ -100,7 +101,7 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
             known = error if isinstance(error, CapacityError) else _no_capacity(error)
             if following is None:
                 raise _give_up(order, runner, todo, known, settled) from error
-        running = cleanup.instances(order.api, order.cluster.id)
+        running = find_instances(order.api, order.cluster.id)
         if settled:
             there = {item.node for item in running}
             new = [n for n in _list_on_demand(order, following, running) if n not in there]
@@ -144,7 +145,7 @@ def _try(
     if running and order.options.cloud.tag:
         # Terraform changes no interface, and nothing of what runs apart.
         wanted = tags.parse(order.options.cloud.tag)
-        cleanup.label_machines(order.api, order.cluster.id, wanted)
+        tagging.label_machines(order.api, order.cluster.id, wanted)
     order.state.unfinished = False
     provider_state.save(order.folder, order.state)
     return [*made["nodes"], *more]
@@ -236,8 +237,8 @@ def _launch(
     api, cluster, state = order.api, order.cluster, order.state
     if state.launching:
         # The end of the last launch was not seen: AWS may show its machines only now.
-        time.sleep(cleanup.SETTLE)
-    running = [item for item in cleanup.instances(api, cluster.id) if item.apart]
+        time.sleep(SETTLE)
+    running = [item for item in find_instances(api, cluster.id) if item.apart]
     if surplus := [item for item in running if item.node not in apart]:
         launches.end(api, cluster.id, surplus)
     there = {item.node for item in running}
@@ -245,7 +246,7 @@ def _launch(
     if new:
         _start(order, new, made["launch"], report)
     state.launching = ""
-    found = [item for item in cleanup.instances(api, cluster.id) if item.node in apart]
+    found = [item for item in find_instances(api, cluster.id) if item.node in apart]
     state.launched = tuple(item.node for item in found)
     launches.name(api, cluster.id, [item for item in found if item.node not in there])
     return launches.rows(found)
@@ -278,7 +279,7 @@ def _start(
 
 def _whose(order: Order) -> dict[str, str]:
     """Tags of all that is made: the user's own, the cluster's name, and who made it."""
-    names = (cleanup.NAME_TAG, cleanup.OWNER_TAG, cleanup.CLIENT_TAG)
+    names = (tags.NAME_TAG, tags.OWNER_TAG, tags.CLIENT_TAG)
     values = (order.cluster.name, order.cluster.owner, order.cluster.client)
     ours = {name: value for name, value in zip(names, values, strict=True) if value}
     return {**tags.parse(order.options.cloud.tag), **ours}
@@ -290,9 +291,9 @@ def _terms(
     cluster, found, state = order.cluster, order.found, order.state
     deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
     of_ours = {
-        cleanup.TAG: cluster.id,
-        cleanup.SHARED_TAG: SHARED if cluster.spec.shared else "",
-        cleanup.DEADLINE_TAG: cleanup.render_deadline(deadline),
+        tags.TAG: cluster.id,
+        tags.SHARED_TAG: SHARED if cluster.spec.shared else "",
+        tags.DEADLINE_TAG: tags.render_deadline(deadline),
     }
     reservation = found.reservation
     known = order.api.images({found.amis[machine.image] for machine in new})
@@ -365,7 +366,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         hours=max(1, round((deadline - time.time()) / 60)) / 60,
         owner=cluster.owner,
         client=cluster.client,
-        deadline=cleanup.render_deadline(deadline),
+        deadline=tags.render_deadline(deadline),
         shared=SHARED if cluster.spec.shared else "",
         tags=tags.parse(order.options.cloud.tag),
         apart=apart,
@@ -380,7 +381,7 @@ def arm(order: Order, made: set[str], report: Reporter) -> None:
     state, api, id = order.state, order.api, order.cluster.id
     guarded = state.guarded
     try:
-        there = made | {item.id for item in cleanup.instances(api, id)}
+        there = made | {item.id for item in find_instances(api, id)}
         nat = order.found.nat
         # A NAT gateway costs money without machines, and ends itself even less.
         if not order.cluster.deadline or not (there or (nat and eventbridge.find_network(api, id))):

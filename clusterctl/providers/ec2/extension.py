@@ -10,7 +10,6 @@ from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.model import Cluster
 from clusterctl.node_results import fold
 from clusterctl.providers.ec2 import (
-    cleanup,
     eventbridge,
     hostkeys,
     lives,
@@ -20,6 +19,7 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import WrongClock
+from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.shared import deadlines
 
 _NEXT = f"{deadlines.FILE}.next"
@@ -65,5 +65,5 @@ def _extend_in_aws(
     api = connect()
     preflight.check_clock(api.ahead)
     if guarded or (guarded is None and eventbridge.find(api, cluster.id)):
-        there = [item.id for item in cleanup.instances(api, cluster.id)]
+        there = [item.id for item in find_instances(api, cluster.id)]
         eventbridge.arm(api, cluster.id, there, deadline, nat=lives.has_gateway(cluster))

@@ -21,9 +21,15 @@ from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import cleanup, failures
 from clusterctl.providers.ec2.answers import ENDED, LIVING, Image, Instance
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.instances import (
+    AT_A_TIME,
+    SETTLE,
+    find_instances,
+    terminate_instances,
+)
 from clusterctl.providers.ec2.numbers import MOST_TEXT, TAG, write
 from clusterctl.providers.ec2.spec import PlannedMachine
-from clusterctl.providers.ec2.tags import as_list
+from clusterctl.providers.ec2.tags import as_list, tagged
 from clusterctl.timeouts import Deadline
 
 AT_ONCE = 100
@@ -197,13 +203,11 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
     ProviderError."""
     ids = {item.id for item in instances}
     listed = sorted(ids)
-    for first in range(0, len(listed), cleanup.AT_A_TIME):
-        api.call("terminate_instances", InstanceIds=listed[first : first + cleanup.AT_A_TIME])
+    for first in range(0, len(listed), AT_A_TIME):
+        api.call("terminate_instances", InstanceIds=listed[first : first + AT_A_TIME])
     limit = Deadline(cleanup.LIMIT)
     while left := [
-        item.node
-        for item in api.instances(cleanup.tagged(cluster_id), states=LIVING)
-        if item.id in ids
+        item.node for item in api.instances(tagged(cluster_id), states=LIVING) if item.id in ids
     ]:
         if limit.passed:
             raise ProviderError(
@@ -222,12 +226,12 @@ def end_unknown(
     until = time.monotonic() + settle
     while True:
         last = time.monotonic() >= until  # a look that takes long is not the last one
-        found = [item for item in cleanup.instances(api, cluster_id) if item.id not in known]
+        found = [item for item in find_instances(api, cluster_id) if item.id not in known]
         if found:
             names = ranges(sorted(item.node or item.id for item in found))
             report(f"ending {names}")
             # With the others, which are billed meanwhile.
-            cleanup.terminate(api, cluster_id)
+            terminate_instances(api, cluster_id)
             end(api, cluster_id, found)
         if last:
             return
@@ -275,10 +279,10 @@ def _calls(machines: Sequence[PlannedMachine]) -> list[list[PlannedMachine]]:
 
 def _show(api: Api, cluster_id: str, ids: Collection[str]) -> None:
     """Waits until EC2 shows these machines by their tags: who ends them looks for them so."""
-    limit = Deadline(cleanup.SETTLE)
+    limit = Deadline(SETTLE)
     with suppress(ProviderError):
         while not limit.passed:
-            shown = api.instances(cleanup.tagged(cluster_id), states=(*LIVING, *ENDED))
+            shown = api.instances(tagged(cluster_id), states=(*LIVING, *ENDED))
             if {item.id for item in shown} >= set(ids):
                 return
             time.sleep(cleanup.PAUSE)
@@ -290,10 +294,10 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
     instead."""
     limit = Deadline(LIMIT)
     while True:
-        found = [item for item in cleanup.instances(api, cluster_id) if item.node in names]
+        found = [item for item in find_instances(api, cluster_id) if item.node in names]
         if {item.node for item in found if item.state == "running"} >= set(names):
             return
-        ended = api.instances(cleanup.tagged(cluster_id), states=ENDED)
+        ended = api.instances(tagged(cluster_id), states=ENDED)
         lost = [item for item in ended if item.id in ids and item.why]
         living = {item.node for item in found}
         for item in lost:

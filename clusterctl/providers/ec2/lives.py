@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from clusterctl.model import GATEWAY, Cluster, clock
-from clusterctl.providers.ec2 import cleanup
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.instances import find_instances
+from clusterctl.providers.ec2.tags import tagged
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared.charges import LATER
 
 
 def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
     """The instances that AWS bills, by node."""
-    found = cleanup.instances(api, cluster.id)
+    found = find_instances(api, cluster.id)
     return {item.node: item.id for item in found if item.node}
 
 
@@ -27,7 +28,7 @@ def finds_gateway(api: Api, cluster: Cluster, *, pending: bool = True) -> bool:
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
     """Also of instances that have ended, while EC2 shows them."""
-    found = api.instances(cleanup.tagged(cluster.id), states=(*LIVING, *ENDED))
+    found = api.instances(tagged(cluster.id), states=(*LIVING, *ENDED))
     return tuple(
         Life(item.node, item.launched, item.ended if item.state in ENDED else None)
         for item in found
@@ -37,7 +38,7 @@ def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
 
 def list_last(api: Api, cluster: Cluster) -> list[Instance]:
     """The instance of each node: that which can run, else what EC2 still shows of the last one."""
-    found = api.instances(cleanup.tagged(cluster.id), states=(*LIVING, *ENDED))
+    found = api.instances(tagged(cluster.id), states=(*LIVING, *ENDED))
     found.sort(key=lambda item: (item.state not in ENDED, item.launched))
     return list({item.node: item for item in found}.values())
 
@@ -83,7 +84,7 @@ def _find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended
 
 
 def _finds_gateway(api: Api, cluster: Cluster, states: Collection[str]) -> bool:
-    search = [cleanup.tagged(cluster.id)]
+    search = [tagged(cluster.id)]
     found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
     return any(item["State"] in states for item in found)
 
@@ -91,7 +92,7 @@ def _finds_gateway(api: Api, cluster: Cluster, states: Collection[str]) -> bool:
 def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:
     """By node, while EC2 shows them: for an hour after their end."""
     states = (*LIVING, "terminated")
-    found = api.instances(cleanup.tagged(cluster.id), states=states)
+    found = api.instances(tagged(cluster.id), states=states)
     # One that was made anew has the name of the one that is gone.
     machines = {node.machine for node in cluster.nodes}
     found.sort(key=lambda item: (item.state != "terminated", item.id in machines))

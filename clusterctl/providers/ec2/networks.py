@@ -11,8 +11,8 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec
 from clusterctl.providers.ec2 import network_acls, ssh_cidr
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.cleanup import TAG
 from clusterctl.providers.ec2.network_acls import Acl
+from clusterctl.providers.ec2.tags import TAG
 
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
 _NO_ADDRESSES = "0.0.0.0/32"

@@ -10,8 +10,8 @@ from clusterctl.errors import ProviderError
 from clusterctl.model import ClusterSpec
 from clusterctl.providers.ec2 import quotas, tags
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.cleanup import TAG
 from clusterctl.providers.ec2.failures import RefusedByAws
+from clusterctl.providers.ec2.tags import TAG
 from clusterctl.timeouts import background
 
 CIDR = "10.77.0.0/16"

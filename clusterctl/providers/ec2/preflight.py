@@ -12,7 +12,6 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec, Reporter, Runtime
 from clusterctl.providers.ec2 import (
-    cleanup,
     failures,
     machine_images,
     networks,
@@ -25,6 +24,7 @@ from clusterctl.providers.ec2 import (
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.answers import Image, Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.ec2.spec import PlannedMachine
@@ -133,7 +133,7 @@ def survey_cluster(
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
         update_rules.check_account(current, api.account())
-    running = cleanup.instances(api, current.id) if current else []
+    running = find_instances(api, current.id) if current else []
     instances = [item for item in running if item.node]
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)

@@ -10,7 +10,7 @@ from functools import partial
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
 from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge, Reporter
-from clusterctl.providers.ec2 import cleanup
+from clusterctl.providers.ec2 import leftovers
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared import budget
@@ -94,11 +94,11 @@ def _quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
     return own or quotes.get(kind)
 
 
-def rates(api: Api, types: Collection[str]) -> cleanup.Rates:
+def rates(api: Api, types: Collection[str]) -> leftovers.Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
     found = quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
     gib = found[DISK].dollars
-    return cleanup.Rates(
+    return leftovers.Rates(
         {kind: found[kind].dollars for kind in types},
         None if gib is None else gib / HOURS_PER_MONTH,
         found[ADDRESS].dollars,

@@ -27,6 +27,7 @@ from clusterctl.providers.ec2 import (
     creation,
     diagnostics,
     extension,
+    leftovers,
     lives,
     plan,
     preflight,
@@ -34,6 +35,8 @@ from clusterctl.providers.ec2 import (
     provider_state,
     reconcile,
     ssh_cidr,
+    tagging,
+    tags,
     terraform_module,
     update_rules,
     userdata,
@@ -288,11 +291,11 @@ class Ec2Provider:
         return api.owner
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        value = cleanup.render_deadline(deadline)
-        cleanup.label(self._api(cluster, folder), cluster.id, cleanup.DEADLINE_TAG, value)
+        value = tags.render_deadline(deadline)
+        tagging.label(self._api(cluster, folder), cluster.id, tags.DEADLINE_TAG, value)
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return cleanup.find_priced(self._connect(region), prices.rates)
+        return leftovers.find_priced(self._connect(region), prices.rates)
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
         cleanup.remove(self._connect(region), cluster_id, report)

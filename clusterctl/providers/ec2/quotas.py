@@ -12,8 +12,8 @@ from clusterctl.errors import ProviderError
 from clusterctl.model import ClusterSpec, Reporter
 from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.cleanup import TAG
 from clusterctl.providers.ec2.spec import PlannedMachine
+from clusterctl.providers.ec2.tags import TAG
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.timeouts import background
 

@@ -22,13 +22,16 @@ from clusterctl.providers.ec2 import (
     eventbridge,
     failures,
     launches,
+    leftovers,
     provider_state,
+    tags,
     terraform_module,
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.answers import STOPPED
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
+from clusterctl.providers.ec2.instances import SETTLE, find_instances, terminate_instances
 from clusterctl.providers.protocol import Resource
 from clusterctl.timeouts import Deadline
 
@@ -92,7 +95,7 @@ def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
     end = Deadline(START_LIMIT)
     asked: dict[str, str] = {}
     while True:
-        found = cleanup.instances(api, cluster_id)
+        found = find_instances(api, cluster_id)
         down = [item for item in found if item.state in STOPPED]
         if not down and not any(item.id in asked and item.state == "pending" for item in found):
             return
@@ -121,13 +124,13 @@ def stop(api: Api, cluster_id: str, report: Reporter) -> float:
     """Stops all machines; returns when EC2 was told to, by our clock: from then on only disks cost
     money. Raises ProviderError naming those that do not stop."""
     since = time.time()
-    found = [item for item in cleanup.instances(api, cluster_id) if item.state not in STOPPED]
+    found = [item for item in find_instances(api, cluster_id) if item.state not in STOPPED]
     if found:
         report(f"stopping {ranges(sorted(item.node or item.id for item in found))}")
         api.call("stop_instances", InstanceIds=[item.id for item in found])
         since = time.time()
     end = Deadline(START_LIMIT)
-    while going := [i for i in cleanup.instances(api, cluster_id) if i.state != "stopped"]:
+    while going := [i for i in find_instances(api, cluster_id) if i.state != "stopped"]:
         if end.passed:
             names = ranges(sorted(item.node or item.id for item in going))
             raise ProviderError(
@@ -142,11 +145,11 @@ def remove_unknown(
     api: Api, cluster_id: str, runner: terraform.Terraform, report: Reporter
 ) -> None:
     """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
-    apart = {item.id for item in cleanup.instances(api, cluster_id) if item.apart}
+    apart = {item.id for item in find_instances(api, cluster_id) if item.apart}
     known = known_to(runner)
     cleanup.remove(api, cluster_id, report, keep=lambda left: left.id in apart or known(left))
     state = runner.state
-    tables = api.all("describe_route_tables", "RouteTables", Filters=[cleanup.tagged(cluster_id)])
+    tables = api.all("describe_route_tables", "RouteTables", Filters=[tags.tagged(cluster_id)])
     # Associations have no tags of their own.
     for link in (link for table in tables for link in table.get("Associations", ())):
         name = link["RouteTableAssociationId"]
@@ -169,14 +172,14 @@ def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
 def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
     """Raises ProviderError, and LeftoverError where something is left."""
     _destroy_known(api, cluster, folder, report)
-    if not cleanup.instances(api, cluster.id):
+    if not find_instances(api, cluster.id):
         with suppress(ProviderError):  # the search below finds what is left
             eventbridge.remove(api, eventbridge.group_of(cluster.id))
     state = provider_state.load(folder)
     # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
-    settle = cleanup.SETTLE if state and state.unfinished else 0.0
+    settle = SETTLE if state and state.unfinished else 0.0
     cleanup.remove(api, cluster.id, report, settle=settle)
-    report(f"asked AWS again: nothing tagged {cleanup.TAG}={cluster.id} is left in {api.region}")
+    report(f"asked AWS again: nothing tagged {tags.TAG}={cluster.id} is left in {api.region}")
 
 
 def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
@@ -186,7 +189,7 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         resources = runner.resources()
         if not resources:
             return
-        if cleanup.managed(api, cluster.id):
+        if leftovers.managed(api, cluster.id):
             report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
             return
         state = provider_state.load(folder)
@@ -195,12 +198,12 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
             report("AWS may have a NAT gateway that Terraform does not know; removing by tag")
             return
         runner.init()
-        settle = cleanup.SETTLE if state and state.launching else 0.0
+        settle = SETTLE if state and state.launching else 0.0
         launches.end_unknown(api, cluster.id, runner.state, report, settle=settle)
         at_a_time = layout.parallelism(len(resources))
         if len(resources) > at_a_time:
             # Terraform waits for each: the others would be billed meanwhile.
-            cleanup.terminate(api, cluster.id)
+            terminate_instances(api, cluster.id)
         runner.destroy(terraform_module.reporter(report), parallelism=at_a_time)
     except ProviderError as error:
         report(f"{error.message}; removing by tag")

@@ -13,7 +13,7 @@ from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Reporter
-from clusterctl.providers.ec2 import cleanup
+from clusterctl.providers.ec2 import tags
 from clusterctl.providers.ec2.api import Api
 
 WHO_AM_I = "https://checkip.amazonaws.com"
@@ -124,9 +124,7 @@ def shut_out(allowed: str, ask: Callable[[], str]) -> str:
 
 def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:
     """Lets SSH in from these networks, then from no others. Raises ProviderError."""
-    found = api.all(
-        "describe_security_groups", "SecurityGroups", Filters=[cleanup.tagged(cluster_id)]
-    )
+    found = api.all("describe_security_groups", "SecurityGroups", Filters=[tags.tagged(cluster_id)])
     group = next((item for item in found if item["GroupName"] == f"{cluster_id}-ssh"), None)
     if group is None:
         raise ProviderError(

@@ -1,11 +1,23 @@
-"""Tags of the user's own, which some organizations demand of whatever is made. Pure."""
+"""Tags: clusterctl's own, by which all of a cluster is found again, and those of --tag, which some
+organizations demand of whatever is made. Pure."""
 
 from __future__ import annotations
 
+import calendar
+import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from clusterctl.errors import UsageError
 
+TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
+OWNER_TAG, CLIENT_TAG, DEADLINE_TAG, SHARED_TAG = (
+    "clusterctl:owner",
+    "clusterctl:client",
+    "clusterctl:deadline",
+    "clusterctl:shared",
+)
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 MOST = 40
 """EC2 takes 50 for each resource, and some are clusterctl's."""
 KEY, VALUE = 128, 256
@@ -60,3 +72,21 @@ def add(before: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
 def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
     """As calls of the API take them."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tagged(cluster_id: str) -> dict[str, Any]:
+    """The filter for what belongs to that cluster."""
+    return {"Name": f"tag:{TAG}", "Values": [cluster_id]}
+
+
+def render_deadline(deadline: float) -> str:
+    """As the tag has it: 2026-11-22T21:30:00Z."""
+    return time.strftime(_TIME, time.gmtime(deadline))
+
+
+def read_deadline(tag: str) -> float | None:
+    """Seconds since the epoch; None for what is no time."""
+    try:
+        return float(calendar.timegm(time.strptime(tag, _TIME)))
+    except ValueError:
+        return None

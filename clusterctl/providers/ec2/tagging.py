@@ -1,0 +1,59 @@
+"""Puts tags on what a cluster has already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from clusterctl.providers.ec2 import failures
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.tags import TAG, as_list
+
+MOST_TAGGED = 500
+"""Resources in one call; EC2 takes 1,000."""
+
+
+def label(api: Api, cluster_id: str, key: str, value: str) -> None:
+    """Gives all that carries a cluster's tag another tag, whatever else it has."""
+    mine = [{"Name": "key", "Values": [TAG]}, {"Name": "value", "Values": [cluster_id]}]
+    ids = [item["ResourceId"] for item in api.all("describe_tags", "Tags", Filters=mine)]
+    _label(api, ids, {key: value})
+
+
+MACHINES = ("instance", "volume", "network-interface", "spot-instances-request")
+"""What a launch makes, by the names that EC2 has for it among tags."""
+
+
+def label_machines(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
+    """Gives a cluster's machines, with their disks and interfaces, those of these tags that they
+    lack: what was launched stays as Terraform made it, or is unknown to Terraform."""
+
+    def carriers(key: str, value: str) -> set[str]:
+        search = [{"Name": "key", "Values": [key]}, {"Name": "value", "Values": [value]}]
+        search.append({"Name": "resource-type", "Values": list(MACHINES)})
+        found = api.all("describe_tags", "Tags", Filters=search)
+        return {str(item["ResourceId"]) for item in found}
+
+    mine = carriers(TAG, cluster_id)
+    for key, value in tags.items():
+        _label(api, sorted(mine - carriers(key, value)), {key: value})
+
+
+def _label(api: Api, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+    for first in range(0, len(ids), MOST_TAGGED):
+        some = ids[first : first + MOST_TAGGED]
+        try:
+            api.call("create_tags", Resources=some, Tags=as_list(tags))
+        except failures.RefusedByAws as refused:
+            if not refused.code.endswith(".NotFound"):
+                raise
+            # One that is gone, and whose tags are still shown, keeps the others from theirs.
+            for id in some:
+                _label_if_there(api, id, as_list(tags))
+
+
+def _label_if_there(api: Api, id: str, tags: list[dict[str, str]]) -> None:
+    try:
+        api.call("create_tags", Resources=[id], Tags=tags)
+    except failures.RefusedByAws as refused:
+        if not refused.code.endswith(".NotFound"):
+            raise
