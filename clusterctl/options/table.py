@@ -260,8 +260,13 @@ class Verb:
     def into(self, spec: type[Any]) -> dict[str, Any]:
         """What was given of the options that are fields of a dataclass, by their names."""
         names = {field.name for field in fields(spec)}
-        given = ((item.attribute, self.values[key]) for key, item in self.options().items())
-        return {name: value for name, value in given if value and name in names}
+        given = ((item, self.values[key]) for key, item in self.options().items())
+        return {
+            item.attribute: value
+            for item, value in given
+            # 0 is a value where nothing given is None: `--idle off`.
+            if item.attribute in names and (value or value != item.empty)
+        }
 
     def part(self, verb: type[Given], **values: Any) -> Given:
         """What was given of another verb's options, by their keys, and `values` besides."""

@@ -91,7 +91,8 @@ def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -
     workers that nobody uses end with all their files saved, and come again."""
     world.ok("up", "--cpu", "t3.xlarge", "--spot", "--ttl", "1h", "--idle", "1m", *HOST)
     end_unused(world)
-    world.ok("up", "--idle", "off", *HOST)
+    again = world.ok("up", "--idle", "off", *HOST)
+    assert "unused workers do not end" in again.err
     api = world.ec2.client("ec2")
     answer = api.describe_instances()
     kinds = {

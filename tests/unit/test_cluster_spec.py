@@ -84,6 +84,26 @@ def test_a_count_that_nobody_says_is_left_open(
     assert [counts(spec) for spec in specs] == [[up_plan.DEFAULT_WORKERS], [7]]
 
 
+@pytest.mark.parametrize("setting", [False, True])
+def test_idle_off_reaches_the_provider(
+    setting: bool, call: Call, specs: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a cluster that has a time: 0 seconds are not the same as none given."""
+    there = cluster()
+    cloud = replace(there.spec.cloud, idle=60.0)
+    open_store().save(replace(there, spec=replace(there.spec, provider="ec2", cloud=cloud)))
+    off: tuple[str, ...] = ("--idle", "off")
+    if setting:
+        monkeypatch.setenv("CLUSTERCTL_UP_IDLE", "off")
+        off = ()
+    call("up", "new", "--provider", "ec2", "--dry-run", *off)
+    call("up", "lab", "--dry-run", *off)
+    monkeypatch.delenv("CLUSTERCTL_UP_IDLE", raising=False)
+    call("up", "lab", "--dry-run")
+    call("up", "lab", "--dry-run", "--idle", "2m")
+    assert [spec.cloud.idle for spec in specs] == [0.0, 0.0, 60.0, 120.0]
+
+
 @pytest.mark.parametrize("key", ["spot = true", 'image = "mine:7"', 'runtime = "docker"'])
 def test_a_general_setting_is_passed_over_where_it_means_nothing(
     key: str, call: Call, specs: list[ClusterSpec]
