@@ -36,11 +36,14 @@ ALONE = (
 """Tests that take long and share nothing that does not start fast in every process."""
 
 COSTLY = (
-    r"tests/(attach|chaos|docker|ec2|images|sim)/|tests/e2e/(?!test_plan)|"
-    r"tests/workloads/test_(epochs|mnist|programs|training)|" + _uses("docker", "ec2")
+    r"tests/(attach|chaos|docker|ec2|images|local|packaging|sim)/|"
+    r"tests/e2e/(?!test_plan.py::test_an_emitted_script_(runs|passes))|"
+    r"tests/workloads/test_(epochs|gradients|mnist|optimizers|programs|pytagi|readers|sgd|signals|tagi|training)|"
+    r"tests/unit/test_(batch_scripts|bootstrap|idle|logging|packages|properties|rank|supervise)|"
+    r"tests/contract/test_example_provider|" + _uses("docker", "ec2")
 )
-"""Tests that start engines, simulators, batch systems, or clusters that run jobs, and those that
-train; those of the plan show that a job runs at all."""
+"""Tests that start engines, simulators, batch systems or nodes, those of scripts that nodes run,
+and those that train. Emitted scripts stay: they show that a job runs at all."""
 
 ORDER = (
     *("engine", "slurm", "sge", "instances", ON_EC2),

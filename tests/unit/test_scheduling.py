@@ -41,13 +41,20 @@ def test_long_pieces_come_first() -> None:
     ("nodeid", "expected"),
     [
         ("tests/unit/test_cli.py::test_one", False),
-        ("tests/e2e/test_plan.py::test_one", False),
+        ("tests/e2e/test_plan.py::test_an_emitted_script_runs_anywhere", False),
         ("tests/workloads/test_metrics.py::test_one", False),
+        ("tests/unit/test_job_state.py::test_one", False),
+        ("tests/transport/test_run.py::test_one", False),
         ("tests/contract/test_providers.py::test_plan[local]", False),
         ("tests/contract/test_providers.py::test_plan[ec2]", True),
         ("tests/e2e/test_run.py::test_one", True),
+        ("tests/e2e/test_plan.py::test_one", True),
+        ("tests/local/test_loopback.py::test_one", True),
+        ("tests/unit/test_supervise.py::test_one", True),
         ("tests/workloads/test_mnist.py::test_the_cnn_learns", True),
     ],
 )
-def test_a_fast_run_leaves_out_what_starts_clusters_or_trains(nodeid: str, expected: bool) -> None:
+def test_a_fast_run_leaves_out_what_starts_nodes_or_runs_on_them_or_trains(
+    nodeid: str, expected: bool
+) -> None:
     assert bool(re.search(COSTLY, nodeid)) is expected
