@@ -591,7 +591,7 @@ def test_a_connection_that_hears_nothing_any_more_is_made_again(
     site.state(ENDED)
     told: list[str] = []
     follower, pieces = site.follow(without("worker-2", Silent), report=told.append)
-    assert told[-1] == "reconnected to worker-2: no answer for 0.2 s"
+    assert told[-1].startswith("reconnected to worker-2")
     assert Silent.closed[:1] == ["worker-2"]  # all else on that connection would hear nothing, too
     assert text(pieces, 1) == b"all of it\n"
     assert not follower.lost
