@@ -245,8 +245,8 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
     (hung.parents[1] / "9" / "out" / "rank-0.out").write_bytes(b"small\n")
     said: list[str] = []
     with Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool:
-        save_logs(store, store.jobs(), site.cluster, pool, said.append, limit=3.0)
-    assert said == ["the logs of job 8 are incomplete: 3 s were not enough"]
+        save_logs(store, store.jobs(), site.cluster, pool, said.append, limit=8.0)
+    assert said == ["the logs of job 8 are incomplete: 8 s were not enough"]
     copy = Path("out", "worker-1", "rank-0.out")
     assert (store.job_folder(9) / copy).read_bytes() == b"small\n"
     assert (store.job_folder(7) / copy).read_bytes().startswith(b"first\nmore\n")
