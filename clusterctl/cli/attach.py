@@ -16,17 +16,19 @@ from clusterctl.options.table import DEFAULT_NAME
 
 
 def attach(given: Attach, console: Console) -> None:
-    ways = {"--hosts": given.hosts, "--slurm": given.slurm, "--sge": given.sge}
+    ways = {"--hosts": given.hosts, **given.logins}
     chosen = [option for option, value in ways.items() if value is not None]
     if len(chosen) != 1:
         raise UsageError(
             f"{' and '.join(chosen)} cannot be combined"
             if chosen
-            else "specify --hosts, --slurm or --sge",
-            hint="clusterctl attach NAME --hosts FILE, --slurm [LOGIN] or --sge [LOGIN]",
+            else f"specify {_either(list(ways))}",
+            hint="clusterctl attach NAME "
+            + _either(["--hosts FILE", *(f"{flag} [LOGIN]" for flag in given.logins)]),
         )
     system = chosen[0].removeprefix("--")
-    here = given.hosts is None and not (given.slurm or given.sge)
+    host = given.logins.get(chosen[0]) or ""
+    here = given.hosts is None and not host
     given = given.within({system, *(["here"] if here else [])}, console.note)
     identity, user, workdir = given.identity, given.user, given.workdir
     if identity is not None and not identity.is_file():
@@ -45,7 +47,6 @@ def attach(given: Attach, console: Console) -> None:
         )
         size = ""
     else:
-        host = given.slurm or given.sge or ""
         login = action.SiteLogin(system=system, host=host, user=user, identity=key, workdir=workdir)
         made = action.attach_site(store, wanted, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
@@ -66,6 +67,10 @@ def attach(given: Attach, console: Console) -> None:
             "nodes": [plain(node) for node in made.nodes],
         }
     )
+
+
+def _either(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def detach(given: Detach, console: Console) -> None:

@@ -22,12 +22,9 @@ from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
-from clusterctl.options import verbs
+from clusterctl.options import batch, verbs
 from clusterctl.options.run import Rerun, Run
 from clusterctl.variables import environment
-
-QUEUES = ("--queue", "--qos")
-"""What qsub and sbatch mean by -q."""
 
 
 def run(given: Run, console: Console) -> None:
@@ -110,7 +107,7 @@ def _count(given: Run) -> int:
         ("--ranks", given.ranks),
         ("--ranks-per-node", given.ranks_per_node),
         ("--nodes", given.nodes),
-        ("-pe", given.pe),
+        *((flag, given.values[flag.lstrip("-")]) for flag in batch.SIZES),
         ("--sweep", given.sweep),
         ("--array", given.array),
     )
@@ -138,7 +135,7 @@ def _plain(words: tuple[str, ...]) -> list[str]:
 
 def _queue_hint(given: Run, circumstances: set[str], error: UsageError) -> str:
     """What somebody meant who wrote `-q NAME` as for sbatch or qsub."""
-    queues = [name for name in QUEUES if verbs.limit("run", name, circumstances) is None]
+    queues = [name for name in batch.DASH_Q if verbs.limit("run", name, circumstances) is None]
     if not (queues and given.quiet and given.command and "no script" in error.message):
         return ""
     return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(_plain(given.command)[0])}?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from clusterctl.options import batch
 from clusterctl.options import limits as where
 from clusterctl.options.checks import (
     budget,
@@ -228,8 +229,10 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
     name = NEW_NAME
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
     hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
-    slurm = maybe("--slurm", OPTIONS, "Site with Slurm (default: here)", "[LOGIN]")
-    sge = maybe("--sge", OPTIONS, "Site with Grid Engine (default: here)", "[LOGIN]")
+    sites = tuple(
+        maybe(flag, OPTIONS, f"Site with {batch.SYSTEMS[name].title} (default: here)", "[LOGIN]")
+        for flag, name in batch.FLAGS.items()
+    )
     user = text("--user", OPTIONS, "User to log in as", "NAME", limits=where.HERE)
     identity = file(
         "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=where.HERE
@@ -243,17 +246,22 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
     bootstrap = flag(
         "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=where.HOSTS
     )
-    shared = flag("--shared", OPTIONS, limits=where.NOT_MOUNTED)
+    shared = flag("--shared", OPTIONS, limits=batch.NOT_MOUNTED)
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
-        """`--slurm` and `--sge` may stand alone: then this machine is the login node."""
+        """`--slurm` and the like may stand alone: then this machine is the login node."""
         found: list[str] = []
         for word, following in zip_longest(words, words[1:], fillvalue="-"):
             found.append(word)
-            if word in ("--slurm", "--sge") and following.startswith("-"):
+            if word in batch.FLAGS and following.startswith("-"):
                 found.append("")
         return found
+
+    @property
+    def logins(self) -> dict[str, str | None]:
+        """By flag: the login node of each batch system, "" for this machine, None if not given."""
+        return {site.flag: self.values[site.key] for site in self.sites}
 
 
 class Detach(Named, heading=CLUSTERS, module="attach"):

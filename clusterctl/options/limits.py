@@ -44,10 +44,6 @@ def _never(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
     return Limit(never=frozenset(words), says=says, hint=hint)
 
 
-def on_sge(instead: str) -> Limit:
-    return Limit(only=frozenset({"slurm"}), says="works only with Slurm", instead={"sge": instead})
-
-
 EC2 = _only("ec2", says="works only with EC2", hint="add --provider ec2, or leave it out")
 DOCKER = _only(
     "docker", says="works only with Docker nodes", hint="add --provider docker, or leave it out"
@@ -75,18 +71,6 @@ COPIED = _only(
     "direct", says="has no effect with a batch system, where nodes that are lost lose no files"
 )
 REPLACED = _only("direct", says="has no effect with a batch system", hint="use --requeue")
-BATCH = _only(
-    *("slurm", "sge"),
-    says="works only with Slurm and Grid Engine",
-    hint="leave it out, or attach a batch system: `clusterctl attach NAME --slurm` or `--sge`",
-)
-SLURM = _only("slurm", says="works only with Slurm")
-SGE = _only("sge", says="works only with Grid Engine")
-NODES = Limit(
-    only=frozenset({"direct", "slurm"}),
-    says="has no effect with Grid Engine, which allocates slots",
-    instead={"sge": "request slots with -pe NAME SLOTS"},
-)
 MPIRUN = Limit(
     only=frozenset({"direct", "mpirun"}),
     never=frozenset({"torchrun", "srun", "interactive"}),
@@ -105,22 +89,10 @@ SUPERVISED = _never(
 )
 
 
-GPUS_ON_SGE = on_sge("-l gpu=N, or the name that your site uses")
-MEMORY_ON_SGE = on_sge("-l h_vmem=SIZE (for each slot)")
-TERMINAL = _only(
-    *("slurm", "sge"),
-    says="works only with Slurm and Grid Engine",
-    hint="`clusterctl ssh` opens a shell on a node of this cluster",
-)
 NOT_TERMINAL = _never(
     "terminal",
     says="cannot be combined with --interactive, whose output goes to the terminal",
     hint="leave one of the two out, or add --dry-run",
-)
-NOT_SGE_TERMINAL = _never(
-    "interactive sge",
-    says="has no effect with --interactive on Grid Engine",
-    hint="request slots with -pe NAME SLOTS",
 )
 ENDS_ONCE = _never("interactive", says="has no effect with --interactive")
 HERE = _never("here", says="has no effect: this machine is the login node")
@@ -128,13 +100,6 @@ HOSTS = _only(
     "hosts",
     says="works only with --hosts",
     hint="leave it out: nothing is installed on a batch system's machines",
-)
-_SHARED_SITE = "leave it out: the nodes of a site share the folder of --workdir already"
-NOT_MOUNTED = Limit(
-    only=frozenset(),
-    says="works only with `up`: nothing is mounted on machines that are attached",
-    hint="leave it out, and mount a folder of your own on all hosts",
-    instead={"slurm": _SHARED_SITE, "sge": _SHARED_SITE},
 )
 WITH_JSON = _only("json", says="works only with --json", hint="add --json, or leave it out")
 NO_JSON = _only(says="has no effect with `data index`, whose program writes a file")

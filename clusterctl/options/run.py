@@ -6,6 +6,7 @@ from typing import Any
 
 from clusterctl import sweeps
 from clusterctl.errors import UsageError
+from clusterctl.options import batch
 from clusterctl.options import limits as where
 from clusterctl.options.checks import (
     byte_size,
@@ -39,17 +40,6 @@ ENV = "Variable for all ranks; repeatable"
 ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
 STAGED = (where.STAGED,)
-BATCH = Group("Batch systems (Slurm and Grid Engine)", (where.BATCH, where.STAGED))
-BOTH = Group(BATCH.heading, (where.BATCH,), True, "Passed to either")
-SLURM = Group(BATCH.heading, (where.SLURM,), True, "Passed to Slurm")
-SGE = Group(BATCH.heading, (where.SGE,), True, "Passed to Grid Engine")
-SHORT = {"-N": "--nodes", "-p": "--partition", "-t": "--time"}
-"""Short options of sbatch that `run` does not have, and what to write."""
-
-
-def _passed(group: Group, *names: str, **more: Any) -> tuple[Option[str], ...]:
-    """Options that go to the batch system as they are."""
-    return tuple(text(f"--{name}", group, **more) for name in names)
 
 
 class Started(Common):
@@ -77,9 +67,9 @@ class Started(Common):
             if word == "-np":
                 count = next(iter(words[index + 1 :]), "N")
                 raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
-            if word[:2] in SHORT and word != "-pe":
+            if word[:2] in batch.SHORT and word != "-pe":
                 raise UsageError(
-                    f"unknown option {word[:2]}", hint=f"did you mean {SHORT[word[:2]]}?"
+                    f"unknown option {word[:2]}", hint=f"did you mean {batch.SHORT[word[:2]]}?"
                 )
             index += cls.width(word)
         return words
@@ -97,12 +87,12 @@ class Run(Started, heading=JOBS, module="run"):
         "-n --ranks",
         RANKS,
         "Number of ranks (default: one per GPU, else per worker)",
-        limits=where.NOT_SGE_TERMINAL,
+        limits=batch.RANKS,
     )
     ranks_per_node = number(
-        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=where.NODES
+        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=batch.NODES
     )
-    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=where.NODES)
+    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=batch.NODES)
     once = flag("--once", RANKS, "Run one process, on one node")
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
@@ -192,48 +182,24 @@ class Run(Started, heading=JOBS, module="run"):
         JOB,
         "Print a standalone script",
         "sh",
-        "sbatch",
-        "qsub",
+        *(system.emits for system in batch.SYSTEMS.values()),
         limits=STAGED,
         settable=False,
     )
     interactive = flag(
         "--interactive",
-        BATCH,
+        batch.GROUP,
         "Open a shell, or run SCRIPT, on nodes",
-        limits=where.TERMINAL,
+        limits=batch.TERMINAL,
         settable=False,
     )
     modules = texts(
-        "--module", BATCH, "Environment module; repeatable", "NAME", old="environment_module"
+        "--module", batch.GROUP, "Environment module; repeatable", "NAME", old="environment_module"
     )
-    venv = text("--venv", BATCH, "Virtual environment on the nodes", "DIR")
-    container = text("--container", BATCH, "Apptainer image to run ranks in", "IMAGE")
+    venv = text("--venv", batch.GROUP, "Virtual environment on the nodes", "DIR")
+    container = text("--container", batch.GROUP, "Apptainer image to run ranks in", "IMAGE")
 
-    passed = (
-        *_passed(BOTH, "account", "job-name", "mail-type", "mail-user", "time"),
-        flag("--requeue", BOTH, limits=(where.BATCH, where.SUPERVISED, where.ENDS_ONCE)),
-        *_passed(SLURM, "constraint", "exclude", "gpu-bind", "gpus-per-task", "gres"),
-        *_passed(SLURM, "mem-per-gpu", "nodelist", "qos", "reservation"),
-        flag("--exclusive", SLURM),
-        *_passed(SLURM, "cpus-per-task", limits=where.on_sge("-pe NAME SLOTS with --ranks N")),
-        *_passed(SLURM, "gpus", "gpus-per-node", limits=where.GPUS_ON_SGE),
-        *_passed(SLURM, "mem", "mem-per-cpu", limits=where.MEMORY_ON_SGE),
-        *_passed(SLURM, "partition", limits=where.on_sge("--queue NAME")),
-        *_passed(SLURM, "signal", limits=(where.SLURM, where.SUPERVISED)),
-    )
-
-    pe = Option(
-        "-pe",
-        SGE,
-        metavar="NAME SLOTS",
-        empty="",
-        words=2,
-        check=lambda words, option: f"{words[0]} {integer(1)(words[1], option)}",
-    )
-    resources = texts("-l", SGE, "", "NAME=VALUE", old="resource")
-    queue = text("--queue", SGE)
-    project = text("--project", SGE)
+    passed = batch.PASSED
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
 
     def native(self) -> dict[str, str]:
@@ -280,7 +246,7 @@ class Launch(Started, heading=JOBS, module="launch"):
     of_batch = of_verb(
         # `up` has options of the names of the last two.
         *(Run, "--interactive", "--reservation", "--gpus"),
-        groups=(BATCH, BOTH, SLURM, SGE),
+        groups=(batch.GROUP, *(option.group for option in batch.PASSED)),
     )
     dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")
     yes = YES

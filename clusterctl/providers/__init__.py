@@ -12,6 +12,7 @@ from typing import cast
 
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import GATEWAY, Cluster
+from clusterctl.options.batch_options import BATCH_SYSTEMS
 from clusterctl.providers.protocol import Billing, Creator, Gatewayed, Provider
 from clusterctl.providers.shared.batch_site import BatchSite
 
@@ -27,8 +28,10 @@ DEFAULT = "local"
 
 ATTACHED: dict[str, str] = {
     "hosts": "clusterctl.providers.hosts.provider:HostsProvider",
-    "slurm": "clusterctl.providers.slurm.provider:SlurmProvider",
-    "sge": "clusterctl.providers.sge.provider:SgeProvider",
+    **{
+        name: f"clusterctl.providers.{name}.provider:{name.capitalize()}Provider"
+        for name in BATCH_SYSTEMS
+    },
 }
 """What `attach` takes over, and `detach` lets go."""
 

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from clusterctl.job_model import Job, JobSpec
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
+from clusterctl.options.batch_options import BATCH_SYSTEMS
 
 
 class Scheduler(Protocol):
@@ -76,8 +77,7 @@ class BatchScheduler(Scheduler, Protocol):
 
 SCHEDULERS: dict[str, str] = {
     "direct": "clusterctl.schedulers.direct:Direct",
-    "slurm": "clusterctl.schedulers.slurm:Slurm",
-    "sge": "clusterctl.schedulers.sge:Sge",
+    **{name: f"clusterctl.schedulers.{name}:{name.capitalize()}" for name in BATCH_SYSTEMS},
 }
 
 

@@ -1,13 +1,21 @@
-"""A whole batch system: OAR, as far as its commands are like Slurm's. One row makes it known."""
+"""A whole batch system: OAR, as far as its commands are like Slurm's. One row makes it known.
+
+Real ones have three modules for this: of the scheduler, of the site, and of their options.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from clusterctl.job_model import Job, JobSpec, JobState
-from clusterctl.schedulers.batch import Batch, job_name
+from clusterctl.options.batch_options import BatchOptions
+from clusterctl.options.table import Group, Option, text
+from clusterctl.providers.protocol import Queue
+from clusterctl.providers.shared.batch_site import BatchSite
+from clusterctl.schedulers.batch import Batch, job_name, value
 
 
 class Oar(Batch):
@@ -18,6 +26,7 @@ class Oar(Batch):
     submit, receipt = "oarsub", "--json"
     end = "oardel"
     down = "Connection refused"
+    example_size = "--nodes 2"
     gone: ClassVar = {"Terminated": JobState.CANCELLED, "Error": JobState.FAILED}
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
     ours = ("--stdout=",)
@@ -31,10 +40,52 @@ class Oar(Batch):
     def directives(self, job: Job) -> list[str]:
         spec = job.spec
         size = f"-l nodes={spec.nodes}/core={spec.ranks_per_node}"
-        return [f"-n {job_name(job)}", size, "--stdout=batch.out"]
+        wanted = [
+            f"{flag} {value(f'--{name}', spec.native[name])}"
+            for name, flag in {"queue": "-q", "property": "-p"}.items()
+            if name in spec.native
+        ]
+        return [f"-n {job_name(job)}", size, "--stdout=batch.out", *wanted]
 
     def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
         return (JobState.QUEUED if state == "Waiting" else JobState.RUNNING), reason
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
         return ("oarsub", "-I", *words)
+
+
+class OarProvider(BatchSite):
+    name = "oar"
+    title = "OAR"
+    required: ClassVar = {"oarsub": "oar-user"}
+
+    def questions(self) -> dict[str, str]:
+        return {"version": "oarsub --version"}
+
+    def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
+        return {"version": answers["version"].strip()}
+
+    def node_command(self, words: Sequence[str], seconds: int) -> str:
+        return f"timeout {seconds} oarsub -I {shlex.join(words)}"
+
+    def status_command(self) -> str:
+        return "oarnodes -s"
+
+    def queues(self, text: str) -> tuple[Queue, ...]:
+        nodes = len(text.splitlines())
+        return (Queue(name="default", nodes=nodes, slots=nodes),)
+
+
+def pass_on(group: Group) -> tuple[Option[Any], ...]:
+    """Grid Engine has a --queue, too."""
+    return (text("--property", group), text("--queue", group))
+
+
+OPTIONS = BatchOptions(
+    title="OAR",
+    emits="oarsub",
+    passed=pass_on,
+    dash_q="--queue",
+    short={"-r": "--time"},
+    instead={"--constraint": "--property EXPRESSION"},
+)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.options.batch_options import BATCH_SYSTEMS
 from clusterctl.providers import PROVIDERS
 
 # --------------------------------------------------------------------------------------- the rules
@@ -320,6 +321,31 @@ def test_a_provider_asked_for_by_name_is_seen(test: str, found: bool, tmp_path: 
         (package / unit).mkdir(parents=True)
         (package / unit / "__init__.py").write_text(f"if {test}:\n    pass\n")
     assert provider_names(package) == ["clusterctl/actions/__init__.py:1"] * found
+
+
+def batch_names(package: Path) -> list[str]:
+    """Where a batch system is named beside its row and its own modules."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        for item in ast.walk(parse(path)):
+            name = getattr(item, "value", None) if isinstance(item, ast.Constant) else None
+            if isinstance(name, str) and name in BATCH_SYSTEMS:
+                own = {f"schedulers/{name}.py", f"providers/{name}/provider.py"}
+                where = str(path.relative_to(package))
+                if where not in {"options/batch_options.py", *own}:
+                    found.append(f"{where}:{item.lineno}")
+    return found
+
+
+def test_batch_systems_are_named_in_their_own_modules() -> None:
+    assert batch_names(PACKAGE) == []
+
+
+def test_a_batch_system_named_elsewhere_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "schedulers").mkdir()
+    for name in ("run.py", "schedulers/slurm.py", "schedulers/sge.py"):
+        (tmp_path / name).write_text("'slurm'")
+    assert batch_names(tmp_path) == ["run.py:1", "schedulers/sge.py:1"]
 
 
 def test_only_s3_knows_how_ec2_is_asked() -> None:

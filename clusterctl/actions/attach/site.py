@@ -98,7 +98,10 @@ def _survey_site(
             "bin/survey": schedulers.load_batch(site.name).survey(),
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
         },
-        questions={**facts.questions([sys.executable] if node.here else []), **site.questions()},
+        questions={
+            **facts.questions([sys.executable] if node.here else [], tools=site.required),
+            **site.questions(),
+        },
         marker=facts.MARKER,
     )
     where = node.address or "this machine"

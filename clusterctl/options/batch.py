@@ -1,0 +1,102 @@
+"""The batch systems that there are, on the command line: what all of them take, and each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, cast
+
+from clusterctl.options import limits as where
+from clusterctl.options.batch_options import BATCH_SYSTEMS, BatchOptions
+from clusterctl.options.limits import Limit
+from clusterctl.options.table import Group, Option, flag, text
+
+
+def _load(row: str) -> BatchOptions:
+    module, _, attribute = row.partition(":")
+    return cast(BatchOptions, getattr(import_module(module), attribute))
+
+
+SYSTEMS: Mapping[str, BatchOptions] = {name: _load(row) for name, row in BATCH_SYSTEMS.items()}
+
+
+def _list(words: Sequence[str], last: str) -> str:
+    """`A, B and C`, where `last` is the word before the last one."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _titles(names: Iterable[str], last: str = "and") -> str:
+    return _list([SYSTEMS[name].title for name in names], last)
+
+
+FLAGS = {f"--{name}": name for name in SYSTEMS}
+"""Of `attach`, with the batch system of each."""
+SHORT = {word: flag for row in SYSTEMS.values() for word, flag in row.short.items()}
+DASH_Q = tuple(row.dash_q for row in SYSTEMS.values())
+SIZES = tuple(flag for row in SYSTEMS.values() for flag in row.sizes)
+_SLOTS = {name: row.slots for name, row in SYSTEMS.items() if row.slots}
+_FIRST, *_OTHERS = FLAGS
+
+ONLY = Limit(
+    only=frozenset(SYSTEMS),
+    says=f"works only with {_titles(SYSTEMS)}",
+    hint="leave it out, or attach a batch system: "
+    + _list([f"`clusterctl attach NAME {_FIRST}`", *(f"`{word}`" for word in _OTHERS)], "or"),
+)
+TERMINAL = replace(ONLY, hint="`clusterctl ssh` opens a shell on a node of this cluster")
+NODES = Limit(
+    only=frozenset({"direct", *SYSTEMS}.difference(_SLOTS)),
+    says=f"has no effect with {_titles(_SLOTS)}, which allocates slots",
+    instead=_SLOTS,
+)
+RANKS = Limit(
+    never=frozenset(f"interactive {name}" for name in _SLOTS),
+    says=f"has no effect with --interactive on {_titles(_SLOTS, 'or')}",
+    hint="; ".join(_SLOTS.values()),
+)
+NOT_MOUNTED = Limit(
+    only=frozenset(),
+    says="works only with `up`: nothing is mounted on machines that are attached",
+    hint="leave it out, and mount a folder of your own on all hosts",
+    instead=dict.fromkeys(
+        SYSTEMS, "leave it out: the nodes of a site share the folder of --workdir already"
+    ),
+)
+
+GROUP = Group(f"Batch systems ({_titles(SYSTEMS)})", (ONLY, where.STAGED))
+_ALL = Group(GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(SYSTEMS) == 2 else 'any'}")
+
+
+def _group(names: Sequence[str]) -> Group:
+    """Of the options that only these batch systems have."""
+    limit = Limit(only=frozenset(names), says=f"works only with {_titles(names)}")
+    return Group(GROUP.heading, (limit,), True, f"Passed to {_titles(names)}")
+
+
+def _collect() -> Iterator[Option[Any]]:
+    """The options of each batch system; those that several of them have once, as the first has
+    declared them."""
+    found: dict[str, Option[Any]] = {}
+    owners: dict[str, list[str]] = {}
+    for name, system in SYSTEMS.items():
+        for option in system.passed(_group([name])):
+            found.setdefault(option.flag, option)
+            owners.setdefault(option.flag, []).append(name)
+    for word, option in found.items():
+        option.group = _group(owners[word])
+        instead = {name: row.instead[word] for name, row in SYSTEMS.items() if word in row.instead}
+        own = replace(option.group.limits[0], instead=instead)
+        option.limits = (own, *option.limits[1:])
+        yield option
+
+
+PASSED: tuple[Option[Any], ...] = (
+    *(
+        text(f"--{name}", _ALL)
+        for name in ("account", "job-name", "mail-type", "mail-user", "time")
+    ),
+    flag("--requeue", _ALL, limits=(ONLY, where.SUPERVISED, where.ENDS_ONCE)),
+    *_collect(),
+)
+"""Options of `run` that go to the batch system as they are."""

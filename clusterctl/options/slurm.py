@@ -1,0 +1,30 @@
+"""Slurm on the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.options import limits as where
+from clusterctl.options.batch_options import BatchOptions
+from clusterctl.options.table import Group, Option, flag, text
+
+
+def pass_on(group: Group) -> tuple[Option[Any], ...]:
+    """In the order of the header of a script."""
+    before = ("constraint", "exclude", "gpu-bind", "gpus-per-task", "gres", "mem-per-gpu")
+    after = ("cpus-per-task", "gpus", "gpus-per-node", "mem", "mem-per-cpu", "partition")
+    return (
+        *(text(f"--{name}", group) for name in (*before, "nodelist", "qos", "reservation")),
+        flag("--exclusive", group),
+        *(text(f"--{name}", group) for name in after),
+        text("--signal", group, limits=(*group.limits, where.SUPERVISED)),
+    )
+
+
+OPTIONS = BatchOptions(
+    title="Slurm",
+    emits="sbatch",
+    passed=pass_on,
+    dash_q="--qos",
+    short={"-N": "--nodes", "-p": "--partition", "-t": "--time"},
+)
