@@ -15,7 +15,7 @@ from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import ranges
-from clusterctl.providers.protocol import Expiring, Guarded, Labelling
+from clusterctl.providers.protocol import Expiring, Guarded, Labelling, Timekeeping
 from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
@@ -61,10 +61,13 @@ def extend(
                 f"cluster {name} is stopped: its deadline cannot be changed",
                 hint=f"`clusterctl start {name}` first",
             )
+        folder = store.folder(name)
         cluster = ended_workers.settle(store, cluster, report, clock)
         now = clock()
+        _whole(cluster, folder, now)
+        if isinstance(provider, Timekeeping):
+            now -= provider.measure_clock(cluster, folder, report)
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
-        _whole(cluster, store.folder(name), now)
         dollars = measured.cost_until_removed(cluster.charges, end)
         budget.check_extension(cluster, end, dollars)
         question = _sooner(store, cluster, end, now)
@@ -76,19 +79,19 @@ def extend(
             # Some nodes may get the new one and others not: the record says what may still cost.
             store.save(replace(cluster, deadline=max(cluster.deadline, end)))
         try:
-            provider.extend(cluster, store.folder(name), end)
+            provider.extend(cluster, folder, end)
         except ProviderError:
             store.save(cluster)  # no node was told
             raise
         except NodeUnreachable as error:
             _let_in(store, cluster, provider, error, consent)
-            provider.extend(cluster, store.folder(name), end)
+            provider.extend(cluster, folder, end)
         cluster = replace(cluster, deadline=end)
         store.save(cluster)
         store.event(name, "extended", deadline=round(end))
         if isinstance(provider, Labelling):
             try:
-                provider.label_deadline(cluster, store.folder(name), end)
+                provider.label_deadline(cluster, folder, end)
             except ProviderError as error:
                 report(f"the tags in the cloud still show the old deadline: {error.message}")
     return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))

@@ -154,6 +154,15 @@ class Expiring(Protocol):
         where nothing speaks against it. Asks no node."""
 
 
+@runtime_checkable
+class Timekeeping(Protocol):
+    """Its deadlines are by a clock that is not this machine's."""
+
+    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        """Seconds that this machine's clock is ahead of that one, which is reported where it is
+        much. Raises ProviderError where it is too much, or nobody answers who has to."""
+
+
 class Harm(Enum):
     """A fault that `harm` injects into a node, or the end of one."""
 

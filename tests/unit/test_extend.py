@@ -16,7 +16,7 @@ from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, clock
+from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, Reporter, clock
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
@@ -79,6 +79,24 @@ def test_a_tag_that_stays_behind_is_said_and_no_failure(monkeypatch: pytest.Monk
     assert extend(made.store, "lab", 4 * HOUR, told.append, agreed).deadline == NOW + 4 * HOUR
     [line] = told
     assert "still show the old deadline: create tags: your AWS credentials have expired" in line
+
+
+class Elsewhere(Machines):
+    """Its clock is four minutes behind this machine's."""
+
+    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        report("a wrong clock")
+        return 240.0
+
+
+def test_the_new_deadline_is_by_the_clock_of_the_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Elsewhere(open_store())
+    provide(monkeypatch, "ec2", made)
+    on_record(made.store, HOUR)
+    told: list[str] = []
+    extended = extend(made.store, "lab", 2 * HOUR, told.append, unasked)
+    assert (extended.deadline, told) == (NOW - 240 + 2 * HOUR, ["a wrong clock"])
+    assert made.store.cluster("lab").deadline == extended.deadline
 
 
 @pytest.fixture

@@ -79,6 +79,35 @@ def test_the_deadline_is_by_the_clock_of_aws(
     assert f"this machine's clock is {said} AWS's: the deadline is computed with AWS's time" in told
 
 
+@pytest.mark.parametrize(("ahead", "taken"), [(240.0, 240.0), (-240.0, -240.0), (1.5, 0.0)])
+def test_a_deadline_that_is_moved_is_by_the_clock_of_aws(
+    ahead: float, taken: float, provider: Callable[[float], Ec2Provider], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    assert provider(ahead).measure_clock(cluster(), tmp_path, told.append) == taken
+    assert len(told) == bool(taken)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_who_knows_the_time_has_to_answer_only_where_it_keeps_the_deadline(
+    guarded: bool, tmp_path: Path
+) -> None:
+    """Nodes take a new one from whoever reaches them by SSH."""
+
+    class Silent(Market):
+        def account(self) -> str:
+            raise ProviderError("AWS does not answer")
+
+    provider = Ec2Provider(Silent, clock=lambda: NOW)
+    state = ProviderState(id="lab-1a2b", region="us-east-1", guarded=guarded)
+    provider_state.save(tmp_path, state)
+    if guarded:
+        with pytest.raises(ProviderError, match="does not answer"):
+            provider.measure_clock(cluster(), tmp_path, lambda line: None)
+    else:
+        assert provider.measure_clock(cluster(), tmp_path, lambda line: None) == 0.0
+
+
 def test_an_answer_that_takes_a_second_is_no_wrong_clock(
     provider: Callable[[float], Ec2Provider],
 ) -> None:

@@ -245,6 +245,9 @@ class Ec2Provider:
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         extension.extend(cluster, folder, deadline, lambda: self._api(cluster, folder))
 
+    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        return extension.measure_clock(folder, report, lambda: self._api(cluster, folder))
+
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         self._api(cluster, folder)
         state = provider_state.load(folder)
