@@ -117,6 +117,9 @@ def test_from_nothing_to_nothing(world: World) -> None:
     world.ok("extend", "--ttl", "4h")
     moved = world.record()["deadline"]
     assert tags_of(world, record["id"])["clusterctl:deadline"] == {utc(moved)}
+    [of_schedules] = world.ec2.group_tags.values()
+    assert of_schedules["clusterctl:deadline"] == utc(moved)
+    assert of_schedules["clusterctl:owner"] == "user/moto"
     [seen] = world.ok("list", "--all", "--json").document()["cloud"]
     assert (seen["id"], seen["owner"], seen["deadline"]) == (record["id"], "user/moto", int(moved))
     assert seen["hourly"] == pytest.approx(0.3681, abs=0.001)

@@ -155,6 +155,32 @@ def test_schedules_have_them() -> None:
     ]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
+    """A further `up` may give others. No deadline depends on them."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    class Scheduling(Api):
+        partition = "aws"
+
+        def account(self) -> str:
+            return "123456789012"
+
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            asked.append((action, arguments))
+            if action == "create_schedule_group":
+                raise failures.refused(action, "ConflictException", "exists", "us-east-1")
+            if action == "tag_resource" and refused:
+                raise failures.refused(action, "AccessDeniedException", "no", "us-east-1")
+            return {}
+
+    eventbridge.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
+    action, arguments = asked[-1]
+    assert action == "tag_resource"
+    arn = "arn:aws:scheduler:us-east-1:123456789012:schedule-group/clusterctl-lab-1"
+    assert arguments == {"ResourceArn": arn, "Tags": [{"Key": "team", "Value": "ml"}]}
+
+
 def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
     text = "The tag policy does not allow the specified value for the following tag key: 'team'."
     error = failures.refused("run instances", "TagPolicyViolation", text, "us-east-1")

@@ -386,7 +386,8 @@ def arm(order: Order, made: set[str], report: Reporter) -> None:
         # A NAT gateway costs money without machines, and ends itself even less.
         if not order.cluster.deadline or not (there or (nat and eventbridge.find_network(api, id))):
             return
-        eventbridge.prepare(api, id, _whose(order), nat=nat)
+        until = {tags.DEADLINE_TAG: tags.render_deadline(order.cluster.deadline)}
+        eventbridge.prepare(api, id, {**_whose(order), **until}, nat=nat)
         state.guarded = True
         provider_state.save(order.folder, state)
         eventbridge.arm(api, id, there, order.cluster.deadline, nat=nat)

@@ -70,8 +70,8 @@ def group_of(cluster_id: str) -> str:
 def prepare(
     api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None, *, nat: bool = False
 ) -> None:
-    """What schedules need; `more_tags`: beside the cluster's id; `nat`: as in `check`. Raises
-    ProviderError: there is none then, unless there was before."""
+    """What schedules need; `more_tags`: beside the cluster's id, also of a group that is there;
+    `nat`: as in `check`. Raises ProviderError: there is none then, unless there was before."""
     given = {key: value for key, value in (more_tags or {}).items() if value}  # it takes no ""
     rights = _rights(api)
     if rights is None:
@@ -79,14 +79,27 @@ def prepare(
     elif nat and not rights >= NETWORK_RIGHTS:
         with suppress(ProviderError):  # the plan has said what that means
             _give_rights(api)
-    _unless(
-        "ConflictException",
-        lambda: api.call(
+    try:
+        api.call(
             "create_schedule_group",
             "scheduler",
             Name=group_of(cluster_id),
             Tags=as_list({**given, "clusterctl:cluster": cluster_id}),
-        ),
+        )
+    except RefusedByAws as refused:
+        if refused.code != "ConflictException":
+            raise
+        with suppress(ProviderError):  # no deadline depends on them
+            label(api, cluster_id, given)
+
+
+def label(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
+    """Gives the group of a cluster's schedules other tags. Raises ProviderError."""
+    account, group = api.account(), group_of(cluster_id)
+    arn = f"arn:{api.partition}:scheduler:{api.region}:{account}:schedule-group/{group}"
+    _unless(
+        "ResourceNotFoundException",
+        lambda: api.call("tag_resource", "scheduler", ResourceArn=arn, Tags=as_list(tags)),
     )
 
 

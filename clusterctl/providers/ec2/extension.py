@@ -16,6 +16,8 @@ from clusterctl.providers.ec2 import (
     preflight,
     provider_state,
     reservations,
+    tagging,
+    tags,
 )
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import WrongClock
@@ -68,6 +70,15 @@ def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[]
             hint="`clusterctl status --live` shows each node's own; try again",
             transient=True,
         )
+
+
+def label(cluster: Cluster, folder: Path, deadline: float, api: Api) -> None:
+    """As the protocol says: all that EC2 has of the cluster, and the group of its schedules."""
+    value = tags.render_deadline(deadline)
+    tagging.label(api, cluster.id, tags.DEADLINE_TAG, value)
+    state = provider_state.load(folder)
+    if state is None or state.guarded:
+        eventbridge.label(api, cluster.id, {tags.DEADLINE_TAG: value})
 
 
 def _extend_in_aws(

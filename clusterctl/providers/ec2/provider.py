@@ -35,8 +35,6 @@ from clusterctl.providers.ec2 import (
     provider_state,
     reconcile,
     ssh_cidr,
-    tagging,
-    tags,
     terraform_module,
     update_rules,
     userdata,
@@ -294,8 +292,7 @@ class Ec2Provider:
         return api.owner
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        value = tags.render_deadline(deadline)
-        tagging.label(self._api(cluster, folder), cluster.id, tags.DEADLINE_TAG, value)
+        extension.label(cluster, folder, deadline, self._api(cluster, folder))
 
     def find(self, region: str) -> tuple[Resource, ...]:
         return leftovers.find_priced(self._connect(region), prices.rates)

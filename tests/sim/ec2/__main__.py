@@ -104,6 +104,10 @@ class Control:
             for group in self._layer.schedules.groups.values()
         }
 
+    def do_group_tags(self) -> object:
+        """Group of schedules → its tags."""
+        return {group.name: group.tags for group in self._layer.schedules.groups.values()}
+
     def do_ahead(self, seconds: float) -> None:
         self._layer.schedules.ahead = seconds
 

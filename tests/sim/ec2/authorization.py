@@ -126,11 +126,13 @@ def _scheduling(action: str, request: Request) -> Iterator[dict[str, Any]]:
     Guide's "Setting up": whoever gives a schedule its role has to have the right to pass it."""
     form = request.parameters
     kind = "schedule-group" if action.endswith("Group") else "schedule"
-    name = form["Name"] if kind == "schedule-group" else f"{form['GroupName']}/{form['Name']}"
+    name = f"{form['GroupName']}/{form['Name']}" if "GroupName" in form else form["Name"]
     arn = f"arn:aws:scheduler:{request.region}:{ACCOUNT}:{kind}/{name}"
+    if request.action == "TagResource":
+        arn = form["Name"]
     tags = _keys("aws:RequestTag", {tag["Key"]: tag["Value"] for tag in form.get("Tags", ())})
     yield {"action": action, "resource": arn, "context": tags}
-    if tags:
+    if tags and request.action != "TagResource":
         yield {"action": "scheduler:TagResource", "resource": arn, "context": tags}
     if "Target" in form:
         passed = {"iam:PassedToService": "scheduler.amazonaws.com"}

@@ -222,6 +222,11 @@ class Ec2:
         """Group of schedules → instance → when AWS ends it."""
         return dict(self._ask("schedules"))
 
+    @property
+    def group_tags(self) -> dict[str, dict[str, str]]:
+        """Group of schedules → its tags."""
+        return dict(self._ask("group_tags"))
+
     def turn_the_scheduler_ahead(self, seconds: float) -> None:
         """Its clock, and nobody else's."""
         self._ask("ahead", seconds=seconds)

@@ -177,6 +177,11 @@ def _delete_group(world: Schedules, request: Request) -> None:
     world.groups.pop((request.region, world.group(request, request.parameters["Name"]).name))
 
 
+def _tag(world: Schedules, request: Request) -> None:
+    group = world.group(request, request.parameters["Name"].rpartition("/")[2])
+    group.tags |= {tag["Key"]: tag["Value"] for tag in request.parameters["Tags"]}
+
+
 def _list_groups(world: Schedules, request: Request) -> dict[str, Any]:
     prefix = request.parameters.get("NamePrefix", "")
     names = [name for region, name in world.groups if region == request.region]
@@ -191,5 +196,6 @@ ACTIONS: dict[str, Callable[[Schedules, Request], Any]] = {
     "DeleteScheduleGroup": _delete_group,
     "ListScheduleGroups": _list_groups,
     "ListSchedules": _list,
+    "TagResource": _tag,
     "UpdateSchedule": _update,
 }

@@ -80,6 +80,7 @@ _PATHS = {
     ("DELETE", "schedules"): "DeleteSchedule",
     ("POST", "schedule-groups"): "CreateScheduleGroup",
     ("DELETE", "schedule-groups"): "DeleteScheduleGroup",
+    ("POST", "tags"): "TagResource",
 }
 _LISTS = {"schedules": "ListSchedules", "schedule-groups": "ListScheduleGroups"}
 _QUERY = {"groupName": "GroupName", "ScheduleGroup": "GroupName"}
