@@ -26,6 +26,7 @@ from typing import Any
 
 from clusterctl import actions
 from clusterctl.actions import run as run_action
+from clusterctl.actions.attend import attend
 from clusterctl.job_model import JobSpec
 from clusterctl.state import Store, home
 
@@ -206,9 +207,7 @@ def connected_to_start(store: Store) -> float:
         pool.connect(timeout=20)
         connected = time.time()
         job = run_action.submit(store, prepared, pool, lambda text: None)
-        run_action.attend(
-            store, job, cluster, pool, on_output=lambda pieces: None, report=lambda text: None
-        )
+        attend(store, job, cluster, pool, on_output=lambda pieces: None, report=lambda text: None)
     return (job.started or time.time()) - connected
 
 

@@ -11,14 +11,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from clusterctl import actions
-from clusterctl.actions import call, metrics, node_loss, run, salvage, spec, up_plan
+from clusterctl.actions import call, metrics, node_loss, run, spec, up_plan
 from clusterctl.actions import down as down_action
 from clusterctl.actions import jobs as job_actions
 from clusterctl.actions import up as up_action
 from clusterctl.actions import verify as verify_action
 from clusterctl.actions.dead_nodes import find_dead
+from clusterctl.actions.run import Prepared
+from clusterctl.actions.unfetched import Unfetched
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
+from clusterctl.model import Cluster as ClusterRecord
 from clusterctl.model import Node
 from clusterctl.options.clusters import Up
 from clusterctl.options.run import Run
@@ -162,7 +165,35 @@ class Cluster:
         ways = {"detach"} if given.detach else set()
         place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
         given = given.within({cluster.system, *ways}, self._report, place)
-        is_call = callable(program)
+        prepared = self._prepare(cluster, given, program, args, env or {})
+        lines = _Lines(output)
+        seen: Any = {"on_output": lines, "report": self._report}
+        if given.detach:
+            return run.run(self._store, prepared, on_start=lambda job: None, detach=True, **seen)
+        job = node_loss.run(
+            self._store,
+            prepared.job.id,
+            lambda note: run.run(self._store, prepared, on_start=note, find_dead=find_dead, **seen),
+            prepared.secrets,
+            on_start=lambda job: None,
+            **seen,
+        )
+        lines.finish()
+        if callable(program):
+            return call.results(self._store, job)
+        if check and job.state is not JobState.SUCCEEDED:
+            raise call.fail(job)
+        return job
+
+    def _prepare(
+        self,
+        cluster: ClusterRecord,
+        given: Run,
+        program: str | Path | Callable[..., Any],
+        args: tuple[object, ...],
+        env: Mapping[str, str],
+    ) -> Prepared:
+        """The script or the function as a job that is ready to go."""
         needs = given.requirements
         if callable(program):
             if given.detach:
@@ -177,7 +208,7 @@ class Cluster:
                 *(words, None, given.stage, given.env_file, given.source, given.max_stage),
                 include=given.include,
             )
-        pairs = (f"{name}={value}" for name, value in (env or {}).items())
+        pairs = (f"{name}={value}" for name, value in env.items())
         variables, secrets = environment((*given.variables, *pairs), given.env_file)
         wanted = replace(
             JobSpec(program=resolved.program, native=given.native(), **given.into(JobSpec)),
@@ -190,27 +221,7 @@ class Cluster:
         number = run.next_number(self._store, dry=True)
         run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
         number = run.next_number(self._store, dry=False)
-        prepared = run.prepare(
-            cluster, wanted, resolved, secrets, number=number, requirements=needs
-        )
-        lines = _Lines(output)
-        seen: Any = {"on_output": lines, "report": self._report}
-        if given.detach:
-            return run.run(self._store, prepared, on_start=lambda job: None, detach=True, **seen)
-        job = node_loss.run(
-            self._store,
-            number,
-            lambda note: run.run(self._store, prepared, on_start=note, find_dead=find_dead, **seen),
-            prepared.secrets,
-            on_start=lambda job: None,
-            **seen,
-        )
-        lines.finish()
-        if is_call:
-            return call.results(self._store, job)
-        if check and job.state is not JobState.SUCCEEDED:
-            raise call.fail(job)
-        return job
+        return run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
 
     def jobs(self) -> tuple[Job, ...]:
         """The jobs of this cluster with their present state, newest last."""
@@ -261,7 +272,7 @@ class Cluster:
         """Ends all jobs and removes the cluster; None if there is none. Raises UsageError if jobs
         have unfetched output files, or the shared folder has files, unless `fetch` saves or
         `discard` deletes them."""
-        unfetched = salvage.Unfetched(fetch=fetch, discard=discard)
+        unfetched = Unfetched(fetch=fetch, discard=discard)
         return down_action.down(
             *(self._store, self.name, self._report, lambda question: True, unfetched), force=force
         )

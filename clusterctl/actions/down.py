@@ -12,6 +12,8 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
+from clusterctl.actions.running_costs import report_left, report_price
+from clusterctl.actions.unfetched import Ask, Unfetched
 from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,
@@ -55,8 +57,8 @@ def down(
     store: Store,
     name: str,
     report: Reporter,
-    ask: salvage.Ask,
-    unfetched: salvage.Unfetched,
+    ask: Ask,
+    unfetched: Unfetched,
     *,
     force: bool = False,
     verb: str = "down",
@@ -98,9 +100,12 @@ def down(
         elif cluster.attached:
             saved = salvage.Saved(cancelled=salvage.end_jobs(store, cluster, report))
         cluster = finish_down(store, cluster, report, force=force)
-    now = time.time()
+    return _sum_up(cluster, saved, time.time())
+
+
+def _sum_up(cluster: Cluster, saved: salvage.Saved, now: float) -> DownResult:
     return DownResult(
-        name,
+        cluster.name,
         len(cluster.nodes),
         (now - cluster.created) / 3600,
         saved.cancelled,
@@ -147,11 +152,11 @@ def finish_down(
         providers.load(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
         if not (force and cluster.attached):
-            salvage.report_left(cluster, report)
+            report_left(cluster, report)
             raise
         report(error.message)
     except ClusterctlError:
-        salvage.report_left(cluster, report)
+        report_left(cluster, report)
         raise
     now = clock()
     lives = _lives(cluster, folder)
@@ -174,7 +179,7 @@ def _living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]
     try:
         return providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
     except ClusterctlError:
-        salvage.report_price(cluster, report)
+        report_price(cluster, report)
         raise
 
 
@@ -242,7 +247,7 @@ def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
 
 
 def _without_record(
-    store: Store, name: str, why: RecordError, report: Reporter, ask: salvage.Ask, force: bool
+    store: Store, name: str, why: RecordError, report: Reporter, ask: Ask, force: bool
 ) -> DownResult | None:
     """Takes down what can be found of a cluster whose record is damaged or gone. Raises RecordError
     where it cannot be known which one that was, unless `force`."""

@@ -7,19 +7,18 @@ judged.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import assets, process, providers
 from clusterctl.actions import open_pool
+from clusterctl.actions.drill_faults import FAULTS, Strike
+from clusterctl.actions.drill_judge import Round, Seen, judge
 from clusterctl.actions.up import up
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
 from clusterctl.job_model import Job, JobState
@@ -27,8 +26,6 @@ from clusterctl.jobs.mirror import SAVE_LIMIT
 from clusterctl.model import Cluster, ClusterSpec, Phase, Reporter
 from clusterctl.providers.protocol import Breakable, Harm
 from clusterctl.providers.shared import nodes
-from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.schedulers.direct import MIRROR_INTERVAL
 from clusterctl.state import Store
 
 NAME = "drill"
@@ -38,119 +35,15 @@ STEPS, STEP = 450, 0.1
 """Steps of the program (it still runs after the first copy of its snapshot); seconds per step."""
 BREAK = 10.0
 """Seconds that an outage lasts. Jobs survive 15."""
-HANG = 15
-"""Seconds of silence after which an attempt with a frozen rank ends."""
 PATIENCE = 300.0
 """Seconds that each command may take, besides the time of the program."""
-SOON = 15.0
-"""Seconds in which clusterctl is meant to report a lost node. The table shows how long it took: a
-busy machine makes no miss of it."""
 LOOK = 15.0
 """Seconds that one look at a node may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is done, and what has to follow. One of `harm`, `names`, `file` and `client` is the
-    target."""
-
-    reason: str = ""
-    """A pattern of the reason that clusterctl has to report."""
-    harm: Harm | None = None
-    launcher: bool = False
-    """The target is the launcher, not a worker."""
-    names: tuple[str, ...] = ()
-    """Processes of the job, by name."""
-    file: str = ""
-    """Files in the job's folder with process ids."""
-    signal: str = "KILL"
-    client: bool = False
-    passes: bool = False
-    """The fault ends after BREAK, and the job continues."""
-    options: tuple[str, ...] = ()
-    """Of `run`."""
-
-
-_RETRY = ("--retries", "1")
-FAULTS: Mapping[str, Fault] = {
-    "kill-rank": Fault(r"was killed by SIGKILL", file="out/rank-*.pid", options=_RETRY),
-    "freeze-rank": Fault(
-        r"hung: no rank printed",
-        file="out/rank-*.pid",
-        signal="STOP",
-        options=("--hang-timeout", str(HANG), *_RETRY),
-    ),
-    "kill-daemon": Fault(r"{node}|daemon", names=("prted", "orted"), options=_RETRY),
-    "kill-mpirun": Fault(
-        r"mpirun", launcher=True, names=("mpirun", "prterun", "orterun"), options=_RETRY
-    ),
-    "kill-supervisor": Fault(r"supervisor", launcher=True, file="supervisor.pid"),
-    "kill-client": Fault(client=True),
-    "kill-node": Fault(r"lost {node}|{node} restarted", Harm.KILL),
-    "lose-node": Fault(r"lost {node}", Harm.LOSE),
-    "kill-launcher": Fault(r"lost {node}|supervisor", Harm.KILL, launcher=True),
-    "lose-launcher": Fault(r"lost {node}", Harm.LOSE, launcher=True),
-    "freeze-node": Fault(r"lost {node}", Harm.FREEZE),
-    "partition": Fault(r"lost {node}", Harm.CUT),
-    "outage": Fault(harm=Harm.CUT, passes=True),
-    "reboot-node": Fault(r"{node} restarted", Harm.REBOOT),
-    "reboot-launcher": Fault(r"{node} restarted", Harm.REBOOT, launcher=True),
-}
-"""By name, in the order of a drill."""
-
-
-@dataclass(frozen=True, slots=True)
-class Strike:
-    """One round of a plan: the fault, the node and the step at which it is injected."""
-
-    fault: str
-    node: str
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """The result. `reported`: seconds until clusterctl reported the fault; None: it did not.
-    `misses` is empty if everything was as expected."""
-
-    strike: Strike
-    reported: float | None
-    reason: str
-    outcome: str
-    lost: float
-    """Seconds of work that were repeated."""
-    left: tuple[str, ...]
-    misses: tuple[str, ...]
-
-
-def plan(
-    faults: Sequence[str], rounds: int, seed: int, workers: Sequence[str], steps: int
-) -> tuple[Strike, ...]:
-    """The same for the same arguments. Raises UsageError for an unknown fault."""
-    if unknown := [name for name in faults if name not in FAULTS]:
-        raise UsageError(
-            f"--faults: unknown fault {unknown[0]!r}", hint=f"choose from {', '.join(FAULTS)}"
-        )
-    chance = random.Random(seed)
-    strikes = []
-    for name in [name for _ in range(rounds) for name in faults or FAULTS]:
-        node, step = chance.choice(workers), chance.randrange(steps // 5, steps * 4 // 5 + 1)
-        strikes.append(Strike(name, LAUNCHER if FAULTS[name].launcher else node, step))
-    return tuple(strikes)
 
 
 def list_workers(number: int) -> tuple[str, ...]:
     """The names of the workers of a new cluster. Raises UsageError."""
     return nodes.node_names(number, most=20, what="a drill")[1:]
-
-
-def weights(steps: int, ranks: int) -> str:
-    """The final weights of an undisturbed run of templates/drill/train.py."""
-    state: list[object] = [0, ""]
-    for step in range(steps):
-        told = repr([[rank, state] for rank in range(ranks)])
-        state = [step + 1, hashlib.sha256(told.encode()).hexdigest()]
-    return str(state[1])
 
 
 def find(store: Store, name: str) -> Cluster | None:
@@ -223,79 +116,11 @@ def run(
             yield found
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a round has shown. `outputs`: what each rank has printed, for each job."""
-
-    reported: float | None
-    said: str
-    outcome: str
-    pace: float
-    """Seconds that a step took."""
-    steps: int
-    jobs: Sequence[Job]
-    outputs: Sequence[Mapping[str, str]]
-    left: tuple[str, ...] = ()
-
-
-def judge(strike: Strike, seen: Seen) -> Round:
-    """The result of a round, with everything that is not as expected."""
-    fault, misses = FAULTS[strike.fault], []
-    first, last = seen.jobs[0], seen.jobs[-1]
-    pattern = fault.reason.replace("{node}", re.escape(strike.node))
-    found = re.search(f"^.*(?:{pattern}).*$", f"{first.reason}\n{seen.said}", re.MULTILINE)
-    reason = first.reason or (found[0] if found else "")
-    if not found:
-        misses.append(f"wrong reason: {reason or 'none'}")
-    if fault.harm and not fault.passes and seen.reported is None:
-        misses.append("not reported")
-    lost = _follow_steps(seen, misses) * seen.pace
-    final = f"weights {weights(seen.steps, last.ranks)}\n"
-    if last.state is not JobState.SUCCEEDED:
-        misses.append(f"job {last.id} is {last.state.value}: {last.reason}")
-    elif not seen.outputs[-1] or not all(final in text for text in seen.outputs[-1].values()):
-        misses.append("the weights are not those of an undisturbed run")
-    if lost > 2 * MIRROR_INTERVAL:
-        misses.append(f"{lost:.0f} s of work were lost")
-    misses += [f"left behind: {item}" for item in seen.left]
-    return Round(strike, seen.reported, reason, seen.outcome, lost, seen.left, tuple(misses))
-
-
 def choose_jobs(jobs: Iterable[Job], before: int, program: str) -> list[Job]:
     """Those of the program after job `before`: `up` may have run a test of its own in between."""
     return [
         job for job in jobs if job.id > before and Path(job.spec.program.target).name == program
     ]
-
-
-def describe_reports(rounds: Sequence[Round]) -> str:
-    """How soon lost nodes were reported, as far as they were; "" where none was."""
-    losses = [item for item in rounds if FAULTS[item.strike.fault].harm]
-    times = [item.reported for item in losses if item.reported is not None]
-    if not times:
-        return ""
-    late = sum(seconds > SOON for seconds in times)
-    return (
-        f"lost nodes were reported after at most {max(times):.1f} s,"
-        f" {len(times) - late} of {len(times)} within {SOON:g} s"
-    )
-
-
-def _follow_steps(seen: Seen, misses: list[str]) -> int:
-    """How many steps were repeated. The lines of all steps must be there."""
-    again = 0
-    for rank in sorted({name for texts in seen.outputs for name in texts}):
-        reached = 0
-        for job, texts in zip(seen.jobs, seen.outputs, strict=True):
-            at = -1
-            for word, digits in re.findall(_STEP, texts.get(rank, "")):
-                number = int(digits)
-                if word == "from":
-                    again = max(again, reached - number)
-                elif number != at + 1:
-                    misses.append(f"job {job.id}, {rank}: lines {at + 1} to {number} were lost")
-                at = reached = number
-    return again
 
 
 class _Drill:
@@ -430,7 +255,6 @@ class _Drill:
         return tuple(found)
 
 
-_STEP = re.compile(r"^(from|step) (\d+)$", re.MULTILINE)
 _LINE = re.compile(r"^(?: *\d+\.\d s  (?!job \d+ succeeded)|clusterctl: |  → )(.*)$", re.MULTILINE)
 
 

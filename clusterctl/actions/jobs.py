@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.run import FindDead
+from clusterctl.actions.attend import FindDead
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobState
 from clusterctl.jobs import control, fetched, outputs, systems

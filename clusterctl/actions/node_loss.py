@@ -9,10 +9,11 @@ from functools import partial
 
 from clusterctl import providers
 from clusterctl.actions import open_pool
+from clusterctl.actions.attend import OnJob, OnOutput
 from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.rerun import Changes, rerun
 from clusterctl.actions.resume import NothingSaved
-from clusterctl.actions.run import OnJob, OnOutput, find_job
+from clusterctl.actions.run import find_job
 from clusterctl.errors import (
     ClusterctlError,
     LaunchError,

@@ -16,8 +16,8 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from clusterctl import __version__, terraform
-from clusterctl.actions import salvage
 from clusterctl.actions.down import down
+from clusterctl.actions.unfetched import Unfetched
 from clusterctl.actions.up import up
 from clusterctl.actions.up_plan import Consent
 from clusterctl.errors import ClusterctlError, UsageError
@@ -170,7 +170,7 @@ def run(
 
 def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> None:
     """`down` asks AWS whether anything is left, and raises LeftoverError."""
-    gone = down(store, name, report, lambda question: True, salvage.Unfetched(discard=True))
+    gone = down(store, name, report, lambda question: True, Unfetched(discard=True))
     summary.dollars = gone.dollars if gone else 0.0
 
 

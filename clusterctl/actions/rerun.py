@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.actions import check_name, require_ready
 from clusterctl.actions import resume as resuming
+from clusterctl.actions.attend import FindDead, OnJob, OnOutput
 from clusterctl.actions.jobs import lost_cluster
-from clusterctl.actions.run import FindDead, OnJob, OnOutput, Prepared, plan_job, run
+from clusterctl.actions.run import Prepared, plan_job, run
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import Job, JobSpec
 from clusterctl.jobs.stage import Tree

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 from clusterctl import launch
 from clusterctl.actions import connect_or_report, open_pool, require_ready
-from clusterctl.actions.job_failure import describe_attempt, explain_failure, suggest
+from clusterctl.actions.attend import FindDead, OnJob, OnOutput, attend, stopped_by_interrupt
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,
@@ -34,31 +32,15 @@ from clusterctl.jobs import (
     start,
     systems,
 )
-from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
-from clusterctl.jobs.logs import Piece
 from clusterctl.jobs.program import Resolved as Resolved
 from clusterctl.jobs.program import backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.schedulers.job_state import never_started
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
-
-REST_LIMIT = 300.0
-"""Seconds that reading the rest of a job's output may take when the job has ended."""
-
-
-OnOutput = Callable[[list[Piece]], None]
-OnJob = Callable[[Job], None]
-FindDead = Callable[[Store, Cluster], Mapping[str, str]]
-"""Looks for nodes that will never answer again, as actions.dead_nodes does."""
-
-
-STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
-"""What starts the ranks, by --launcher, as far as that is known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,91 +289,6 @@ def run(
         return attend(
             store, job, cluster, pool, on_output=on_output, report=report, find_dead=find_dead
         )
-
-
-@contextmanager
-def stopped_by_interrupt(
-    store: Store, number: int, cluster: Cluster, pool: Pool, report: Reporter
-) -> Iterator[None]:
-    """A Ctrl-C inside, wherever it comes, ends the job on all nodes before it is raised again."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        with suppress(RecordError):  # it had not come as far as its record
-            job = store.job(number)
-            if not job.state.ended:
-                store.save_job(_stop(job, cluster, pool, report))
-                if job.spec.sync:
-                    report(mirror.describe_synced(job, store.job_folder(number), "interrupted"))
-        raise
-
-
-def attend(
-    store: Store,
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    *,
-    on_output: OnOutput,
-    report: Reporter,
-    find_dead: FindDead | None = None,
-) -> Job:
-    """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
-    folder = store.job_folder(job.id)
-    look = partial(find_dead, store, cluster) if find_dead else None
-    with (
-        Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
-        mirror.Keeper(job, cluster, pool, folder) as keeper,
-    ):
-        try:
-            attempt = 1
-            for pieces in follower.batches(limit=REST_LIMIT):
-                on_output(pieces)
-                if follower.job.state is not job.state:
-                    job = follower.job
-                    store.save_job(job)
-                if follower.job.attempt > attempt:
-                    attempt = follower.job.attempt
-                    report(describe_attempt(follower.job))
-            if follower.cut_short:
-                report(
-                    f"job {job.id} has ended, but not all of its output was read within"
-                    f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
-                )
-        finally:
-            job = follower.job
-            store.save_job(job)
-        if synced := keeper.finish(job):
-            report(synced)
-    said = ""
-    if never_started(job):
-        said = control.read_messages(job, cluster, pool)
-    elif job.state is JobState.FAILED and (remarks := control.read_remarks(job, cluster, pool)):
-        report(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
-    if error := explain_failure(job, said):
-        raise error
-    if hint := suggest(store, job):
-        report(hint)
-    return job
-
-
-def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
-    """What Ctrl-C means for a job. A second one does not wait for the end; the launcher has been
-    told by then."""
-    try:
-        with Interrupts(patient=True):
-            report(f"stopping job {job.id} on all nodes")
-            control.ask_to_end(job, cluster, pool)
-        job = control.wait_for_end(job, cluster, pool)
-    except KeyboardInterrupt:
-        report(
-            f"the launcher is stopping job {job.id};"
-            f" `clusterctl cancel {job.id}` waits until nothing is left"
-        )
-        raise
-    report(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
-    return job
 
 
 def next_number(store: Store, *, dry: bool) -> int:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from clusterctl.actions import connect_or_report, open_pool, shared_folder
-from clusterctl.actions.jobs import Fetched, fetch_from
-from clusterctl.errors import ClusterctlError, UsageError, reason
-from clusterctl.formats import format_bytes
-from clusterctl.insight import cost
+from clusterctl.actions.jobs import Fetched
+from clusterctl.actions.save_logs import SAVE_LIMIT, save_logs
+from clusterctl.actions.unfetched import (
+    Ask,
+    Unfetched,
+    agree_blind,
+    agree_to_lose,
+    bring,
+    bring_shared,
+    describe_loss,
+    find_unfetched,
+    list_numbers,
+)
+from clusterctl.errors import ClusterctlError, reason
 from clusterctl.job_model import Job
-from clusterctl.jobs import control, outputs
-from clusterctl.jobs.connections import find_saved
-from clusterctl.jobs.follow import Follower
-from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.logs import is_complete
-from clusterctl.model import Charge, Cluster, Phase, Reporter, Role, clock, count
+from clusterctl.jobs import control
+from clusterctl.model import Cluster, Phase, Reporter, Role
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
@@ -32,31 +37,6 @@ LOOK_LIMIT = 60.0
 
 END_LIMIT = 40.0
 """Seconds for ending jobs: somewhat more than one needs where a node does not answer."""
-
-SAVE_LIMIT = 60.0
-"""Seconds for saving logs."""
-
-SLICE = 2.0
-"""Seconds that the log of a job gets at least, before it is the next one's turn."""
-
-NAMED = 5
-"""Jobs that are named one by one."""
-
-Ask = Callable[[str], bool]
-"""Asks a yes-or-no question; always yes where there is nobody to ask."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfetched:
-    """What happens to outputs that were never fetched, and to the files of a shared folder. By
-    default they keep the cluster alive."""
-
-    fetch: bool = False
-    """They are brought here first, into `job-N` and `shared-NAME`."""
-    discard: bool = False
-    """They may go; with `fetch`, those that cannot be brought."""
-    ask: Ask | None = None
-    """Asks whether they may go; None: there is nobody to ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +75,7 @@ def save(
         report(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
         )
-        blind = _agree_blind(cluster, jobs, living, shares, unfetched, act, report)
+        blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
         return Saved() if blind else None
     with open_pool(store, cluster) as pool:
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
@@ -103,7 +83,7 @@ def save(
             report(f"files on {name} cannot be saved: {why}")
         here = cluster.without(away)
         if all(node.role is Role.WORKER for node in here.nodes):
-            blind = _agree_blind(cluster, jobs, living, shares, unfetched, act, report)
+            blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
             return Saved() if blind else None
         try:
             jobs = _current(store, jobs, here, pool, look)
@@ -116,55 +96,18 @@ def save(
             loss += [there.text] * there.worth_asking
         running = [job for job in jobs if not job.state.ended]
         with deadline.paused():
-            if running and not ask(f"job {_numbers(running)} is still running; end it?"):
+            if running and not ask(f"job {list_numbers(running)} is still running; end it?"):
                 return None
-            if not _agree_to_lose(cluster, loss, unfetched, act, report):
+            if not agree_to_lose(cluster, loss, unfetched, act, report):
                 return None
         limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
         cancelled = _cancel(store, running, here, pool, limit, report)
         save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
-        fetched = _bring(store, jobs, cluster, pool, away, unfetched, report)
-        shared = _bring_shared(cluster, pool, away, unfetched, report) if shares else None
+        fetched = bring(store, jobs, cluster, pool, away, unfetched, report)
+        shared = bring_shared(cluster, pool, away, unfetched, report) if shares else None
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
     return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched), shared=shared)
-
-
-def _agree_blind(
-    cluster: Cluster,
-    jobs: Sequence[Job],
-    living: Collection[str] | None,
-    shares: bool,
-    unfetched: Unfetched,
-    act: str,
-    report: Reporter,
-) -> bool:
-    """Whether jobs may go of which nothing can be asked, for their launcher does not answer, and
-    with them the shared folder, if one was in use (`shares`)."""
-    lost = [
-        job
-        for job in jobs
-        if (not job.state.ended or not job.fetched)
-        and (living is None or any(place.node in living for place in job.placement))
-    ]
-    things = [f"what jobs {_numbers(lost)} made"] * bool(lost)
-    if shares and (living is None or cluster.launcher.name in living):
-        things.append(f"what is in the shared folder {cluster.shared}")
-    what = " and ".join(things)
-    lines = [f"{what} cannot be looked at"] * bool(things)
-    return _agree(cluster, unfetched, lines, f"{act} and lose {what}?", report)
-
-
-def _agree_to_lose(
-    cluster: Cluster, lines: Sequence[str], unfetched: Unfetched, act: str, report: Reporter
-) -> bool:
-    """Whether outputs (`lines`) may go. They need no word where they are fetched first."""
-    if unfetched.fetch:
-        return True
-    if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
-        for line in lines:
-            report(line)
-    return _agree(cluster, unfetched, lines, f"{act} and lose these files?", report)
 
 
 def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...]:
@@ -201,78 +144,6 @@ def _current(
     return [fresh.get(job.id, job) for job in jobs]
 
 
-def find_unfetched(
-    jobs: list[Job],
-    cluster: Cluster,
-    pool: Pool,
-    deadline: Deadline,
-    away: Collection[str] = (),
-) -> tuple[list[tuple[int, int]], dict[int, str]]:
-    """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
-    those of which that is not known by the deadline, and why. Of nodes that are `away`, or were
-    made anew, the launcher's copies count."""
-    found: list[tuple[int, int]] = []
-    unknown: dict[int, str] = {}
-    for job in jobs:
-        if job.fetched:
-            continue
-        if deadline.passed:
-            unknown[job.id] = f"not checked within {deadline.seconds:g} s"
-            continue
-        try:
-            there = outputs.find(
-                job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
-            )
-            gone = {place.node for place in job.placement if place.node in away}
-            copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _silent)
-            made = there.all() + copies
-        except (ClusterctlError, OSError) as error:
-            unknown[job.id] = reason(error)
-            continue
-        if made:
-            found.append((job.id, sum(output.size for output in made)))
-    return found, unknown
-
-
-def _silent(line: str) -> None: ...
-
-
-def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
-    """What would be lost of these jobs (number, bytes): the largest by name, the others summed.
-    `unknown`: jobs that could not be looked at, and why."""
-    named = sorted(sorted(unfetched, key=lambda job: job[1])[-NAMED:])
-    lines = [f"job {n} has unfetched outputs: {format_bytes(size)}" for n, size in named]
-    others = [size for number, size in unfetched if (number, size) not in named]
-    if others:
-        more, size = count(len(others), "more job"), format_bytes(sum(others))
-        lines.append(f"{more} with smaller ones: {size} together")
-    whys: dict[str, list[int]] = {}
-    for number, why in unknown.items():
-        whys.setdefault(why, []).append(number)
-    for why, numbers in whys.items():
-        which = ", ".join(str(number) for number in numbers)
-        lines.append(f"job {which} may have unfetched outputs: {why}")
-    return lines
-
-
-def _agree(
-    cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], question: str, report: Reporter
-) -> bool:
-    """Whether outputs may be lost, as far as there are any (`lines`); UsageError where there is
-    nobody to ask."""
-    if not lines or unfetched.discard:
-        return True
-    if unfetched.ask:
-        return unfetched.ask(question)
-    if cluster.charges:
-        report_price(cluster, report)
-    raise UsageError(
-        f"{lines[0] if len(lines) == 1 else 'several files were not fetched'};"
-        f" keeping cluster {cluster.name}",
-        hint="--fetch saves them first, --discard deletes them",
-    )
-
-
 def _cancel(
     store: Store,
     jobs: list[Job],
@@ -284,7 +155,7 @@ def _cancel(
     """Ends these jobs, all at the same time; returns those that have ended. Names those that have
     not by the deadline."""
     if jobs:
-        report(f"ending job {_numbers(jobs)}")
+        report(f"ending job {list_numbers(jobs)}")
     failed: dict[int, str] = {}
     for job in jobs:
         if not deadline.passed:
@@ -308,167 +179,6 @@ def _cancel(
     for number, why in failed.items():
         report(f"job {number} could not be ended cleanly: {why}")
     if late:
-        numbers, seconds = _numbers(late), f"{deadline.seconds:.0f} s"
+        numbers, seconds = list_numbers(late), f"{deadline.seconds:.0f} s"
         report(f"job {numbers} did not end within {seconds}: removing the machines anyway")
     return tuple(ended)
-
-
-def _bring(
-    store: Store,
-    jobs: Sequence[Job],
-    cluster: Cluster,
-    pool: Pool,
-    away: Mapping[str, str],
-    unfetched: Unfetched,
-    report: Reporter,
-) -> list[Fetched]:
-    """Fetches what these jobs have made on nodes that answer, if that is asked for; returns what
-    has come in full. Where that is not all of it, the first error keeps the cluster alive, unless
-    the rest may go."""
-    if not unfetched.fetch:
-        return []
-    whole: list[Fetched] = []
-    failed: list[tuple[int, Exception]] = []
-    for job in jobs:
-        if job.fetched:
-            continue
-        try:
-            got = fetch_from(store, store.job(job.id), cluster, pool, away, report=report)
-        except (ClusterctlError, OSError) as error:
-            failed.append((job.id, error))
-            continue
-        if got.brought.outputs:
-            report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
-        troubles = [*got.failed, *_kept(got)]
-        failed += [(job.id, trouble) for trouble in troubles]
-        if got.brought.outputs and not troubles:
-            whole.append(got)
-    named = failed if unfetched.discard else failed[1:]
-    for number, trouble in named:
-        report(f"the outputs of job {number} cannot be fetched: {reason(trouble)}")
-    if len(named) < len(failed):
-        raise failed[0][1]
-    return whole
-
-
-def _bring_shared(
-    cluster: Cluster, pool: Pool, away: Mapping[str, str], unfetched: Unfetched, report: Reporter
-) -> shared_folder.BroughtFolder | None:
-    """Copies the shared folder here, if that is asked for. Where it does not come, the error keeps
-    the cluster alive, unless the folder may go."""
-    if not unfetched.fetch:
-        return None
-    try:
-        return shared_folder.bring(cluster, pool, away, Path(), report)
-    except ClusterctlError as error:
-        if not unfetched.discard:
-            raise
-        report(reason(error))
-        return None
-
-
-def _kept(got: Fetched) -> list[UsageError]:
-    """What a person can do about files here that were kept, as an error if there are any."""
-    kept = got.brought.kept
-    if not kept:
-        return []
-    more = f", as {len(kept) - 1} more" if kept[1:] else ""
-    return [
-        UsageError(
-            f"{got.folder}/{kept[0]} was changed since it was fetched, and was kept{more}",
-            hint="move it away, or --discard loses the file on the node",
-        )
-    ]
-
-
-def save_logs(
-    store: Store,
-    jobs: Sequence[Job],
-    cluster: Cluster,
-    pool: Pool,
-    report: Reporter,
-    limit: float = SAVE_LIMIT,
-    away: Collection[str] = (),
-) -> None:
-    """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
-    for all of them; what is not saved is named. Of nodes that are `away`, the launcher's copies
-    count."""
-    deadline = Deadline(limit)
-    late = [job for job in jobs if not is_complete(store.job_folder(job.id))]
-    # In turns: a log that takes all the time must not cost the others theirs.
-    while late and not deadline.passed:
-        turn, late = late, []
-        for index, job in enumerate(turn):
-            share = max(SLICE, deadline.left / (len(turn) - index))
-            gone = set(away) - find_saved(job, cluster, pool)
-            rest = cluster.without(gone)
-            if not _save_log(store, job, rest, pool, min(share, deadline.left), report):
-                late.append(job)
-    if late:
-        report(f"the logs of job {_numbers(late)} are incomplete: {limit:.0f} s were not enough")
-
-
-def _save_log(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, limit: float, report: Reporter
-) -> bool:
-    """Whether more time would bring no more of it."""
-    try:
-        with (
-            Interrupts() as interrupts,
-            Follower(
-                store.job(job.id), cluster, pool, store.job_folder(job.id), interrupts
-            ) as follower,
-        ):
-            for _ in follower.batches(until_ended=False, replay=False, limit=limit):
-                pass
-            if cluster.launcher.name in follower.lost:
-                report(
-                    f"the logs of job {job.id} may be incomplete: {cluster.launcher.name} does not"
-                    " answer"
-                )
-            return not follower.cut_short
-    except (ClusterctlError, OSError) as error:
-        report(f"the logs of job {job.id} could not be saved: {reason(error)}")
-        return True
-
-
-def report_left(cluster: Cluster, report: Reporter) -> None:
-    """After a removal that broke off: what may run, as far as the record tells."""
-    running = {item.node for item in cluster.charges if item.until is None}
-    if running:
-        end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
-        report(
-            f"not everything was removed: up to {count(len(running), 'machine')} may keep running"
-            f" {describe_rate(cluster.charges)}{end}; `clusterctl {cluster.end} {cluster.name}`"
-            " continues"
-        )
-
-
-def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> None:
-    """After an `up` that broke off, where the cloud does not say what it has made."""
-    running = {item.node for item in cluster.charges if item.until is None}
-    end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
-    report(
-        f"what runs now is unknown ({why.message}): up to {count(len(running), 'machine')}"
-        f" {describe_rate(cluster.charges)}{end}; `clusterctl up {cluster.name}` continues,"
-        f" `clusterctl down {cluster.name}` removes it"
-    )
-
-
-def describe_rate(charges: Sequence[Charge]) -> str:
-    """`at $1.10/h`, or `for at least $1.10/h` where a price is unknown."""
-    least = any(item.hourly is None and item.until is None for item in charges)
-    return f"{'for at least' if least else 'at'} ${cost.per_hour(charges):.2f}/h"
-
-
-def report_price(cluster: Cluster, report: Reporter) -> None:
-    end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
-    rate = describe_rate(cluster.charges)
-    goes_on = f"machines keep running {rate}"
-    if cluster.phase is Phase.STOPPED:
-        goes_on = f"{cost.describe_stored(cluster.charges)} keep costing {rate.partition(' ')[2]}"
-    report(f"nothing was removed: the {goes_on}{end}")
-
-
-def _numbers(jobs: list[Job]) -> str:
-    return ", ".join(str(job.id) for job in jobs)

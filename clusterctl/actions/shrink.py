@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from clusterctl.actions import connect_or_report, open_pool
-from clusterctl.actions.salvage import LOOK_LIMIT, find_unfetched, save_logs
+from clusterctl.actions.salvage import LOOK_LIMIT
+from clusterctl.actions.save_logs import save_logs
+from clusterctl.actions.unfetched import find_unfetched
 from clusterctl.errors import UsageError
 from clusterctl.formats import format_bytes
 from clusterctl.job_model import Job

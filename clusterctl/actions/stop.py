@@ -14,6 +14,7 @@ from clusterctl.actions import (
     salvage,
 )
 from clusterctl.actions.down import correct_times
+from clusterctl.actions.save_logs import save_logs
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase, Reporter
@@ -65,7 +66,7 @@ def stop(store: Store, name: str, report: Reporter, ask: Ask) -> Stopped | None:
                 return None
             ended = salvage.end_jobs(store, cluster, report)
             with open_pool(store, cluster) as pool:
-                salvage.save_logs(store, store.jobs_of(cluster), cluster, pool, report)
+                save_logs(store, store.jobs_of(cluster), cluster, pool, report)
         if cluster.phase is not Phase.STOPPED:
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask

@@ -14,10 +14,10 @@ from clusterctl.actions import (
     ended_workers,
     open_pool,
     phase_times,
-    salvage,
     smoke_test,
 )
 from clusterctl.actions.down import correct_times, find_orphans, finish_down, reprice
+from clusterctl.actions.running_costs import report_unknown
 from clusterctl.actions.up_bootstrap import (
     bootstrap_nodes,
     connect,
@@ -345,7 +345,7 @@ def record_failed_create(
         there = providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
         gateway = providers.find_gateway(cluster, store.folder(cluster.name))
     except ClusterctlError as error:
-        salvage.report_unknown(cluster, error, report)
+        report_unknown(cluster, error, report)
         return
     before = {node.name: node.machine for node in old.nodes} if old else {}
     # What ran when it was planned; the rest of the plan may never have been made.

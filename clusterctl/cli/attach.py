@@ -7,7 +7,7 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import attach as action
 from clusterctl.actions import down
-from clusterctl.actions.salvage import Unfetched
+from clusterctl.actions.unfetched import Unfetched
 from clusterctl.cli.console import Console, ago, pick, plain
 from clusterctl.errors import UsageError
 from clusterctl.model import count

@@ -91,7 +91,7 @@ def _copied() -> tuple[int, int | None]:
 def _down(given: Down, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import down as action
-    from clusterctl.actions.salvage import Unfetched
+    from clusterctl.actions.unfetched import Unfetched
 
     store = actions.open_store()
     wanted = given.wanted()

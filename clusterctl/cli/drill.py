@@ -8,6 +8,7 @@ import typer
 
 from clusterctl import actions
 from clusterctl.actions import drill as action
+from clusterctl.actions import drill_faults, drill_judge
 from clusterctl.cli.console import Console, table
 from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup, count
@@ -34,7 +35,7 @@ def drill(given: Drill, console: Console) -> None:
         spec = ClusterSpec(name=name, provider=provider, groups=(group,), ttl=action.TTL)
     steps = given.steps or action.STEPS
     names = [node.name for node in there.workers] if there else action.list_workers(spec.workers)
-    strikes = action.plan(given.faults, given.rounds or 1, given.seed or 0, names, steps)
+    strikes = drill_faults.plan(given.faults, given.rounds or 1, given.seed or 0, names, steps)
     if given.dry_run:
         where = there.spec.provider if there else spec.provider
         console.note(f"cluster {name} ({where}), {count(len(names), 'worker')}, {steps} steps")
@@ -62,13 +63,13 @@ def drill(given: Drill, console: Console) -> None:
     report(console, name, given.seed or 0, rounds)
 
 
-def report(console: Console, name: str, seed: int, rounds: Sequence[action.Round]) -> None:
+def report(console: Console, name: str, seed: int, rounds: Sequence[drill_judge.Round]) -> None:
     """Prints the table of all rounds. Exits with 8 if something was not as expected."""
     console.result(table([HEAD, *map(_row, rounds)]))
     missed = [item for item in rounds if item.misses]
     for item in missed:
         console.result(f"miss: {item.strike.fault}: {'; '.join(item.misses)}")
-    if reports := action.describe_reports(rounds):
+    if reports := drill_judge.describe_reports(rounds):
         console.result(reports)
     console.note(f"{count(len(rounds), 'round')}, {len(missed)} with misses")
     console.document({"cluster": name, "seed": seed, "ok": not missed, "rounds": rounds})
@@ -76,7 +77,7 @@ def report(console: Console, name: str, seed: int, rounds: Sequence[action.Round
         raise typer.Exit(8)
 
 
-def _row(item: action.Round) -> tuple[str, ...]:
+def _row(item: drill_judge.Round) -> tuple[str, ...]:
     strike = item.strike
     return (
         *(strike.fault, strike.node, str(strike.step)),

@@ -13,6 +13,7 @@ from clusterctl import actions
 from clusterctl.actions import Store, node_loss
 from clusterctl.actions import rerun as repeating
 from clusterctl.actions import run as action
+from clusterctl.actions.attend import OnJob
 from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.run import Prepared, Resolved
 from clusterctl.cli.console import Console, plain
@@ -217,7 +218,7 @@ def rerun(given: Rerun, console: Console) -> None:
     ):
         seen: Any = {"on_output": printer, "report": console.report}
 
-        def again(note: action.OnJob) -> Job:
+        def again(note: OnJob) -> Job:
             return repeating.rerun(
                 store,
                 job,

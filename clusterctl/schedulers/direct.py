@@ -91,25 +91,7 @@ class Direct:
         tag = f"{cluster.id}/{job.id};"
         where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
         placed = [place.node for place in job.placement]
-        involved = [cluster.node(name) for name in dict.fromkeys((launcher.name, *placed))]
-        shared: dict[str, Any] = {
-            "id": job.id,
-            "folder": where[launcher.name],
-            "root": launcher.root,
-            "launcher": launcher.name,
-            "grace": GRACE,
-            "answer_limit": ANSWER_LIMIT,
-            "stacks_limit": STACKS_LIMIT,
-            "nodes": [
-                {
-                    "name": node.name,
-                    "host": node.name,
-                    "folder": where[node.name],
-                    "here": node.name == launcher.name or cluster.one_host,
-                }
-                for node in involved
-            ],
-        }
+        shared = _in_all_scripts(job, cluster, where)
         mirror: dict[str, Any] = {
             "rank_nodes": [node for node in shared["nodes"] if node["name"] in placed],
             "interval": SYNC_INTERVAL if job.spec.sync else MIRROR_INTERVAL,
@@ -235,6 +217,31 @@ def _slots(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
         for place in job.placement
         for slot in range(place.count)
     ]
+
+
+def _in_all_scripts(job: Job, cluster: Cluster, where: Mapping[str, str]) -> dict[str, Any]:
+    """What the templates of a job's scripts have in common. `where`: its folder on each node."""
+    launcher = cluster.launcher
+    placed = (place.node for place in job.placement)
+    involved = [cluster.node(name) for name in dict.fromkeys((launcher.name, *placed))]
+    return {
+        "id": job.id,
+        "folder": where[launcher.name],
+        "root": launcher.root,
+        "launcher": launcher.name,
+        "grace": GRACE,
+        "answer_limit": ANSWER_LIMIT,
+        "stacks_limit": STACKS_LIMIT,
+        "nodes": [
+            {
+                "name": node.name,
+                "host": node.name,
+                "folder": where[node.name],
+                "here": node.name == launcher.name or cluster.one_host,
+            }
+            for node in involved
+        ],
+    }
 
 
 def watching(job: Job) -> dict[str, object]:

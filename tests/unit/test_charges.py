@@ -14,7 +14,7 @@ import pytest
 from clusterctl.actions import open_store, show
 from clusterctl.actions.cost import spending
 from clusterctl.actions.down import finish_down
-from clusterctl.actions.salvage import describe_loss
+from clusterctl.actions.unfetched import describe_loss
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import GATEWAY, Charge, Cluster, Phase

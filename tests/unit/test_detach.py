@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import down, open_store
-from clusterctl.actions.salvage import Unfetched
+from clusterctl.actions.unfetched import Unfetched
 from clusterctl.job_model import JobState
 from tests.unit import batch_here
 from tests.unit.calling import Call

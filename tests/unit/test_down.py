@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import down, salvage
-from clusterctl.actions.salvage import Unfetched
+from clusterctl.actions.unfetched import Unfetched
 from clusterctl.job_model import Job, JobState
 from clusterctl.model import Charge, Cluster, Phase
 from clusterctl.providers.protocol import Ended, Life

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from clusterctl.actions import drill, open_store
+from clusterctl.actions import drill, drill_faults, drill_judge, open_store
 from clusterctl.cli.console import Console
 from clusterctl.cli.drill import report
 from clusterctl.errors import UsageError
@@ -30,13 +30,13 @@ def recorded(provider: str) -> Cluster:
 
 
 def test_the_same_seed_makes_the_same_plan_and_another_one_another() -> None:
-    first = drill.plan((), 2, 7, WORKERS, 450)
-    assert first == drill.plan((), 2, 7, WORKERS, 450)
-    assert first != drill.plan((), 2, 8, WORKERS, 450)
-    assert [item.fault for item in first] == [*drill.FAULTS] * 2
+    first = drill_faults.plan((), 2, 7, WORKERS, 450)
+    assert first == drill_faults.plan((), 2, 7, WORKERS, 450)
+    assert first != drill_faults.plan((), 2, 8, WORKERS, 450)
+    assert [item.fault for item in first] == [*drill_faults.FAULTS] * 2
     assert all(90 <= item.step <= 360 for item in first)
     launcher = {item.fault for item in first if item.node == "launcher"}
-    assert launcher == {name for name, fault in drill.FAULTS.items() if fault.launcher}
+    assert launcher == {name for name, fault in drill_faults.FAULTS.items() if fault.launcher}
 
 
 def test_an_unknown_fault_is_refused_with_those_there_are(call: Call) -> None:
@@ -86,18 +86,18 @@ def outputs(*words: str) -> str:
     return text
 
 
-def seen(fault: str, texts: list[str], **changes: Any) -> drill.Round:
+def seen(fault: str, texts: list[str], **changes: Any) -> drill_judge.Round:
     """A round of ten steps in which worker-1 was struck; a text for each job, by both ranks."""
-    (strike,) = drill.plan((fault,), 1, 0, ("worker-1",), 10)
+    (strike,) = drill_faults.plan((fault,), 1, 0, ("worker-1",), 10)
     made = [job(cluster(), spec(), state=JobState.SUCCEEDED) for _ in texts]
     made = [replace(item, id=number) for number, item in enumerate(made, 1)]
     ranks = [{"rank-0": text, "rank-1": text} for text in texts]
     given: dict[str, Any] = {"reported": 4.0, "said": "lost worker-1", "outcome": "replaced"}
     given |= {"pace": 0.5, "steps": 10, "jobs": made, "outputs": ranks, **changes}
-    return drill.judge(strike, drill.Seen(**given))
+    return drill_judge.judge(strike, drill_judge.Seen(**given))
 
 
-RIGHT = f"weights {drill.weights(10, 2)}"
+RIGHT = f"weights {drill_judge.weights(10, 2)}"
 
 
 def test_a_job_that_goes_on_elsewhere_has_no_misses() -> None:

@@ -17,7 +17,7 @@ from typing import ClassVar
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.actions.salvage import save_logs
+from clusterctl.actions.save_logs import save_logs
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import connections, pace, reconnecting

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.jobs import Fetched, fetch_from
-from clusterctl.actions.salvage import save_logs
+from clusterctl.actions.save_logs import save_logs
 from clusterctl.bootstrap import idle_agent
 from clusterctl.errors import ProviderError
 from clusterctl.jobs.logs import is_complete, read_stored

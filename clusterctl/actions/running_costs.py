@@ -1,0 +1,47 @@
+"""Says what goes on costing money after a command that did not finish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.insight import cost
+from clusterctl.model import Charge, Cluster, Phase, Reporter, clock, count
+
+
+def report_left(cluster: Cluster, report: Reporter) -> None:
+    """After a removal that broke off: what may run, as far as the record tells."""
+    running = {item.node for item in cluster.charges if item.until is None}
+    if running:
+        end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
+        report(
+            f"not everything was removed: up to {count(len(running), 'machine')} may keep running"
+            f" {describe_rate(cluster.charges)}{end}; `clusterctl {cluster.end} {cluster.name}`"
+            " continues"
+        )
+
+
+def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> None:
+    """After an `up` that broke off, where the cloud does not say what it has made."""
+    running = {item.node for item in cluster.charges if item.until is None}
+    end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
+    report(
+        f"what runs now is unknown ({why.message}): up to {count(len(running), 'machine')}"
+        f" {describe_rate(cluster.charges)}{end}; `clusterctl up {cluster.name}` continues,"
+        f" `clusterctl down {cluster.name}` removes it"
+    )
+
+
+def describe_rate(charges: Sequence[Charge]) -> str:
+    """`at $1.10/h`, or `for at least $1.10/h` where a price is unknown."""
+    least = any(item.hourly is None and item.until is None for item in charges)
+    return f"{'for at least' if least else 'at'} ${cost.per_hour(charges):.2f}/h"
+
+
+def report_price(cluster: Cluster, report: Reporter) -> None:
+    end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
+    rate = describe_rate(cluster.charges)
+    goes_on = f"machines keep running {rate}"
+    if cluster.phase is Phase.STOPPED:
+        goes_on = f"{cost.describe_stored(cluster.charges)} keep costing {rate.partition(' ')[2]}"
+    report(f"nothing was removed: the {goes_on}{end}")
