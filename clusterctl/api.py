@@ -320,6 +320,7 @@ def _given(verb: type[V], options: Mapping[str, Any]) -> V:
             hint = f"`clusterctl {verb.__name__.lower()} --help` lists the options; write _ for -"
             hint = f"did you mean {close[0]}?" if close else hint
             raise UsageError(f"unknown option {key}", hint=hint)
+        known[key].check_given(value, key)
         values[key] = known[key].read(_raw(known[key], value), key)
     return verb(values, [key for key in options if values[key]], {})
 

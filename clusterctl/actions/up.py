@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,8 @@ from clusterctl.actions.up_plan import (
     agree,
     find_owned,
     find_places,
-    first_name,
     intend,
+    make_id,
 )
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
@@ -41,7 +41,13 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter, count
 from clusterctl.node_phases import NodePhases
-from clusterctl.providers.protocol import Created, NoCapacity, Observable
+from clusterctl.providers.protocol import (
+    Created,
+    Inventoried,
+    NoCapacity,
+    Observable,
+    describe,
+)
 from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
@@ -241,8 +247,10 @@ def _create(
     keys.ensure(folder / "ssh" / "mesh")
     try:
         created = intent.provider.create(cluster, folder, report)
-    except ClusterctlError:
-        record_failed_create(store, cluster, intent.old, report)
+    except ClusterctlError as error:
+        known = record_failed_create(store, cluster, intent.old, report)
+        if not known and not (intent.others and isinstance(error, NoCapacity)):
+            _report_left(store, cluster, report)
         raise
     phases.expect({node.name: f"{steps.kind(node)} {node.instance_type}" for node in created.nodes})
     if created.pool is None:
@@ -302,7 +310,7 @@ def _record(
     intent = agree(store, intent, renew, report, consent, wall)
     spec, plan = intent.spec, intent.plan
     base = old or Cluster(
-        id=f"{first_name(plan.owner)}{spec.name}-{secrets.token_hex(4)}",
+        id=make_id(plan.owner, spec.name),
         spec=spec,
         phase=Phase.CREATING,
         created=time.time(),
@@ -336,17 +344,17 @@ def record_failed_create(
     old: Cluster | None,
     report: Reporter,
     clock: Callable[[], float] = time.time,
-) -> None:
+) -> bool:
     """After an `up` that broke off: the record keeps what really costs money, and a cluster that
-    was ready and has lost and gained nothing is ready."""
+    was ready and has lost and gained nothing is ready. Whether it was said what there is."""
     if not cluster.charges:
-        return
+        return False
     try:
         there = providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
         gateway = providers.find_gateway(cluster, store.folder(cluster.name))
     except ClusterctlError as error:
         report_unknown(cluster, error, report)
-        return
+        return True
     before = {node.name: node.machine for node in old.nodes} if old else {}
     # What ran when it was planned; the rest of the plan may never have been made.
     past = set(old.charges) if old else set()
@@ -358,10 +366,24 @@ def record_failed_create(
     if old and old.phase is Phase.READY and same:
         store.save(old)
         report(f"cluster {old.name} is unchanged and ready")
-        return
+        return True
     store.save(replace(cluster, charges=charges))
     if there or gateway:
         report(_what_runs(cluster.name, len(there), bool(gateway), charges))
+    return bool(there or gateway)
+
+
+def _report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
+    """Names what an `up` that broke off has made without any machine: a network, say."""
+    provider = providers.load(cluster.spec.provider)
+    if not isinstance(provider, Inventoried):
+        return
+    with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
+        if left := provider.list_left(cluster, store.folder(cluster.name)):
+            report(
+                f"no machine runs; left over: {describe(left, ids=False)}: `clusterctl up"
+                f" {cluster.name}` continues, `clusterctl down {cluster.name}` removes it"
+            )
 
 
 def _what_runs(name: str, machines: int, gateway: bool, charges: Sequence[Charge]) -> str:

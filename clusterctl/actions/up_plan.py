@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,11 +156,15 @@ def agree(
         intent = renew(intent)
 
 
-def first_name(owner: str) -> str:
-    """`ana-` for user/ana: the ids of a shared account tell whose a cluster is."""
-    name = owner.rpartition("/")[2].partition("@")[0].lower()
-    plain = re.sub("[^a-z0-9]+", "-", name).strip("-0123456789")[:10].strip("-")
-    return f"{plain}-" if plain else ""
+def make_id(owner: str, name: str) -> str:
+    """Of a new cluster: `ana-lab-1a2b3c4d` for user/ana, so that ids of a shared account tell whose
+    a cluster is."""
+    whose = owner.rpartition("/")[2].partition("@")[0].lower()
+    plain = re.sub("[^a-z0-9]+", "-", whose).strip("-0123456789")[:10].strip("-")
+    if f"{plain or name}-".startswith("sg-"):
+        # EC2 takes no security group whose name begins like the id of one.
+        plain = f"c-{plain}"[:10].strip("-")
+    return "-".join(filter(None, (plain, name, secrets.token_hex(4))))
 
 
 def _additions(old: Cluster, workers: int) -> str:

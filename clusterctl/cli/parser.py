@@ -187,6 +187,8 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
         if option.required and raw[key] in (None, ()):
             raise UsageError(f"missing argument {option.metavar}", hint=usage)
         label = found[key].where if key in found else option.flag or option.metavar.strip("[]")
+        if key not in found:
+            option.check_given(raw[key], label)
         values[key] = option.read(raw[key], label)
     return verb(
         values,

@@ -106,6 +106,15 @@ class Option(Generic[T]):
         """It is only taken to be refused: every verb has it, and it can do nothing for this one."""
         return any(limit.only == frozenset() for limit in self.limits)
 
+    def check_given(self, raw: Any, label: str) -> None:
+        """Raises UsageError for an empty text, which would count as not given: who writes
+        `--vpc "$VPC"` wants no VPC of ours where the variable is not set."""
+        if raw == "" and self.flags and self.empty in ("", ()):
+            raise UsageError(
+                f"{label} '' is empty",
+                hint="give a value, or leave it out; in a script, check that the variable is set",
+            )
+
     def read(self, raw: Any, label: str) -> Any:
         """The value of what was given as `label`. Raises UsageError."""
         if raw is None or raw == ():

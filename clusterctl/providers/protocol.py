@@ -283,6 +283,14 @@ class Repricing(Protocol):
 
 
 @runtime_checkable
+class Inventoried(Protocol):
+    """Whoever makes its machines makes other things with them, and tells what there is."""
+
+    def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
+        """All that there is of a cluster, whether or not it costs money. Raises ProviderError."""
+
+
+@runtime_checkable
 class Recovering(Protocol):
     """Finds clusters whose record was lost or damaged, so that they can be destroyed."""
 

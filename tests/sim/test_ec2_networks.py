@@ -12,6 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from clusterctl import assets
+from clusterctl.actions import up_plan
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import preflight
@@ -161,3 +162,49 @@ def test_a_network_of_theirs_without_dns_is_refused_before_it_costs(lab: Lab, ap
         rights["Statement"][0]["Action"].remove("ec2:DescribeDhcpOptions")
         lab.ec2.policy(rights)
         assert survey(api, vpc=vpc).zones, "whoever may not ask is told nothing"
+
+
+def test_who_may_make_no_security_group_in_a_network_of_theirs_is_told_before_it_costs(
+    lab: Lab, api: Api
+) -> None:
+    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    with their_network(lab.api, "us-east-1a") as (vpc, _):
+        lab.ec2.policy(rights)
+        before = lab.ec2.left()
+        assert survey(api, vpc=vpc).zones
+        assert lab.ec2.left() == before
+        deny = {"Effect": "Deny", "Action": "ec2:CreateSecurityGroup", "Resource": "*"}
+        lab.ec2.policy({**rights, "Statement": [*rights["Statement"], deny]})
+        with pytest.raises(ProviderError, match="perform: ec2:CreateSecurityGroup") as caught:
+            survey(api, vpc=vpc)
+        assert "two security groups" in caught.value.hint
+        lab.ec2.policy(None)
+
+
+def test_a_network_of_theirs_for_dedicated_machines_is_refused_before_it_costs(
+    lab: Lab, api: Api
+) -> None:
+    vpc = lab.api.create_vpc(CidrBlock=CIDR, InstanceTenancy="dedicated")["Vpc"]["VpcId"]
+    subnet = lab.api.create_subnet(VpcId=vpc, CidrBlock=CIDR)["Subnet"]["SubnetId"]
+    try:
+        with pytest.raises(UsageError, match=f"{vpc} has the tenancy 'dedicated'"):
+            survey(api, vpc=vpc)
+        lab.api.modify_vpc_tenancy(VpcId=vpc, InstanceTenancy="default")
+        with pytest.raises(UsageError, match="no route to an internet gateway"):
+            survey(api, vpc=vpc)
+    finally:
+        lab.api.delete_subnet(SubnetId=subnet)
+        lab.api.delete_vpc(VpcId=vpc)
+
+
+def test_no_security_group_is_called_like_the_id_of_one(lab: Lab) -> None:
+    """Whose name begins with sg- would have a cluster whose groups EC2 refuses."""
+    with their_network(lab.api, "us-east-1a") as (vpc, _):
+        for owner in ("user/sg", "assumed-role/Dev/SG-Group.4@example.org"):
+            id = up_plan.make_id(owner, "lab")
+            made = lab.api.create_security_group(
+                GroupName=f"{id}-ssh", Description="SSH", VpcId=vpc
+            )
+            lab.api.delete_security_group(GroupId=made["GroupId"])
+        with pytest.raises(ClientError, match=r"may not be in the format sg-\*"):
+            lab.api.create_security_group(GroupName="sg-lab", Description="no", VpcId=vpc)

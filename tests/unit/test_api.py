@@ -244,6 +244,7 @@ def test_a_cluster_that_is_not_there() -> None:
         ({"worker": 2}, "unknown option worker"),
         ({"workers": 0}, "workers 0: must be at least 1"),
         ({"ttl": "8"}, "ttl '8' has no unit"),
+        ({"provider": "ec2", "vpc": ""}, "vpc '' is empty"),
         ({"dry_run": True}, "unknown option dry_run"),
         ({"provider": "local", "spot": True}, "--spot works only"),
     ],

@@ -56,6 +56,9 @@ BAD: list[tuple[str, int, str, str]] = [
         "as --gpu g5:N --cpu t3.large:N",
     ),
     ("up|--dry-run|--cpu|", 2, "--cpu '' must be NAME", "--cpu c7i.xlarge:4"),
+    ("up|--dry-run|--vpc|", 2, "--vpc '' is empty", "check that the variable is set"),
+    ("up|--dry-run|--gpu|g4dn|--subnet|", 2, "--subnet '' is empty", "leave it out"),
+    ("check|--real|--region=", 2, "--region '' is empty", "leave it out"),
     ("up|--dry-run|--gpu|:2", 2, "--gpu ':2' must be NAME", "--gpu g4dn:4"),
     ("up|--dry-run|--provider|local|--spot", 2, "--spot works only with EC2", "ec2"),
     (

@@ -64,6 +64,25 @@ def test_an_image_that_is_not_ubuntu_is_refused(row: dict[str, str], system: str
     assert "Ubuntu" in caught.value.hint
 
 
+@pytest.mark.parametrize("ami", ["", "ami-2"])
+def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami: str) -> None:
+    """AWS shows none of those then, neither by name nor by id."""
+
+    class Allowing(Offering):
+        def image(self, owner: str, name: str) -> str:
+            return "ami-1" if ami else ""
+
+        def images(self, ids: Iterable[str]) -> dict[str, Image]:
+            return {"ami-1": Image(id="ami-1")}
+
+    groups = (NodeGroup(count=1, family="cpu"),)
+    cloud = CloudSpec(region="us-east-1", ami=ami)
+    wish = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud)
+    with pytest.raises((ProviderError, UsageError), match="no machine image") as caught:
+        preflight.survey(Allowing("us-east-1"), wish, {}, "", print)
+    assert "aws ec2 get-allowed-images-settings" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("row", "sure"),
     [
@@ -129,4 +148,5 @@ def test_ubuntu_has_another_owner_in_other_partitions(region: str, owner: str) -
     with pytest.raises(ProviderError, match=f"of {owner} is in {region}") as no:
         machine_images.choose(Elsewhere(region), wish, machines)
     assert asked == [owner]
-    assert no.value.hint == "choose another --region"
+    assert no.value.hint.startswith("choose another --region; images")
+    assert "--ami" not in no.value.hint

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec
 from clusterctl.providers.ec2 import failures, networks
 from clusterctl.providers.ec2.api import Api
@@ -28,6 +28,12 @@ class Region(Api):
 
     def resolves_names(self, vpc: str) -> bool:
         return True
+
+    def tenancy(self, vpc: str) -> str:
+        return "default"
+
+    def may_make(self, action: str, **arguments: Any) -> None:
+        """Everything is allowed."""
 
     def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
         if action == "describe_network_acls":
@@ -203,3 +209,37 @@ def test_who_may_not_look_at_network_acls_is_not_kept() -> None:
             return super().all(action, key, service, **how)
 
     assert networks.choose(Silent(public=1, closed=3), CLOUD, 3)
+
+
+def test_a_network_of_dedicated_machines_is_refused() -> None:
+    """They cost more than the plan would say. What runs there is left alone."""
+
+    class Dedicated(Region):
+        def tenancy(self, vpc: str) -> str:
+            return "dedicated"
+
+    with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
+        networks.choose(Dedicated(public=1, closed=3), CLOUD, 3)
+    assert "aws ec2 modify-vpc-tenancy --vpc-id vpc-1" in caught.value.hint
+    there = ("public", "closed")
+    assert networks.choose(Dedicated(public=1, closed=3), CLOUD, 0, there)
+
+
+def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
+    """Asked with the tags that it will have, and not where the groups are there already."""
+    asked: list[dict[str, Any]] = []
+
+    class Kept(Region):
+        def may_make(self, action: str, **arguments: Any) -> None:
+            asked.append({"action": action, **arguments})
+            raise failures.refused("create security group", "UnauthorizedOperation", "no", "r")
+
+    cloud = replace(CLOUD, tag=("team=ml",))
+    with pytest.raises(ProviderError, match=r"vpc-1: create security group: .*not allowed") as told:
+        networks.choose(Kept(public=1, closed=3), cloud, 3, name="lab")
+    assert told.value.hint.startswith("clusterctl makes two security groups there; ")
+    [ask] = asked
+    assert (ask["action"], ask["VpcId"]) == ("create_security_group", "vpc-1")
+    assert {"Key": "team", "Value": "ml"} in ask["TagSpecifications"][0]["Tags"]
+    assert networks.choose(Kept(public=1, closed=3), cloud, 2, ("public", "closed"))
+    assert len(asked) == 1

@@ -123,6 +123,7 @@ def test_a_subnet_that_the_account_closes_is_refused() -> None:
             links = [{"Main": True}]
             rows = {
                 "NetworkAcls": [],
+                "Vpcs": [{"VpcId": "vpc-1", "InstanceTenancy": "default"}],
                 "Subnets": [subnet],
                 "RouteTables": [{"Associations": links, "Routes": [out]}],
             }
@@ -375,6 +376,23 @@ def test_credentials_of_another_account_find_nothing_that_counts(
     with pytest.raises(ProviderError, match="in the AWS account 210987654321, and") as caught:
         ask(current, tmp_path)
     assert "AWS_PROFILE" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("type", "hint"),
+    [("c7i.xlarge", "not every region has every type"), ("c7i.xlarg", "did you mean 'c7i.xlarge'")],
+)
+def test_a_type_that_the_region_has_not_is_not_offered_again(type: str, hint: str) -> None:
+    """New regions have few of the usual types."""
+
+    class Few(Offering):
+        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+            return {"t3.micro": InstanceType(name="t3.micro", vcpus=2)}
+
+    wish = wanted(NodeGroup(count=1, family="cpu", instance_type=type))
+    with pytest.raises(UsageError, match=f"EC2 has no instance type '{type}' in") as caught:
+        preflight.survey(Few("us-east-1"), wish, {}, "", print)
+    assert hint in caught.value.hint
 
 
 def test_a_mistyped_family_is_told_before_aws_is_asked() -> None:

@@ -141,7 +141,6 @@ PROVIDER = {
     "DescribeInstanceCreditSpecifications",
     "DescribeLaunchTemplateVersions",
     "DescribeNetworkAcls",
-    "DescribeSecurityGroupRules",  # not recorded; kept until it is known to be unused
     "DescribeTags",
     "DescribeVpcAttribute",
     "GetInstanceUefiData",

@@ -30,6 +30,7 @@ from clusterctl.providers.protocol import (
     Life,
     NoCapacity,
     ProviderPlan,
+    Resource,
 )
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
@@ -148,6 +149,47 @@ def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
     with pytest.raises(NoCapacity, match="no zone of bb has capacity"):
         up.up(store, wanted(), told.append, consent)
     assert there.done == ["create in bb"], "it goes on where it was, and not back"
+
+
+def test_what_is_left_of_an_up_without_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network costs nothing, but an account has room for five. Where the cluster moves to the
+    next region, it is removed anyway."""
+
+    class Made(Regions):
+        def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
+            here = cluster.spec.cloud.region
+            kinds = ("VPC", "subnet", "security group", "security group")
+            return tuple(Resource(kind, f"{here}-{n}") for n, kind in enumerate(kinds))
+
+    there, told = Made("a"), list[str]()
+    provide(monkeypatch, "ec2", there)
+    with pytest.raises(ProviderError, match="the cable is cut"):
+        up.up(open_store(), wanted("a", "bb"), told.append, lambda question: True)
+    assert [line for line in told if "left over" in line] == [
+        "no machine runs; left over: 1 VPC, 1 subnet, 2 security groups: `clusterctl up lab`"
+        " continues, `clusterctl down lab` removes it"
+    ]
+
+    told.clear()
+    there.spent = 1.0  # a machine runs, and that is said
+    with pytest.raises(ProviderError, match="the cable is cut"):
+        up.up(open_store(), wanted(), told.append, lambda question: True)
+    assert not [line for line in told if "left over" in line]
+    assert any(line.startswith("1 machine runs") for line in told)
+
+
+def test_an_id_tells_whose_a_cluster_is_and_is_a_name_for_everything() -> None:
+    """Security groups cannot be called `sg-…`, and nothing can have more than 50 characters."""
+    ids = {
+        (owner, name): up_plan.make_id(owner, name)
+        for owner in ("user/ana", "user/sg", "assumed-role/Dev/SG-Developers@example.org", "")
+        for name in ("lab", "sg-1", "n" * 30)
+    }
+    assert ids["user/ana", "lab"].startswith("ana-lab-")
+    assert ids["user/sg", "lab"].startswith("c-sg-lab-")
+    assert ids["", "sg-1"].startswith("c-sg-1-")
+    assert not [id for id in ids.values() if id.startswith("sg-") or len(id) > 50]
+    assert len(set(ids.values())) == len(ids)
 
 
 def test_an_answer_that_comes_late_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

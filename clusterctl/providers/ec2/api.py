@@ -189,6 +189,11 @@ class Api(Client):
                 for value in rule["Values"]
             )
 
+    def tenancy(self, vpc: str) -> str:
+        """`default`, or `dedicated` where each machine gets hardware of the account's own."""
+        [found] = self.all("describe_vpcs", "Vpcs", VpcIds=[vpc])
+        return str(found.get("InstanceTenancy", "default"))
+
     def disk_key(self) -> str:
         """The key that encrypts disks here unless told otherwise: its ARN, or `alias/aws/ebs`."""
         return str(self.call("get_ebs_default_kms_key_id")["KmsKeyId"])

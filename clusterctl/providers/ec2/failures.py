@@ -97,6 +97,11 @@ _KMS = Known(
     "the account's default EBS encryption key has to be enabled, and its key policy has to let you"
     " use it: kms:CreateGrant, Decrypt, DescribeKey, GenerateDataKeyWithoutPlaintext, ReEncrypt",
 )
+_TAG_POLICY = Known(
+    "a tag policy of your organization does not allow this tag or its value",
+    "correct it: --tag KEY=VALUE; keys and values may have to be spelled in one way",
+    account=True,
+)
 _NETWORK_QUOTA = Known("a quota of your account for networks is used up", _GC)
 
 CODES = {
@@ -105,6 +110,7 @@ CODES = {
     "InsufficientHostCapacity": _NO_CAPACITY,
     "InsufficientReservedInstanceCapacity": _NO_CAPACITY,
     "InsufficientCapacity": _NO_CAPACITY,
+    "InsufficientVolumeCapacity": _NO_CAPACITY,
     "UnfulfillableCapacity": _NO_CAPACITY,
     "ReservationCapacityExceeded": _NO_CAPACITY,
     "SpotMaxPriceTooLow": Known("no spot capacity", _ELSEWHERE, capacity=True),
@@ -163,6 +169,7 @@ CODES = {
         "clusterctl makes a VPC of its own; please report where this was needed",
     ),
     # ---- who asks
+    "TagPolicyViolation": _TAG_POLICY,
     "ExpiredToken": _EXPIRED,
     "ExpiredTokenException": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
@@ -218,14 +225,7 @@ _TEXTS = (
         r"perform: ec2:(RunInstances|CreateTags|Create[A-Z]\w+|ImportKeyPair) on .* explicit deny",
         _DENIED,
     ),
-    (
-        r"[Tt]ag policy does not allow",
-        Known(
-            "a tag policy of your organization does not allow this tag or its value",
-            "correct it: --tag KEY=VALUE; keys and values may have to be spelled in one way",
-            account=True,
-        ),
-    ),
+    (r"[Tt]ag policy does not allow", _TAG_POLICY),
     (
         r"not eligible for Free Tier",
         Known(

@@ -17,6 +17,11 @@ _FREE = "Linux/UNIX"
 """What `PlatformDetails` says where the system costs nothing, whichever Linux it is:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/billing-info-fields.html"""
 
+_ALLOWED = (
+    "images that your account does not allow are not shown: `aws ec2 get-allowed-images-settings`"
+)
+"""Source: EC2 User Guide, "Allowed AMIs"."""
+
 _OTHERS = {
     r"\bamzn2?\b|\bamzn2-|\bal20\d\d\b|amazon linux": "Amazon Linux",
     r"\brhel\b|\brhel-|red hat": "Red Hat Enterprise Linux",
@@ -48,13 +53,14 @@ def choose(api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]) -
             raise ProviderError(
                 f"no machine image {row.name!r} of {owner} is in {api.region}",
                 hint="choose another --region"
-                + (", or name one with --ami" if kind != LAUNCHER else ""),
+                + (", or name one with --ami" if kind != LAUNCHER else "")
+                + f"; {_ALLOWED}",
             )
     known = api.images(found.values())
     if options.cloud.ami and options.cloud.ami not in known:
         raise UsageError(
             f"no machine image {options.cloud.ami!r} in {api.region}",
-            hint="images have a different id in each region: correct --ami",
+            hint=f"images have a different id in each region: correct --ami; {_ALLOWED}",
         )
     images = {kind: known.get(id, Image(id=id)) for kind, id in found.items()}
     for machine in machines:

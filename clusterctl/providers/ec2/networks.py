@@ -9,10 +9,11 @@ from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec
-from clusterctl.providers.ec2 import network_acls, ssh_cidr
+from clusterctl.providers.ec2 import network_acls, ssh_cidr, tags
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.network_acls import Acl
-from clusterctl.providers.ec2.tags import TAG
+from clusterctl.providers.ec2.tags import TAG, as_list
 
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
 _NO_ADDRESSES = "0.0.0.0/32"
@@ -66,19 +67,24 @@ def choose(
     machines: int,
     there: Collection[str] = (),
     me: Callable[[], str] = lambda: "",
+    name: str = "",
 ) -> dict[str, ZoneSubnets]:
     """Subnets by zone, in the order of --subnet, else of their names. `machines`: how many get an
     address there; `there`: the subnets of machines that run, which come first; `me`: this machine's
-    address, which SSH comes from without --ssh-cidr. Nothing where the cluster makes a network of
-    its own.
+    address, which SSH comes from without --ssh-cidr; `name`: the cluster's. Nothing where the
+    cluster makes a network of its own.
 
-    Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can.
+    Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can;
+    ProviderError where AWS does not let us make what a cluster has in a network of theirs.
     """
     if not (cloud.subnet or cloud.vpc):
         return {}
     found = sorted(_subnets(api, cloud), key=lambda one: one.id not in there)
     if machines:
         _check_names(api, found[0].vpc)
+        _check_tenancy(api, found[0].vpc)
+    if machines and not there:
+        _check_rights(api, found[0].vpc, cloud, name)
     # An image of theirs may have all packages.
     needs = _Needs(machines, _sources(cloud.ssh_cidr, me), http=not cloud.ami)
     if cloud.private:
@@ -194,6 +200,40 @@ def _check_names(api: Api, vpc: str) -> None:
             hint=f"`aws ec2 modify-vpc-attribute --vpc-id {vpc} --enable-dns-support`, or choose"
             " another --vpc",
         )
+
+
+def _check_tenancy(api: Api, vpc: str) -> None:
+    """Raises UsageError where machines would cost more than the prices that the plan is made of."""
+    try:
+        tenancy = api.tenancy(vpc)
+    except ProviderError:
+        return  # who may not ask is not told
+    if tenancy != "default":
+        raise UsageError(
+            f"{vpc} has the tenancy {tenancy!r}: EC2 makes every machine there a Dedicated"
+            " Instance, whose prices clusterctl does not know",
+            hint="choose another --vpc; or, for new machines there: `aws ec2 modify-vpc-tenancy"
+            f" --vpc-id {vpc} --instance-tenancy default`",
+        )
+
+
+def _check_rights(api: Api, vpc: str, cloud: CloudSpec, name: str) -> None:
+    """Raises ProviderError where we may make no security group there: in many organizations only
+    those who keep the networks do. Terraform would find out when the key pair is made."""
+    pairs = as_list({TAG: name, **tags.parse(cloud.tag)})
+    try:
+        api.may_make(
+            "create_security_group",
+            GroupName=f"clusterctl-{name}",
+            Description="Asked for by a dry run, and not made",
+            VpcId=vpc,
+            TagSpecifications=[{"ResourceType": "security-group", "Tags": pairs}],
+        )
+    except RefusedByAws as refused:
+        raise ProviderError(
+            f"{vpc}: {refused.message}",
+            hint=f"clusterctl makes two security groups there; {refused.hint}",
+        ) from refused
 
 
 def _trouble(subnet: Subnet, needs: _Needs) -> str:

@@ -90,7 +90,9 @@ def survey(
     _markets(api, options, types)
     amis = background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    subnets = background(lambda: networks.choose(api, options.cloud, len(new), there, me))
+    subnets = background(
+        lambda: networks.choose(api, options.cloud, len(new), there, me, options.name)
+    )
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = background(partial(reservations.check, api, options, workers))
     network = background(
@@ -178,11 +180,12 @@ def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
             # Whoever wants no GPU is not offered one.
             families = catalog.FAMILIES if name in with_gpu else ("cpu",)
             usual = [catalog.FAMILIES[family].instance_type for family in families]
-            close = get_close_matches(name, [*usual, catalog.LAUNCHER_TYPE], n=1)
-            raise UsageError(
-                f"EC2 has no instance type {name!r} in {api.region}",
-                hint=f"did you mean {close[0]!r}?" if close else "check the name, or --region",
-            )
+            usual.append(catalog.LAUNCHER_TYPE)
+            close = get_close_matches(name, usual, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "check the name, or --region"
+            if name in usual:
+                hint = "not every region has every type: choose another --region, or another type"
+            raise UsageError(f"EC2 has no instance type {name!r} in {api.region}", hint=hint)
     return types
 
 

@@ -199,6 +199,9 @@ class Ec2Provider:
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return lives.list_billed(self._api(cluster, folder), cluster)
 
+    def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
+        return leftovers.find(self._api(cluster, folder), cluster.id)
+
     def finds_gateway(self, cluster: Cluster, folder: Path, *, pending: bool) -> bool:
         return lives.finds_gateway(self._api(cluster, folder), cluster, pending=pending)
 

@@ -449,6 +449,16 @@ def _within_quota(world: World, request: Request) -> None:
     networks.refuse(request, backend(request.region), world.limits)
 
 
+def _check_group_name(world: World, request: Request) -> None:
+    """Source: EC2 API Reference, CreateSecurityGroup, GroupName: "Can't start with sg-"."""
+    if request.parameters["GroupName"].startswith("sg-"):
+        raise ApiError(
+            "InvalidParameterValue",
+            f"Invalid value '{request.parameters['GroupName']}' for groupName. Group names may not"
+            " be in the format sg-*.",
+        )
+
+
 def _customer_key(region: str) -> Any:
     """The key of the account's own that encrypts disks by default; None for AWS's."""
     from moto.kms.models import kms_backends
@@ -547,6 +557,7 @@ def _in_reservation(world: World, request: Request) -> bool:
 ACTIONS: dict[str, Action] = {
     "AllocateAddress": _within_quota,
     "CreateInternetGateway": _within_quota,
+    "CreateSecurityGroup": _check_group_name,
     "CreateVpc": _within_quota,
     "CreateCapacityReservation": _reserve,
     "PurchaseCapacityBlock": _reserve,
