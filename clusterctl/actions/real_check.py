@@ -5,15 +5,19 @@ from __future__ import annotations
 import platform
 import re
 import secrets
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from clusterctl import __version__, terraform
 from clusterctl.actions.down import down
@@ -33,7 +37,10 @@ little for."""
 BUDGET = 0.10
 """US dollars: the nodes end themselves before they cost more."""
 
-TTL = 3600.0
+TTL = 33 * 60.0
+CREDITS = 0.09
+"""US dollars per hour that a t3.micro costs more if it computes all the time (docs/ec2.md): what
+the plan does not count, and the launcher of a check does not need."""
 
 _OF_A_VPC = ip_network("10.0.0.0/8")
 
@@ -132,7 +139,7 @@ def run(
     summary = CheckReport(name, folder / f"clusterctl-{name}.md")
     began = time.monotonic()
 
-    def heard(line: str) -> None:
+    def note(line: str) -> None:
         summary.story.append(f"{time.monotonic() - began:6.1f} s  {line}")
         report(line)
 
@@ -142,30 +149,55 @@ def run(
         groups=(NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
         ttl=TTL,
         runtime=runtime,
-        cloud=replace(cloud, budget=BUDGET),
+        cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600),
     )
     summary.rows = _versions()
     aborted = False
-    try:
-        with summary.part("up"):
-            made = up(store, spec, heard, consent)
-        summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
-    except (UsageError, KeyboardInterrupt):
-        aborted = name not in store.names()
-        raise
-    finally:
+    with _end_as_by_ctrl_c() as hold_off:
         try:
-            if name in store.names():
-                summary.rows += _provider_version(store.folder(name))
-                with summary.part("down"):
-                    _remove(store, name, summary, heard)
+            with summary.part("up"):
+                made = up(store, spec, note, consent)
+            summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
+        except (UsageError, KeyboardInterrupt):
+            aborted = name not in store.names()
+            raise
         finally:
-            if not aborted:
-                summary.write()
-                report(
-                    f"the report is in {summary.path}: if something is wrong, attach it to an issue"
-                )
+            hold_off()
+            try:
+                if name in store.names():
+                    summary.rows += _provider_version(store.folder(name))
+                    with summary.part("down"):
+                        _remove(store, name, summary, note)
+            finally:
+                if not aborted:
+                    summary.write()
+                    report(
+                        f"the report is in {summary.path}: if something is wrong, attach it to an"
+                        " issue"
+                    )
     return summary
+
+
+@contextmanager
+def _end_as_by_ctrl_c() -> Iterator[Callable[[], None]]:
+    """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is
+    removed. After a call of what is yielded they do nothing: the machines are being removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, what in before.items() if what is signal.SIG_DFL]
+
+    def set_all(what: Callable[[int, FrameType | None], Any]) -> None:
+        for number in ours:
+            signal.signal(number, what)
+
+    set_all(signal.default_int_handler)
+    try:
+        yield lambda: set_all(lambda number, frame: None)
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> None:

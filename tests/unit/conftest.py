@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,13 @@ def call(
 def lab() -> None:
     """A ready cluster in the records; its machines are not there, and nobody asks them."""
     open_store().save(cluster())
+
+
+@pytest.fixture
+def terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terraform on PATH that tells its version, for plans."""
+    script = tmp_path / "bin" / "terraform"
+    script.parent.mkdir()
+    script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import calendar
 import math
-import os
 import random
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,15 +89,6 @@ class Bill:
 def _month_hours(when: float) -> float:
     moment = time.gmtime(when)
     return calendar.monthrange(moment.tm_year, moment.tm_mon)[1] * 24.0
-
-
-@pytest.fixture
-def terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "bin" / "terraform"
-    script.parent.mkdir()
-    script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
 
 def wish(workers: int, **cloud: Any) -> ClusterSpec:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,17 @@ import pytest
 
 from clusterctl.actions import open_store, real_check
 from clusterctl.errors import LeftoverError, ProviderError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Runtime
+from clusterctl.providers.ec2.answers import InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import ProviderPlan
+from tests.unit.fake_ec2 import Offering
 from tests.unit.provided import provide
+
+
+def told(number: signal.Signals) -> None:
+    """Sent to this process; the handler runs before this returns."""
+    signal.raise_signal(number)
 
 
 class Cloud:
@@ -20,9 +30,11 @@ class Cloud:
 
     features = Ec2Provider.features
 
-    def __init__(self, left: str = "") -> None:
+    def __init__(self, left: str = "", told: str = "") -> None:
+        """`told`: when this process is told to end."""
         self.asked: list[str] = []
         self.left = left
+        self.told = told
 
     def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
         self.asked.append("plan")
@@ -33,10 +45,16 @@ class Cloud:
 
     def create(self, cluster: Cluster, folder: Path, report: Any) -> Any:
         self.asked.append("create")
+        if self.told == "create":
+            told(signal.SIGTERM)
         raise ProviderError("no capacity\nat 198.51.100.7 | 10.0.0.4", hint="later")
 
     def destroy(self, cluster: Cluster, folder: Path, report: Any) -> None:
         self.asked.append("destroy")
+        if self.told == "destroy":
+            told(signal.SIGTERM)
+            told(signal.SIGHUP)
+        self.asked.append("destroyed")
         if self.left:
             raise LeftoverError(self.left, hint="again")
 
@@ -50,23 +68,31 @@ class Cloud:
         return frozenset()
 
 
+def run(
+    folder: Path,
+    consent: Callable[[str], bool],
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
+    real_check.run(
+        open_store(),
+        runtime=Runtime.HOST,  # no registry is asked for images
+        cloud=CloudSpec(region="us-east-1"),
+        folder=folder,
+        report=report,
+        consent=consent,
+    )
+
+
 def check(
     monkeypatch: pytest.MonkeyPatch, cloud: Cloud, folder: Path, agreed: bool
 ) -> tuple[str, str]:
     """What was said, and the report; "" without one."""
     provide(monkeypatch, "ec2", cloud)
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.raises((ProviderError, UsageError, LeftoverError)) as caught:
-        real_check.run(
-            open_store(),
-            runtime=None,
-            cloud=CloudSpec(region="us-east-1"),
-            folder=folder,
-            report=told.append,
-            consent=lambda question: agreed,
-        )
+        run(folder, lambda question: agreed, lines.append)
     reports = [path.read_text() for path in folder.glob("clusterctl-check-*.md")]
-    return "\n".join([*told, caught.value.message]), "".join(reports)
+    return "\n".join([*lines, caught.value.message]), "".join(reports)
 
 
 def test_a_cluster_that_fails_is_removed_and_reported(
@@ -75,12 +101,12 @@ def test_a_cluster_that_fails_is_removed_and_reported(
     cloud = Cloud()
     said, report = check(monkeypatch, cloud, tmp_path, agreed=True)
     assert cloud.asked[:2] == ["plan", "create"]
-    assert cloud.asked[-1] == "destroy"
+    assert cloud.asked[-1] == "destroyed"
     assert open_store().names() == ()
     assert "attach it to an issue" in said
     assert r"| result | failed: up: no capacity at <address> \| 10.0.0.4 |" in report
     assert "  → later" in report
-    assert "AWS account <account>: 2 workers for $0.10" in report
+    assert "AWS account <account>: 2 workers for $0.05" in report
     assert str(Path.home()) not in report
 
 
@@ -125,6 +151,81 @@ def test_what_could_not_be_removed_is_in_the_report_too(
     said, report = check(monkeypatch, cloud, tmp_path, agreed=True)
     assert said.endswith("AWS still has 1 volume (vol-3)")
     assert "down failed: AWS still has 1 volume (vol-3)" in report
+
+
+@pytest.mark.parametrize("when", ["create", "destroy"])
+def test_who_is_told_to_end_removes_the_cluster_first(
+    when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By `kill`, a batch system or a closed terminal. As a command of its own it would end there
+    and then, and the machines would run on until their deadline."""
+    cloud = Cloud(told=when)
+    provide(monkeypatch, "ec2", cloud)
+    expected = KeyboardInterrupt if when == "create" else ProviderError
+    with pytest.raises(expected):
+        run(tmp_path, lambda question: True)
+    assert cloud.asked[-2:] == ["destroy", "destroyed"]
+    assert open_store().names() == ()
+    [report] = tmp_path.glob("clusterctl-check-*.md")
+    assert "| result | failed: up: " in report.read_text()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+MACHINES = {"t3.micro": 0.0104, "t3.small": 0.0208}
+"""US dollars per hour in us-east-1."""
+
+
+class Shop(Offering):
+    """A region where everything costs so many times as much as in us-east-1."""
+
+    times = 1.0
+
+    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        return {name: InstanceType(name=name, vcpus=2) for name in names}
+
+    def price(self, instance_type: str) -> float:
+        return MACHINES[instance_type] * self.times
+
+    def disk_price(self) -> float:
+        return 0.08 * self.times
+
+    def address_price(self) -> float:
+        return 0.005
+
+    def traffic_price(self) -> float:
+        return 0.09
+
+
+@pytest.mark.usefixtures("terraform")
+@pytest.mark.parametrize("times", [1.0, 1.7, 4.0])
+def test_a_check_costs_ten_cents_at_most(
+    times: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also if the launcher computes all the time, and nobody runs `down`. It has time for it."""
+    plans: list[ProviderPlan] = []
+
+    class Here(Shop):
+        pass
+
+    Here.times = times
+
+    class Noting(Ec2Provider):
+        def plan(self, *given: Any, **more: Any) -> ProviderPlan:
+            plans.append(super().plan(*given, **more))
+            return plans[-1]
+
+    began = time.time()
+    provide(monkeypatch, "ec2", Noting(Here, my_address=lambda: "203.0.113.9"))
+    with pytest.raises(UsageError, match="aborted"):
+        run(tmp_path, lambda question: False)
+    [plan] = plans
+    hours = ((plan.deadline or 0) - began) / 3600
+    disks = 3 * 30 * 0.08 / 672  # the shortest month
+    hourly = (sum(MACHINES.values()) + MACHINES["t3.small"] + disks) * times + 3 * 0.005
+    surplus = (2 - 2 * 0.1) * 0.05  # of two vCPUs with a baseline of 10 %
+    assert surplus == pytest.approx(real_check.CREDITS)
+    assert (hourly + surplus) * (hours + 1 / 60) <= 0.10
+    assert hours > (0.5 if times == 1.0 else 0.1)
 
 
 def test_nothing_is_made_without_consent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

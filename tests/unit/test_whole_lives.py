@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import calendar
 import math
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -365,15 +364,6 @@ class Life:
                 one.switch("terminated", self.account.now)
         self.account.now += 60
         self.account.end()
-
-
-@pytest.fixture
-def terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "bin" / "terraform"
-    script.parent.mkdir()
-    script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
 
 
 @pytest.mark.usefixtures("terraform")
