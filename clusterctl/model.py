@@ -22,6 +22,8 @@ ID_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,49}")
 
 Reporter = Callable[[str], None]
 """Takes a line about what happens now, for people."""
+Consent = Callable[[str], bool]
+"""Asks a yes-or-no question; raises UsageError where there is nobody to ask and that matters."""
 
 MEMORY = "/dev/shm"
 """Of a node: where secrets of jobs lie that a restart is to remove."""

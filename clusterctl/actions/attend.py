@@ -24,7 +24,7 @@ REST_LIMIT = 300.0
 
 OnOutput = Callable[[list[Piece]], None]
 OnJob = Callable[[Job], None]
-FindDead = Callable[[Store, Cluster], Mapping[str, str]]
+FindDeadNodes = Callable[[Store, Cluster], Mapping[str, str]]
 """Looks for nodes that will never answer again, as actions.dead_nodes does."""
 
 STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
@@ -56,7 +56,7 @@ def attend(
     *,
     on_output: OnOutput,
     report: Reporter,
-    find_dead: FindDead | None = None,
+    find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
     folder = store.job_folder(job.id)

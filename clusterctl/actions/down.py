@@ -13,7 +13,7 @@ from clusterctl import providers
 from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
 from clusterctl.actions.running_costs import report_left, report_price
-from clusterctl.actions.unfetched import Ask, Unfetched
+from clusterctl.actions.unfetched import Unfetched
 from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,
@@ -24,7 +24,7 @@ from clusterctl.errors import (
 )
 from clusterctl.insight import cost
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter
+from clusterctl.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.providers.protocol import Life, Recovering, Repricing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
@@ -57,7 +57,7 @@ def down(
     store: Store,
     name: str,
     report: Reporter,
-    ask: Ask,
+    ask: Consent,
     unfetched: Unfetched,
     *,
     force: bool = False,
@@ -247,7 +247,7 @@ def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
 
 
 def _without_record(
-    store: Store, name: str, why: RecordError, report: Reporter, ask: Ask, force: bool
+    store: Store, name: str, why: RecordError, report: Reporter, ask: Consent, force: bool
 ) -> DownResult | None:
     """Takes down what can be found of a cluster whose record is damaged or gone. Raises RecordError
     where it cannot be known which one that was, unless `force`."""

@@ -13,7 +13,7 @@ from clusterctl.actions import ended_workers, require_owned
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
-from clusterctl.model import Cluster, Phase, Reporter
+from clusterctl.model import Cluster, Consent, Phase, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Guarded, Labelling, Timekeeping
 from clusterctl.providers.shared import budget
@@ -30,10 +30,6 @@ class Extended:
     deadline: float
     dollars: float
     exact: bool
-
-
-Consent = Callable[[str], bool]
-"""Asks whether what runs may end sooner; raises UsageError where there is nobody to ask."""
 
 
 def extend(

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,9 +25,8 @@ from clusterctl import catalog, process, recipes
 from clusterctl.datasets import checksum
 from clusterctl.errors import ProviderError, UsageError, reason
 from clusterctl.meter import COPIED
+from clusterctl.model import Reporter
 from clusterctl.providers.docker import engine
-
-OnLine = Callable[[str], None]
 
 _PATIENCE = 3600.0
 _INDEX = "--extra-index-url"
@@ -45,7 +44,7 @@ class Built:
     pushed: bool
 
 
-def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Built:
+def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Built:
     """Builds the image `name` and pushes it to the repository `push`, if given.
 
     `base`: an image to build on instead of the pinned one. Raises ProviderError where the engine,
@@ -55,7 +54,7 @@ def build(name: str, *, push: str = "", base: str = "", on_line: OnLine) -> Buil
         return _build(name, push, base, on_line)
 
 
-def _build(name: str, push: str, base: str, on_line: OnLine) -> Built:
+def _build(name: str, push: str, base: str, on_line: Reporter) -> Built:
     _known(name)
     if push and not _REPOSITORY.fullmatch(push):
         raise UsageError(
@@ -88,7 +87,7 @@ def _build(name: str, push: str, base: str, on_line: OnLine) -> Built:
     return Built(catalog.COMPILED_FOR.get(name, name), reference, id, int(size), bool(push))
 
 
-def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
+def lock(name: str, *, on_line: Reporter) -> dict[str, str]:
     """Fetches the wheels of the image `name` that have no checksum, and writes down what they have:
     their SHA-256 by name and version.
 
@@ -98,7 +97,7 @@ def lock(name: str, *, on_line: OnLine) -> dict[str, str]:
         return _lock(name, on_line)
 
 
-def _lock(name: str, on_line: OnLine) -> dict[str, str]:
+def _lock(name: str, on_line: Reporter) -> dict[str, str]:
     _known(name)
     downloads = recipes.downloads()
     rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
@@ -135,7 +134,7 @@ def _known(name: str) -> None:
         raise UsageError(f"no recipe for an image named {name!r}", hint=hint)
 
 
-def _pull(name: str, given: dict[str, str], on_line: OnLine) -> None:
+def _pull(name: str, given: dict[str, str], on_line: Reporter) -> None:
     """The images that it is built on, before gigabytes of wheels are fetched for nothing.
 
     Where a pinned one cannot be had, one of the same tag that was put on this engine will do; the
@@ -158,7 +157,7 @@ def _pull(name: str, given: dict[str, str], on_line: OnLine) -> None:
             given[argument] = here
 
 
-def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: OnLine) -> None:
+def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Reporter) -> None:
     """Lays out all that the recipe takes: its files, and the wheels with their checksums."""
     for path, text in recipes.files(name, downloads).items():
         (context / path).parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +184,7 @@ def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
         )
 
 
-def sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: OnLine) -> None:
+def sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: Reporter) -> None:
     """Downloads archives, by the names of their files, with the proxies of this machine. Raises
     ProviderError for one that is not what it was."""
     for file, row in rows.items():
@@ -239,7 +238,7 @@ def _platforms(downloads: dict[str, Any]) -> list[str]:
     return [*modern, *(f"manylinux{year}_x86_64" for year in ("2014", "2010", "1")), "any"]
 
 
-def _watched(argv: Sequence[str], scratch: Path, on_line: OnLine, failure: str) -> None:
+def _watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure: str) -> None:
     last: list[str] = []
 
     def line(data: bytes) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.attend import FindDead
+from clusterctl.actions.attend import FindDeadNodes
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobState
 from clusterctl.jobs import control, fetched, outputs, systems
@@ -106,7 +106,7 @@ def logs(
     follow: bool,
     rank: int | None = None,
     choice: Choice = ALL,
-    find_dead: FindDead | None = None,
+    find_dead: FindDeadNodes | None = None,
 ) -> Iterator[list[Piece]]:
     """The lines of the job's output that are chosen: to its end with `follow`, else as far as it
     is. `rank` has to be one of the job's, and is not filtered for. `report` gets why one waits."""
@@ -121,7 +121,7 @@ def logs(
 
 
 def _output(
-    store: Store, job: Job, report: Reporter, follow: bool, find_dead: FindDead | None
+    store: Store, job: Job, report: Reporter, follow: bool, find_dead: FindDeadNodes | None
 ) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
     cluster = find_cluster(store, job)
@@ -143,7 +143,7 @@ def _followed(
     pool: Pool,
     report: Reporter,
     follow: bool,
-    find_dead: FindDead | None,
+    find_dead: FindDeadNodes | None,
 ) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
     look = partial(find_dead, store, cluster) if find_dead else None

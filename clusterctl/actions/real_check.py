@@ -23,9 +23,8 @@ from clusterctl import __version__, terraform
 from clusterctl.actions.down import down
 from clusterctl.actions.unfetched import Unfetched
 from clusterctl.actions.up import up
-from clusterctl.actions.up_plan import Consent
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Reporter, Runtime
+from clusterctl.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.actions import check_name, require_ready
 from clusterctl.actions import resume as resuming
-from clusterctl.actions.attend import FindDead, OnJob, OnOutput
+from clusterctl.actions.attend import FindDeadNodes, OnJob, OnOutput
 from clusterctl.actions.jobs import lost_cluster
 from clusterctl.actions.run import Prepared, plan_job, run
 from clusterctl.errors import RecordError, UsageError
@@ -44,7 +44,7 @@ def rerun(
     report: Reporter,
     detach: bool,
     without: Collection[str] = (),
-    find_dead: FindDead | None = None,
+    find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """The same program, tree and options again, as a new job on a cluster of the same name, or on
     the cluster `where`, less the nodes `without`.

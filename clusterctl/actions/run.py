@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl import launch
 from clusterctl.actions import connect_or_report, open_pool, require_ready
-from clusterctl.actions.attend import FindDead, OnJob, OnOutput, attend, stopped_by_interrupt
+from clusterctl.actions.attend import FindDeadNodes, OnJob, OnOutput, attend, stopped_by_interrupt
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,
@@ -266,7 +266,7 @@ def run(
     detach: bool = False,
     pool: Pool | None = None,
     carried: AbstractContextManager[start.Carry | None] | None = None,
-    find_dead: FindDead | None = None,
+    find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
     open; without one, connections are made for this job alone.

@@ -10,7 +10,6 @@ from clusterctl.actions import connect_or_report, open_pool, shared_folder
 from clusterctl.actions.jobs import Fetched
 from clusterctl.actions.save_logs import SAVE_LIMIT, save_logs
 from clusterctl.actions.unfetched import (
-    Ask,
     Unfetched,
     agree_blind,
     agree_to_lose,
@@ -23,7 +22,7 @@ from clusterctl.actions.unfetched import (
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, Phase, Reporter, Role
+from clusterctl.model import Cluster, Consent, Phase, Reporter, Role
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
@@ -56,7 +55,7 @@ def save(
     cluster: Cluster,
     living: Collection[str] | None,
     report: Reporter,
-    ask: Ask,
+    ask: Consent,
     unfetched: Unfetched,
     act: str,
 ) -> Saved | None:

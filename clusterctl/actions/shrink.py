@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from clusterctl.actions import connect_or_report, open_pool
@@ -13,7 +13,7 @@ from clusterctl.errors import UsageError
 from clusterctl.formats import format_bytes
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, Reporter
+from clusterctl.model import Cluster, Consent, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
@@ -32,7 +32,7 @@ def confirm_removal(
     old: Cluster,
     names: Sequence[str],
     report: Reporter,
-    consent: Callable[[str], bool],
+    consent: Consent,
 ) -> None:
     """Has a person agree to the removal of workers that cost money, names what is lost with them,
     and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
@@ -56,7 +56,7 @@ def confirm_removal(
         save_logs(store, jobs, old, pool, report, away=away)
 
 
-def _ask(old: Cluster, names: Sequence[str], consent: Callable[[str], bool]) -> None:
+def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
     if old.charges and not consent(f"remove {ranges(names)}?"):
         raise UsageError("aborted; nothing was removed", hint="--dry-run only shows the plan")
 

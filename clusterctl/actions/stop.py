@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
@@ -17,13 +16,10 @@ from clusterctl.actions.down import correct_times
 from clusterctl.actions.save_logs import save_logs
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Phase, Reporter
+from clusterctl.model import Charge, Cluster, Consent, Phase, Reporter
 from clusterctl.providers.protocol import Ended, Pausing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
-
-Ask = Callable[[str], bool]
-"""Asks whether running jobs may be ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ def require_pausing(cluster: Cluster) -> Pausing:
     return provider
 
 
-def stop(store: Store, name: str, report: Reporter, ask: Ask) -> Stopped | None:
+def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | None:
     """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
     with ClusterLock(store.home, name, "stop", report):
         cluster = store.cluster(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,13 @@ from clusterctl.errors import ClusterctlError, UsageError, reason
 from clusterctl.formats import format_bytes
 from clusterctl.job_model import Job
 from clusterctl.jobs import outputs
-from clusterctl.model import Cluster, Reporter, count
+from clusterctl.model import Cluster, Consent, Reporter, count
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 NAMED = 5
 """Jobs that are named one by one."""
-
-Ask = Callable[[str], bool]
-"""Asks a yes-or-no question; always yes where there is nobody to ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +31,7 @@ class Unfetched:
     """They are brought here first, into `job-N` and `shared-NAME`."""
     discard: bool = False
     """They may go; with `fetch`, those that cannot be brought."""
-    ask: Ask | None = None
+    ask: Consent | None = None
     """Asks whether they may go; None: there is nobody to ask."""
 
 

@@ -26,7 +26,6 @@ from clusterctl.actions.up_bootstrap import (
 )
 from clusterctl.actions.up_clock import BOOTSTRAP, Clock
 from clusterctl.actions.up_plan import (
-    Consent,
     Intent,
     add_regions,
     agree,
@@ -39,7 +38,7 @@ from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, ClusterSpec, Phase, Reporter, count
+from clusterctl.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter, count
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.protocol import (
     Created,

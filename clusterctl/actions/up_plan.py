@@ -17,6 +17,7 @@ from clusterctl.model import (
     CloudSpec,
     Cluster,
     ClusterSpec,
+    Consent,
     NodeGroup,
     Reporter,
     Runtime,
@@ -28,10 +29,6 @@ from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPla
 from clusterctl.state import Store
 
 DEFAULT_WORKERS = 2
-
-Consent = Callable[[str], bool]
-"""Asks whether money may be spent, and workers may go; raises UsageError where there is nobody to
-ask."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,11 @@ LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
 
-def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str]) -> Files:
+def node_files(
+    job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str]
+) -> FilesByNode:
     """Everything generated, per node: name → (text, mode). `values`: those of the secrets."""
-    files: Files = {}
+    files: FilesByNode = {}
     system = systems.load(cluster)
     tag = f"{cluster.id}/{job.id};"
     for name in list_nodes(job, cluster):
@@ -81,7 +83,7 @@ def node_files(job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str
     return files
 
 
-Files = dict[str, dict[str, tuple[str, int]]]
+FilesByNode = dict[str, dict[str, tuple[str, int]]]
 
 
 def _rank_files(
@@ -186,7 +188,7 @@ def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
 def put(
     job: Job,
     cluster: Cluster,
-    files: Files,
+    files: FilesByNode,
     pool: Pool,
     home: Home,
     *,

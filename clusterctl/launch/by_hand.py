@@ -25,7 +25,7 @@ _AS_ROOT = {
     f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")
 }
 
-Files = dict[str, tuple[str, int]]
+Texts = dict[str, tuple[str, int]]
 """Texts and modes, by path."""
 
 
@@ -34,7 +34,7 @@ def is_contained(node: Node) -> bool:
     return node.job_port != node.ssh_port
 
 
-def files(cluster: Cluster, node: Node) -> Files:
+def files(cluster: Cluster, node: Node) -> Texts:
     """What a shell on that node needs, below `shell` in the node's root."""
     plan = _plan(cluster)
     values = {"node": node, "nodes": cluster.nodes, "container": is_contained(node)}
@@ -43,7 +43,7 @@ def files(cluster: Cluster, node: Node) -> Files:
     def script(template: str, **more: str) -> tuple[str, int]:
         return assets.render(f"terminal/{template}.sh.j2", **values, **more), 0o755
 
-    found: Files = {
+    found: Texts = {
         "enter": script("enter"),
         "env": (
             assets.render(

@@ -408,18 +408,26 @@ MAY_SHARE_A_NAME = {
 
 
 def shared_names(package: Path) -> list[str]:
-    """Classes of one name in several modules: a reader of one takes it for the other."""
+    """Classes and types of one name in several modules: a reader of one takes it for the other."""
     places: dict[str, list[str]] = {}
     for path in sorted(package.rglob("*.py")):
         for item in ast.walk(parse(path)):
-            if isinstance(item, ast.ClassDef):
+            name = item.name if isinstance(item, ast.ClassDef) else _type_name(item)
+            if name:
                 where = f"{path.relative_to(package)}:{item.lineno}"
-                places.setdefault(item.name, []).append(where)
+                places.setdefault(name, []).append(where)
     return [
         f"{name}: {', '.join(found)}"
         for name, found in sorted(places.items())
         if len(found) > 1 and name not in MAY_SHARE_A_NAME
     ]
+
+
+def _type_name(item: ast.AST) -> str:
+    """`Files` of `Files = dict[str, Path]`; "" of what names no type."""
+    [target] = item.targets if isinstance(item, ast.Assign) and item.targets[1:] == [] else [None]
+    name = target.id if isinstance(target, ast.Name) else ""
+    return name if name[:1].isupper() and not name.isupper() else ""
 
 
 def test_a_class_has_its_name_for_itself() -> None:
@@ -429,7 +437,8 @@ def test_a_class_has_its_name_for_itself() -> None:
 def test_a_name_that_two_classes_share_is_seen(tmp_path: Path) -> None:
     (tmp_path / "down.py").write_text("class Found:\n    pass\n")
     (tmp_path / "up.py").write_text("\nclass Found:\n    pass\nclass Cluster:\n    pass\n")
-    assert shared_names(tmp_path) == ["Found: down.py:1, up.py:2"]
+    (tmp_path / "gc.py").write_text("Found = dict[str, str]\nLIMIT = 1\nnames = 2\n")
+    assert shared_names(tmp_path) == ["Found: down.py:1, gc.py:1, up.py:2"]
 
 
 def test_workloads_need_no_clusterctl() -> None:
