@@ -26,7 +26,7 @@ from clusterctl.model import Node
 from clusterctl.options.clusters import Up
 from clusterctl.options.run import Run
 from clusterctl.options.table import DEFAULT_NAME, Option, Verb
-from clusterctl.variables import environment
+from clusterctl.user_variables import environment
 
 if TYPE_CHECKING:
     from clusterctl.actions import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from clusterctl.variables import SECRET
+from clusterctl.user_variables import SECRET
 
 # Lines may be megabytes long (minified code, data): each part of a pattern has a greatest length
 # or a character that begins it, so that the time goes with the length of the text.

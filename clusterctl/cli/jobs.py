@@ -32,7 +32,7 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
 from clusterctl.options.jobs import Cancel, Doctor, Fetch, Jobs, Logs, Top
 from clusterctl.options.run import Rerun
-from clusterctl.variables import environment
+from clusterctl.user_variables import environment
 
 
 def jobs(given: Jobs, console: Console) -> None:

@@ -25,7 +25,7 @@ from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
 from clusterctl.options import batch, verbs
 from clusterctl.options.run import Rerun, Run
-from clusterctl.variables import environment
+from clusterctl.user_variables import environment
 
 
 def run(given: Run, console: Console) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.job_model import PYTHONS
-from clusterctl.variables import SECRET
+from clusterctl.user_variables import SECRET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

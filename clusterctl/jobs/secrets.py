@@ -1,7 +1,7 @@
 """How secrets get to the nodes of a job: in the file `env` of its folder there, which nobody else
 may read. Where we run the jobs it is a link into memory. They are in no command and no record.
 
-`variables` says which of a user's variables are secrets, `redaction` keeps them out of what is
+`user_variables` says which of a user's variables are secrets, `redaction` keeps them out of what is
 shown.
 """
 

@@ -25,8 +25,8 @@ from clusterctl.providers import PROVIDERS
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
-FOUNDATION |= {"recipes", "job_model", "launch_plan", "variables", "stacks", "hangs", "blocking"}
-FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats", "known_hosts"}
+FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hangs"}
+FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats", "known_hosts", "blocking"}
 EDGE = {"process", "state", "meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 TALK |= {"data_sources"}
@@ -37,8 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},  # on first use
     "__main__": {"cli"},
     "cli": {"actions", "model", "job_model", "errors", "config", "options", "redaction"}
-    | {"variables", "node_phases", "formats"},
-    "api": {"actions", "model", "job_model", "errors", "options", "variables"},
+    | {"user_variables", "node_phases", "formats"},
+    "api": {"actions", "model", "job_model", "errors", "options", "user_variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES | {"s3"},
     "jobs": FOUNDATION | EDGE | TALK | PARTS | {"s3"},
     "insight": FOUNDATION | EDGE | TALK | PARTS,
@@ -67,8 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node_results": {"model", "formats"},
     "unpack": {"errors"},
     "known_hosts": set(),
-    "redaction": {"variables"},
-    "variables": {"errors"},
+    "redaction": {"user_variables"},
+    "user_variables": {"errors"},
     "hangs": {"job_model", "stacks"},
     "stacks": {"formats", "blocking"},
     "blocking": set(),

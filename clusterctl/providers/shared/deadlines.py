@@ -118,7 +118,7 @@ def render_agent(*, root: str, end: str, metadata: bool = False, spot: bool = Fa
     there, it also looks for the notice that a spot instance is taken back.
     """
     return assets.render(
-        "node/deadline.sh.j2",
+        "node/deadline-and-spot.sh.j2",
         root=root,
         end=end,
         metadata=metadata or spot,
