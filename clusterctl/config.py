@@ -55,13 +55,13 @@ class Setting(NamedTuple):
     general: bool = False
 
 
-Verbs = Mapping[str, Mapping[str, Option[Any]]]
+OptionsByVerb = Mapping[str, Mapping[str, Option[Any]]]
 """Each verb's options, by key."""
 Settings = Mapping[str, Mapping[str, Setting]]
 """By verb and option."""
 
 
-def read(verbs: Verbs) -> Settings:
+def read(verbs: OptionsByVerb) -> Settings:
     """What the settings files say.
 
     Raises UsageError naming the file for a key that no verb has, and for a value of the wrong kind.
@@ -108,7 +108,7 @@ def _from_variable(name: str, text: str, option: Option[Any]) -> Any:
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 
 
-def _check_variables(verbs: Verbs) -> None:
+def _check_variables(verbs: OptionsByVerb) -> None:
     """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
     begin = tuple(map(prefix, verbs))
     given = [name for name in os.environ if name.startswith(begin)]
@@ -141,7 +141,7 @@ def _check_variables(verbs: Verbs) -> None:
             )
 
 
-def _settings(path: Path, verbs: Verbs) -> dict[str, dict[str, Setting]]:
+def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]:
     """One file's settings per verb; a verb's own table wins over the keys outside."""
     found: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
     tables: dict[str, dict[str, Setting]] = {}

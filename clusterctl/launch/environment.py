@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from clusterctl.job_model import ProgramKind
 from clusterctl.launch import Request
-from clusterctl.launch.mpi_transport import Row
+from clusterctl.launch.mpi_transport import Variable
 from clusterctl.launch.placement import YIELD, choose_binding, choose_waiting
 from clusterctl.launch_plan import Reason
 from clusterctl.model import Node
@@ -24,7 +24,7 @@ gives them. By itself it hands arrays of megabytes back, and every step pays for
 
 
 def environment(
-    request: Request, more: Sequence[Row] = ()
+    request: Request, more: Sequence[Variable] = ()
 ) -> tuple[dict[str, str], tuple[Reason, ...]]:
     """Variables that are the same on all nodes, with reasons: ours, those of the transport
     (`more`), and the user's own, which come last and win."""
@@ -42,11 +42,11 @@ def environment(
 
 
 def variables(
-    request: Request, own: Sequence[Row] = (), more: Sequence[Row] = ()
+    request: Request, own: Sequence[Variable] = (), more: Sequence[Variable] = ()
 ) -> tuple[dict[str, str], tuple[Reason, ...]]:
     """What every launcher sets, with a launcher's own variables and those of its transport, and
     then the user's."""
-    rows: list[Row] = [
+    rows: list[Variable] = [
         ("PYTHONUNBUFFERED", "1", "output appears while the program runs"),
         ("PYTHONFAULTHANDLER", "1", "a rank that crashes in a library prints its Python lines"),
         *own,

@@ -17,7 +17,7 @@ from clusterctl.model import Accelerator, Node
 Flag = tuple[tuple[str, ...], str]
 """Words of a command line, and why they are there."""
 
-Row = tuple[str, str, str]
+Variable = tuple[str, str, str]
 """A variable, its value, and why."""
 
 RDMA = ("rc_", "dc_", "ud_")
@@ -97,8 +97,8 @@ UCC: tuple[Flag, ...] = (
 )
 
 _NEVER_DIRECT = "an AMD GPU without Large BAR: its memory is never loaded and stored directly"
-_PROVIDER: Row = ("FI_PROVIDER", "efa", "libfabric's provider for EFA, found on every node")
-VARIABLES: tuple[tuple[tuple[str, ...], tuple[Row, ...]], ...] = (
+_PROVIDER: Variable = ("FI_PROVIDER", "efa", "libfabric's provider for EFA, found on every node")
+VARIABLES: tuple[tuple[tuple[str, ...], tuple[Variable, ...]], ...] = (
     (("ucx", "gpu", "amd"), tuple((name, "0", _NEVER_DIRECT) for name in NO_LARGE_BAR)),
     (("cm",), (_PROVIDER,)),
     (("efa", "plug-in"), (_PROVIDER,)),
@@ -112,7 +112,7 @@ class MpiTransport:
 
     engine: str
     flags: tuple[Flag, ...]
-    env: tuple[Row, ...]
+    env: tuple[Variable, ...]
     ucx_devices: dict[str, tuple[str, ...]]
     """RDMA devices by node, where UCX is to use them."""
     notes: tuple[str, ...]
@@ -128,7 +128,7 @@ def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
         )
     engine = next(row for row in ENGINES if can.issuperset(row.needs))
     can |= {engine.pml}
-    rows: list[Row] = []
+    rows: list[Variable] = []
     if "mixed" in can and backend == "auto":
         why = "NCCL and RCCL cannot talk to each other: gradients of both go over MPI"
         rows.append(("CLUSTERCTL_BACKEND", "mpi", why))

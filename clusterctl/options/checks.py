@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 
-Check = Callable[[Any, str], Any]
+ReadValue = Callable[[Any, str], Any]
 """Makes the value of a text, or raises UsageError; it is told what to call the option."""
 
 MAX_BUDGET = 1_000_000

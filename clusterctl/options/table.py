@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from clusterctl.errors import UsageError
-from clusterctl.options.checks import Check, cluster_name, integer, one_of, path
+from clusterctl.options.checks import ReadValue, cluster_name, integer, one_of, path
 from clusterctl.options.limits import Limit
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Option(Generic[T]):
         metavar: str = "",
         *,
         empty: T,
-        check: Check = lambda text, option: text,
+        check: ReadValue = lambda text, option: text,
         many: bool = False,
         words: int = 1,
         limits: Limit | tuple[Limit, ...] | None = None,
@@ -172,7 +172,13 @@ def number(flags: str, group: Group, help: str, metavar: str = "N", **more: Any)
 
 
 def amount(
-    flags: str, group: Group, help: str, metavar: str, check: Check, empty: float = 0.0, **more: Any
+    flags: str,
+    group: Group,
+    help: str,
+    metavar: str,
+    check: ReadValue,
+    empty: float = 0.0,
+    **more: Any,
 ) -> Option[float]:
     """A number with a fraction: of seconds, of dollars."""
     return Option(flags, group, help, metavar, empty=empty, check=check, **more)

@@ -44,7 +44,7 @@ have let the user in yet."""
 PAUSES = (0.02, 0.5)
 """Seconds between two attempts, at first and later: an sshd that reloads is back in no time."""
 
-Known = dict[str, tuple[str, ...]]
+KnownKeys = dict[str, tuple[str, ...]]
 """By node: the public keys that it may show, the newest last."""
 
 
@@ -57,7 +57,7 @@ class HostKeys:
         self.known_hosts = folder / "ssh" / "known_hosts"
 
     @property
-    def known(self) -> Known:
+    def known(self) -> KnownKeys:
         try:
             return {
                 name: tuple(lines) for name, lines in json.loads(self._file.read_text()).items()
