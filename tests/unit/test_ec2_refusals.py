@@ -280,6 +280,7 @@ def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(
             HostKeys(tmp_path / "red").settle([deaf], limit=0, report=lambda text: None)
     assert caught.value.cluster == "red"
     assert "allows outgoing SSH (port 22)" in caught.value.hint
+    assert "Where SSH is closed" in caught.value.hint, "what to do if it does not"
 
 
 def test_a_node_that_refuses_names_the_cluster_to_go_on_with(

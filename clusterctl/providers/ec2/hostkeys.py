@@ -47,6 +47,11 @@ PAUSES = (0.02, 0.5)
 KnownKeys = dict[str, tuple[str, ...]]
 """By node: the public keys that it may show, the newest last."""
 
+_CLOSED = (
+    "; check that your own network allows outgoing SSH (port 22): where it does not, run clusterctl"
+    ' on a machine from which it is open (docs/ec2.md, "Where SSH is closed")'
+)
+
 
 class HostKeys:
     """The host keys of a cluster's nodes, in its folder, which has its name."""
@@ -189,7 +194,7 @@ class HostKeys:
                 + ("" if final or refused else f" (waited {limit:g} s for the machine to boot)"),
                 hint=f"`clusterctl up {name}` tries again, `clusterctl down {name}` removes the"
                 " cluster"
-                + "; check that your own network allows outgoing SSH (port 22)" * silent
+                + _CLOSED * silent
                 + "; an --ami that is not Ubuntu has no user `ubuntu`" * refused,
                 transient=not final,
             )
