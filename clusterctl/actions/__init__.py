@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from clusterctl.actions.host_keys import mend_known_hosts
@@ -69,6 +69,17 @@ def require_ready(cluster: Cluster) -> Cluster:
             f" `clusterctl {cluster.end} {cluster.name}` removes it",
         )
     return cluster
+
+
+def require_machines(cluster: Cluster, there: Collection[str]) -> None:
+    """Raises UsageError where `there`, the nodes that whoever bills them knows of, is empty: they
+    have ended, or somebody else has removed them."""
+    name = cluster.name
+    if not there:
+        raise UsageError(
+            f"no machine of cluster {name} runs any more",
+            hint=f"`clusterctl up {name}` creates it again, `clusterctl down {name}` removes it",
+        )
 
 
 def require_owned(cluster: Cluster) -> Cluster:

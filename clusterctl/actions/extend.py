@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl import model, providers
 from clusterctl.actions import allow as allowing
-from clusterctl.actions import ended_workers, require_owned
+from clusterctl.actions import ended_workers, require_machines, require_owned
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
@@ -144,11 +144,7 @@ def _whole(cluster: Cluster, folder: Path, now: float) -> None:
     if not cluster.charges or (cluster.phase is Phase.READY and not over):
         return
     there = providers.load_billing(cluster).list_billed(cluster, folder)
-    if not there:
-        raise UsageError(
-            f"no machine of cluster {name} runs any more",
-            hint=f"`clusterctl up {name}` creates it again, `clusterctl down {name}` removes it",
-        )
+    require_machines(cluster, there)
     if strangers := sorted(node for node in there if not cluster.has(node)):
         are = "is no node" if len(strangers) == 1 else "are no nodes"
         raise UsageError(f"{ranges(strangers)} of cluster {name} {are} yet", hint=first)

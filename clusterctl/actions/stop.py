@@ -8,6 +8,7 @@ from clusterctl import providers
 from clusterctl.actions import (
     ended_workers,
     open_pool,
+    require_machines,
     require_owned,
     require_ready,
     salvage,
@@ -50,11 +51,12 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
     """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
     with ClusterLock(store.home, name, "stop", report):
         cluster = store.cluster(name)
-        provider = require_pausing(cluster)
+        provider, billing = require_pausing(cluster), providers.load_billing(cluster)
         folder = store.folder(name)
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
             provider.check_pausing(require_ready(cluster), folder)
+            require_machines(cluster, billing.list_billed(cluster, folder))
             cluster = ended_workers.settle(store, cluster, report)
             open_jobs = store.open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
@@ -67,7 +69,6 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
         when = provider.stop(cluster, folder, report)
-        billing = providers.load_billing(cluster)
         ends = billing.list_ended(cluster, folder)
         charges = measured.add_restarts(
             cluster, cluster.charges, billing.list_lives(cluster, folder), ends

@@ -348,9 +348,11 @@ def record_failed_create(
     was ready and has lost and gained nothing is ready. Whether it was said what there is."""
     if not cluster.charges:
         return False
+    folder = store.folder(cluster.name)
     try:
-        there = providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
-        gateway = providers.find_gateway(cluster, store.folder(cluster.name))
+        provider = providers.load_billing(cluster)
+        there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
+        gateway = providers.find_gateway(cluster, folder)
     except ClusterctlError as error:
         report_unknown(cluster, error, report)
         return True
@@ -358,8 +360,13 @@ def record_failed_create(
     # What ran when it was planned; the rest of the plan may never have been made.
     past = set(old.charges) if old else set()
     ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
-    cluster = reprice(cluster, store.folder(cluster.name), report)
-    charges = measured.settle(cluster, living={*there, *gateway}, made=ran, now=clock())
+    cluster = reprice(cluster, folder, report)
+    planned = {item.node: item.since for item in cluster.charges if item.until is None}
+    # A spot instance, or one that another person has removed meanwhile.
+    made = {name for name, since in planned.items() if name in ends and ends[name].when > since}
+    charges = measured.settle(
+        cluster, living={*there, *gateway}, made=ran | made, now=clock(), ends=ends
+    )
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:

@@ -20,7 +20,7 @@ from clusterctl.formats import format_seconds
 from clusterctl.redaction import redact as redact
 from clusterctl.redaction import redact_arguments as redact_arguments
 
-SILENCE = 3.5
+SILENCE = 2.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
 comes later, and nobody should wait for more than five."""
 

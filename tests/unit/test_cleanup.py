@@ -6,6 +6,7 @@ import pytest
 
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.providers.ec2 import cleanup
+from clusterctl.providers.ec2.provider import Ec2Provider
 from tests.unit.fake_ec2 import Cloud, FakeApi
 
 DENIED = ("UnauthorizedOperation", "You are not authorized to perform this operation.")
@@ -33,6 +34,18 @@ def test_all_that_carries_the_tag_goes(cloud: Cloud) -> None:
     [line] = removed(cloud)
     assert line == "left over: 2 instances, 2 volumes, 1 VPC; removing"
     assert cloud.left() == ["vpc-2"]
+
+
+def test_gc_says_what_aws_has_left(cloud: Cloud) -> None:
+    told: list[str] = []
+    provider = Ec2Provider(lambda region: FakeApi(cloud))
+    provider.remove("lab-1", "us-east-1", told.append)
+    assert told[-1].endswith("nothing tagged clusterctl:cluster=lab-1 is left in us-east-1")
+    cloud.make("lab-1", "launcher")
+    cloud.refusals = {"terminate_instances": DENIED}
+    with pytest.raises(LeftoverError):
+        provider.remove("lab-1", "us-east-1", told.append)
+    assert "left over" in told[-1]
 
 
 @pytest.mark.parametrize("refusal", [DENIED, PROTECTED], ids=["denied", "protected"])

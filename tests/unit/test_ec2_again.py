@@ -254,6 +254,29 @@ def test_nodes_get_no_later_deadline_than_aws_keeps(
         provider.extend(cluster, tmp_path, NOW + DAY)
 
 
+@pytest.mark.parametrize(
+    ("living", "said"),
+    [((), "no machine of it runs"), (("launcher",), "its schedules in AWS are gone")],
+)
+def test_a_cluster_that_others_have_removed_is_not_extended(
+    living: tuple[str, ...], said: str, market: type[Market], tmp_path: Path
+) -> None:
+    """On another machine, by `gc --yes`: its group of schedules went with it."""
+
+    class Gone(market):  # type: ignore[valid-type, misc]
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            if action == "list_schedules":
+                code = "ResourceNotFoundException"
+                raise failures.refused("list schedules", code, "no such group", "us-east-1")
+            return {}
+
+    Gone.living = living
+    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    with pytest.raises(ProviderError, match=said) as caught:
+        Ec2Provider(Gone).extend(cluster(account="123456789012"), tmp_path, NOW + DAY)
+    assert "clusterctl up lab" in caught.value.hint
+
+
 def test_schedules_of_aws_are_moved_where_nothing_here_tells_of_them(
     market: type[Market], provider: Ec2Provider, tmp_path: Path
 ) -> None:

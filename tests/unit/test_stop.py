@@ -116,6 +116,20 @@ def test_stop_ends_and_counts_what_somebody_started_in_a_stopped_cluster(
     assert sorted(counted) == [("address", *runs), ("instance", *runs)]
 
 
+def test_what_others_have_removed_is_not_said_to_be_stopped(
+    call: Call, here: Staged, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Empty(Cloud):
+        def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+            return {}
+
+    empty = Empty()
+    provide(monkeypatch, "local", empty)
+    judge(call("stop"), 2, "no machine of cluster lab runs any more", "clusterctl down lab")
+    assert empty.stopped == []
+    assert here.store.cluster("lab").phase is Phase.READY
+
+
 def test_what_a_stopped_cluster_cannot_do_names_start(call: Call, here: Staged) -> None:
     call("stop")
     judge(call("run", "train.py"), 7, "cluster 'lab' is stopped", "clusterctl start lab")

@@ -48,6 +48,9 @@ class Bills:
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return self.machines
 
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return {}
+
 
 def charge(name: str, **changes: object) -> Charge:
     made = Charge(node=name, part="instance", item="x", hourly=1.0, source="", since=NOW - HOUR)
@@ -420,6 +423,27 @@ def test_what_a_broken_off_up_has_not_made_costs_nothing() -> None:
     planned = (charge("launcher"), gone, charge("worker-1", since=NOW))
     found, _ = broken_off(old, Bills(launcher="i-1"), charges=planned)
     assert found.charges == planned[:2]
+
+
+class Removed(Bills):
+    """Somebody has run `gc --yes` on another machine."""
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return {
+            "launcher": Ended(NOW - 60),
+            "worker-1": Ended(NOW - 90),
+            "worker-2": Ended(NOW - HOUR),
+        }
+
+
+def test_machines_that_others_removed_during_an_up_are_paid() -> None:
+    """One that had ended before is no machine of this `up`."""
+    began = replace(lab(), phase=Phase.CREATING, nodes=(), charges=())
+    names = ("launcher", "worker-1", "worker-2")
+    planned = tuple(charge(name, since=NOW - 600) for name in names)
+    found, _ = broken_off(began, Removed(), charges=planned)
+    ends = {item.node: item.until for item in found.charges}
+    assert ends == {"launcher": NOW - 60, "worker-1": NOW - 90}
 
 
 class Gateways(Bills):

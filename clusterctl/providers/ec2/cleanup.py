@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Reporter
-from clusterctl.providers.ec2 import eventbridge, failures
+from clusterctl.providers.ec2 import eventbridge, failures, tags
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.leftovers import GATEWAY, KINDS, SCHEDULES, Found, Kind, search
 from clusterctl.providers.protocol import Resource, describe
@@ -19,6 +19,12 @@ LIMIT = 600.0
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
 PAUSE = 2.0
 """Seconds between two searches: instances end slowly, and hold what they use."""
+
+
+def remove_all(api: Api, cluster_id: str, report: Reporter, *, settle: float = 0.0) -> None:
+    """Removes a cluster as `remove` does, and says that AWS has nothing left of it."""
+    remove(api, cluster_id, report, settle=settle)
+    report(f"asked AWS again: nothing tagged {tags.TAG}={cluster_id} is left in {api.region}")
 
 
 def remove(

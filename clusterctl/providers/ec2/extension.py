@@ -20,7 +20,7 @@ from clusterctl.providers.ec2 import (
     tags,
 )
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.failures import WrongClock
+from clusterctl.providers.ec2.failures import RefusedByAws, WrongClock
 from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.shared import deadlines
 
@@ -77,7 +77,7 @@ def label(cluster: Cluster, folder: Path, deadline: float, api: Api) -> None:
     value = tags.render_deadline(deadline)
     tagging.label(api, cluster.id, tags.DEADLINE_TAG, value)
     state = provider_state.load(folder)
-    if state is None or state.guarded:
+    if state and state.guarded:
         eventbridge.label(api, cluster.id, {tags.DEADLINE_TAG: value})
 
 
@@ -90,4 +90,16 @@ def _extend_in_aws(
     preflight.check_clock(api.ahead)
     if guarded or (guarded is None and eventbridge.find(api, cluster.id)):
         there = [item.id for item in find_instances(api, cluster.id)]
-        eventbridge.arm(api, cluster.id, there, deadline, nat=lives.has_gateway(cluster))
+        try:
+            eventbridge.arm(api, cluster.id, there, deadline, nat=lives.has_gateway(cluster))
+        except RefusedByAws as refused:
+            if refused.code != "ResourceNotFoundException":
+                raise
+            # Another person has removed the cluster, or its schedules alone.
+            name = cluster.name
+            gone = "its schedules in AWS are gone" if there else "no machine of it runs any more"
+            raise ProviderError(
+                f"the deadline of cluster {name} cannot be moved: {gone}",
+                hint=f"`clusterctl up {name}` creates what is missing, `clusterctl down {name}`"
+                " removes the cluster",
+            ) from refused

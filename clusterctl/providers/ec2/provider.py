@@ -301,7 +301,7 @@ class Ec2Provider:
         return leftovers.find_priced(self._connect(region), prices.rates)
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
-        cleanup.remove(self._connect(region), cluster_id, report)
+        cleanup.remove_all(self._connect(region), cluster_id, report)
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
         return adoption.adopt(self._connect(region), cluster_id, name)

@@ -178,8 +178,7 @@ def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
     state = provider_state.load(folder)
     # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
     settle = SETTLE if state and state.unfinished else 0.0
-    cleanup.remove(api, cluster.id, report, settle=settle)
-    report(f"asked AWS again: nothing tagged {tags.TAG}={cluster.id} is left in {api.region}")
+    cleanup.remove_all(api, cluster.id, report, settle=settle)
 
 
 def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
