@@ -308,7 +308,7 @@ def saved_login(registry: str) -> RegistryLogin | None:
         settings = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is not JSON"
         raise UsageError(f"{path} cannot be read: {why}", hint="correct it") from error
     name = _HUB_LOGIN if registry == HUB else registry
@@ -343,9 +343,15 @@ def _helped(helper: str, name: str) -> RegistryLogin | None:
     that fails knows nothing: most images are public, and a refusal says what to do."""
     argv = [f"docker-credential-{helper}", "get"]
     result = process.run(argv, timeout=TIMEOUT, stdin=name.encode())
+    return parse_helped(result.text) if result.ok else None
+
+
+def parse_helped(text: str) -> RegistryLogin | None:
+    """The answer of a credential helper; None where it is not one."""
     try:
-        found = json.loads(result.text) if result.ok else {}
-        return RegistryLogin(str(found["Username"]), str(found["Secret"]))
+        found = json.loads(text)
+        login = RegistryLogin(str(found["Username"]), str(found["Secret"]))
+        return login if login.basic else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

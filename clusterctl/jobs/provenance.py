@@ -50,7 +50,7 @@ def read_git(root: Path) -> Provenance:
         result = process.run(["git", "-C", str(root), *words], timeout=GIT_TIMEOUT)
         return result.stdout if result.ok else b""
 
-    commit = ask("rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
+    commit = ask("rev-parse", "--verify", "--quiet", "HEAD").decode(errors="replace").strip()
     if not commit:
         return Provenance()
     branch = ask("rev-parse", "--abbrev-ref", "HEAD").decode(errors="replace").strip()

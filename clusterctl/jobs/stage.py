@@ -251,8 +251,9 @@ def _git_top(folder: Path, *, refuse: bool = True) -> Path | None:
     no git: taken for no repository, its ignored files (secrets, data) would travel.
     """
     result = process.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel"], timeout=20)
-    if result.ok:
-        return Path(os.fsdecode(result.stdout.removesuffix(b"\n")))
+    top = result.stdout.removesuffix(b"\n")
+    if result.ok and os.path.isabs(top) and os.path.isdir(top):
+        return Path(os.fsdecode(top))
     place = folder.resolve()
     repository = next((path for path in (place, *place.parents) if _looks_like_git(path)), None)
     if repository is None or not refuse:

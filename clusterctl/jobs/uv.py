@@ -81,7 +81,7 @@ def call(what: str, *words: str) -> str:
     env = {**os.environ, "NO_COLOR": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
     result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
     if result.ok:
-        return result.stdout.decode()
+        return result.text
     reasons = [
         line.strip().removeprefix("error: ").removeprefix("cause: ")
         for line in result.complaints.splitlines()

@@ -62,7 +62,12 @@ def find() -> Binary:
 def _version(path: str) -> tuple[int, int, int] | None:
     """What that program says, asked once in our life; None where it makes no sense."""
     result = process.run([path, "version", "-json"], timeout=VERSION_TIMEOUT, env=_environment())
-    numbers = re.search(r'"terraform_version":\s*"(\d+)\.(\d+)\.(\d+)', result.text)
+    return parse_version(result.text)
+
+
+def parse_version(text: str) -> tuple[int, int, int] | None:
+    """The version in what `terraform version -json` prints; None where there is none."""
+    numbers = re.search(r'"terraform_version":\s*"(\d{1,6})\.(\d{1,6})\.(\d{1,6})', text, re.ASCII)
     return (int(numbers[1]), int(numbers[2]), int(numbers[3])) if numbers else None
 
 

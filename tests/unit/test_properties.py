@@ -30,7 +30,7 @@ from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import evidence, messages, metrics, top, verify_output
 from clusterctl.insight.verify_output import GPU_FIELDS
 from clusterctl.job_model import JobState
-from clusterctl.jobs import copies_here, fetched, follow, mirror, outputs, uv
+from clusterctl.jobs import copies_here, fetched, follow, mirror, outputs, provenance, stage, uv
 from clusterctl.options.table import Option
 from clusterctl.options.verbs import VERBS
 from clusterctl.providers.docker import engine
@@ -43,6 +43,7 @@ from clusterctl.providers.slurm.provider import SlurmProvider
 from clusterctl.schedulers import direct, job_state, load_batch
 from clusterctl.state import Home, Store
 from clusterctl.terraform import events
+from clusterctl.terraform.binary import parse_version
 from clusterctl.transport import uptime
 from tests.unit.making import job, spec
 
@@ -157,6 +158,71 @@ def test_a_record_comes_back_as_it_was(
         store = Store(Home(Path(folder)))
         store.save_job(ran)
         assert store.job(7) == ran
+
+
+@pytest.mark.parametrize(
+    "words", [("1: lo: <UP> x", "7: v7@if8: <UP> x", "8: br0: <UP> x"), ("7: v7: <DOWN>",)]
+)
+def test_the_interfaces_that_ip_lists(words: tuple[str, ...]) -> None:
+    names = {line.split(": ")[1].partition("@")[0] for line in words}
+    assert subnets.parse_links("\n".join(words)) == names
+
+
+BYTES = st.one_of(
+    st.binary(max_size=60),
+    st.lists(
+        st.sampled_from(
+            (b"a", b"/", b"..", b"\0", b"\n", b"\xff", b"diff --git a/.env b/.env\n", b"+TOKEN=1\n",
+             b"@@ -1 +1 @@\n", b"--- a/x\n", b"+++ b/x\n", b"+" * 3000, b"GIT binary patch\n")
+        ), max_size=8,
+    ).map(b"".join),
+)  # fmt: skip
+"""Nearly what git prints."""
+
+
+@FEW
+@given(printed=BYTES)
+def test_whatever_git_prints_is_read_or_refused(printed: bytes) -> None:
+    """A program of that name prints it for each question."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        tools, tree = Path(folder) / "tools", Path(folder) / "tree"
+        tools.mkdir()
+        tree.mkdir()
+        (tree / "a").touch()
+        (tools / "said").write_bytes(printed)
+        (tools / "git").write_text('#!/bin/sh\nexec cat "${0%git}said"\n')
+        (tools / "git").chmod(0o755)
+        patch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+        found = provenance.read_git(tree)
+        assert found.patch_bytes in (0, len(printed))
+        with suppress(UsageError):
+            staged = stage.find_tree(tree)
+            for name in staged.files:
+                staged.root.joinpath(name)
+
+
+LOGINS = st.sampled_from(("auths", "credHelpers", "credsStore", "registry.test", "auth"))
+
+
+@QUICK
+@given(
+    st.recursive(
+        st.none() | st.integers() | TEXT | st.just("dTpw"),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(LOGINS, inner, max_size=3),
+        max_leaves=8,
+    ).map(json.dumps)
+    | st.just("[" * 5000)
+    | TEXT
+)
+def test_what_docker_login_has_saved_is_read_or_refused_in_one_line(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        (Path(folder) / "config.json").write_text(text)
+        patch.setenv("DOCKER_CONFIG", folder)
+        patch.setenv("PATH", folder)  # without credential helpers
+        try:
+            assert (login := registry.saved_login("registry.test")) is None or login.basic
+        except UsageError as error:
+            refused_in_one_line(error)
 
 
 JSON = st.recursive(
@@ -392,6 +458,20 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "follow.sh": (
         lambda text: follow.parse_header(text.encode()),
         ("F out/rank-0.out 0 10 10", "F state 0 1 1", "E", f"F state 0 {'9' * 5000} 1"),
+    ),
+    "docker-credential": (
+        registry.parse_helped,
+        ('{"ServerURL": "h", "Username": "u", "Secret": "s"}', '{"Username": "u"}', "null", "[1]",
+         '{"Username": "\\ud800", "Secret": 1}', "credentials not found", "[" * 5000),
+    ),
+    "terraform version": (
+        parse_version,
+        ('{"terraform_version": "1.9.0"}', '"terraform_version": "1.²."', "Terraform v1.9.0",
+         f'"terraform_version": "1.{"9" * 5000}.0"', '"terraform_version": "٣.٣.٣"'),
+    ),
+    "ip -o link": (
+        subnets.parse_links,
+        ("7: v7@if8: <UP> mtu 1500", "8: br0: <UP>", "8:", ":", "²: x: y", "Object terminated"),
     ),
     "sshd": (sshd.version, ("OpenSSH_9.2p1", "OpenSSH_9.", f"OpenSSH_{'9' * 400}.1")),
     "mpirun": (direct.remarks, ("-" * 30, "Primary job terminated normally", "\0", "\r")),

@@ -119,8 +119,7 @@ class Namespaces:
     def prune(self, kept: Sequence[Process]) -> None:
         """Unplugs nodes that are gone: the kernel takes its time, and theirs still answer ARP."""
         known = {port_name(one.pid) for one in kept} | {"lo", "br0", "uplink"}
-        listed = ip(self._site, "-o", "link", "show", inside=self._switch).splitlines()
-        ports = {line.split(":")[1].strip().partition("@")[0] for line in listed}
+        ports = subnets.parse_links(ip(self._site, "-o", "link", "show", inside=self._switch))
         if stale := sorted(ports - known):
             batch = "".join(f"link delete {port}\n" for port in stale)
             ip(self._site, "-force", "-batch", "-", stdin=batch, inside=self._switch, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,9 @@ POOL = IPv4Network("198.18.0.0/15")
 
 HOST = 254
 """Last octet of this machine's own address in a cluster's subnet."""
+
+
+_LINK = re.compile(r"\d+: ([^:@\s]+)(@[^:\s]+)?:")
 
 
 def candidates(cluster_id: str) -> Iterator[IPv4Network]:
@@ -115,3 +119,8 @@ def mac(ip: str) -> str:
     Where it is given, udev also refrains from changing it behind our back.
     """
     return "02:00:" + ":".join(f"{octet:02x}" for octet in IPv4Address(ip).packed)
+
+
+def parse_links(text: str) -> set[str]:
+    """The names of the interfaces that `ip -o link show` lists: `7: eth0@if8: <UP> …`."""
+    return {found[1] for line in text.split("\n") if (found := _LINK.match(line))}
