@@ -259,6 +259,22 @@ def test_an_mpirun_whose_daemons_always_give_up_is_started_again_once(site: Site
     assert (site.folder("launcher", 1) / "starts").read_text() == "x\nx\n"
 
 
+def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Path) -> None:
+    """Open MPI says the same of it. The nodes that answer know that ranks were started."""
+    site.where = replace(site.where, one_host=False)
+    agent, looks = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh", tmp_path / "looks"
+    agent.write_text(
+        "#!/bin/sh\n"
+        f'case "$1 $2" in worker-2*look*) echo >>{looks}; exec sleep 60 ;; esac\n'
+        '[ "$1" != worker-2 ] || exit 255\neval "$2"\n'
+    )
+    agent.chmod(0o755)
+    job = site.ended(site.submit(1, "exit 5", f"rank 0; {GIVES_UP}"))
+    assert (job.state, job.survivors["worker-2"]) == (JobState.FAILED, -1), site.story(job)
+    assert looks.exists()
+    assert (site.folder("launcher", 1) / "starts").read_text() == "x\n"
+
+
 def test_what_a_program_leaves_behind_is_ended(site: Site) -> None:
     job = site.submit(1, "trap '' TERM; sleep 300 & :", "rank 0; rank 1")
     job = site.until(job, lambda job: bool(job.survivors))
