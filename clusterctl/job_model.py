@@ -98,6 +98,9 @@ class JobSpec:
     retries: int = 0
     on_node_loss: str = ""
     """`replace`, `shrink` or `fail`; "": the first where nodes cost nothing, else the last."""
+    resume_args: str = ""
+    """`--resume {snapshot}`: added to the program's arguments where it has a snapshot to go on
+    from."""
     keep_files: tuple[str, ...] = ()
     """Patterns of outputs to copy to the launcher meanwhile; (): snapshots and small ones."""
     sync: str = ""
@@ -227,6 +230,9 @@ class Job:
     """Of a sweep: the exit codes of the points that have ended, by their numbers."""
     fetched: bool = False
     rerun_of: int | None = None
+    resumes: bool = False
+    """Its first attempt, too, gets the spec's `resume_args`: the job goes on with another's
+    files."""
 
     @property
     def ranks(self) -> int:

@@ -101,7 +101,9 @@ def run(
         )
 
     def proceed(job: Job, without: tuple[str, ...]) -> Job:
-        if not job.spec.program.bundled:
+        if job.spec.resume_args:
+            report(f"the program gets {job.spec.resume_args}, if there is a snapshot")
+        elif not job.spec.program.bundled:
             report("the program gets the same arguments, and its files: it has to look for them")
         try:
             return again(job, without)

@@ -15,6 +15,7 @@ from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import Job, JobSpec
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import Cluster, Reporter
+from clusterctl.resume_args import are_given
 from clusterctl.state import Store
 
 
@@ -79,6 +80,8 @@ def rerun(
         )
     os.utime(archive)  # it is in use again
     prepared = _again(store, old, cluster, spec, secrets)
+    own = not spec.resume_args or are_given(spec.resume_args, given.arguments)
+    prepared = replace(prepared, job=replace(prepared.job, resumes=resume and not own))
     carried = resuming.carry_over(store, source, prepared.job, cluster, report)
     return run(
         store,

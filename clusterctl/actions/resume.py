@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -64,7 +65,10 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporte
             if first in there and not copies:
                 found = outputs.find(old, cluster, pool).all()
                 stale = _find_stale(old, found, first)
-                if not _is_needed_elsewhere(found, first, list_rank_nodes(next_job, target), stale):
+                # Of a job with --resume-args, its supervisor brings each node what it lacks.
+                limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
+                places = list_rank_nodes(next_job, target)
+                if not _is_needed_elsewhere(found, first, places, stale, limit):
                     _report_missing(old, found, names, there, stale, report)
                     return EarlierFiles(old, cluster, in_place=True)
         else:
@@ -161,16 +165,20 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
 
 
 def _is_needed_elsewhere(
-    found: Sequence[outputs.Output], first: str, names: Sequence[str], stale: Collection[str]
+    found: Sequence[outputs.Output],
+    first: str,
+    names: Sequence[str],
+    stale: Collection[str],
+    limit: int,
 ) -> bool:
     """Whether nodes of the next job have no files of the old one, or older ones (`stale`), and are
-    to get those of its rank 0: each rank of an ordinary program reads the snapshot itself. Large
-    ones would take long by way of this machine; the bundled programs send them from rank 0 to the
-    others."""
+    to get those of its rank 0: each rank of an ordinary program reads the snapshot itself. More
+    than `limit` bytes would take long by way of this machine; the bundled programs send them from
+    rank 0 to the others."""
     wrote = {output.node for output in found}
     size = sum(output.size for output in found)
     lacks = bool(stale) or not wrote.issuperset(names)
-    return first in wrote and lacks and size <= SPREAD
+    return first in wrote and lacks and size <= limit
 
 
 def _is_stale(old: Job, modified: float, of_rank_0: float) -> bool:

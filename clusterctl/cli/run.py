@@ -252,6 +252,7 @@ def _conditions(spec: JobSpec, detach: bool) -> list[str]:
         (spec.keep_files, f"copies {', '.join(spec.keep_files)} to the launcher while it runs"),
         (spec.sync, f"brings outputs to {spec.sync} while it runs"),
         (spec.retries, f"starts again after a failure, up to {tries}"),
+        (spec.resume_args, f"adds {spec.resume_args} when it continues from a snapshot"),
         (detach, "runs detached: clusterctl returns once the job is submitted"),
     )
     return [text for holds, text in rows if holds]

@@ -87,6 +87,7 @@ def _facts(job: Job) -> dict[str, str]:
         "--timeout": _seconds(spec.timeout or None),
         "--hang-timeout": _seconds(spec.hang_timeout or None),
         "--retries": str(spec.retries or ""),
+        "--resume-args": spec.resume_args,
         "--module": " ".join(spec.modules),
         "--venv": spec.venv,
         "--container": spec.container,

@@ -13,6 +13,7 @@ from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import archives, secrets, spy, stage, systems
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
+from clusterctl.resume_args import shell_words
 from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
     GRACE,
@@ -98,6 +99,7 @@ def _rank_files(
         folder=folder,
         reserve=MIRROR_RESERVE,
         points=job.spec.is_sweep,
+        resume_args=job.spec.resume_args,
     )
     rank = assets.render(
         "job/rank.sh.j2",
@@ -107,6 +109,7 @@ def _rank_files(
         hostname=hostname,
         working=job.spec.program.folder,
         program=plan.programs[node.name],
+        resume_args=shell_words(job.spec.resume_args),
         agent=plan.agents.get(node.name, ""),
         device_env=plan.device_env,
         points=job.spec.is_sweep,

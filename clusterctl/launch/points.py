@@ -64,6 +64,7 @@ def check_options(spec: JobSpec) -> None:
         ("--ranks-per-node", spec.ranks_per_node),
         ("--retries", spec.retries),
         ("--hang-timeout", spec.hang_timeout),
+        ("--resume-args", spec.resume_args),
         ("--mpirun-arg", spec.mpirun_args),
         (f"--launcher {spec.launcher}", spec.launcher in ("torchrun", "srun")),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl import resume_args as resuming
 from clusterctl import sweeps
 from clusterctl.errors import UsageError
 from clusterctl.options import batch
@@ -158,6 +159,13 @@ class Run(Started, heading=JOBS, module="run"):
         "shrink",
         "fail",
         limits=(where.REPLACED, where.SUPERVISED),
+    )
+    resume_args = text(
+        "--resume-args",
+        JOB,
+        "Added when SCRIPT continues: '--resume {snapshot}'",
+        "ARGS",
+        check=resuming.check,
     )
     keep_files = texts(
         "--keep-files",

@@ -137,6 +137,7 @@ class Batch(ABC):
             timers=timers,
             retries=job.spec.retries,
             **direct.watching(job),
+            **direct.resuming(job),
             **self._start(job, plan, "work"),
         )
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}

@@ -14,6 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.job_model import Job
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster
+from clusterctl.resume_args import SNAPSHOTS, name_predicate, predicates
 from clusterctl.schedulers import job_state
 
 GRACE = 5
@@ -53,6 +54,9 @@ rank. A file that is more than a quarter larger loses its middle: a tenth at its
 LEAST_OUTPUT = 16_000_000
 """Bytes that such a part has at least."""
 
+RESUME_LIMIT = 1800
+"""Seconds that a node has to send another one the snapshot that a job goes on from."""
+
 MIRROR_INTERVAL = 30
 """Seconds between two looks for outputs that are to be copied to the launcher."""
 
@@ -68,9 +72,6 @@ MIRROR_RESERVE = 1 << 20
 
 SMALL = 100_000_000
 """Bytes up to which outputs are copied to the launcher, whatever they are called."""
-
-SNAPSHOTS = ("*.pt", "*.pth", "*.ckpt", "*.safetensors")
-"""Outputs that are copied to the launcher whatever their size."""
 
 CLEAN_LIMIT = 15
 """Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
@@ -120,6 +121,8 @@ class Direct:
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
                 **watching(job),
+                **resuming(job),
+                resume_limit=RESUME_LIMIT,
                 ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
                 # Nodes on one host can only be lost together.
@@ -255,11 +258,20 @@ def watching(job: Job) -> dict[str, object]:
     }
 
 
+def resuming(job: Job) -> dict[str, object]:
+    """What the scripts that start ranks need for --resume-args. `snapshots`: what `find` is to
+    take for one; "": nothing is to be looked for."""
+    spec = job.spec
+    return {
+        "snapshots": shlex.join(predicates(spec.keep_files)) if spec.resume_args else "",
+        "resumes": job.resumes,
+    }
+
+
 def _predicates(job: Job) -> list[str]:
     """What `find` is to choose of the outputs for the copies on the launcher."""
     rows = [["-size", f"-{SMALL + 1}c"]] if not job.spec.keep_files else []
-    for glob in job.spec.keep_files or SNAPSHOTS:
-        rows.append(["-path", f"./{glob}"] if "/" in glob else ["-name", glob])
+    rows += [[*name_predicate(glob)] for glob in job.spec.keep_files or SNAPSHOTS]
     return ["(", *[word for row in rows for word in ("-o", *row)][1:], ")"]
 
 

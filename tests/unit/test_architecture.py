@@ -26,7 +26,8 @@ from clusterctl.providers import PROVIDERS
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hangs"}
-FOUNDATION |= {"sweeps", "redaction", "node_phases", "formats", "known_hosts", "blocking"}
+FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats"}
+FOUNDATION |= {"known_hosts", "blocking"}
 EDGE = {"process", "state", "meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 TALK |= {"data_sources"}
@@ -60,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "assets": {"model", "errors"},
     "keys": {"model", "errors"},
     "config": {"model", "errors", "options"},
-    "options": {"errors", "sweeps"},
+    "options": {"errors", "sweeps", "resume_args"},
     "catalog": {"model", "errors"},
     "timeouts": set(),
     "node_phases": set(),
@@ -74,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "blocking": set(),
     "job_model": {"sweeps"},
     "sweeps": {"errors"},
+    "resume_args": {"errors"},
     "launch_plan": set(),
     "model": set(),
     "errors": set(),

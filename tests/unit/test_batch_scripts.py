@@ -80,6 +80,7 @@ def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:
     folder = tmp_path / "root" / "jobs" / "7"
     (folder / "out").mkdir(parents=True)
     (folder / "work").mkdir()
+    (folder / ".staged").touch()
     for name, (text, mode) in node_files(one, where, plan, {})["login"].items():
         (folder / name).write_text(text)
         (folder / name).chmod(mode)

@@ -242,6 +242,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),
     "--keep-files": ("*.h5",),
+    "--resume-args": ("--resume {snapshot}",),
     "--sync": ("there",),
     "--on-node-loss": ("shrink",),
     "--retries": ("2",),

@@ -121,6 +121,17 @@ def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) 
     assert site.store.job(1).state is JobState.FAILED
 
 
+def test_a_program_gets_its_own_option_for_the_snapshot(site: Staged, tmp_path: Path) -> None:
+    program = '#!/bin/sh\necho "given $*"\necho it >x.pt\n[ $WORLD_SIZE = 1 ] || touch {dead}\n'
+    (tmp_path / "tree" / "program").write_text(program.format(dead=tmp_path / "dead"))
+    ended, said, printed = run(site, tmp_path, "shrink", resume_args="--resume {snapshot}")
+    assert isinstance(ended, Job), ended
+    assert (ended.id, ended.state) == (2, JobState.SUCCEEDED), said
+    assert "the program gets --resume {snapshot}, if there is a snapshot" in said
+    assert f"given --resume {site.work(number=2) / 'x.pt'}\n" in printed
+    assert printed.count("given \n") == 2
+
+
 def test_of_a_sweep_only_the_points_that_were_lost_run_again(site: Staged, tmp_path: Path) -> None:
     (tmp_path / "tree" / "program").write_text(
         "#!/bin/sh\n"

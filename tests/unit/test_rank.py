@@ -70,6 +70,7 @@ class Rank:
                 "line_buffered": False,
                 "points": False,
                 "gpu_variable": "",
+                "resume_args": "",
                 **values,
             },
         )

@@ -480,3 +480,18 @@ def test_a_rerun_has_further_arguments_and_another_number_of_ranks(old: Staged, 
     assert again.spec.program.args == ("1000", "1000", "--resume", "a b.pt", "-q")
     assert again.ranks == 1
     assert "a b.pt" in (old.work(number=8).parent / "rank.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "resumes"),
+    [((), True), (("--", "--epochs", "9"), True), (("--", "--resume=x.pt"), False)],
+)
+def test_a_rerun_has_the_option_that_was_given_once_unless_it_names_another_snapshot(
+    old: Staged, call: Call, words: tuple[str, ...], resumes: bool
+) -> None:
+    job = old.store.job(7)
+    asked = replace(job.spec, resume_args="--resume {snapshot}")
+    old.store.save_job(replace(job, spec=asked))
+    call("rerun", "7", "--resume", *words)
+    assert old.store.job(8).resumes is resumes
+    assert old.store.job(8).spec.resume_args == asked.resume_args, "for the next attempt"

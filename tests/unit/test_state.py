@@ -26,6 +26,7 @@ from clusterctl.job_model import Hang, HungRanks, JobState, RankFailure
 from clusterctl.model import Accelerator, Phase
 from clusterctl.state import ClusterLock, Home, Store, home
 from clusterctl.state.home import write_atomic
+from clusterctl.state.versions import VERSION
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, spec
 
@@ -325,7 +326,7 @@ def test_a_version_that_is_none_is_damage(value: str, store: Store) -> None:
     store.save(cluster())
     path = store.folder("lab") / "cluster.json"
     text = path.read_text()
-    path.write_text(text.replace('"record_version": 4', f'"record_version": {value}'))
+    path.write_text(text.replace(f'"record_version": {VERSION}', f'"record_version": {value}'))
     assert path.read_text() != text
     with pytest.raises(RecordError, match="record_version"):
         store.cluster("lab")

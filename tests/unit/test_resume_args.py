@@ -1,0 +1,148 @@
+"""--resume-args: a program that needs an option to go on gets it, on every node with the same
+snapshot, and only if there is one."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.job_model import JobState
+from clusterctl.resume_args import are_given, check, shell_words
+from tests.unit.test_batch_scripts import Batch, slurm, start
+from tests.unit.test_supervise import BOTH, Site, site
+
+__all__ = ["site", "slurm", "start"]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def tries(script: str) -> str:
+    """What a rank does: it says what it was given, which `sh -c` calls $0, $1 and so on; in its
+    first attempt it runs `script`, and fails."""
+    shows = 'echo "$0:$*"; [ -z "$1" ] || cat "$1"'
+    return f"{shows}; [ $CLUSTERCTL_ATTEMPT = 2 ] || {{ {script}; exit 5; }}"
+
+
+def said(site: Site, worker: str, rank: int) -> list[str]:
+    return (site.folder(worker, 1) / f"out/rank-{rank}.out").read_text().splitlines()
+
+
+def test_every_rank_is_given_the_newest_snapshot_of_rank_0(site: Site) -> None:
+    script = tries(
+        "if [ $RANK = 0 ]; then mkdir -p 'my runs'; echo old >'my runs/a.ckpt'; sleep 0.02;"
+        " echo new >'my runs/it'\"'\"'s.ckpt'; echo newer >log; fi"
+    )
+    asked = {"retries": 1, "resume_args": "--resume {snapshot}"}
+    job = site.ended(site.submit(1, script, BOTH, **asked))
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2), site.story(job)
+    for rank, worker in enumerate(("worker-1", "worker-2")):
+        path = site.folder(worker, 1) / "work/my runs/it's.ckpt"
+        assert said(site, worker, rank) == ["/bin/sh:", f"--resume:{path}", "new"]
+    assert "continuing from" in (site.folder("worker-1", 1) / "out/rank-0.err").read_text()
+    assert not (site.folder("worker-2", 1) / "work/my runs/a.ckpt").exists()
+
+
+def test_without_a_snapshot_nothing_is_added(site: Site) -> None:
+    script = tries("echo it >log; : >empty.pt")
+    job = site.ended(site.submit(1, script, BOTH, retries=1, resume_args="--resume {snapshot}"))
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2), site.story(job)
+    assert said(site, "worker-1", 0) == ["/bin/sh:", "/bin/sh:"]
+
+
+def test_a_snapshot_that_was_cut_short_is_passed_over(site: Site, tmp_path: Path) -> None:
+    """As by a kill while torch.save wrote it: every attempt that begins with it would fail."""
+    whole, torn = tmp_path / "whole.pt", tmp_path / "torn.pt"
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.writestr("data.pkl", b"\0" * 1000)
+    torn.write_bytes(whole.read_bytes()[:-30])
+    copies = f"cp {shlex.quote(str(whole))} 1.pt; sleep 0.02; cp {shlex.quote(str(torn))} 2.pt"
+    script = f'echo "$1"; [ $CLUSTERCTL_ATTEMPT = 2 ] || {{ {copies}; exit 5; }}'
+    job = site.ended(site.submit(1, script, BOTH, retries=1, resume_args="--resume {snapshot}"))
+    assert job.state is JobState.SUCCEEDED, site.story(job)
+    assert said(site, "worker-1", 0)[1] == str(site.folder("worker-1", 1) / "work/1.pt")
+
+
+def test_a_folder_comes_with_all_that_is_in_it(site: Site) -> None:
+    """What a rank has written there itself stays."""
+    script = (
+        'cat "$1/all" "$1/own" 2>/dev/null;'
+        " [ $CLUSTERCTL_ATTEMPT = 2 ] || { mkdir -p runs/step-2; echo $RANK >runs/step-2/own;"
+        " if [ $RANK = 0 ]; then touch runs/step-2/model.safetensors; echo all >runs/step-2/all;"
+        " echo it >elsewhere; fi; exit 5; }"
+    )
+    job = site.ended(
+        site.submit(1, script, BOTH, retries=1, keep_files=("runs/*",), resume_args="-c {folder}")
+    )
+    assert job.state is JobState.SUCCEEDED, site.story(job)
+    assert said(site, "worker-1", 0) == ["all", "0"]
+    assert said(site, "worker-2", 1) == ["all", "1"]
+    assert not (site.folder("worker-2", 1) / "work/elsewhere").exists()
+
+
+def test_the_third_attempt_begins_with_what_the_second_has_written(site: Site) -> None:
+    """Also where the node of another rank has the copy that it got for the second."""
+    script = (
+        'cat "$1"; [ $RANK = 1 ] || echo $CLUSTERCTL_ATTEMPT >last.ckpt;'
+        " [ $CLUSTERCTL_ATTEMPT = 3 ] || exit 5"
+    )
+    job = site.ended(site.submit(1, script, BOTH, retries=2, resume_args="--resume {snapshot}"))
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 3), site.story(job)
+    assert said(site, "worker-2", 1) == ["1", "2"]
+
+
+def test_ranks_do_not_start_where_one_cannot_get_the_snapshot(site: Site) -> None:
+    """They would begin with different ones."""
+    site.change = lambda text: text.replace("-xomf -", "-xomf nowhere")
+    job = site.ended(
+        site.submit(1, tries("echo it >a.pt"), BOTH, retries=1, resume_args="--resume {snapshot}")
+    )
+    assert job.state is JobState.FAILED
+    assert len(said(site, "worker-1", 0)) == 1
+    assert "the snapshot could not be copied to worker-2" in site.story(job)
+
+
+def test_a_batch_job_goes_on_from_the_snapshot(start: Callable[..., Batch]) -> None:
+    script = tries("[ $RANK = 1 ] || echo it >a.pt; sleep 0.2")
+    batch = start(script, retries=1, resume_args="--resume={snapshot} --lr 1")
+    found = batch.end()
+    assert (found.state, found.attempt) == (JobState.SUCCEEDED, 2)
+    for rank in (0, 1):
+        lines = (batch.folder / f"out/rank-{rank}.out").read_text().splitlines()
+        assert lines[1].partition(":")[0] == f"--resume={batch.folder / 'work/a.pt'}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--resume {snapshot}", ["--resume", "/a b/x.pt"]),
+        ("ckpt_path={snapshot}", ["ckpt_path=/a b/x.pt"]),
+        ("--from '{folder}/..' --strict ''", ["--from", "/a b/..", "--strict", ""]),
+        ("--resume_from_checkpoint last", ["--resume_from_checkpoint", "last"]),
+        ("--json '{\"a\": 1}' '$HOME'", ["--json", '{"a": 1}', "$HOME"]),
+    ],
+)
+def test_words(text: str, words: list[str]) -> None:
+    assert check(text, "--resume-args") == text
+    script = f'cctl_snapshot="/a b/x.pt"; printf "%s\\n" {shell_words(text)}'
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.split("\n")[:-1] == words
+
+
+@pytest.mark.parametrize("text", ["", "'--resume", "--resume {checkpoint}"])
+def test_what_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--resume-args"):
+        check(text, "--resume-args")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(["--resume", "x"], True), (["--resume=x"], True), (["--resumed"], False), ([], False)],
+)
+def test_arguments_that_are_given_by_hand_win(given: list[str], found: bool) -> None:
+    assert are_given("--resume {snapshot}", given) is found
