@@ -12,6 +12,9 @@ terraform {
 provider "aws" {
   region = var.region
 
+  # Its list of regions is as old as the provider: a region that opened later would be invalid.
+  skip_region_validation = true
+
   # The default, 25, keeps asking for many minutes where a zone has no capacity.
   max_retries = var.max_retries
 

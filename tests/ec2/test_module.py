@@ -75,6 +75,17 @@ def test_its_own_tests_pass(module: Path, quick: dict[str, str]) -> None:
     assert re.search(r"Success! \d+ passed, 0 failed", done.stdout)
 
 
+def test_a_region_that_is_newer_than_the_provider_is_asked_all_the_same(module: Path) -> None:
+    """It has a list of regions, and an account may be in one that opened later. Nobody answers
+    here: it gets as far as asking."""
+    words = ("-var=region=ap-southeast-6", "-var=max_retries=1", "-input=false", "-no-color")
+    keys = {"AWS_ACCESS_KEY_ID": "AKIANOBODY", "AWS_SECRET_ACCESS_KEY": "nothing"}
+    done = terraform(module, "plan", *words, **keys, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "invalid AWS Region" not in done.stderr
+    assert "connection refused" in done.stderr
+
+
 def test_every_variable_explains_and_defaults_itself() -> None:
     text = (MODULE / "variables.tf").read_text()
     for block in re.findall(r'variable "(\w+)" \{(.*?)\n\}', text, re.DOTALL):
