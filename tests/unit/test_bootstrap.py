@@ -17,6 +17,7 @@ from clusterctl import bootstrap, keys
 from clusterctl.bootstrap import facts
 from clusterctl.model import Accelerator, Node, NodeResult
 from clusterctl.providers.sge.provider import SgeProvider
+from clusterctl.providers.shared.batch_site import BatchSite
 from clusterctl.providers.shared.take_back import render_shut_out
 from clusterctl.providers.slurm.provider import SlurmProvider
 from tests.unit.making import cluster, node
@@ -229,9 +230,11 @@ def answers(*tools: str, more: str = "") -> NodeResult:
     return NodeResult(node="worker-1", exit_code=0, stdout=f"{text}@@fact end\n".encode())
 
 
-def test_every_command_that_something_requires_is_looked_for() -> None:
-    required = {*bootstrap.REQUIRED, *SlurmProvider.required, *SgeProvider.required}
-    assert required == set(facts.TOOLS)
+@pytest.mark.parametrize("site", [SlurmProvider, SgeProvider])
+def test_every_command_that_something_requires_is_looked_for(site: type[BatchSite]) -> None:
+    assert set(bootstrap.REQUIRED) == set(facts.TOOLS)
+    asked = facts.questions((), tools=site.required)["tools"].replace(";", " ").split()
+    assert {*bootstrap.REQUIRED, *site.required} <= set(asked)
 
 
 def test_what_a_node_lacks_is_named_with_its_package() -> None:
