@@ -184,19 +184,20 @@ def _end_as_by_ctrl_c() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    ours = [number for number, what in before.items() if what is signal.SIG_DFL]
+    both = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Under nohup, a closed terminal is none of our business.
+    before = {number: what for number, what in both.items() if what not in (None, signal.SIG_IGN)}
 
     def set_all(what: Callable[[int, FrameType | None], Any]) -> None:
-        for number in ours:
+        for number in before:
             signal.signal(number, what)
 
     set_all(signal.default_int_handler)
     try:
         yield lambda: set_all(lambda number, frame: None)
     finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        for number, what in before.items():
+            signal.signal(number, what)
 
 
 def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -153,9 +154,24 @@ def test_what_could_not_be_removed_is_in_the_report_too(
     assert "down failed: AWS still has 1 volume (vol-3)" in report
 
 
+@pytest.fixture
+def other() -> Iterator[Callable[[int, FrameType | None], None]]:
+    """What this process does about SIGTERM, whoever has said so before."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("the signal came through")
+
+    before = signal.signal(signal.SIGTERM, fail)
+    yield fail
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.parametrize("when", ["create", "destroy"])
 def test_who_is_told_to_end_removes_the_cluster_first(
-    when: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    other: Callable[[int, FrameType | None], None],
 ) -> None:
     """By `kill`, a batch system or a closed terminal. As a command of its own it would end there
     and then, and the machines would run on until their deadline."""
@@ -168,7 +184,7 @@ def test_who_is_told_to_end_removes_the_cluster_first(
     assert open_store().names() == ()
     [report] = tmp_path.glob("clusterctl-check-*.md")
     assert "| result | failed: up: " in report.read_text()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is other
 
 
 MACHINES = {"t3.micro": 0.0104, "t3.small": 0.0208}
