@@ -132,6 +132,8 @@ WORKERS = (node("worker-1"), node("worker-2"))
         ({"name": "cron", "uid": 0}, False),
         ({"name": "systemd-resolve", "uid": 101}, False),
         ({"name": "nobody's", "uid": 65534}, False),
+        ({"name": "a service", "uid": 61184}, False),
+        ({"name": "bash", "uid": 1_200_001}, True),  # of a person in the company's directory
         ({"name": "sshd"}, False),
         ({"name": "sshd-session"}, False),
         ({"name": "systemd"}, False),
@@ -240,6 +242,18 @@ def test_only_a_worker_that_has_gone_silent_has_ended(launcher: Machine) -> None
     (launcher.folder / "worker-1").write_text("7")  # it was away for a moment
     launcher.turn(400 + LIMIT, WORKERS)
     assert launcher.report.ended == {}
+
+
+def test_a_clock_that_is_set_back_keeps_no_worker(launcher: Machine) -> None:
+    """One that was in use when it was to end is asked again as soon as it is unused."""
+    (launcher.folder / "worker-1").write_text("9000")
+    launcher.turn(100, WORKERS)
+    launcher.turn(100 + LIMIT, WORKERS)
+    date = launcher.folder / "date"
+    date.write_text('#!/bin/sh\necho "$(($(/bin/date "$@") - 3600))"\n')
+    date.chmod(0o755)
+    launcher.turn(140 + LIMIT, WORKERS)
+    assert launcher.told == ["worker-1", "worker-1"]
 
 
 def test_a_worker_that_takes_its_time_to_end_is_left_alone(launcher: Machine) -> None:

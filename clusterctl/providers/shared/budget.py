@@ -94,10 +94,13 @@ def check_until(
     seconds = affordable(budget, charges, spent)
     total = cost_until_removed(charges, deadline)
     if total > budget + 0.005:
+        more, minutes = f"--budget {total + 0.01:.2f}", int(seconds / 60)
+        sooner = f"first an earlier end: `clusterctl extend {options.name} --ttl {minutes}m`"
         raise UsageError(
             f"until {clock(deadline)} that costs ${total:.2f}, more than --budget {budget:.2f}",
-            hint=f"--budget {total + 0.01:.2f}, fewer --workers, or first an earlier end:"
-            f" `clusterctl extend {options.name} --ttl {int(seconds / 60)}m`",
+            hint=f"{more}, fewer --workers, or {sooner}"
+            if minutes > 0
+            else f"{more}, or `clusterctl down {options.name}`: ${spent:.2f} is spent already",
         )
 
 
