@@ -33,6 +33,19 @@ def check(error: ProviderError, case: dict[str, Any]) -> None:
     assert error.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("<!DOCTYPE html>\n<HTML lang=en>\n<h1>Proxy error</h1>", "500: a web page came instead"),
+        ("first\n  second", "500: first second"),
+    ],
+)
+def test_an_answer_of_many_lines_becomes_one(answer: str, said: str) -> None:
+    error = failures.refused("tag resource", "500", answer, "us-east-1")
+    assert said in error.message
+    assert "\n" not in error.message
+
+
 def test_there_are_many_and_each_has_a_source() -> None:
     found = [case for kind in CASES.values() for case in kind]
     assert len(found) >= 60

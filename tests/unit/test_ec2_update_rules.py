@@ -172,9 +172,8 @@ def test_a_budget_holds_for_what_is_added(charges: list[Charge], budget: float) 
 
 def test_an_end_within_the_minute_is_no_advice() -> None:
     """`extend --ttl 0m` would be refused."""
-    nearly = 1.01  # an hour has cost a dollar
+    old, nearly = cluster(wish(budget=8.0)), 1.01  # an hour has cost a dollar
     with pytest.raises(UsageError, match="more than --budget") as caught:
-        old = cluster(wish(budget=8.0))
         update_rules.deadline(wish(budget=nearly), old, PRESENT, [charge("worker-1")], NOW)
     assert "extend" not in caught.value.hint
     assert "`clusterctl down lab`: $1.00 is spent already" in caught.value.hint

@@ -459,11 +459,13 @@ def from_terraform(texts: Iterable[str]) -> ProviderError | None:
 
 def _readable(message: str) -> str:
     """Without what only fills the line: the number of a request, and what AWS has told in words
-    already, in a code that takes a right of its own to read."""
+    already, in a code that takes a right of its own to read. In one line."""
+    if "<html" in message.lower():
+        return "a web page came instead of an answer; perhaps a proxy sent it"
     message = re.sub(r"https? response error StatusCode: \d+, RequestID: [\w-]*, ", "", message)
     if "not authorized to perform: " in message:
         message = re.sub(r"\s*Encoded authorization failure message: \S{64,}", "", message)
-    return message
+    return re.sub(r"\s*\n\s*", " ", message.strip())
 
 
 _QUOTED = re.compile(
