@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl import bootstrap, keys, node_phases, providers
+from clusterctl import bootstrap, keys, model, node_phases, providers
 from clusterctl.actions import (
     check_name,
     ended_workers,
@@ -375,7 +375,7 @@ def record_failed_create(
         return True
     store.save(replace(cluster, charges=charges))
     if there or gateway:
-        report(_what_runs(cluster.name, len(there), bool(gateway), charges))
+        report(_what_runs(cluster, len(there), bool(gateway), charges))
     return bool(there or gateway)
 
 
@@ -392,14 +392,16 @@ def _report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
             )
 
 
-def _what_runs(name: str, machines: int, gateway: bool, charges: Sequence[Charge]) -> str:
-    """What goes on costing money after an `up` that broke off, and what to do about it."""
+def _what_runs(cluster: Cluster, machines: int, gateway: bool, charges: Sequence[Charge]) -> str:
+    """What goes on costing money after an `up` that broke off, until when, and what to do."""
+    name = cluster.name
     parts = [count(machines, "machine")] if machines else []
     parts += ["a NAT gateway"] if gateway else []
     one = machines + gateway == 1
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.per_hour(running), cost.is_exact(running))
+    until = f" until {model.clock(cluster.deadline)}" if cluster.deadline else ""
     return (
-        f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h: `clusterctl up {name}`"
+        f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h{until}: `clusterctl up {name}`"
         f" continues, `clusterctl down {name}` removes {'it' if one else 'them'}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -105,6 +106,49 @@ def test_a_night_that_a_cluster_runs_through_belongs_to_two_days(store: Store) -
     store.save(made("night", machine(midnight - HOUR, midnight + 3 * HOUR)))
     found = cost.spending(store, 30 * DAY, "night", lambda: NOON)
     assert [item.dollars for item in found.days if item.dollars] == [6.0, 2.0]
+
+
+EUROPE = "CET-1CEST,M3.5.0,M10.5.0/3"
+HAVANA = "CST5CDT,M3.2.0/0,M11.1.0/1"
+"""Summer time begins at midnight, which there is none of on that day."""
+LORD_HOWE = "<+1030>-10:30<+11>-11,M10.1.0,M4.1.0"
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    def put(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield put
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("name", "day", "hours"),
+    [
+        (EUROPE, "2026-03-29", 23.0),
+        (EUROPE, "2026-10-25", 25.0),
+        (HAVANA, "2026-03-08", 23.0),
+        (HAVANA, "2026-11-01", 25.0),
+        (LORD_HOWE, "2026-10-04", 23.5),
+        (LORD_HOWE, "2026-04-05", 24.5),
+        ("UTC0", "2028-02-29", 24.0),
+    ],
+)
+def test_days_are_as_long_as_here(
+    name: str, day: str, hours: float, zone: Callable[[str], None]
+) -> None:
+    zone(name)
+    noon = time.mktime((*date.fromisoformat(day).timetuple()[:3], 12, 0, 0, 0, 0, -1))
+    kept = open_store()
+    kept.save(made("days", machine(noon - 3 * DAY, noon + 3 * DAY, 1.0)))
+    found = cost.spending(kept, 30 * DAY, "days", lambda: noon + 4 * DAY)
+    spent = {item.day: item.dollars for item in found.days if item.dollars}
+    assert len(spent) == 7
+    assert spent[day] == pytest.approx(hours)
+    assert sum(spent.values()) == pytest.approx(found.dollars) == pytest.approx(6 * 24)
 
 
 @pytest.mark.parametrize("until", [None, NOON - HOUR / 4], ids=["runs", "ended"])

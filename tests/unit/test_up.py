@@ -22,6 +22,7 @@ from clusterctl.model import (
     NodeGroup,
     Phase,
     Runtime,
+    clock,
 )
 from clusterctl.providers.protocol import (
     Created,
@@ -329,7 +330,8 @@ def test_new_machines_of_old_names_are_no_old_cluster(
     bills = Bills(launcher=machines[0], worker_1=machines[1])
     found, told = broken_off(lab(), bills, deadline=armed)
     assert (found.phase, found.deadline) == (Phase.CREATING, armed)
-    assert told.startswith("2 machines run, $2.00/h: `clusterctl up lab` continues")
+    until = f"until {clock(armed)}"
+    assert told.startswith(f"2 machines run, $2.00/h {until}: `clusterctl up lab` continues")
 
 
 G4DN, LARGE = NodeGroup(count=8, family="g4dn"), NodeGroup(count=3, instance_type="c6i.large")
@@ -458,7 +460,8 @@ def test_a_nat_gateway_without_machines_is_named_and_paid() -> None:
     began = replace(lab(), phase=Phase.CREATING, nodes=(), charges=())
     found, told = broken_off(began, Gateways(), charges=planned)
     assert found.charges == (gateway,)
-    assert told.startswith("a NAT gateway runs, $0.05/h: `clusterctl up lab` continues")
+    until = f"until {clock(NOW + 7 * HOUR)}"
+    assert told.startswith(f"a NAT gateway runs, $0.05/h {until}: `clusterctl up lab` continues")
     assert "`clusterctl down lab` removes it" in told
     _, told = broken_off(began, Gateways(launcher="i-1"), charges=planned)
     assert told.startswith("1 machine and a NAT gateway run, $1.05/h")
