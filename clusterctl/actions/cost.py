@@ -89,6 +89,8 @@ def spending(
             charges, lines = show.find_charges(store, item, now)
             known[at] = replace(item, charges=tuple(charges))
             warnings += lines
+    if latest := max(known, key=lambda item: item.created, default=None):
+        warnings += show.describe_late_clock(latest, now)
     clusters = [
         (item, dollars)
         for item in known

@@ -106,7 +106,7 @@ def status(
             *uncertain,
             *_restarted(cluster, charges),
             *_unguarded(cluster, told.dead, told.deadlines),
-            *_from_the_future(cluster, now),
+            *describe_late_clock(cluster, now),
             *told.clocks,
             *shut,
         ),
@@ -150,7 +150,7 @@ def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     return (f"{trouble}: `clusterctl {advice}",)
 
 
-def _from_the_future(cluster: Cluster, now: float) -> tuple[str, ...]:
+def describe_late_clock(cluster: Cluster, now: float) -> tuple[str, ...]:
     """A warning where this machine's clock shows an earlier time than at `up`."""
     behind = cluster.created - now
     if behind <= NOTICED:

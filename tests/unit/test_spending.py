@@ -240,6 +240,13 @@ def test_a_cluster_that_has_ended_itself_costs_no_more(
     assert line in call("cost", "--since", "9999d").err
 
 
+def test_a_clock_that_is_behind_is_said(store: Store) -> None:
+    store.save(replace(made("new", machine(NOON)), created=NOON))
+    assert cost.spending(store, DAY, None, lambda: NOON).warnings == ()
+    [line] = cost.spending(store, DAY, None, lambda: NOON - 2 * HOUR).warnings
+    assert line.startswith("this machine's clock is at least 2 h behind")
+
+
 def test_programs_read_it_as_json_and_csv(store: Store, call: Call) -> None:
     said = call("cost", "--since", "9999d", "--json").document
     assert {row["id"] for row in said["clusters"]} == {"ana-old-1", "ana-lab-1"}
