@@ -1,4 +1,4 @@
-"""docs/ec2.md and docs/ec2-strictness.md name nothing that is not there."""
+"""docs/ec2.md, docs/ec2-strictness.md and docs/money.md name nothing that is not there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ import pytest
 from clusterctl import catalog
 from clusterctl.actions import gc, real_check, salvage, up_plan
 from clusterctl.bootstrap import steps
+from clusterctl.cli import console
 from clusterctl.model import CloudSpec
 from clusterctl.options import checks
 from clusterctl.options.clusters import Up
 from clusterctl.options.verbs import VERBS
-from clusterctl.providers.ec2 import cleanup, eventbridge, hostkeys, launches, spec
+from clusterctl.providers.ec2 import (
+    cleanup,
+    eventbridge,
+    failures,
+    hostkeys,
+    launches,
+    preflight,
+    spec,
+)
 from clusterctl.providers.ec2.instances import SETTLE
 from clusterctl.providers.shared import charges, deadlines
 
@@ -26,7 +35,9 @@ else:
 
 MINUTE, HOUR = 60, 3600
 ROOT = Path(__file__).parents[2]
-GUIDE, STRICTNESS = (ROOT / "docs" / name for name in ("ec2.md", "ec2-strictness.md"))
+GUIDE, STRICTNESS, MONEY = (
+    ROOT / "docs" / name for name in ("ec2.md", "ec2-strictness.md", "money.md")
+)
 TEST = re.compile(r"`(?:([\w/]+\.py)(?:::)?)?(test_\w+)?`")
 STRICT = ROOT / "tests" / "sim" / "test_ec2_strict.py"
 
@@ -50,6 +61,28 @@ def test_each_test_that_the_page_names_is_there(row: str) -> None:
         if test:
             places = [find_file(name)] if name else [*files, STRICT]
             assert any(f"def {test}(" in path.read_text() for path in places), test
+
+
+PROMISES = [
+    line.split(" | ") for line in MONEY.read_text().splitlines() if re.match(r"\| .*\.py`", line)
+]
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=range(len(PROMISES)))
+def test_each_promise_about_money_has_a_test_that_is_there(promise: list[str]) -> None:
+    assert len(promise) == 3, "a promise, how it is kept, and where that is tested"
+    named = [(name, test) for name, test in TEST.findall(promise[-1]) if name]
+    assert named
+    for name, test in named:
+        path = find_file(name)
+        assert path.is_file(), name
+        assert not test or f"def {test}(" in path.read_text()
+
+
+def test_no_promise_about_money_is_without_a_row() -> None:
+    table = MONEY.read_text().partition("|---|---|---|\n")[2].partition("\n\n")[0]
+    silent = [row for row in table.splitlines() if ".py`" not in row and "tests/ec2" not in row]
+    assert silent == []
 
 
 def test_the_texts_of_aws_are_counted() -> None:
@@ -87,7 +120,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", [GUIDE, STRICTNESS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [GUIDE, STRICTNESS, MONEY], ids=lambda page: page.name)
 def test_each_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" not in target:
@@ -126,6 +159,11 @@ SAID = [
     (steps.BOOT_LIMIT, 300, STRICTNESS, "`cloud-init status --wait`, at most 300 s"),
     (hostkeys.REFUSED, 2 * MINUTE, STRICTNESS, "refuses the user for two minutes"),
     (eventbridge.SPREADING, 30, STRICTNESS, "asked again for 30 s"),
+    (console.SILENCE, 2.5, MONEY, "after 2.5 s without a word, those included"),
+    (preflight.NOTICED, 30, MONEY, "they say so from 30 s on"),
+    (failures.SKEW, 5 * MINUTE, MONEY, "a clock that is more than five minutes off"),
+    (charges.LATER, MINUTE, MONEY, "AWS itself a minute later"),
+    (charges.RELEASE, 15 * MINUTE, MONEY, "and its address for 15 minutes"),
 ]
 
 
