@@ -69,7 +69,9 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporte
                 limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
                 places = list_rank_nodes(next_job, target)
                 if not _is_needed_elsewhere(found, first, places, stale, limit):
-                    _report_missing(old, found, names, there, stale, report)
+                    brought = bool(next_job.spec.resume_args)
+                    theirs = () if brought else [name for name in there if name in places]
+                    _report_missing(old, found, names, there, theirs, stale, report)
                     return EarlierFiles(old, cluster, in_place=True)
         else:
             away = connect_or_report(pool, list_nodes(old, cluster), report)
@@ -205,10 +207,12 @@ def _report_missing(
     found: Sequence[outputs.Output],
     names: tuple[str, ...],
     there: tuple[str, ...],
+    theirs: Collection[str],
     stale: tuple[str, ...],
     report: Reporter,
 ) -> None:
-    """Says where a job that resumes `old` on the same nodes starts from the beginning."""
+    """Says where a job that resumes `old` on the same nodes starts from the beginning. `theirs`:
+    the nodes whose ranks have nothing but the files there."""
     first = names[0]
     if gone := [name for name in names if name not in there]:
         report(
@@ -216,7 +220,7 @@ def _report_missing(
             " carried over"
         )
     wrote = {output.node for output in found}
-    without = [name for name in there if name not in wrote]
+    without = [name for name in theirs if name not in wrote]
     if first in wrote and without:
         report(
             f"{', '.join(without)}: job {old.id} has left no files there, as it has on"

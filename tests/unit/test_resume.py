@@ -482,6 +482,12 @@ def test_a_rerun_has_further_arguments_and_another_number_of_ranks(old: Staged, 
     assert "a b.pt" in (old.work(number=8).parent / "rank.sh").read_text()
 
 
+def test_a_node_without_files_that_runs_no_rank_is_not_named(old: Staged, call: Call) -> None:
+    shutil.rmtree(old.work("worker-2"))
+    old.work("worker-2").mkdir()
+    assert "worker-2" not in call("rerun", "7", "--resume", "-n", "1").err
+
+
 @pytest.mark.parametrize(
     ("words", "resumes"),
     [((), True), (("--", "--epochs", "9"), True), (("--", "--resume=x.pt"), False)],
