@@ -84,6 +84,11 @@ print(state[1], flush=True)
 """
 
 
+ASKS = TRAINS.replace('os.path.exists("snapshot")', "sys.argv[1:] and sys.argv[1] == '--resume'")
+ASKS = ASKS.replace('open("snapshot")', "open(sys.argv[2])").replace("json, os,", "json, os, sys,")
+"""The same with an option for its snapshot, which it does not look for."""
+
+
 def undisturbed(steps: int = 100) -> str:
     """What TRAINS prints at last."""
     state: list[object] = [0, ""]
@@ -111,7 +116,9 @@ def test_a_job_goes_on_without_the_worker_it_has_lost(own: Cli) -> None:
     assert (own.job(1)["state"], own.job(2)["state"]) == ("failed", "succeeded")
     assert own.job(2)["rerun_of"] == 1
 
-    running = own.start("run", "--on-node-loss", "shrink", "trains.py")
+    own.script("asks.py", ASKS)
+    given = ("--keep-files", "snapshot", "--resume-args", "--resume {snapshot}")
+    running = own.start("run", "--on-node-loss", "shrink", *given, "asks.py")
     running.until("step 20", times=2)
     kill(own, "worker-2")
     done = running.wait(120)
