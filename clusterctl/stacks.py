@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -20,7 +20,9 @@ _COLLECTIVES = re.compile(
 )
 """Functions of torch.distributed that wait for other ranks."""
 _C10D = "torch/distributed/distributed_c10d.py"
-_MPI = re.compile(r"P?(MPI_[A-Z]\w+)|PyMPI_(\w+)")
+_DDP = re.compile(r"/torch/(autograd/\w+|nn/parallel/distributed)\.py$")
+"""Python that calls what averages gradients."""
+_MPI = re.compile(r"(?:MPI_)?PyMPI_(\w+)|P?(MPI_[A-Z]\w+)")
 _MPI4PY = re.compile(r"mpi4py/MPI.*\.pyx")
 _RECEIVES = re.compile(r"MPI[_ ](M?recv|M?probe)|recv(_object_list)?", re.IGNORECASE)
 _SENDS = re.compile(r"MPI[_ ][SBR]?send|send(_object_list)?", re.IGNORECASE)
@@ -29,6 +31,8 @@ _COMPILED = re.compile(r"\.(c|cc|cpp|cxx|cu|h|hh|hpp|rs|pyx|S|so[\d.]*)$")
 _RUNTIME = re.compile(r"/(lib(c|m|dl|pthread|ffi|stdc\+\+|python\w*)|ld-linux[\w-]*)\b[^/]*$")
 """Libraries, and sources of Python's own, that say nothing about the program."""
 _PYTHONS_OWN = re.compile(r"/(Modules|Objects|Python|Include)/[^/]+(/[^/]+)?\.[ch]$")
+GRADIENTS = "the all-reduce of gradients (DDP)"
+TEARDOWN = "the destructor of a process group"
 _LONGEST = 60
 """Characters of a C++ name that are shown."""
 
@@ -66,6 +70,8 @@ class Stack:
     frames: tuple[Frame, ...]
     thread: str = ""
     others: tuple[Stack, ...] = ()
+    active: bool = True
+    """It has or wants a processor; also where that is not known."""
 
     @property
     def own(self) -> Frame | None:
@@ -85,14 +91,27 @@ class Stack:
             if frame.file.endswith(_C10D) and _COLLECTIVES.fullmatch(frame.name):
                 return frame.name
             if found := _MPI.fullmatch(frame.name):
-                return found[1] or f"MPI_{found[2]}"
+                return found[2] or f"MPI_{found[1]}"
             if _MPI4PY.search(frame.file):
                 return f"MPI {frame.name.rpartition('.')[2]}"
         names = [frame.name for frame in self.frames]
+        if self.tears_down:
+            return TEARDOWN
         if any("c10d::Reducer" in name for name in names):
-            return "the all-reduce of gradients (DDP)"
+            return GRADIENTS
         waits = any(name.startswith(("c10d::Work", "c10d::ProcessGroup")) for name in names)
         return "a collective" if waits else ""
+
+    @property
+    def asleep_in_ddp(self) -> bool:
+        """Whether it sleeps in what calls DDP's all-reduce of gradients. Without C frames, this is
+        all that shows of it."""
+        return not self.active and bool(self.frames and _DDP.search(self.frames[0].file))
+
+    @property
+    def tears_down(self) -> bool:
+        """Whether it is in the destructor of a process group, which holds Python's lock."""
+        return any("::~ProcessGroup" in frame.name for frame in self.frames)
 
     @property
     def receives(self) -> bool:
@@ -184,7 +203,7 @@ def parse(text: str, folder: str) -> Stack | None:
         stack = _thread(main, folder)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return Stack(stack.frames, stack.thread, others) if stack.frames else None
+    return replace(stack, others=others) if stack.frames else None
 
 
 def _thread(dump: Mapping[str, Any], folder: str) -> Stack:
@@ -192,7 +211,8 @@ def _thread(dump: Mapping[str, Any], folder: str) -> Stack:
         Frame(f["name"], f["filename"].removeprefix(f"{folder}/"), f["line"] or 0)
         for f in dump["frames"]
     )
-    return Stack(tuple(frames), dump.get("thread_name") or "")
+    name, active = dump.get("thread_name") or "", dump.get("active", True)
+    return Stack(tuple(frames), name, active=bool(active))
 
 
 @dataclass(frozen=True, slots=True)

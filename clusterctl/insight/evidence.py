@@ -42,6 +42,8 @@ class Disk:
     size: int
     mount: str
     inodes: bool = False
+    elsewhere: bool = False
+    """Neither the job's folder nor a temporary one is on it: the program may still write there."""
 
     @property
     def full(self) -> bool:
@@ -183,10 +185,10 @@ def read_look(name: str, text: str) -> NodeView:
 def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
     if word == "absent":
         view.absent = True
-    elif word in ("disk", "inodes"):
+    elif word in ("disk", "inodes", "elsewhere"):
         free, size, mount = rest.split(maxsplit=2)
-        disk = Disk(int(free), int(size), mount, inodes=word == "inodes")
-        if disk not in view.disks:
+        disk = Disk(int(free), int(size), mount, word == "inodes", word == "elsewhere")
+        if disk.mount not in [other.mount for other in view.disks if other.inodes == disk.inodes]:
             view.disks += (disk,)
     elif word == "memory":
         kind, kibibytes = rest.split()

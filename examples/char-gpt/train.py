@@ -46,6 +46,7 @@ def main() -> None:
         torch.save(model.state_dict(), "char-gpt.pt")
         written = model.eval().write([letters.index("t")], 20)
         print("sample:", json.dumps("".join(letters[number] for number in written)), flush=True)
+    del parallel  # it keeps the process group, and must not end it after the next line
     dist.destroy_process_group()
 
 

@@ -342,7 +342,8 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "look.sh": (
         lambda text: evidence.read_look("worker-1", text),
         ("uptime 1 2", "waits", "exe 7 /usr/bin/python3", "disk 1 2 /", "memory MemTotal: 1",
-         "spot", "peer", "kernel [ 1.5] killed", "launcher eA==", "launcher ^", "rank 0", "exit 0",
+         "elsewhere 1 2 /a", "spot", "peer", "kernel [ 1.5] killed", "launcher eA==", "launcher ^",
+         "rank 0", "exit 0",
          "written 0", "process 0 7 (python) S 1" + " 2" * 20, "process 0 7 (", "absent"),
     ),
     "stacks.sh": (

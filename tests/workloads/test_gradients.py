@@ -61,6 +61,34 @@ def test_one_rank_alone_may_use_what_the_wrapper_offers(programs: Programs) -> N
     assert (ended.code, ended.lines("gradients")) == (0, [f"gradients {[[1.0] * 3] * 2}"]), ended
 
 
+OUTLIVES = """
+from pathlib import Path
+
+import torch
+from trainlib.ranks import discover
+from trainlib.session import Session
+
+def gloo():
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo" in name for name in names)
+
+with Session(discover()) as session:
+    session.open("gloo")
+    parallel = session.data_parallel(torch.nn.Linear(3, 2))
+    parallel(torch.ones(1, 3)).sum().backward()
+    print("within", gloo() > 0, flush=True)
+print("after", gloo(), parallel.module.weight.shape[0], flush=True)
+"""
+
+
+def test_a_wrapper_that_outlives_its_session_keeps_no_group(programs: Programs) -> None:
+    """Its destructor could wait for one of gloo's threads for ever."""
+    ended = programs.mpirun(2, programs.script("outlives.py", OUTLIVES))
+    assert ended.code == 0, ended
+    assert ended.lines("within") == ["within True"] * 2
+    assert ended.lines("after") == ["after 0 2"] * 2
+
+
 COMPRESSED = """
 import torch
 from trainlib.ranks import discover

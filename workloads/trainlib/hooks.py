@@ -68,6 +68,15 @@ class Parallel(DistributedDataParallel):
         usual = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
         return _JoinHook(usual, self.uneven)
 
+    def leave_group(self) -> None:
+        """Let go of the process group. Afterwards only `module` is of use.
+
+        A wrapper that keeps the group beyond destroy_process_group() ends it in a destructor, which
+        holds Python's lock while it waits for a thread of gloo that may want this lock.
+        """
+        for name in ("reducer", "logger", "process_group"):
+            setattr(self, name, None)
+
 
 class Alone(torch.nn.Module):
     """The wrapper of a world of one rank, for scripts that use more of it than its call."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import inspect
 import json
 import os
@@ -19,6 +20,7 @@ import socket
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -91,6 +93,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.description = "one rank, nothing to exchange"
         self.communicator: collectives.Communicator = collectives.Alone()
         self._averager: mpi.Averager | None = None
+        self._wrappers: weakref.WeakSet[hooks.Parallel] = weakref.WeakSet()
         self._rounds = 0
         self._alone = ranks.world == 1
         self._store: Any = None
@@ -227,6 +230,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self._open_native_mpi()
             return
         group = "nccl" if name == "nccl" else "gloo"
+        # Its functions have the group of that moment as a default, and DDP imports it later: then
+        # they would keep the group and its threads until the interpreter ends.
+        importlib.import_module("torch.distributed.nn")
         try:
             dist.init_process_group(
                 group,
@@ -294,6 +300,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             # The hook waits: a small first bucket, there for the sake of overlap, is one more wait.
             options["bucket_cap_mb"] = _BUCKET_MB
         wrapped = hooks.Parallel(model, **options)
+        self._wrappers.add(wrapped)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if averager is not None:
             state = hooks.OverMpi(averager, self.ranks.world, wrapped.uneven, half)
@@ -371,8 +378,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 # Nobody leaves while others still send, and rank 0 holds the store.
                 self.communicator.barrier()
             if dist.is_initialized():
-                # A DDP wrapper is a cycle of references, and would keep the group and its threads
-                # alive behind the back of destroy_process_group until the interpreter ends.
+                # A DDP wrapper would keep the group and its threads alive behind the back of
+                # destroy_process_group until the interpreter ends: one that a variable of the
+                # script holds, and one in a cycle of references.
+                for wrapped in self._wrappers:
+                    wrapped.leave_group()
                 gc.collect()
                 dist.destroy_process_group()
             mpi.finish()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clusterctl.insight.doctor import failures, nodes, waits
+from clusterctl.insight.doctor import endings, failures, nodes, waits
 from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
 from clusterctl.insight.doctor.finding import assemble as assemble
@@ -39,6 +39,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *waits.stopped_ranks(evidence),
         *failures.first_failure(evidence),
         *failures.vanished(evidence),
+        *endings.unfinished(evidence),
         *waits.collectives(evidence),
         *waits.idle_ranks(evidence),
         *nodes.clocks(evidence),
@@ -48,7 +49,12 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
     if not any(finding.serious for finding in kept):
         kept = [*_recorded(evidence), *(_promoted(evidence, finding) for finding in kept)]
-    return tuple(sorted(kept, key=lambda finding: not finding.serious))
+    return tuple(sorted(kept, key=lambda finding: (not finding.serious, _aside(finding))))
+
+
+def _aside(finding: Finding) -> bool:
+    """A full disk that nothing shows the job to use."""
+    return finding.kind == "disk" and not finding.serious
 
 
 def _promoted(evidence: Evidence, finding: Finding) -> Finding:

@@ -221,12 +221,40 @@ def vanished(evidence: Evidence) -> Iterator[Finding]:
     gone = [n for n, r in sorted(evidence.ranks.items()) if not r.alive and r.exit_code is None]
     for number in gone:
         yield _without_trace(evidence, evidence.ranks[number])
+    yield from _left(evidence)
+
+
+def _left(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks that have ended with code 0 while others live. That may be right, unless these wait in
+    a collective, or have printed that a rank is gone."""
     quiet = [n for n, r in sorted(evidence.ranks.items()) if r.exit_code == 0]
-    if quiet and any(stack.collective for stack in evidence.stacks.values()):
-        yield Finding(
-            "left",
-            f"{name_ranks(quiet)} ended with code 0 while others wait in"
-            f" {next(s.collective for s in evidence.stacks.values() if s.collective)}",
-            "give all ranks the same number of steps (a sampler with drop_last, or model.join())",
-            ranks=tuple(quiet),
-        )
+    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
+    if not quiet:
+        return
+    stacks = [rank.stack for rank in living.values() if rank.stack]
+    waiting = [stack for stack in stacks if stack.collective and not stack.tears_down]
+    follow = [n for n, rank in living.items() if _follows(rank)]
+    if waiting:
+        doing = f"others wait in {waiting[0].describe()}"
+    elif follow:
+        doing = f"{evidence.place(follow[0])} still needed it"
+    elif not any(stack.tears_down for stack in stacks):
+        doing = f"{name_ranks(living)} still run{'s' if len(living) == 1 else ''}"
+    else:
+        return
+    places = evidence.place(quiet[0]) if len(quiet) == 1 else name_ranks(quiet)
+    yield Finding(
+        "left",
+        f"{places} ended with code 0 while {doing}",
+        "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
+        " look for sys.exit, a return or a collective that only some ranks reach",
+        tuple(last for n in quiet[:1] if (last := _last_words(evidence.ranks[n]))),
+        tuple(quiet),
+        tuple(dict.fromkeys(evidence.ranks[number].node for number in quiet)),
+        serious=bool(waiting or follow),
+    )
+
+
+def _last_words(rank: Rank) -> str:
+    said = [line.strip() for line in rank.out.splitlines() if line.strip()]
+    return f"its last line of output: {said[-1][:120]}" if said else ""

@@ -109,6 +109,7 @@ def disks(evidence: Evidence) -> Iterator[Finding]:
                     f"{disk.mount} of {view.name} {'has no inodes left' if disk.inodes else left}",
                     "free space there, or create the cluster with a larger --disk",
                     nodes=(view.name,),
+                    serious=not disk.elsewhere,
                 )
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from clusterctl import blocking, stacks
 from clusterctl.blocking import CHILD, FILE_LOCK, Wait
-from clusterctl.insight.doctor import rendezvous
+from clusterctl.insight.doctor import endings, rendezvous
 from clusterctl.insight.doctor.failures import last_error
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.insight.evidence import Rank
-from clusterctl.stacks import Folded, Stack, name_ranks
+from clusterctl.stacks import GRADIENTS, Folded, Stack, name_ranks
 
 BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
@@ -46,6 +46,8 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
     absent = [item for item in folded if not item.stack.collective]
     for item in absent:
         yield from _missing(evidence, waiting[0], item)
+    if all(stack.tears_down for stack in living.values()):  # `endings` says it
+        return
     if absent or len(living) < len(evidence.ranks):
         return
     if all(stack.receives for stack in living.values()):
@@ -171,7 +173,13 @@ def _keeps_waiting(evidence: Evidence, waiting: Folded, item: Folded) -> bool:
     late = [look for number in item.ranks for look in evidence.ranks[number].looks]
     if not first or not late:  # too busy a machine for another look
         return False
-    return all(look.collective for look in first) and not any(look.collective for look in late)
+    came = any(_is_in(look, waiting.stack) for look in late)
+    return not came and all(_is_in(look, waiting.stack) for look in first)
+
+
+def _is_in(look: Stack, call: Stack) -> bool:
+    """Whether a later stack, which may lack C frames, waits in a collective like an earlier one."""
+    return bool(look.collective) or (call.collective == GRADIENTS and look.asleep_in_ddp)
 
 
 def _elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
@@ -267,7 +275,8 @@ def _wait(rank: Rank, stack: Stack | None = None) -> Wait:
 def without_stacks(evidence: Evidence) -> Iterator[Finding]:
     without: dict[str, list[int]] = {}
     for number, rank in sorted(evidence.ranks.items()):
-        if rank.alive and not rank.stack and rank.no_stack:
+        told = endings.python_has_ended(evidence, rank)
+        if rank.alive and not rank.stack and rank.no_stack and not told:
             without.setdefault(rank.no_stack, []).append(number)
     for why, numbers in without.items():
         rank = evidence.ranks[numbers[0]]

@@ -44,6 +44,7 @@ def main() -> None:
             right = (network(inputs.to(device)).argmax(1).cpu() == labels).float().mean().item()
         print(f"accuracy {right:.2f} after training on {dist.get_world_size()} processes")
         torch.save(network.state_dict(), "digits.pt")
+    del parallel  # it keeps the process group, and must not end it after the next line
     dist.destroy_process_group()
 
 

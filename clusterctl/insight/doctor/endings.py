@@ -1,0 +1,88 @@
+"""Ranks whose program has ended while their process has not: what runs after the last line of a
+Python program can wait for other ranks, or for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clusterctl.insight.doctor.failures import last_error
+from clusterctl.insight.doctor.finding import Evidence, Finding
+from clusterctl.insight.evidence import Rank
+from clusterctl.stacks import TEARDOWN, name_ranks
+
+_NO_PYTHON = "find a python interpreter"
+"""What py-spy says of a process whose Python has ended (and of a Python that it does not know)."""
+DESTRUCTORS = "https://github.com/pytorch/pytorch/issues/56297"
+
+
+def unfinished(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks that have run their whole program, and still live."""
+    yield from _destructors(evidence)
+    for rank in evidence.ranks.values():
+        if python_has_ended(evidence, rank):
+            yield _exits(evidence, rank)
+
+
+def python_has_ended(evidence: Evidence, rank: Rank) -> bool:
+    """Whether it lives without a Python interpreter. If that is so of all ranks, and none has
+    printed an exception, py-spy does not know this Python."""
+    gone = _NO_PYTHON in rank.no_stack and rank.alive and not rank.stack
+    return gone and bool(evidence.stacks or last_error(rank.err))
+
+
+def _exits(evidence: Evidence, rank: Rank) -> Finding:
+    """Others wait for it, and it waits for them: MPI ends only when all ranks have come to that."""
+    others = {n: s for n, s in evidence.stacks.items() if s.collective}
+    first = next(iter(others), None)
+    where = f", while {name_ranks(others)} waits" if len(others) == 1 else ""
+    where = f", while {name_ranks(others)} wait" if len(others) > 1 else where
+    where += f" in {others[first].describe()}" if first is not None else ""
+    place, number = evidence.place(rank.number), rank.number
+    if error := last_error(rank.err):
+        return Finding(
+            "error",
+            f"{place} has failed, but its process has not ended: {error[-1].strip()}{where}",
+            "MPI waits for all ranks as a rank exits: `clusterctl run -m mpi4py SCRIPT` lets an"
+            " exception end all of them; `clusterctl logs"
+            f" {evidence.job.id} --rank {number}` shows all that it printed",
+            error,
+            (number,),
+            (rank.node,),
+        )
+    return Finding(
+        "left",
+        f"{place} has reached the end of its program, and waits for the others as it exits{where}",
+        "give all ranks the same number of steps and the same collectives; look for sys.exit, a"
+        " return or a branch that only some ranks take",
+        ranks=(number,),
+        nodes=(rank.node,),
+        serious=bool(others) and not any(evidence.ranks[n].moved for n in others),
+    )
+
+
+def _destructors(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks in the destructor of a process group, when no other rank lives that could still come
+    to one of its collectives: nothing will end it."""
+    living = {n: rank for n, rank in evidence.ranks.items() if rank.alive}
+    inside = [n for n, rank in living.items() if rank.stack and rank.stack.tears_down]
+    if not inside or len(inside) < len(living):
+        return
+    moved = [living[number].moved for number in inside]
+    alone = len(inside) == 1
+    ranks = evidence.place(inside[0]) if alone else name_ranks(inside)
+    yield Finding(
+        "teardown",
+        f"{ranks} {'has' if alone else 'have'} ended the program, and hang{'s' if alone else ''}"
+        f" in {TEARDOWN}",
+        "a model in DistributedDataParallel, or another object that holds the process group, is"
+        " still there after destroy_process_group(): train in a function, or `del model` before"
+        f" destroy_process_group(); `clusterctl cancel {evidence.job.id}` ends the job",
+        (
+            "the destructor keeps Python's lock (the GIL) while it waits for a thread of the"
+            " backend, and that thread may want this lock",
+            DESTRUCTORS,
+        ),
+        tuple(inside),
+        tuple(dict.fromkeys(living[number].node for number in inside)),
+        serious=not any(moved),
+    )

@@ -1,0 +1,198 @@
+"""What `doctor` makes of ranks whose program has ended while their process, or another rank, has
+not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from clusterctl import stacks
+from clusterctl.insight import doctor, evidence
+from clusterctl.insight.doctor import Evidence
+from tests.unit.test_doctor import (
+    START,
+    WORK,
+    process,
+    receives,
+    reduces,
+    seen,
+    sleeps,
+    stack,
+    two_ranks,
+    view,
+)
+
+LIB = "/opt/py/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so"
+NO_PYTHON = "Failed to find a python interpreter in the .data section"
+FAILED = (
+    f'Traceback (most recent call last):\n  File "{WORK}/train.py", line 10, in <module>\n'
+    "    print(labels[7])\nKeyError: 7\n"
+)
+
+
+def destroys(waits: str = "pthread_mutex_lock") -> stacks.Stack:
+    """As py-spy shows it at the end of a program: no line of Python is left."""
+    return stack(
+        (waits, "/usr/lib/libc.so.6", 0),
+        ("c10d::ProcessGroupGloo::~ProcessGroupGloo", LIB, 0),
+        ("c10d::ProcessGroup::~ProcessGroup", LIB, 0),
+        ("pybind11_object_dealloc", LIB.replace("cpu", "python"), 0),
+        ("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0),
+    )
+
+
+def without_python(found: Evidence, number: int, err: str = "") -> Evidence:
+    rank = found.ranks[number]
+    rank.stack, rank.no_stack, rank.err = None, NO_PYTHON, err
+    return found
+
+
+@pytest.mark.parametrize("second", ["pthread_mutex_lock", "pthread_cond_wait"])
+def test_destructors_that_wait_with_pythons_lock(second: str) -> None:
+    found = two_ranks(destroys(), destroys(second))
+    for rank in found.ranks.values():
+        rank.moved = False
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks, finding.serious) == ("teardown", (0, 1), True)
+    assert "hang in the destructor of a process group" in finding.text
+    assert "`del model` before destroy_process_group()" in finding.advice
+
+
+def test_a_destructor_that_hangs_when_the_other_rank_has_ended() -> None:
+    """The one that has ended is not to blame."""
+    found = seen(
+        view("worker-1", "rank 0", process(0, 100)),
+        view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
+    )
+    found.ranks[0].stack = destroys()
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("teardown", (0,))
+    assert finding.text.startswith("rank 0 on worker-1 has ended the program, and hangs in")
+
+
+def test_a_destructor_that_goes_on_is_no_cause() -> None:
+    found = two_ranks(destroys(), destroys())
+    found.ranks[1].moved = True
+    [finding] = doctor.judge(found)
+    assert not finding.serious
+
+
+def test_a_destructor_that_waits_for_a_rank_that_has_not_come() -> None:
+    """A collective that the program has started and never waited for."""
+    [finding] = doctor.judge(two_ranks(destroys("std::thread::join"), sleeps()))
+    assert (finding.kind, finding.ranks) == ("missing", (1,))
+    assert finding.text.startswith("rank 0 waits in the destructor of a process group for rank 1")
+
+
+def test_a_rank_of_mpi4py_that_has_failed_and_waits_for_the_others_as_it_exits() -> None:
+    found = without_python(two_ranks(receives(8, "PMPI_Allreduce"), sleeps()), 1, FAILED)
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks, finding.nodes) == ("error", (1,), ("worker-2",))
+    assert finding.text == (
+        "rank 1 on worker-2 has failed, but its process has not ended: KeyError: 7,"
+        " while rank 0 waits in MPI_Allreduce at train.py:8"
+    )
+    assert finding.lines[0] == 'File "train.py", line 10, in <module>'
+    assert "run -m mpi4py" in finding.advice
+
+
+@pytest.mark.parametrize(("moved", "serious"), [(False, True), (True, False)])
+def test_a_rank_of_mpi4py_that_has_come_to_its_end_early(moved: bool, serious: bool) -> None:
+    found = without_python(two_ranks(receives(8, "PMPI_Allreduce"), sleeps()), 1)
+    found.ranks[0].moved = moved
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), serious)
+    assert "rank 1 on worker-2 has reached the end of its program" in finding.text
+
+
+def test_a_python_that_py_spy_does_not_know_has_not_ended() -> None:
+    found = without_python(without_python(two_ranks(sleeps(), sleeps()), 0), 1)
+    [finding] = doctor.judge(found)
+    assert finding.kind == "no-stack"
+
+
+@pytest.mark.parametrize(
+    ("printed", "serious", "said"),
+    [
+        ("", False, "rank 0 still runs"),
+        (
+            "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711",
+            True,
+            "rank 0 on worker-1 still needed it",
+        ),
+    ],
+)
+def test_a_rank_that_ends_while_others_do_something_else(
+    printed: str, serious: bool, said: str
+) -> None:
+    """It may be right, and the others may have caught the exception."""
+    found = seen(
+        view("worker-1", "rank 0", process(0, 100)),
+        view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
+    )
+    found.ranks[0].stack, found.ranks[0].err = sleeps(), printed
+    found.ranks[1].out = "epoch 3\nearly stopping\n"
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), serious)
+    assert finding.text == f"rank 1 on worker-2 ended with code 0 while {said}"
+    assert finding.lines == ("its last line of output: early stopping",)
+
+
+def backward(active: bool, line: int = 17) -> stacks.Stack:
+    """A later look at DDP's all-reduce of gradients, without C frames."""
+    frames = [
+        {"name": "backward", "filename": "/py/site-packages/torch/autograd/graph.py", "line": 7},
+        {"name": "<module>", "filename": f"{WORK}/train.py", "line": line},
+    ]
+    dump = [{"pid": 9, "os_thread_id": 9, "active": active, "frames": frames}]
+    found = stacks.parse(json.dumps(dump), WORK)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "late", "serious"),
+    [
+        (backward(active=False), sleeps(), True),
+        (backward(active=True), sleeps(), False),
+        (backward(active=False, line=18), sleeps(), True),
+        (backward(active=False), backward(active=False), False),
+    ],
+)
+def test_ranks_that_keep_waiting_for_gradients(
+    first: stacks.Stack, late: stacks.Stack, serious: bool
+) -> None:
+    found = two_ranks(
+        stack(
+            ("pthread_cond_wait", "/usr/lib/libc.so.6", 0),
+            ("c10d::Reducer::finalize_backward", LIB, 0),
+            ("backward", "/py/site-packages/torch/autograd/graph.py", 7),
+            ("<module>", f"{WORK}/train.py", 17),
+        ),
+        sleeps(),
+    )
+    evidence.compare_looks(found.ranks[0], "sleeps", True, [first, first])
+    evidence.compare_looks(found.ranks[1], "late", None, [late, late])
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks, finding.serious) == ("straggler", (1,), serious)
+
+
+def test_collectives_of_mpi4py_that_take_objects_have_mpis_names() -> None:
+    assert receives(3, "MPI_PyMPI_gather").collective == "MPI_gather"
+
+
+def test_a_full_disk_on_which_the_job_may_write() -> None:
+    """It is the cause only if nothing else is."""
+    found = two_ranks(reduces(), sleeps())
+    found.nodes["worker-2"].disks += evidence.read_look(
+        "worker-2", "elsewhere 0 2048 /scratch\nelsewhere 9000000 10000000 /"
+    ).disks
+    cause, note = doctor.judge(found)
+    assert (cause.kind, note.kind, note.serious) == ("missing", "disk", False)
+    assert note.text == "/scratch of worker-2 is full: 0 KiB free"
+
+
+def test_a_disk_is_told_once() -> None:
+    read = evidence.read_look("worker-1", "disk 12 9000 /\nelsewhere 12 9000 /")
+    assert [disk.elsewhere for disk in read.disks] == [False]
