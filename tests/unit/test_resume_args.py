@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.job_model import JobState
 from clusterctl.resume_args import are_given, check, shell_words
-from tests.unit.test_batch_scripts import Batch, slurm, start
+from tests.unit.test_batch_scripts import Batch, made, slurm, staged, start
 from tests.unit.test_supervise import BOTH, Site, site
 
 __all__ = ["site", "slurm", "start"]
@@ -115,6 +116,17 @@ def test_a_batch_job_goes_on_from_the_snapshot(start: Callable[..., Batch]) -> N
     for rank in (0, 1):
         lines = (batch.folder / f"out/rank-{rank}.out").read_text().splitlines()
         assert lines[1].partition(":")[0] == f"--resume={batch.folder / 'work/a.pt'}"
+
+
+def test_a_batch_job_that_resumes_another_has_it_from_its_first_attempt(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    show = ("/bin/sh", "-c", 'echo "$0"')
+    where, one, plan = made(tmp_path, show, resume_args="{snapshot}")
+    folder = staged(tmp_path, where, replace(one, resumes=True), plan)
+    (folder / "work" / "a.pt").write_text("carried over")
+    subprocess.run(["sh", folder / "job.sh"], env=slurm, check=True, timeout=60)
+    assert (folder / "out" / "rank-1.out").read_text() == f"{folder / 'work' / 'a.pt'}\n"
 
 
 @pytest.mark.parametrize(

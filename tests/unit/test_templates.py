@@ -64,7 +64,8 @@ def files(root: str, **changes: Any) -> dict[str, str]:
     where = replace(where, spec=replace(where.spec, cloud=CloudSpec(idle=3600.0)))
     what = spec(program=program(*WEIRD), **changes)
     plan = launch.load(what.launcher).plan(request(where, what))
-    made = node_files(job(where, what), where, plan, {"TOKEN": "it's\n$secret"})
+    one = replace(job(where, what), resumes=bool(what.resume_args))
+    made = node_files(one, where, plan, {"TOKEN": "it's\n$secret"})
     return {
         f"{name}/{path}": text
         for name, group in made.items()
@@ -76,8 +77,14 @@ def files(root: str, **changes: Any) -> dict[str, str]:
 @pytest.mark.parametrize("root", WEIRD, ids=ascii)
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"launcher": "torchrun"}, {"retries": 2, "timeout": 1.5}, {"now": True}],
-    ids=["plain", "torchrun", "retries", "now"],
+    [
+        {},
+        {"launcher": "torchrun"},
+        {"retries": 2, "timeout": 1.5},
+        {"now": True},
+        {"resume_args": "--it\\'s {folder}"},
+    ],
+    ids=["plain", "torchrun", "retries", "now", "resumes"],
 )
 def test_scripts_are_sound(root: str, changes: dict[str, Any]) -> None:
     scripts = files(f"/tmp/{root}", **changes)
@@ -91,9 +98,11 @@ def test_scripts_are_sound(root: str, changes: dict[str, Any]) -> None:
         assert "it's\n$secret" not in text or name.endswith("env")
 
 
-def test_scripts_please_shellcheck(need: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("resume_args", ["", "--resume {snapshot}", "--resume {folder}"])
+def test_scripts_please_shellcheck(need: Callable[[str], str], resume_args: str) -> None:
     shellcheck = need("shellcheck")
-    for name, text in files("/tmp/root", retries=1, timeout=5).items():
+    made = files("/tmp/root", retries=1, timeout=5, resume_args=resume_args)
+    for name, text in made.items():
         done = subprocess.run(
             [shellcheck, "-s", "sh", "-S", "warning", "-e", "SC1097", "-"],
             input=text,
