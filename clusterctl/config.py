@@ -102,6 +102,8 @@ def _from_variable(name: str, text: str, option: Option[Any]) -> Any:
                 f"{name}={text}: expected true or false", hint=f"{name}=1, or unset it"
             )
         return text.strip().lower() in _TRUE
+    if option.alone and text.strip().lower() in (*_TRUE, *_FALSE):
+        return option.alone if text.strip().lower() in _TRUE else None
     return text
 
 
@@ -189,6 +191,8 @@ def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
             return value
         wanted = "true or false"
     else:
+        if option.alone and isinstance(value, bool):
+            return option.alone if value else None
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
         wanted = "a string or a number"

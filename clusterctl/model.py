@@ -198,6 +198,8 @@ class CloudSpec:
     """Workers without public addresses, which the launcher alone has."""
     reservation: str = ""
     """The Capacity Reservation or Capacity Block that workers run in."""
+    file_system: str = ""
+    """Of EFS or FSx, `fs-…` or `fs-…:/folder`: what the nodes share, instead of a new folder."""
     tag: tuple[str, ...] = ()
     """`KEY=VALUE`, on all that is made."""
     ssh_cidr: str = ""
@@ -235,6 +237,11 @@ class ClusterSpec:
     @property
     def workers(self) -> int:
         return sum(group.count for group in self.groups)
+
+    @property
+    def makes_folder(self) -> bool:
+        """Whether the folder that its nodes share is made with it, and goes with it."""
+        return self.shared and not self.cloud.file_system
 
 
 class Phase(str, Enum):
@@ -347,6 +354,9 @@ class Cluster:
     """What a batch system has told of itself when it was attached."""
     shared: str = ""
     """The folder that all nodes share, at the same path on each of them; "": none."""
+    shared_source: str = ""
+    """What nodes mount there, `server:/path`, if it is a file system of the user's own; "": the
+    folder is the cluster's, and goes with it."""
     host_keys: dict[str, str] = field(default_factory=dict)
     """The keys that the nodes' sshd show, by address as in known_hosts: where that is damaged, it
     is written again from these."""

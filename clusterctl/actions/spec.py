@@ -8,18 +8,16 @@ from clusterctl.actions import node_images
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
 from clusterctl.options.clusters import Up
-
-_FILE_SYSTEM = re.compile(r"fs-[0-9a-f]{8,40}")
-"""An ID of EFS or FSx, which would otherwise be taken for the cluster's name."""
+from clusterctl.options.limits import LAUNCHER
 
 
 def cluster_spec(name: str, given: Up) -> ClusterSpec:
     """What was given to `up`. Without a provider, the one that the options imply; "" leaves it to
     the cluster that exists."""
-    if given.shared and _FILE_SYSTEM.fullmatch(name):
+    if given.shared and re.fullmatch(r"fs-[0-9a-f]{8,40}", name):
         raise UsageError(
-            f"--shared makes a folder of its own: {name}, an existing file system, cannot be used",
-            hint="leave the ID out; docs/ec2.md says how to mount a file system of yours",
+            f"{name} is the ID of a file system, and stands where the cluster's name does",
+            hint=f"write it right after the option: --shared {name}",
         )
     cloud = given.gpu or given.cpu or given.instance_type
     implied = "ec2" if cloud else "docker" if given.gpus else ""
@@ -33,8 +31,8 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
         image=image,
         images=images,
         gpus=given.gpus,
-        shared=given.shared,
-        cloud=CloudSpec(**given.into(CloudSpec)),
+        shared=bool(given.shared),
+        cloud=CloudSpec(**given.into(CloudSpec), file_system=given.shared.removeprefix(LAUNCHER)),
     )
 
 

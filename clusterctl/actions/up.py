@@ -194,7 +194,8 @@ def _make_ready(
         bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
     if cluster.shared:
         with clock.phase("shared folder"):
-            bootstrap.check_shared(pool, cluster)
+            if why := bootstrap.check_shared(pool, cluster):
+                report(why)
     store.save(cluster)
     cluster = replace(cluster, phase=Phase.READY)
     if not features.instant:
@@ -260,6 +261,7 @@ def _create(
         charges=cluster.charges if created.charges is None else created.charges,
         mode_reason=created.mode_reason or cluster.mode_reason,
         shared=created.shared,
+        shared_source=created.shared_source,
     )
     cluster = replace(cluster, charges=correct_times(cluster, folder))
     cluster, renewed = write_ssh(store, cluster, created.host_keys)

@@ -157,6 +157,7 @@ def _script(
             deadline_unit=features.deadline_unit,
             idle=cluster.spec.cloud.idle or 0.0,
             shared=cluster.shared,
+            shared_source=cluster.shared_source,
         ),
         files=container.files(node) if container else None,
         inside=steps.inside(container),

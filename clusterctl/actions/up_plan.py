@@ -111,7 +111,7 @@ def intend(
     provider = providers.load_creator(options.provider)
     plan = provider.plan(options, old, report, ahead=ahead)
     options = plan.spec or options
-    folder = [f"shared folder: {provider.features.shared_folder}"] if options.shared else []
+    folder = [f"shared folder: {provider.features.shared_folder}"] if options.makes_folder else []
     images = _images(spec, options, old, provider, plan.kinds)
     surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
     more = [*folder, *(image.line for image in images.values())]

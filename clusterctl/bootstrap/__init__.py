@@ -187,14 +187,16 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
         )
 
 
-def check_shared(pool: Pool, cluster: Cluster) -> None:
+def check_shared(pool: Pool, cluster: Cluster) -> str:
     """Raises BootstrapError unless all nodes can read and write the shared folder, where ranks
-    run."""
+    run. A file system of the user's own may also be one that they can only read, as it is said."""
     launcher = cluster.launcher
     others = [node for node in cluster.workers if node.name != launcher.name]
     result = pool.transport(launcher.name).run(
         "exec /bin/sh -s",
-        stdin=shared_script(cluster.shared, launcher, others).encode(),
+        stdin=shared_script(
+            cluster.shared, launcher, others, theirs=bool(cluster.shared_source)
+        ).encode(),
         timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
     )
     failures = mesh_failures(result.text)
@@ -205,13 +207,26 @@ def check_shared(pool: Pool, cluster: Cluster) -> None:
             f"some nodes cannot use the shared folder {cluster.shared}: {'; '.join(failures)}",
             hint=f"`clusterctl up {cluster.name}` mounts it again",
         )
+    begin = f"{MESH_MARK} readonly "
+    why = next((line for line in result.text.splitlines() if line.startswith(begin)), "")
+    if not why:
+        return ""
+    return (
+        f"{cluster.shared} can be read on all nodes, and not written to by {launcher.user}"
+        f" ({why.removeprefix(begin)}): `clusterctl ssh launcher -- sudo install -d -o"
+        f" {launcher.user} {cluster.shared}/NAME` makes a folder in it that can"
+    )
 
 
-def shared_script(folder: str, launcher: Node, workers: Sequence[Node]) -> str:
-    """Writes a file on the launcher, and reads and writes it on all workers."""
+def shared_script(
+    folder: str, launcher: Node, workers: Sequence[Node], *, theirs: bool = False
+) -> str:
+    """Writes a file on the launcher, and reads and writes it on all workers. `theirs`: a file
+    system of the user's own, which may be one that can only be read."""
     return assets.render(
         "bootstrap/shared-check.sh.j2",
         folder=folder,
+        theirs=theirs,
         launcher=launcher,
         workers=workers,
         mark=MESH_MARK,

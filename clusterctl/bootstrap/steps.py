@@ -26,6 +26,9 @@ BOOT_LIMIT = 300
 SHARED_LIMIT = 600
 """Seconds that a worker waits for the launcher, which installs a server, to export the folder."""
 
+FILE_SYSTEM_LIMIT = 120
+"""The same for a file system that is there already: machines cost money by then."""
+
 MOUNT_OPTIONS = ",".join(
     (
         *("vers=4.2", "proto=tcp"),
@@ -40,6 +43,11 @@ MOUNT_OPTIONS = ",".join(
     )
 )
 """See nfs(5)."""
+FILE_SYSTEM_OPTIONS = (
+    "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,_netdev,bg"
+)
+"""Those that AWS documents for EFS without its own client (EFS User Guide, "Recommended NFS mount
+settings"; FSx serves NFS 4.1, too), and what /etc/fstab needs, as above."""
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
@@ -116,10 +124,11 @@ def for_node(
     deadline_unit: str = "",
     idle: float = 0.0,
     shared: str = "",
+    shared_source: str = "",
 ) -> tuple[Step, ...]:
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
-    the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared`: see
-    `Cluster`."""
+    the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared` and
+    `shared_source`: see `Cluster`."""
     unused = idle_agent.values(node, nodes, idle, int(runtime is Runtime.DOCKER))
     ends = [
         Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit}),
@@ -131,7 +140,7 @@ def for_node(
         *(ends if deadline_unit else []),
         Template("hosts", "the nodes by name", {"block": hosts(nodes)}),
         Template("secrets", "a restart removes secrets of jobs", {"rule": secrets_rule(node.root)}),
-        *([_share(node, nodes, shared)] if shared else []),
+        *([_share(node, nodes, shared, shared_source)] if shared else []),
     ]
     if runtime is Runtime.HOST or container is None:
         return (
@@ -189,8 +198,14 @@ def _image(node: Node, container: NodeContainer) -> Iterator[Template]:
     yield Template("build", what, {**values, "stage": False, "words": whole}, "build")
 
 
-def _share(node: Node, nodes: Sequence[Node], folder: str) -> Template:
-    """The launcher's part in the shared folder, or a worker's."""
+def _share(node: Node, nodes: Sequence[Node], folder: str, source: str) -> Template:
+    """The launcher's part in the shared folder, or a worker's; that of all nodes in a file system
+    of the user's own (`source`)."""
+    what = "mounts the shared folder"
+    if source:
+        line = f"{source} {folder} nfs4 {FILE_SYSTEM_OPTIONS} 0 0"
+        theirs = {"folder": folder, "source": source, "line": line, "theirs": True}
+        return Template("mount", what, {**theirs, "limit": FILE_SYSTEM_LIMIT})
     launcher = next(one for one in nodes if one.role is Role.LAUNCHER)
     if node.name == launcher.name:
         peers = [one.private_address for one in nodes if one.name != node.name]
@@ -200,8 +215,8 @@ def _share(node: Node, nodes: Sequence[Node], folder: str) -> Template:
         return Template("export", "exports the shared folder", exported)
     source = f"{launcher.private_address}:{folder}"
     line = f"{source} {folder} nfs4 {MOUNT_OPTIONS} 0 0"
-    mounted = {"folder": folder, "source": source, "line": line, "limit": SHARED_LIMIT}
-    return Template("mount", "mounts the shared folder", mounted)
+    mounted = {"folder": folder, "source": source, "line": line, "theirs": False}
+    return Template("mount", what, {**mounted, "limit": SHARED_LIMIT})
 
 
 def hosts(nodes: Sequence[Node]) -> str:

@@ -67,7 +67,7 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     console.document(
         {
             "cluster": up_cluster.name,
-            **pick(up_cluster, "id", "phase", "mode", "deadline", "shared"),
+            **pick(up_cluster, "id", "phase", "mode", "deadline", "shared", "shared_source"),
             "seconds": dict(made.phases),
             "nodes": [node_document(node) for node in up_cluster.nodes],
             "verify": made.measured and verify_document(made.measured),

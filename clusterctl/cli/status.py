@@ -28,7 +28,7 @@ def status(given: Status, console: Console) -> None:
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
     if what.shared:
-        lines.append(f"shared folder: {what.shared} on all nodes; `down` deletes it")
+        lines.append(f"shared folder: {what.shared} on all nodes; {_stays(what)}")
     if folder := detached_launches.find_folder(store, what.name):
         lines.append(f"ends with its program; the next command then brings outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
@@ -160,6 +160,14 @@ def _queues(queues: Any) -> list[list[object]]:
     return rows
 
 
+def _stays(cluster: Cluster) -> str:
+    """What becomes of the folder that its nodes share."""
+    if cluster.shared_source:
+        wanted = cluster.spec.cloud.file_system
+        return f"{cluster.shared_source} of {wanted.partition(':')[0]}, which `down` leaves"
+    return "`down` deletes it"
+
+
 def _mode(cluster: Cluster) -> str:
     reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
     return f"{cluster.mode}{reason}"
@@ -170,7 +178,17 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
     return {
         "cluster": what.name,
         "provider": what.spec.provider,
-        **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline", "shared"),
+        **pick(
+            what,
+            "id",
+            "mode",
+            "mode_reason",
+            "phase",
+            "created",
+            "deadline",
+            "shared",
+            "shared_source",
+        ),
         "age_s": round(found.age, 1),
         **pick(found, "dollars", "dollars_per_hour", "unknown_prices", "warnings"),
         "money_from": "provider" if found.asked else "record",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError
+from clusterctl.options.limits import LAUNCHER
 
 ReadValue = Callable[[Any, str], Any]
 """Makes the value of a text, or raises UsageError; it is told what to call the option."""
@@ -49,6 +50,26 @@ def folder_or_bucket(text: str, option: str) -> str:
             hint=f"for example {option} outputs, or {option} s3://your-bucket/outputs",
         )
     return os.path.abspath(os.path.expanduser(text))
+
+
+_FILE_SYSTEM = re.compile(r"fs-[0-9a-f]{8,40}(:/[A-Za-z0-9_.+@/-]*)?")
+_LIKE_A_FILE_SYSTEM = ("fs-", "fsap-", "arn:")
+
+
+def begins_file_system(text: str) -> bool:
+    """Whether a word after --shared is meant as its value, and not as a cluster or a script."""
+    return text.startswith(_LIKE_A_FILE_SYSTEM)
+
+
+def shared_folder(text: str, option: str) -> str:
+    """LAUNCHER, or the ID of a file system of EFS or FSx, with a folder of it after a colon."""
+    if text == LAUNCHER or _FILE_SYSTEM.fullmatch(text):
+        return text
+    raise UsageError(
+        f"{option} {text!r}: expected nothing, or the ID of a file system of EFS or FSx",
+        hint=f"for example {option} fs-0123456789abcdef0, or fs-0123456789abcdef0:/data for a"
+        " folder of it",
+    )
 
 
 def _example(option: str, value: int) -> str:

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from clusterctl.options import batch
 from clusterctl.options import limits as where
 from clusterctl.options.checks import (
+    begins_file_system,
     budget,
     duration,
     idle_time,
@@ -14,6 +15,7 @@ from clusterctl.options.checks import (
     integer,
     life_time,
     names,
+    shared_folder,
 )
 from clusterctl.options.shared import OPTIONS, YES
 from clusterctl.options.table import (
@@ -24,6 +26,7 @@ from clusterctl.options.table import (
     Group,
     Named,
     Option,
+    Verb,
     amount,
     choice,
     cluster_option,
@@ -38,6 +41,26 @@ from clusterctl.options.table import (
 
 CLUSTERS = "Clusters"
 NEW_NAME = name_argument(DEFAULT_NAME)
+
+
+def join_shared(verb: type[Verb], words: list[str]) -> list[str]:
+    """`--shared` may stand alone, also before another argument: what looks like a file system is
+    its value, and nothing else. What is a program's own stays as it is."""
+    found, index = list[str](), 0
+    while index < len(words):
+        word, following = words[index], words[index + 1 : index + 2]
+        option = word.startswith("-")
+        if word == "--" or (verb.spelled(word)[0] == "-m" if option else verb.ends_at_argument):
+            break
+        end = index + (verb.width(word) if option else 1)
+        if word == "--shared":
+            given = following and begins_file_system(following[0])
+            end = index + 1 + bool(given)
+            found.append(f"{word}={following[0] if given else where.LAUNCHER}")
+        else:
+            found += words[index:end]
+        index = end
+    return found + words[index:]
 
 
 class Up(Named, heading=CLUSTERS, module="clusters"):
@@ -60,8 +83,15 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     ttl = amount(
         "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
     )
-    shared = flag(
-        "--shared", MACHINE, "Give all nodes one folder, $CLUSTERCTL_SHARED; `down` deletes it"
+    shared = text(
+        "--shared",
+        MACHINE,
+        "Give all nodes one folder, $CLUSTERCTL_SHARED: a new one, which `down` deletes, or this"
+        " file system of EFS or FSx (EC2)",
+        "[ID]",
+        check=shared_folder,
+        alone=where.LAUNCHER,
+        limits=where.FILE_SYSTEM,
     )
     image = texts(
         "--image",
@@ -144,6 +174,10 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     )
     dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
     yes = YES
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        return join_shared(cls, words)
 
     @property
     def measure(self) -> bool | None:

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+LAUNCHER = "launcher"
+"""The value of `up --shared` without an ID: the folder is made with the cluster."""
+
 LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """`only`: one of these circumstances has to hold; None: any will do. `never`: none of these
-    may. `says` goes on after the option's name; `instead` is the hint by circumstance, where one is
-    better than `hint`."""
+    may. `free` is a value that may be given everywhere. `says` goes on after the option's name;
+    `instead` is the hint by circumstance, where one is better than `hint`."""
 
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
+    free: str = ""
     says: str
     hint: str = LEAVE_OUT
     instead: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +49,12 @@ def _never(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
 
 
 EC2 = _only("ec2", says="works only with EC2", hint="add --provider ec2, or leave it out")
+FILE_SYSTEM = Limit(
+    only=frozenset({"ec2"}),
+    free=LAUNCHER,
+    says="takes an ID only with EC2",
+    hint="add --provider ec2, or leave the ID out: --shared alone makes a folder",
+)
 DOCKER = _only(
     "docker", says="works only with Docker nodes", hint="add --provider docker, or leave it out"
 )

@@ -17,7 +17,7 @@ from clusterctl.options.checks import (
     pattern,
     python_version,
 )
-from clusterctl.options.clusters import Up
+from clusterctl.options.clusters import Up, join_shared
 from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS, YES
 from clusterctl.options.table import (
     ARGUMENTS,
@@ -260,6 +260,10 @@ class Launch(Started, heading=JOBS, module="launch"):
     yes = YES
     json = JSON_LINES
     cluster = cluster_option(help="A new cluster (default: named after SCRIPT), or an attached one")
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        return super().arrange(join_shared(cls, words))
 
 
 class Rerun(Common, heading=JOBS, module="run"):

@@ -43,6 +43,7 @@ class Option(Generic[T]):
 
     Args:
         empty: The value where none is given.
+        alone: The value of one that may stand without a value, as a flag does.
         many: May be repeated; `words`: how many words a value has.
         env: A variable beside the usual CLUSTERCTL_VERB_OPTION.
         old: A former key in settings files.
@@ -58,6 +59,7 @@ class Option(Generic[T]):
         *,
         empty: T,
         check: ReadValue = lambda text, option: text,
+        alone: str = "",
         many: bool = False,
         words: int = 1,
         limits: Limit | tuple[Limit, ...] | None = None,
@@ -67,6 +69,7 @@ class Option(Generic[T]):
     ) -> None:
         self.flags = tuple(flags.split())
         self.group, self.help, self.empty, self.check = group, help, empty, check
+        self.alone = alone
         self.metavar, self.many, self.words, self.env, self.old = metavar, many, words, env, old
         own = (limits,) if isinstance(limits, Limit) else limits
         self.limits = group.limits if own is None else own
@@ -308,6 +311,8 @@ class Verb:
             failing = next(
                 (limit for limit in option.limits if not limit.holds(circumstances)), None
             )
+            if failing and failing.free and self.values[key] == failing.free:
+                continue
             if failing is None or not self.values[key] or key not in {*self.typed, *self.settings}:
                 continue
             why = failing.says + (f"; {place}" if place and failing.only else "")

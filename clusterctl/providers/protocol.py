@@ -90,6 +90,7 @@ class Created:
     mode_reason: str = ""
     shared: str = ""
     """The folder that all nodes share, if one was asked for: see `Cluster`."""
+    shared_source: str = ""
 
 
 class Provider(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -451,6 +452,15 @@ def test_a_worker_that_does_not_see_the_shared_folder_is_named(tmp_path: Path) -
     assert two.startswith("launcher → worker-2: ")
     assert three == "launcher → worker-3: Stale file handle"
     assert list(folder.iterdir()) == [], "nothing of the check stays"
+    unwritable = "if ! why=$(false"  # as for a user who may only read: root may do anything
+    for theirs, expected in ((False, 0), (True, 1)):
+        text = bootstrap.shared_script(str(folder), launcher, workers, theirs=theirs)
+        text = re.sub(r"if ! why=\$\(.*", f"{unwritable} 2>&1); then", text)
+        done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
+        assert done.stdout.count("readonly") == expected
+        broken = [line.split(":")[0] for line in bootstrap.mesh_failures(done.stdout)]
+        names = ["launcher → worker-2", "launcher → worker-3"] if theirs else None
+        assert sorted(broken) == (names or [f"launcher → {str(folder).split()[0]}"])
     text = bootstrap.shared_script(str(tmp_path / "none"), launcher, workers)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
     (missing,) = bootstrap.mesh_failures(done.stdout)

@@ -153,12 +153,59 @@ def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(
     assert [spec.shared for spec in specs] == [True, False]
 
 
-def test_a_file_system_is_not_taken_for_the_name_of_a_cluster(
-    call: Call, specs: list[ClusterSpec]
+EFS = "fs-0123456789abcdef0"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", ("default", False, "")),
+        ("--shared", ("default", True, "")),
+        ("--shared other", ("other", True, "")),
+        ("other --shared", ("other", True, "")),
+        ("--shared --workers 3", ("default", True, "")),
+        (f"--provider ec2 --shared {EFS}", ("default", True, EFS)),
+        (f"--provider ec2 --shared {EFS} other", ("other", True, EFS)),
+        (f"--provider ec2 other --shared={EFS}:/data", ("other", True, f"{EFS}:/data")),
+        ("--tag --shared=x", ("default", False, "")),
+    ],
+)
+def test_what_follows_shared_is_its_value_if_it_is_a_file_system(
+    line: str, expected: tuple[str, bool, str], call: Call, specs: list[ClusterSpec]
 ) -> None:
-    said = call("up", "--shared", "fs-0123456789abcdef0", "--dry-run")
-    assert (said.code, specs) == (2, [])
-    assert "fs-0123456789abcdef0, an existing file system, cannot be used" in said.err
+    call("up", "--dry-run", "--provider", "local" if "--tag" not in line else "ec2", *line.split())
+    assert [(spec.name, spec.shared, spec.cloud.file_system) for spec in specs] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"--provider local --shared {EFS}", "--shared takes an ID only with EC2"),
+        ("--provider ec2 --shared fs-123", "--shared 'fs-123': expected nothing, or the ID"),
+        ("--provider ec2 --shared fsap-0123456789abcdef0", "expected nothing, or the ID"),
+        (f"--provider ec2 --shared={EFS}:data", "expected nothing, or the ID"),
+        (f"--provider ec2 --shared={EFS}:/it's", "expected nothing, or the ID"),
+        (f"--provider ec2 {EFS} --shared", f"write it right after the option: --shared {EFS}"),
+    ],
+)
+def test_a_file_system_that_is_none_is_refused(
+    line: str, said: str, call: Call, specs: list[ClusterSpec]
+) -> None:
+    told = call("up", "--dry-run", *line.split())
+    assert (told.code, specs) == (2, [])
+    assert said in told.err
+
+
+@pytest.mark.parametrize("value", ["true", "false", f'"{EFS}"'])
+def test_shared_is_a_setting_too(value: str, call: Call, specs: list[ClusterSpec]) -> None:
+    """One file system for all clusters on EC2 keeps nobody from a local one."""
+    Path("clusterctl.toml").write_text(f"[up]\nshared = {value}\n")
+    call("up", "--dry-run", "--provider", "ec2")
+    said = call("up", "--dry-run", "--provider", "local")
+    theirs = value.strip('"') if "fs-" in value else ""
+    assert [spec.cloud.file_system for spec in specs] == [theirs, ""]
+    assert [spec.shared for spec in specs] == [value != "false", value == "true"]
+    assert ("ignoring shared in [up] of" in said.err) is bool(theirs)
 
 
 def test_an_option_of_a_cluster_that_is_there(call: Call) -> None:

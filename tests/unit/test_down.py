@@ -303,6 +303,17 @@ def test_down_loses_no_shared_folder_unasked(
     assert sharing.store.names() == ("lab",)
 
 
+def test_down_leaves_a_file_system_of_theirs_and_asks_nothing(
+    call: Call, sharing: Staged, shared: Path
+) -> None:
+    here = sharing.where
+    sharing.store.save(replace(here, shared_source="10.0.0.9:/"))
+    said = call("down", "--yes", "--fetch", "--json")
+    assert (said.code, json.loads(said.out)["shared"]) == (0, None), said.err
+    assert (shared / "run 1" / "model.pt").read_text() == "weights"
+    assert not Path("shared-lab").exists()
+
+
 @pytest.mark.parametrize("answer", [True, False])
 def test_a_person_is_asked_about_the_shared_folder(
     answer: bool, sharing: Staged, shared: Path

@@ -267,6 +267,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--tag": ("team=ml",),
     "--tail": ("3",),
     "--user": ("me",),
+    "--shared": ("fs-0123456789abcdef0",),
     "--since": ("1h",),
     "--venv": ("/opt/venv",),
     "--vpc": ("vpc-1",),

@@ -63,8 +63,8 @@ def mesh_script() -> str:
     return bootstrap.mesh_script(where.launcher, where.workers)
 
 
-def export_script() -> str:
-    """What makes a launcher share its folder."""
+def export_script(name: str = "export", source: str = "") -> str:
+    """What makes a launcher share its folder, or mount a file system."""
     launcher, workers = LAUNCHER_AND_WORKERS
     todo = steps.for_node(
         launcher,
@@ -73,8 +73,9 @@ def export_script() -> str:
         mesh_key="ssh-ed25519 MESH",
         container=None,
         shared="/a folder",
+        shared_source=source,
     )
-    [step] = [step for step in todo if step.name == "export"]
+    [step] = [step for step in todo if step.name == name]
     return f"if ! (\n{step.check(launcher)}\n); then\n{step.apply(launcher)}\nfi\n"
 
 
@@ -95,7 +96,9 @@ RENDERED: dict[str, Callable[[], str]] = {
     "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
     "mesh": mesh_script,
     "shared folder": lambda: bootstrap.shared_script("/a folder", *LAUNCHER_AND_WORKERS),
+    "file system": lambda: bootstrap.shared_script("/a folder", *LAUNCHER_AND_WORKERS, theirs=True),
     "export": export_script,
+    "mount": lambda: export_script("mount", "10.0.0.9:/it's"),
     "survey-slurm": lambda: schedulers.load_batch("slurm").survey(),
     "survey-sge": lambda: schedulers.load_batch("sge").survey(),
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),

@@ -292,7 +292,7 @@ def _terms(
     deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
     of_ours = {
         tags.TAG: cluster.id,
-        tags.SHARED_TAG: SHARED if cluster.spec.shared else "",
+        tags.SHARED_TAG: SHARED if cluster.spec.makes_folder else "",
         tags.DEADLINE_TAG: tags.render_deadline(deadline),
     }
     reservation = found.reservation
@@ -367,7 +367,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         owner=cluster.owner,
         client=cluster.client,
         deadline=tags.render_deadline(deadline),
-        shared=SHARED if cluster.spec.shared else "",
+        shared=SHARED if cluster.spec.makes_folder else "",
         tags=tags.parse(order.options.cloud.tag),
         apart=apart,
     )

@@ -130,6 +130,7 @@ def create(
         charges=charges,
         mode_reason=reason,
         shared=SHARED if cluster.spec.shared else "",
+        shared_source=found.file_system.source(state.zone) if found.file_system else "",
     )
 
 

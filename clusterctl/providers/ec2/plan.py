@@ -139,6 +139,8 @@ def place(api: Api, found: Survey, binary: str, tag: Sequence[str] = ()) -> Iter
         yield "workers have no public addresses: they reach the internet through a NAT gateway"
     if found.reservation:
         yield found.reservation.line
+    if found.file_system:
+        yield found.file_system.describe(found.zones[0])
     if found.theirs:
         yield machine_images.describe(found.theirs)
     if tag:

@@ -13,6 +13,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec, Reporter, Runtime
 from clusterctl.providers.ec2 import (
     failures,
+    file_systems,
     machine_images,
     networks,
     new_networks,
@@ -24,6 +25,7 @@ from clusterctl.providers.ec2 import (
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.answers import Image, Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.file_systems import FileSystem
 from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.reservations import Reservation
@@ -54,6 +56,8 @@ class Survey:
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
     theirs: Image | None = None
     """The machine image of --ami."""
+    file_system: FileSystem | None = None
+    """What the nodes share, where it is not the launcher's folder."""
 
 
 def survey(
@@ -77,11 +81,14 @@ def survey(
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = background(api.account)
     known = background(lambda: _types(api, options))
+    wanted = options.cloud.file_system
+    shared = background(lambda: file_systems.find(api, wanted) if wanted else None)
     running = background(lambda: api.instances(states=("pending", "running")))
     disk_key = background(partial(_disk_key, api))
     zones = background(lambda: (zone,) if present and zone else _zones(api, options))
     by_account = account.result()
     types = known.result()
+    share = shared.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(options, makers, layout.present(present))
     _efa(api, options, types)
@@ -91,18 +98,29 @@ def survey(
     amis = background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     subnets = background(
-        lambda: networks.choose(api, options.cloud, len(new), there, me, options.name)
+        lambda: file_systems.choose_subnets(
+            options,
+            share,
+            lambda cloud: networks.choose(api, cloud, len(new), there, me, options.name),
+        )
     )
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = background(partial(reservations.check, api, options, workers))
     network = background(
-        lambda: new_networks.check(api, options, id, there=bool(present)) if new else None
+        lambda: (
+            new_networks.check(api, file_systems.place(options, share), id, there=bool(present))
+            if new
+            else None
+        )
     )
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
     quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
+    found_zones = file_systems.keep_reachable(
+        api, share, found_zones, found_subnets, there=bool(present)
+    )
     rights.result()
     network.result()
     return Survey(
@@ -120,6 +138,7 @@ def survey(
         reservation=reservation,
         nat=options.cloud.private and not found_subnets,
         theirs=next((one for one in found_amis.values() if one.id == options.cloud.ami), None),
+        file_system=share,
     )
 
 

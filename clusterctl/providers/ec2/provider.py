@@ -27,6 +27,7 @@ from clusterctl.providers.ec2 import (
     creation,
     diagnostics,
     extension,
+    file_systems,
     leftovers,
     lives,
     plan,
@@ -105,6 +106,7 @@ class Ec2Provider:
         init_cache = terraform_module.prefetch(Home(ahead), binary) if ahead else None
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, report, address.result)
+        options = file_systems.place(options, found.file_system)
         present = {item.node: item.type for item in instances}
         update_rules.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in STOPPED}

@@ -30,7 +30,7 @@ Given = tuple[tuple[Any, ...], bytes]
 _KEPT = 256
 """Answers that are kept for those who ask again."""
 
-_NAMES = {"api.pricing": "pricing", "elasticfilesystem": "efs"}
+_NAMES = {"api.pricing": "pricing"}
 """Names in signatures → names in policies, where they differ."""
 
 

@@ -17,11 +17,12 @@ DETACH = 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
 
 TOOLS = Path("/usr/lib/sim/tools.py")
+EXPORTS = Path("/usr/lib/sim/exports")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OWN_UNITS = Path("/etc/systemd/system")
 
 SHIMS = {
-    "/usr/bin": ["systemctl", "cloud-init", "apt-get", "apt", "journalctl", "loginctl"],
+    "/usr/bin": ["findmnt", "systemctl", "cloud-init", "apt-get", "apt", "journalctl", "loginctl"],
     "/usr/sbin": ["shutdown", "poweroff", "halt", "reboot", "iptables", "modprobe"],
 }
 HIDDEN_TOOLS = ["docker", "dockerd", "nvidia-smi", "terraform", "tofu", "aws", "ansible"]
@@ -70,6 +71,9 @@ def build_root(spec: dict[str, Any]) -> None:
     text = Path(spec["tools"]).read_text()
     tools.write_text(f"#!{spec['python']} -IS\n{text}")
     tools.chmod(0o755)
+    exports = root / str(EXPORTS).lstrip("/")
+    exports.mkdir()
+    mount(spec["exports"], str(exports), flags=BIND)
     for name in ("proc", "sys", "dev", "run", "tmp", ".old"):
         (root / name).mkdir(exist_ok=True)
     mount("proc", f"{root}/proc", "proc")
@@ -116,6 +120,7 @@ def furnish(spec: dict[str, Any]) -> None:
     sudo = Path("/etc/sudo.conf")
     if sudo.parent.is_dir():
         write(str(sudo), "Set disable_coredump false\n")
+    write("/etc/fstab", "LABEL=cloudimg-rootfs / ext4 defaults 0 1\n")
     write("/etc/sudoers.d/90-cloud-init-users", f"{UBUNTU} ALL=(ALL) NOPASSWD:ALL\n", 0o440)
     for key in Path("/etc/ssh").glob("ssh_host_*"):
         key.unlink()

@@ -16,7 +16,7 @@ ABSENT: dict[str, tuple[int, str]] = {
     "is-enabled": (1, "Unit {} could not be found."),
     "status": (4, "Unit {} could not be found."),
 }
-"""Of a unit that there is not; any other verb fails."""
+"""Of a unit that there is not; `mask` is for those, too, and any other verb fails."""
 
 
 def answer(units: Units, verb: str, names: list[str]) -> Answer:
@@ -31,6 +31,10 @@ def answer(units: Units, verb: str, names: list[str]) -> Answer:
     code, lines = 0, []
     for name in names:
         unit = units.unit(name)
+        if unit is None and verb == "mask":
+            link(OWN_UNITS / name, "/dev/null")
+            lines.append(f"Unit {name} does not exist, proceeding anyway.")
+            continue
         if unit is None and verb not in ABSENT:
             return 5, f"Failed to {verb} {name}: Unit {name} not found."
         result, line = ABSENT[verb] if unit is None else _of_one(units, verb, unit)

@@ -1,0 +1,318 @@
+"""File systems of the user's own: what `up --shared ID` finds out before it costs anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.providers.ec2 import failures, file_systems, preflight
+from clusterctl.providers.ec2.preflight import Survey
+from tests.unit.fake_ec2 import Offering
+
+EFS, FSX = "fs-0123456789abcdef0", "fs-0aaaaaaaaaaaaaaaa"
+OPEN = {
+    "IpProtocol": "tcp",
+    "FromPort": 2049,
+    "ToPort": 2049,
+    "IpRanges": [{"CidrIp": "10.0.0.0/16"}],
+}
+
+
+def rule(**changes: Any) -> list[dict[str, Any]]:
+    return [{**OPEN, **changes}]
+
+
+@dataclass
+class Account:
+    """A VPC with a public subnet in each of two zones. EFS has mount targets in `targets`, by zone;
+    FSx has `fsx`, with volumes by junction path; both are behind a group with these `rules`."""
+
+    targets: tuple[str, ...] = ("us-east-1a", "us-east-1b")
+    state: str = "available"
+    fsx: str = ""
+    volumes: tuple[str, ...] = ()
+    rules: list[dict[str, Any]] = field(default_factory=rule)
+    zones: tuple[str, ...] = ("us-east-1a", "us-east-1b")
+    denied: str = ""
+    """The service that refuses to answer."""
+
+
+class Region(Offering):
+    def __init__(self, account: Account) -> None:
+        super().__init__("us-east-1")
+        self._account = account
+        self.asked: list[str] = []
+
+    def resolves_names(self, vpc: str) -> bool:
+        return True
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        self.asked.append(f"{service}:{action}")
+        if service == self._account.denied:
+            code, text = "AccessDeniedException", "User: me is not authorized to perform: that"
+            raise failures.refused(action.replace("_", " "), code, text, self.region)
+        found = getattr(self, f"_{service}")(key, arguments)
+        values = {
+            value
+            for one in arguments.get("Filters", ())
+            if one["Name"] not in ("vpc-id", "file-system-id")
+            for value in one["Values"]
+        }
+        ids = [
+            name
+            for name in ("SubnetId", "GroupId", "NetworkInterfaceId")
+            if found and name in found[0]
+        ]
+        return [item for item in found if not values or not ids or item[ids[0]] in values]
+
+    def _ec2(self, key: str, arguments: Any) -> list[Any]:
+        zones = enumerate(self._account.zones)
+        way = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", "GatewayId": "igw-1"}
+        return {
+            "Subnets": [
+                {
+                    "SubnetId": f"subnet-0000000{zone[-1]}",
+                    "VpcId": "vpc-00000001",
+                    "CidrBlock": f"10.0.{number}.0/24",
+                    "AvailabilityZone": zone,
+                    "AvailableIpAddressCount": 99,
+                }
+                for number, zone in zones
+            ],
+            "Vpcs": [{"VpcId": "vpc-00000001", "InstanceTenancy": "default"}],
+            "RouteTables": [{"Associations": [{"Main": True}], "Routes": [way]}],
+            "NetworkInterfaces": [
+                {"NetworkInterfaceId": f"eni-0000000{letter}", "Groups": [{"GroupId": "sg-1"}]}
+                for letter in "abx"
+            ],
+            "SecurityGroups": [{"GroupId": "sg-1", "IpPermissions": self._account.rules}],
+        }.get(key, [])
+
+    def _efs(self, key: str, arguments: Any) -> list[Any]:
+        if arguments["FileSystemId"] != EFS:
+            text = "File system 'fs-1' does not exist."
+            raise failures.refused("describe file systems", "FileSystemNotFound", text, self.region)
+        if key == "FileSystems":
+            return [{"LifeCycleState": self._account.state, "Name": "team data"}]
+        return [
+            {
+                "LifeCycleState": "available",
+                "VpcId": "vpc-00000001",
+                "AvailabilityZoneName": zone,
+                "IpAddress": f"10.0.0.{ord(zone[-1])}",
+                "NetworkInterfaceId": f"eni-0000000{zone[-1]}",
+            }
+            for zone in self._account.targets
+        ]
+
+    def _fsx(self, key: str, arguments: Any) -> list[Any]:
+        if key == "Volumes":
+            paths = ("/", *self._account.volumes)
+            return [
+                {
+                    "OntapConfiguration": {
+                        "JunctionPath": path,
+                        "StorageVirtualMachineId": "svm-00000000000000001",
+                    }
+                    | {"StorageVirtualMachineRoot": path == "/"}
+                }
+                for path in paths
+            ]
+        if key == "StorageVirtualMachines":
+            assert arguments["StorageVirtualMachineIds"] == ["svm-00000000000000001"]
+            return [{"Endpoints": {"Nfs": {"DNSName": f"svm-00000000000000001.{FSX}.fsx.example"}}}]
+        if arguments["FileSystemIds"] != [FSX] or not self._account.fsx:
+            text = "File system 'fs-1' does not exist."
+            raise failures.refused("describe file systems", "FileSystemNotFound", text, self.region)
+        return [
+            {
+                "FileSystemType": self._account.fsx,
+                "Lifecycle": "AVAILABLE",
+                "VpcId": "vpc-00000001",
+                "DNSName": f"{FSX}.fsx.example",
+                "NetworkInterfaceIds": ["eni-0000000x"],
+                "Tags": [{"Key": "Name", "Value": "scratch"}],
+            }
+        ]
+
+
+def survey(account: Account, wanted: str = EFS, present: Any = None, **cloud: Any) -> Survey:
+    groups = (NodeGroup(count=1, family="cpu"),)
+    asked = CloudSpec(region="us-east-1", file_system=wanted, **cloud)
+    spec = ClusterSpec(name="lab", provider="ec2", groups=groups, shared=True, cloud=asked)
+    return preflight.survey(Region(account), spec, present or {}, "", lambda line: None)
+
+
+def test_the_cluster_goes_where_the_file_system_is() -> None:
+    """Without --vpc, into its network; the nodes of a zone mount what that zone has."""
+    found = survey(Account())
+    assert {zone: place.workers for zone, place in found.subnets.items()} == {
+        "us-east-1a": "subnet-0000000a",
+        "us-east-1b": "subnet-0000000b",
+    }
+    theirs = found.file_system
+    assert theirs
+    assert [theirs.source(zone) for zone in found.zones] == ["10.0.0.97:/", "10.0.0.98:/"]
+    assert theirs.describe("us-east-1b") == (
+        f"shared folder: /shared is 10.0.0.98:/ of EFS {EFS} (team data), over NFS without"
+        " encryption; its cost is not included, and `down` leaves it as it is"
+    )
+    spec = ClusterSpec(name="lab", provider="ec2", groups=(NodeGroup(count=1),))
+    assert file_systems.place(spec, theirs).cloud.vpc == "vpc-00000001", "as it is on record"
+    mine = file_systems.place(spec, None).cloud
+    assert mine.vpc == "", "a cluster without one makes its own network"
+
+
+def test_a_folder_of_it_can_be_named() -> None:
+    theirs = survey(Account(), f"{EFS}:/team/ana").file_system
+    assert theirs
+    assert theirs.source("us-east-1a") == "10.0.0.97:/team/ana"
+
+
+def test_a_zone_without_a_mount_target_is_no_place_for_the_cluster() -> None:
+    assert survey(Account(targets=("us-east-1b",))).zones == ("us-east-1b",)
+    with pytest.raises(UsageError, match="has mount targets in us-east-1c") as told:
+        survey(Account(targets=("us-east-1c",)))
+    assert "can be in us-east-1a, us-east-1b only" in told.value.message
+    assert "create-mount-target" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("account", "wanted", "said"),
+    [
+        (Account(), "fs-0bbbbbbbbbbbbbbbb", "no file system fs-0bbbbbbbbbbbbbbbb in us-east-1"),
+        (Account(targets=()), EFS, f"{EFS} has no mount target that is available"),
+        (Account(state="deleting"), EFS, f"{EFS} cannot be mounted: it is deleting"),
+        (Account(fsx="LUSTRE"), FSX, f"{FSX} is FSx for Lustre, which Ubuntu's kernels cannot"),
+        (Account(fsx="WINDOWS"), FSX, f"{FSX} is FSx for Windows File Server"),
+        (Account(fsx="ONTAP"), FSX, r"has 0 volumes, and one is needed \(junction paths: none\)"),
+        (Account(fsx="ONTAP", volumes=("/a", "/b")), FSX, r"2 volumes.*\(junction paths: /a, /b\)"),
+        (Account(fsx="ONTAP", volumes=("/a",)), f"{FSX}:/c", "has 0 volumes at /c"),
+    ],
+)
+def test_what_cannot_be_mounted_is_refused(account: Account, wanted: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as told:
+        survey(account, wanted)
+    assert told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("account", "wanted", "source"),
+    [
+        (Account(fsx="OPENZFS"), FSX, f"{FSX}.fsx.example:/fsx"),
+        (Account(fsx="OPENZFS"), f"{FSX}:/fsx/team", f"{FSX}.fsx.example:/fsx/team"),
+        (
+            Account(fsx="ONTAP", volumes=("/vol1",)),
+            FSX,
+            f"svm-00000000000000001.{FSX}.fsx.example:/vol1",
+        ),
+        (
+            Account(fsx="ONTAP", volumes=("/a", "/b")),
+            f"{FSX}:/b",
+            f"svm-00000000000000001.{FSX}.fsx.example:/b",
+        ),
+    ],
+)
+def test_fsx_with_nfs_serves_all_zones(account: Account, wanted: str, source: str) -> None:
+    found = survey(account, wanted)
+    assert found.file_system
+    assert found.zones == ("us-east-1a", "us-east-1b")
+    assert {found.file_system.source(zone) for zone in found.zones} == {source}
+    assert found.file_system.name == "scratch"
+
+
+def test_who_may_not_ask_hears_which_right_is_missing() -> None:
+    """Of FSx nobody has to know whose file system is one of EFS."""
+    with pytest.raises(ProviderError, match="not allowed to do that") as told:
+        survey(Account(denied="efs"))
+    assert "infra/ec2/policy.json" in told.value.hint
+    assert survey(Account(denied="fsx")).file_system
+
+
+@pytest.mark.parametrize(
+    ("rules", "open_zones"),
+    [
+        (rule(), "ab"),
+        (rule(IpProtocol="-1"), "ab"),
+        (rule(FromPort=0, ToPort=65535), "ab"),
+        (rule(IpRanges=[{"CidrIp": "10.0.1.0/24"}]), "b"),
+        (rule(IpRanges=[], PrefixListIds=[{"PrefixListId": "pl-1"}]), "ab"),
+        (rule(IpRanges=[], UserIdGroupPairs=[{"GroupId": "sg-1"}]), ""),
+        (rule(FromPort=22, ToPort=22), ""),
+        (rule(IpProtocol="udp"), ""),
+        (rule(IpRanges=[{"CidrIp": "192.168.0.0/16"}]), ""),
+        ([], ""),
+    ],
+)
+def test_a_security_group_that_keeps_the_nodes_out_is_named(
+    rules: list[dict[str, Any]], open_zones: str
+) -> None:
+    """The default group of a VPC lets in itself alone; clusterctl changes no group of theirs."""
+    account = Account(rules=rules)
+    if open_zones:
+        assert survey(account).zones == tuple(f"us-east-1{letter}" for letter in open_zones)
+        return
+    with pytest.raises(UsageError, match=r"security groups .* \(sg-1\) do not let") as told:
+        survey(account)
+    assert "--group-id sg-1 --protocol tcp --port 2049 --cidr 10.0.0.0/24`" in told.value.hint
+    running = {"launcher": "t3.micro", "worker-1": "c7i.xlarge"}
+    assert survey(account, present=running).zones, "their own groups may be let in by now"
+
+
+def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
+    found = file_systems.find(Region(Account()), EFS)
+    other = file_systems.FileSystem(wanted=EFS, kind="EFS", vpc="vpc-00000002", zonal=found.zonal)
+    places = survey(Account(), vpc="vpc-00000001").subnets
+    with pytest.raises(
+        UsageError, match="can be mounted in vpc-00000002, and subnet-0000000a is in vpc-00000001"
+    ):
+        file_systems.keep_reachable(Region(Account()), other, ("us-east-1a",), places, there=False)
+
+
+def test_a_network_of_it_that_holds_no_cluster_is_named_with_the_reason() -> None:
+    """The hint must not say that leaving --vpc out would help."""
+    with pytest.raises(UsageError, match="--private needs") as told:
+        survey(Account(), private=True)
+    assert told.value.hint.startswith(f"{EFS} can be mounted in vpc-00000001 alone")
+
+
+@pytest.mark.parametrize(
+    ("service", "action", "key", "words"),
+    [
+        ("efs", "describe_mount_targets", "MountTargets", {"FileSystemId": EFS}),
+        ("fsx", "describe_file_systems", "FileSystems", {"FileSystemIds": [FSX]}),
+        ("fsx", "describe_volumes", "Volumes", {"Filters": []}),
+        (
+            *("fsx", "describe_storage_virtual_machines", "StorageVirtualMachines"),
+            {"StorageVirtualMachineIds": ["svm-00000000000000001"]},
+        ),
+    ],
+)
+def test_the_answers_in_these_tests_are_as_aws_writes_them(
+    service: str, action: str, key: str, words: dict[str, Any]
+) -> None:
+    """By the SDK's own model: there is no simulator of FSx."""
+    import boto3
+    from botocore.stub import Stubber
+
+    answer = Region(Account(fsx="ONTAP", volumes=("/a",))).all(action, key, service, **words)
+    needed = {"FileSystemId": EFS, "MountTargetId": "fsmt-00000001", "SubnetId": "subnet-00000001"}
+    answer = [{**needed, **item} for item in answer] if service == "efs" else answer
+    client = boto3.client(service, region_name="us-east-1")
+    Stubber(client).add_response(action, {key: answer})
+
+
+def test_nothing_is_asked_about_file_systems_without_one() -> None:
+    region = Region(Account())
+    spec = ClusterSpec(
+        name="lab",
+        provider="ec2",
+        groups=(NodeGroup(count=1, family="cpu"),),
+        cloud=CloudSpec(region="us-east-1"),
+    )
+    preflight.survey(region, spec, {}, "", lambda line: None)
+    assert not [one for one in region.asked if one.startswith(("efs", "fsx"))]
