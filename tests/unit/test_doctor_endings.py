@@ -190,9 +190,26 @@ def test_a_full_disk_on_which_the_job_may_write() -> None:
     ).disks
     cause, note = doctor.judge(found)
     assert (cause.kind, note.kind, note.serious) == ("missing", "disk", False)
+    assert "/scratch of worker-2 is full: it may try to write there" in cause.lines
     assert note.text == "/scratch of worker-2 is full: 0 KiB free"
 
 
 def test_a_disk_is_told_once() -> None:
     read = evidence.read_look("worker-1", "disk 12 9000 /\nelsewhere 12 9000 /")
     assert [disk.elsewhere for disk in read.disks] == [False]
+
+
+def test_a_rank_that_has_crashed_and_not_ended_yet() -> None:
+    """Seen in the moment between its last words and its exit code."""
+    found = two_ranks(sleeps(), sleeps())
+    found.ranks[0].stack = None
+    found.ranks[0].err = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at gloo/pair.cc:456] op.preamble.length <= op.nbytes. 20 vs 4.\n"
+        "Fatal Python error: Aborted\n\n"
+        "Current thread 0x00007f01 (most recent call first):\n"
+        f'  File "{WORK}/train.py", line 11 in main\n'
+    )
+    cause = doctor.judge(found)[0]
+    assert (cause.kind, cause.ranks, cause.serious) == ("message:gloo-size", (0,), True)
+    assert cause.lines[0] == 'File "train.py", line 11, in main'

@@ -53,7 +53,9 @@ def first_failure(evidence: Evidence) -> Iterator[Finding]:
         yield _explained(match, "mpirun on the launcher", ())
     for number, rank in sorted(evidence.ranks.items()):
         match = messages.find(rank.err) if not evidence.job.state.ended else None
-        if match and not match.message.after:
+        if match and not match.message.after and _CRASH.search(rank.err):  # it is about to end
+            yield _failure(evidence, rank)
+        elif match and not match.message.after:
             yield _explained(match, evidence.place(number), (number,), serious=False)
 
 
@@ -136,7 +138,8 @@ def _places(evidence: Evidence) -> dict[str, list[int]]:
     """Where ranks were when they failed, as far as they have said so."""
     places: dict[str, list[int]] = {}
     for number, rank in sorted(evidence.ranks.items()):
-        if (rank.exit_code or evidence.job.state.ended) and (line := _line(rank.err)):
+        ended = rank.exit_code or evidence.job.state.ended or _CRASH.search(rank.err)
+        if ended and (line := _line(rank.err)):
             places.setdefault(line, []).append(number)
     return places
 

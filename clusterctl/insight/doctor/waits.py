@@ -200,6 +200,9 @@ def _behind(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[st
     if wait is CHILD:
         for child in late[0].children:
             yield f"its process {child.pid} runs {child.command}"
+    for disk in evidence.nodes[late[0].node].disks:
+        if disk.full and disk.elsewhere:
+            yield f"{disk.mount} of {late[0].node} is full: it may try to write there"
     if error := last_error(late[0].err):
         yield f"it has printed: {' '.join(' '.join(error).split())}"
     elif said := _last_line(late[0]):
