@@ -39,11 +39,13 @@ COSTLY = (
     r"tests/(attach|chaos|docker|ec2|images|local|packaging|sim)/|"
     r"tests/e2e/(?!test_plan.py::test_an_emitted_script_(runs|passes))|"
     r"tests/workloads/test_(epochs|gradients|mnist|optimizers|programs|pytagi|readers|sgd|signals|tagi|training)|"
-    r"tests/unit/test_(batch_scripts|bootstrap|idle|logging|packages|properties|rank|supervise)|"
+    r"tests/unit/test_(batch_scripts|bootstrap|completing|download|down|encoding|follower|idle)\.|"
+    r"tests/unit/test_(logging|node_loss|outputs|packages|properties|rank|report|rerun|resume)\.|"
+    r"tests/unit/test_(shellcheck|silent_queue|supervise|survey)\.|tests/transport/test_(copy|run)\.|"
     r"tests/contract/test_example_provider|" + _uses("docker", "ec2")
 )
-"""Tests that start engines, simulators, batch systems or nodes, those of scripts that nodes run,
-and those that train. Emitted scripts stay: they show that a job runs at all."""
+"""Tests that start engines, simulators, batch systems or nodes, those of scripts, shells, queues
+and files on nodes, and those that train. Emitted scripts stay: they show that a job runs at all."""
 
 ORDER = (
     *("engine", "slurm", "sge", "instances", ON_EC2),
