@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Need
+from tests.ec2 import receipts
 from tests.ec2.conftest import World
 from tests.sim.engine import Engine
 
@@ -76,6 +77,7 @@ def end_unused(world: World, folder: Path) -> None:
 def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: Path) -> None:
     """No registry holds anything of ours: the nodes build their images from public things."""
     world.on_the_first_day()
+    world.late = receipts.SHUTDOWN
     world.ec2.grant(8)
     with world.ec2.full(engine, need) as internet:
         digest = internet.public_base()

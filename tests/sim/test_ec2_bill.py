@@ -56,6 +56,7 @@ def test_a_receipt_that_differs_by_a_cent_is_noticed(
     past.parent.mkdir(parents=True)
     past.write_text(json.dumps({"id": "lab-1", "charges": charges}))
     assert bool(receipts.differences(tmp_path, bill.rows())) is noticed
+    assert receipts.differences(tmp_path, bill.rows(), receipts.SHUTDOWN) == []
 
 
 def test_a_cluster_without_a_receipt_is_noticed(tmp_path: Path) -> None:
