@@ -15,6 +15,8 @@ from clusterctl.options.verbs import FAMILIES, VERBS
 HELP = ("-h, --help", "Show this help")
 _WIDEST = 0.41
 """Of the columns, for a flag with its value; the help of a wider one begins on the next line."""
+_WIDEST_OPTION = 27
+"""Where further spellings or many choices make an option wider, they stand in its help."""
 
 
 def of_verb(name: str) -> str:
@@ -31,8 +33,8 @@ def of_verb(name: str) -> str:
         if of := _taken_from(verb, option):
             bare.setdefault(heading, {}).setdefault(f"As for `{of}`", []).append(option.flag)
         elif option.help:
-            rows[heading].append((_flags(option), option.help))
-        else:
+            rows[heading].append(_row(option))
+        elif option.flags:  # the text of the verb explains an argument without a help
             bare.setdefault(heading, {}).setdefault(lead, []).append(option.flag)
     rows[GENERAL.heading] = [*rows.pop(GENERAL.heading), HELP]  # what all verbs have stands last
     column = _column(row for section in rows.values() for row in section)
@@ -94,20 +96,30 @@ def _settings(name: str, options: Iterable[Option[Any]]) -> str:
         (o for o in options if o.metavar and o.flags and o.settable and not o.env), Verb.quiet
     )
     variable = f"{prefix(name.partition(' ')[0])}{example.key.upper()}"
-    *known, last = [variable, *(item.env for item in options if item.env)]
-    names = f"{', '.join(known)} and {last}" if known else last
-    return f"Set defaults in clusterctl.toml or variables such as {names}"
+    known = [variable, *(item.env for item in options if item.env)]
+    return f"Set defaults in clusterctl.toml, {', '.join(known)}, ..."
 
 
-def _flags(option: Option[Any]) -> str:
-    """`-c, --cluster NAME`, with room for a short flag where there is none."""
-    lead = "    " if option.flags and option.flags[0][:2] == "--" else ""
-    return lead + f"{', '.join(option.flags)} {option.metavar}".strip()
+def _row(option: Option[Any]) -> tuple[str, str]:
+    """`-c, --cluster NAME` and its help, with room for a short flag where there is none."""
+    flags, metavar, help = option.flags, option.metavar, option.help
+    lead = "    " if flags and flags[0][:2] == "--" else ""
+    first = lead + f"{', '.join(flags)} {metavar}".strip()
+    if flags and len(first) > _WIDEST_OPTION:
+        *choices, last = metavar.split("|")
+        if choices:
+            metavar, help = "CHOICE", f"{help}: {', '.join(choices)} or {last}"
+        if others := [flag for flag in flags[flags.index(option.flag) + 1 :]]:
+            flags, help = flags[: -len(others)], f"{help}; also {', '.join(others)}"
+        first = lead + f"{', '.join(flags)} {metavar}"
+    return first, help
 
 
 def _column(rows: Iterable[tuple[str, str]]) -> int:
-    """Where the second column begins."""
-    return 4 + max(len(first) for first, _ in rows if len(first) <= _WIDEST * _width())
+    """Where the second column begins: where the fewest lines are needed, and else far right."""
+    rows = list(rows)
+    wide = {len(first) for first, _ in rows if len(first) <= _WIDEST * _width()}
+    return min((4 + width for width in wide), key=lambda at: (len(_table(rows, at)), -at))
 
 
 def _table(rows: list[tuple[str, str]], column: int) -> list[str]:
@@ -123,16 +135,8 @@ def _table(rows: list[tuple[str, str]], column: int) -> list[str]:
 
 
 def _lists(bare: Mapping[str, list[str]]) -> list[str]:
-    """Options without a help of their own. A list begins on the last line of the one before, where
-    all of it fits there."""
-    lines: list[str] = []
-    for lead, flags in bare.items():
-        text = f"{lead}: {', '.join(sorted(flags))}"
-        if lines and len(joined := f"{lines[-1]}. {text}") <= _width():
-            lines[-1] = joined
-        else:
-            lines += _wrapped(text)
-    return lines
+    """Options without a help of their own."""
+    return _wrapped(". ".join(f"{lead}: {' '.join(sorted(flags))}" for lead, flags in bare.items()))
 
 
 def _wrapped(text: str) -> list[str]:

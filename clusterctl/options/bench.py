@@ -69,7 +69,8 @@ class BenchScaling(Started, heading=JOBS, module="bench"):
     """Run a program with more and more ranks: its speed, where its time goes, and what it costs.
 
     Shows the median of several runs, the curve predicted from what `verify` has measured, and the
-    cheapest and the fastest number of ranks. Options after SCRIPT are its own.
+    cheapest and the fastest number of ranks. SCRIPT is a path, the name of a bundled program, or
+    -- COMMAND; options after it are its own.
     """
 
     settings_of = ("run",)

@@ -47,9 +47,7 @@ class Started(Common):
     """A verb with a program: its options, the program, and all that is the program's."""
 
     ends_at_argument = True
-    command = texts(
-        *("", ARGUMENTS, "Path, name of a bundled program, or -- COMMAND"), "SCRIPT [ARGS...]"
-    )
+    command = texts("", ARGUMENTS, "", "SCRIPT [ARGS...]")
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
@@ -77,8 +75,8 @@ class Started(Common):
 
 
 class Run(Started, heading=JOBS, module="run"):
-    """Run a program on all ranks of the cluster and follow its output. Options after SCRIPT are its
-    own."""
+    """Run a program on all ranks and follow its output. SCRIPT is a path, the name of a bundled
+    program, or -- COMMAND. Options after it are its own."""
 
     examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
@@ -87,7 +85,7 @@ class Run(Started, heading=JOBS, module="run"):
     ranks = number(
         "-n --ranks",
         RANKS,
-        "Number of ranks (default: one per GPU, else per worker)",
+        "Total ranks (default: one per GPU, else per worker)",
         limits=batch.RANKS,
     )
     ranks_per_node = number(
@@ -104,36 +102,36 @@ class Run(Started, heading=JOBS, module="run"):
         limits=(where.STAGED, where.MPIRUN),
     )
     sweep = texts(
-        *("--sweep", RANKS, "Run the program once per value: lr=0.1,0.01; repeatable"),
+        *("--sweep", RANKS, "Run once per value: lr=0.1,0.01; repeatable"),
         "NAME=VALUES",
         limits=(where.STAGED, where.SUPERVISED),
         check=sweeps.check_axis,
         settable=False,
     )
     array = text(
-        *("--array", RANKS, "Run the program once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
+        *("--array", RANKS, "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
         limits=(where.STAGED, where.SUPERVISED),
         check=sweeps.check_array,
         settable=False,
     )
-    python_module = text("-m", PROGRAM, "Run a Python module, not SCRIPT", "MODULE", settable=False)
+    python_module = text(
+        "-m", PROGRAM, "Run a Python module instead of SCRIPT", "MODULE", settable=False
+    )
     variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
     env_file = files("--env-file", PROGRAM, ENV_FILE)
-    stage = file(
-        "--stage", PROGRAM, "Folder to copy (default: repository or SCRIPT's folder)", "DIR"
-    )
-    include = files("--include", PROGRAM, "Copy this too, if git ignores it; repeatable", "PATH")
+    stage = file("--stage", PROGRAM, "Folder to copy (default: repository, else SCRIPT's)", "DIR")
+    include = files("--include", PROGRAM, "Copy PATH even if git ignores it; repeatable", "PATH")
     max_stage = number(
         "--max-stage", PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
     )
-    source = files("--source", PROGRAM, "File to compile with SCRIPT; repeatable (-e CFLAGS=...)")
+    source = files("--source", PROGRAM, "Also compile FILE; repeatable (-e CFLAGS=...)")
     requirements = text(
         *("--requirements", PROGRAM, "Packages: FILE or none (default: the project's)"),
         "FILE",
         limits=(where.STAGED, where.SUPERVISED),
     )
     python = text(
-        *("--python", PROGRAM, "Python for the packages: 3.12 (default: the nodes' own)"),
+        *("--python", PROGRAM, "Python version: 3.12 (default: that of the nodes)"),
         "VERSION",
         limits=(where.STAGED, where.SUPERVISED),
         check=python_version,
@@ -146,7 +144,7 @@ class Run(Started, heading=JOBS, module="run"):
     hang_timeout = amount(
         "--hang-timeout",
         JOB,
-        "Stop an attempt that prints nothing for TIME: 10m, 600",
+        "Stop an attempt that prints nothing for TIME: 10m",
         "TIME",
         duration,
     )
@@ -154,7 +152,7 @@ class Run(Started, heading=JOBS, module="run"):
     on_node_loss = choice(
         "--on-node-loss",
         JOB,
-        "Replace a lost node, continue without it, or fail",
+        "If a node is lost",
         "replace",
         "shrink",
         "fail",
@@ -163,7 +161,7 @@ class Run(Started, heading=JOBS, module="run"):
     resume_args = text(
         "--resume-args",
         JOB,
-        "Added when SCRIPT continues: '--resume {snapshot}'",
+        "Arguments to resume: '--resume {snapshot}'",
         "ARGS",
         check=resuming.check,
     )
@@ -232,7 +230,8 @@ def of_verb(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple
 class Launch(Started, heading=JOBS, module="launch"):
     """Create a cluster, run a program on it, bring its output files here, and remove the cluster.
 
-    Takes the options of `up` and `run`. The exit code is the program's. With --detach, the next
+    SCRIPT is a path, the name of a bundled program, or -- COMMAND; options after it are its own.
+    Those before it are the options of `up` and `run`. The exit code is the program's. With --detach, the next
     command after the program's end brings its files and removes the cluster. With `-c NAME` of an
     attached cluster, the program runs there, and nothing is created or removed.
     """
