@@ -18,7 +18,7 @@ from clusterctl.state import name_client
 from tests.ec2.conftest import OUTSIDE, SAVES, World
 from tests.sim.lab import their_network
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
 
 CPU = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
 
@@ -264,7 +264,11 @@ def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     assert world.ec2.left() == []
     cut_power(world)
     world.ec2.clear()
-    assert re.search("left over: .*1 NAT gateway.*; removing", world.ok(*PRIVATE).err)
+    world.ec2.fault("ice", zone="us-east-1a", instance_type="t3.xlarge")
+    up = world.ok(*PRIVATE)
+    assert re.search("left over: .*1 NAT gateway.*; removing", up.err)
+    assert "the whole cluster moves to us-east-1b" in up.err, "with another NAT gateway"
+    world.ec2.clear()
     api = world.ec2.client("ec2")
     id = world.record()["id"]
     template = world.ec2.machine("worker-1").id

@@ -70,6 +70,7 @@ CALLS = {
     "DisassociateRouteTable": {"AssociationId": f"rtbassoc-{ID}"},
     "ModifyInstanceAttribute": {"InstanceId": f"i-{ID}"},
     "ReleaseAddress": {"AllocationId": f"eipalloc-{ID}"},
+    "ReplaceRoute": {"RouteTableId": f"rtb-{ID}", "NatGatewayId": f"nat-{ID}"},
     "RevokeSecurityGroupEgress": {"GroupId": f"sg-{ID}"},
     "RevokeSecurityGroupIngress": {"GroupId": f"sg-{ID}"},
     "StartInstances": {"InstanceId_1": f"i-{ID}"},
@@ -146,6 +147,7 @@ PROVIDER = {
     "GetInstanceUefiData",
     "ImportKeyPair",
     "ModifyInstanceAttribute",
+    "ReplaceRoute",  # private workers in another zone
     "RevokeSecurityGroupEgress",
 }
 """What Terraform's provider calls for infra/ec2 and clusterctl does not, as the simulator wrote it
@@ -198,6 +200,10 @@ def test_machines_can_be_made_in_a_network_of_theirs_and_nothing_be_changed_ther
     assert may("CreateSecurityGroup", UNTAGGED, VpcId=place["VpcId"], GroupName="lab-1")
     assert may("RunInstances", UNTAGGED, SubnetId=place["SubnetId"])
     assert not may("CreateSubnet", UNTAGGED, VpcId=place["VpcId"])
+    # Without an Elastic IP, only the subnet says whose network it is in.
+    gateway = {"SubnetId": place["SubnetId"], "ConnectivityType": "private"}
+    assert may("CreateNatGateway", OWN, **gateway)
+    assert not may("CreateNatGateway", UNTAGGED, **gateway)
 
 
 def test_the_only_role_that_can_be_made_is_that_for_spot_instances() -> None:
