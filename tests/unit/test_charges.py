@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from clusterctl.actions.down import finish_down
 from clusterctl.actions.unfetched import describe_loss
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
-from clusterctl.model import GATEWAY, Charge, Cluster, Phase
+from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase
 from clusterctl.providers.ec2 import lives
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
@@ -413,6 +414,32 @@ def test_aws_says_whether_there_is_a_nat_gateway(state: str, there_is: bool, bil
     assert lives.finds_gateway(there, made, pending=False) is billed, "removed in time: it is free"
     assert lives.list_billed(there, made) == {}, "it is no node"
     assert not lives.finds_gateway(there, cluster(charges=(charge("launcher"),)))
+
+
+def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
+    """The zone that the first one was made for had no room for the machines."""
+
+    class Gateways(Api):
+        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+            return []
+
+        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+            made, ended = (datetime.fromtimestamp(NOW + add, timezone.utc) for add in (30, 300))
+            later, end = (datetime.fromtimestamp(NOW + add, timezone.utc) for add in (400, 4400))
+            return [
+                {"NatGatewayId": "nat-2", "CreateTime": later, "DeleteTime": end},
+                {"NatGatewayId": "nat-1", "CreateTime": made, "DeleteTime": ended},
+                {"NatGatewayId": "nat-0", "CreateTime": made, "FailureCode": "Gateway.NotAttached"},
+            ]
+
+    planned = charge("launcher", part=GATEWAY, hourly=0.045, since=NOW, until=NOW + 4400)
+    address = replace(planned, part=NETWORK_PARTS[1], hourly=0.005)
+    seen = lives.list_lives(Gateways("us-east-1"), cluster(charges=(planned, address)))
+    charges = measured.correct((planned, address), seen)
+    first = replace(planned, since=NOW + 30, until=NOW + 300)
+    assert charges == (planned, first, address), "its address moves with it"
+    assert sum(item.dollars(NOW + 9000) for item in charges[:2]) == pytest.approx(3 * 0.045)
+    assert measured.correct(charges, seen) == charges, "counted once"
 
 
 def test_a_nat_gateway_that_aws_has_removed_costs_nothing_more() -> None:

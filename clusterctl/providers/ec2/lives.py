@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from clusterctl.model import GATEWAY, Cluster, clock
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
@@ -29,11 +29,23 @@ def finds_gateway(api: Api, cluster: Cluster, *, pending: bool = True) -> bool:
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
     """Also of instances that have ended, while EC2 shows them."""
     found = api.instances(tagged(cluster.id), states=(*LIVING, *ENDED))
-    return tuple(
+    machines = tuple(
         Life(item.node, item.launched, item.ended if item.state in ENDED else None)
         for item in found
         if item.node
     )
+    return (*machines, *_list_gateway_lives(api, cluster))
+
+
+def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
+    """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made several. One
+    that failed costs nothing."""
+    if not any(item.part == GATEWAY for item in cluster.charges):
+        return
+    for item in api.all("describe_nat_gateways", "NatGateways", Filter=[tagged(cluster.id)]):
+        if "CreateTime" in item and not item.get("FailureCode"):
+            end = item.get("DeleteTime")
+            yield Life(GATEWAY, item["CreateTime"].timestamp(), end.timestamp() if end else None)
 
 
 def list_last(api: Api, cluster: Cluster) -> list[Instance]:

@@ -113,7 +113,7 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
         ]
         for item in mine:
             if item.part in NETWORK_PARTS:
-                corrected.append(item)
+                corrected += [item, *_left_behind(item, mine, by_node.get(GATEWAY, ()))]
                 continue
             began = [life for life, plan in zip(known, plans, strict=True) if plan == item.since]
             if began:
@@ -121,6 +121,18 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
             else:
                 corrected.append(_stored(item, mine, known) if item.part == DISK else item)
     return tuple(corrected)
+
+
+def _left_behind(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> list[Charge]:
+    """The NAT gateways of zones that had no room, beside the last one: each costs an hour at least.
+    Their address moves with the cluster."""
+    counted = {one.since for one in mine if one.part == GATEWAY}
+    return [
+        replace(item, since=life.since, until=life.until)
+        for life in lives[:-1]
+        if item.part == GATEWAY and life.until is not None and item.since <= life.since + 1
+        if life.since not in counted
+    ]
 
 
 def add_restarts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -37,6 +38,7 @@ class Ends:
 
     def begin(self, gateway: Any, seconds: float) -> None:
         gateway.state = GOING
+        gateway.delete_time = datetime.now(timezone.utc)
         self._ends[gateway.id] = time.monotonic() + seconds
         self.turn(gateway)
 
