@@ -458,6 +458,8 @@ def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) 
         lab.ec2.policy({"Statement": [*rights["Statement"], denied(*row)]})
         with pytest.raises(ProviderError, match="not allowed"):
             survey(api, subnet=(subnet,))
+        with pytest.raises(ProviderError, match="not allowed"):
+            survey(api)  # the launcher of a new network has a public address, too
 
 
 def test_several_interfaces_get_no_public_address(lab: Lab, api: Api) -> None:

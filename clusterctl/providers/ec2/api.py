@@ -135,10 +135,11 @@ class Api(Client):
         encrypted disks alone, or none with a public address, or demand tags."""
         tags = as_list({"clusterctl:cluster": cluster, **(more_tags or {})})
         kinds = ["instance", "volume", "network-interface"]
-        more: dict[str, Any] = {}
-        if subnet:
-            network = {"DeviceIndex": 0, "SubnetId": subnet, "AssociatePublicIpAddress": public}
-            more["NetworkInterfaces"] = [network]
+        # Without a subnet, EC2 answers for one of the default network.
+        interface = {"DeviceIndex": 0, "AssociatePublicIpAddress": public}
+        more: dict[str, Any] = {
+            "NetworkInterfaces": [interface | ({"SubnetId": subnet} if subnet else {})]
+        }
         if spot:
             more["InstanceMarketOptions"] = {"MarketType": "spot"}
             kinds.append("spot-instances-request")
