@@ -77,6 +77,12 @@ _DENIED = Known(
     " only be lifted by its administrator; infra/ec2/policy.json lists all the rights it needs",
     account=True,
 )
+_BARRED = Known(
+    _RIGHTS.what,
+    "an organization's policy denies it: if it allows only certain regions, choose one of them with"
+    " --region or AWS_REGION; otherwise only its administrator can lift it",
+    account=True,
+)
 _THROTTLED = Known("AWS is throttling your account", "try again in a minute", passing=True)
 _INTERNAL = Known("AWS reports an internal error", _LATER)
 _MFA = Known(
@@ -225,6 +231,7 @@ _TEXTS = (
         r"perform: ec2:(RunInstances|CreateTags|Create[A-Z]\w+|ImportKeyPair) on .* explicit deny",
         _DENIED,
     ),
+    (r"explicit deny in a service control policy", _BARRED),
     (r"[Tt]ag policy does not allow", _TAG_POLICY),
     (
         r"not eligible for Free Tier",
@@ -385,13 +392,14 @@ def not_enabled(region: str) -> ProviderError:
 
 def _known(code: str, message: str = "") -> Known | None:
     """The row of what the message says, else of a code such as `AuthFailure.Detail`: its own, or
-    that of what it begins with."""
+    that of what it begins with. The reason why a machine has ended begins with whose fault it is
+    (`Client.VolumeLimitExceeded`)."""
     for pattern, known in _TEXTS:
         if re.search(pattern, message):
             return known
     if code not in CODES and re.fullmatch(r"Invalid\w+\.NotFound", code):
         return _NOT_YET
-    parts = code.split(".")
+    parts = (code if code in CODES else re.sub(r"^(Client|Server)\.", "", code)).split(".")
     shorter = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((CODES[one] for one in shorter if one in CODES), None)
 

@@ -302,9 +302,8 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
         living = {item.node for item in found}
         for item in lost:
             if item.node not in living:
-                code = item.why.removeprefix("Server.")
                 raise failures.refused(
-                    f"starting {item.node}", code, "it ended at once", api.region
+                    f"starting {item.node}", item.why, "it ended at once", api.region
                 )
         if limit.passed:
             missing = sorted(set(names) - living, key=_number) or sorted(names, key=_number)
