@@ -50,13 +50,17 @@ class Region(Api):
                 {
                     "SubnetId": id,
                     "VpcId": "vpc-1",
-                    "CidrBlock": "10.0.1.0/24" if id.startswith("closed") else "10.0.0.0/24",
+                    "CidrBlock": "10.0.0.0/24" if id.startswith("public") else "10.0.1.0/24",
                     "AvailabilityZone": "us-east-1a",
                     "AvailableIpAddressCount": free,
                 }
                 for id, free in self.free.items()
             ]
-        ways = {"public": {"GatewayId": "igw-1"}, "closed": {"NatGatewayId": "nat-1"}}
+        ways = {
+            "public": {"GatewayId": "igw-1"},
+            "closed": {"NatGatewayId": "nat-1"},
+            "wide": {"CoreNetworkArn": WAN},
+        }
         return [
             {
                 "Associations": [{"SubnetId": id}],
@@ -70,6 +74,9 @@ class Region(Api):
             }
             for id in self.free
         ]
+
+
+WAN = "arn:aws:networkmanager::123456789012:core-network/core-network-0123456789abcdef0"
 
 
 def rule(
@@ -89,6 +96,8 @@ def choose(machines: int, *there: str, **free: int) -> dict[str, ZoneSubnets]:
 def test_private_workers_and_their_launcher_are_in_subnets_of_one_zone() -> None:
     found = choose(3, public=1, closed=3)
     assert found == {"us-east-1a": ZoneSubnets("closed", "public", "nat-1")}
+    # AWS Cloud WAN: botocore's model of EC2, Route
+    assert choose(3, public=1, wide=3) == {"us-east-1a": ZoneSubnets("wide", "public", WAN)}
 
 
 def test_more_private_workers_go_where_the_others_are() -> None:

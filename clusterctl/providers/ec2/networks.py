@@ -18,8 +18,12 @@ from clusterctl.providers.ec2.tags import TAG, as_list
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
 _NO_ADDRESSES = "0.0.0.0/32"
 """The network of a subnet for IPv6 alone."""
-_WAYS = ("NatGatewayId", "TransitGatewayId", "InstanceId", "NetworkInterfaceId", "GatewayId")
-"""What a route out of a closed subnet may lead to: also an appliance, or an endpoint of one."""
+_WAYS = (
+    *("NatGatewayId", "TransitGatewayId", "CoreNetworkArn", "InstanceId", "NetworkInterfaceId"),
+    "GatewayId",
+)
+"""What a route out of a closed subnet may lead to: also AWS Cloud WAN, an appliance, or an endpoint
+of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
