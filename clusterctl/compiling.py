@@ -143,7 +143,7 @@ _ADVICE = (
     ),
     (
         re.compile(r"unrecogni[sz]ed .*option|unknown argument|unsupported option", re.I),
-        "-e {flags}=… and -e LDLIBS=… hold the flags that this compiler does not know",
+        "-e {flags}=… and -e LDLIBS=… contain a flag that this compiler does not support",
     ),
 )
 """By what a compiler says: what a person can do. The first that fits counts."""

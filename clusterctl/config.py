@@ -132,7 +132,7 @@ def _check_variables(verbs: OptionsByVerb) -> None:
     for name in given:
         if flag := refused.get(name):
             raise UsageError(
-                f"the variable {name} cannot be used: {flag} says what one command does",
+                f"the variable {name} cannot be used: {flag} applies to a single command",
                 hint=f"unset it, and give {flag} on the command line",
             )
         if name not in known:
@@ -202,7 +202,7 @@ def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
 def _settable(path: Path, name: str, option: Option[Any] | None) -> None:
     if option and not option.settable:
         raise UsageError(
-            f"{path}: unknown key {name!r}: {option.flag} says what one command does",
+            f"{path}: unknown key {name!r}: {option.flag} applies to a single command",
             hint=f"remove that line, and give {option.flag} on the command line",
         )
 

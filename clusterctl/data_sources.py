@@ -108,7 +108,7 @@ def _in_bucket(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
         (exact, len(prefix) - len(PurePosixPath(prefix).name)) if exact else (below, len(folder))
     )
     if not chosen:
-        raise UsageError(f"s3://{parts.netloc}/{prefix}: there is no such object or folder")
+        raise UsageError(f"s3://{parts.netloc}/{prefix}: no such object or folder")
     name = PurePosixPath(prefix.rstrip("/")).name or parts.netloc
     files = tuple(Remote(f.path[cut:], f.url, f.size, f.sha256, f.git, f.headers) for f in chosen)
     return Source(name.partition(".")[0] or name, files)
@@ -181,10 +181,10 @@ def _list_hub(url: str, repository: str, headers: dict[str, str]) -> Iterator[di
         except urllib.error.HTTPError as error:
             error.close()
             if error.code not in (401, 403, 404):
-                text = f"the Hugging Face hub answers {error.code} {error.reason}"
+                text = f"the Hugging Face hub answered {error.code} {error.reason}"
                 raise ProviderError(text, hint="try again later", transient=True) from error
             raise ProviderError(
-                f"the Hugging Face hub does not show {repository} ({error.code})",
+                f"the Hugging Face hub has no {repository}, or you may not read it ({error.code})",
                 hint="correct its name; for a private or gated one set HF_TOKEN, or"
                 " `huggingface-cli login`, and accept its terms on its page",
             ) from error

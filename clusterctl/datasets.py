@@ -148,7 +148,8 @@ def get(dataset: Dataset, root: Path, mirror: str, progress: Progress) -> Path:
     base = (mirror or dataset.url).rstrip("/")
     if not base.startswith(("http://", "https://")):
         raise UsageError(
-            f"--mirror {mirror!r} is not a URL", hint="it begins with http:// or https://"
+            f"--mirror {mirror!r} is not a URL",
+            hint="give one that begins with http:// or https://",
         )
     downloads = root / f".{dataset.name}.download"
     try:
@@ -187,7 +188,7 @@ def download(file: File, base: str, folder: Path, progress: Progress) -> Path:
         size = part.stat().st_size
         part.unlink()
         raise ProviderError(
-            f"{url} is another file than {file.name}: its checksum or size ({size:,} bytes) is "
+            f"{url} is not {file.name}: its checksum or size ({size:,} bytes) is "
             f"wrong, it should have {file.size:,} bytes",
             hint="try again, or another --mirror",
         )
@@ -212,7 +213,7 @@ def _fetch(url: str, file: File, part: Path, have: int, progress: Progress) -> N
     except urllib.error.HTTPError as error:
         error.close()  # it is the answer, too
         raise ProviderError(
-            f"{url}: the mirror says {error.code} {error.reason}", hint="try another --mirror"
+            f"{url}: the mirror answered {error.code} {error.reason}", hint="try another --mirror"
         ) from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as e:
         reason = getattr(e, "reason", None) or e
@@ -223,7 +224,7 @@ def _fetch(url: str, file: File, part: Path, have: int, progress: Progress) -> N
         ) from e
     if have < file.size:
         raise ProviderError(
-            f"{url} broke off after {have:,} of {file.size:,} bytes",
+            f"the download of {url} ended after {have:,} of {file.size:,} bytes",
             hint="the next attempt continues from here",
             transient=True,
         )

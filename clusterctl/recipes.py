@@ -93,8 +93,9 @@ def check_complete(name: str, listed: Downloads) -> None:
         raise ProviderError(
             f"the image {name!r} is not built: docker/downloads.json has no checksum for"
             f" {', '.join(unknown)}",
-            hint=f"`clusterctl image lock {name}` fetches them from {where} and writes down what"
-            f" they have (docs/images.md); `up` also takes another image: --image {name}=IMAGE",
+            hint=f"`clusterctl image lock {name}` downloads the files from {where} and adds"
+            " their checksums (docs/images.md); `up` also takes another image: --image"
+            f" {name}=IMAGE",
         )
 
 

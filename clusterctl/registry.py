@@ -134,7 +134,7 @@ def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> FoundImag
         return Deadline(LIMIT).result(background(partial(_resolve, reference, more_logins)))
     except TimeoutError:
         raise ProviderError(
-            f"{reference.registry} took more than {LIMIT:g} s to tell about the image {text}",
+            f"{reference.registry} took more than {LIMIT:g} s to describe the image {text}",
             hint="try again",
             transient=True,
         ) from None
@@ -156,7 +156,7 @@ def _resolve(reference: Reference, more_logins: MoreLogins) -> FoundImage:
             manifest, _ = connection.manifest(inner)
         size = count_bytes(manifest)
     except ValueError as error:
-        raise connection.strange("a manifest that makes no sense") from error
+        raise connection.strange("an invalid manifest") from error
     return FoundImage(reference.pinned(digest), digest, size, login)
 
 
@@ -277,7 +277,7 @@ class _Registry:
         if error.code in (401, 403):
             known = f" to {self._login.user}" if self._login else ""
             return ProviderError(
-                f"{host} does not show the image {text}{known}: it is private or does not exist",
+                f"{host} does not provide the image {text}{known}: it is private or does not exist",
                 hint=f"correct its name, or run `{login}`: the nodes then pull with that login",
             )
         if error.code == 429:
@@ -287,7 +287,7 @@ class _Registry:
                 transient=True,
             )
         return ProviderError(
-            f"{host} answers {error.code} {error.reason} when asked for the image {text}",
+            f"{host} answered {error.code} {error.reason} when asked for the image {text}",
             hint="try again",
             transient=error.code >= 500,
         )

@@ -77,7 +77,7 @@ def require_machines(cluster: Cluster, there: Collection[str]) -> None:
     name = cluster.name
     if not there:
         raise UsageError(
-            f"no machine of cluster {name} runs any more",
+            f"cluster {name} has no running machines",
             hint=f"`clusterctl up {name}` creates it again, `clusterctl down {name}` removes it",
         )
 

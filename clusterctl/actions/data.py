@@ -163,7 +163,7 @@ def copy(
             found = pool.run({n: f"cat {path} 2>&1" for n, path in marks.items()}, timeout=30)
             names = [result.node for result in found if result.text.strip() != mark]
         if not names:
-            report(f"every worker has {name} already")
+            report(f"all workers already have {name}")
             return ()
         report(f"copying {name} to {', '.join(names)}")
 

@@ -52,7 +52,7 @@ def describe(store: Store, name: str) -> list[str]:
     """What becomes of a cluster that ends with its jobs, and what it costs until then."""
     cluster, folder = store.cluster(name), find_folder(store, name)
     lines = [
-        "when the program has ended, the next clusterctl command brings its outputs to"
+        "when the program has ended, the next clusterctl command copies its outputs to"
         f" {folder} and removes cluster {name}"
     ]
     if cluster.charges and cluster.deadline:
@@ -84,7 +84,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
         return False  # `launch` is still at it
     if cluster.deadline and cluster.deadline <= time.time():
         lost = [str(job.id) for job in jobs if not job.fetched]
-        what = f"; what job {', '.join(lost)} made was not fetched before" if lost else ""
+        what = f"; the outputs of job {', '.join(lost)} were not fetched" if lost else ""
         report(f"cluster {name} ended at its deadline, {clock(cluster.deadline)}{what}")
         return True
     with open_pool(store, cluster) as pool:

@@ -104,7 +104,10 @@ def _on_nodes(
             channel = pool.transport(first.name).open(_command(first))
             listing = _follow(channel, f"{first.root}/data", name, source, progress, report)
         except UnreachableSource as error:
-            report(f"{first.name} cannot: {error.message}; downloading on this machine instead")
+            report(
+                f"{first.name} cannot download it: {error.message}; downloading on this machine"
+                " instead"
+            )
             listing = _send(store, first, name, source, progress, pool, report)
         mark = _mark(listing)
         _check([first], name, listing, mark, pool, place=name)
@@ -174,7 +177,7 @@ def _follow(
         channel.close()
     if ended and "done" in ended:
         return [(path, size, digest) for path, size, digest in ended["done"]]
-    message = str((ended or {}).get("error") or "the download ended without a word")
+    message = str((ended or {}).get("error") or "the download ended without a result")
     hint = "repeat the command: it continues where it stopped"
     kind = UnreachableSource if (ended or {}).get("unreachable") else ProviderError
     raise kind(message, hint=hint)

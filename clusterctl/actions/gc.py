@@ -176,7 +176,7 @@ def _own(found: list[Orphan]) -> list[Orphan]:
     theirs = found[0]
     raise UsageError(
         f"cluster {theirs.id} belongs to {theirs.whose}, and you are {describe_me(mine)}",
-        hint=f"to take it back all the same: `clusterctl gc --adopt {theirs.id}`",
+        hint=f"to take it back anyway: `clusterctl gc --adopt {theirs.id}`",
     )
 
 
@@ -191,7 +191,7 @@ def is_own(orphan: Orphan, mine: str) -> bool:
 def _free(store: Store, name: str) -> None:
     if name in store.names() and (store.folder(name) / "cluster.json").exists():
         raise RecordError(
-            f"there is another cluster {name!r} here", hint=f"`clusterctl down {name}` first"
+            f"this machine already has a cluster {name!r}", hint=f"`clusterctl down {name}` first"
         )
 
 
@@ -304,7 +304,7 @@ def _overlooked(regions: Iterable[str], why: ProviderError) -> ProviderError:
     return ProviderError(
         f"only {', '.join(regions)} could be searched, since AWS did not tell which regions the"
         f" account has: {why.message}",
-        hint="repeat it, or name the others: --region eu-west-1 --region us-west-2 …",
+        hint="try again, or name the others: --region eu-west-1 --region us-west-2 …",
     )
 
 

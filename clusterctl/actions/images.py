@@ -179,8 +179,8 @@ def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
     if not result.ok:
         raise ProviderError(
             f"the wheels for the image {name!r} could not be fetched: {_said(result)}",
-            hint="PIP_INDEX_URL and PIP_FIND_LINKS apply; docker/downloads.json says what has"
-            " to be there, with checksums",
+            hint="check PIP_INDEX_URL and PIP_FIND_LINKS; docker/downloads.json lists the wheels"
+            " that have to be there, with their checksums",
         )
 
 
@@ -205,7 +205,7 @@ def _download(url: str, target: Path) -> str:
     except OSError as error:
         raise ProviderError(
             f"{url} could not be fetched: {reason(error)}",
-            hint="https_proxy applies",
+            hint="check the network and https_proxy",
             transient=True,
         ) from None
     return checksum(target)

@@ -55,7 +55,9 @@ def write(folder: Path) -> Path:
 
 def make_text(folder: Path) -> str:
     """The settings for the project in that folder."""
-    lines = ["# Settings of clusterctl for this project; options on the command line win."]
+    lines = [
+        "# Settings of clusterctl for this project; options on the command line override them."
+    ]
     programs = find_programs(folder)
     lines += [f"#     clusterctl run {program}" for program in programs[:3] or ["SCRIPT"]]
     for verb, samples in SAMPLES.items():

@@ -181,8 +181,8 @@ def _prepare_ssh(store: Store, cluster: Cluster) -> None:
     if not cluster.attached:
         if not (store.folder(name) / "ssh" / "user").exists():
             raise NodeUnreachable(
-                f"the SSH keys of cluster {name!r} are lost: nobody can log in to its nodes",
-                hint=f"`clusterctl status {name}` watches it, `clusterctl down {name}` removes it",
+                f"the SSH keys of cluster {name!r} are lost: its nodes cannot be reached",
+                hint=f"`clusterctl status {name}` shows it, `clusterctl down {name}` removes it",
             )
         ssh_config.write_hosts(store, cluster)
     mend_known_hosts(store, cluster)

@@ -16,7 +16,7 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
     the cluster that exists."""
     if given.shared and re.fullmatch(r"fs-[0-9a-f]{8,40}", name):
         raise UsageError(
-            f"{name} is the ID of a file system, and stands where the cluster's name does",
+            f"{name} is the ID of a file system, not the name of a cluster",
             hint=f"write it right after the option: --shared {name}",
         )
     cloud = given.gpu or given.cpu or given.instance_type

@@ -52,11 +52,11 @@ def agree_blind(
         if (not job.state.ended or not job.fetched)
         and (living is None or any(place.node in living for place in job.placement))
     ]
-    things = [f"what jobs {list_numbers(lost)} made"] * bool(lost)
+    things = [f"the outputs of job {list_numbers(lost)}"] * bool(lost)
     if shares and (living is None or cluster.launcher.name in living):
-        things.append(f"what is in the shared folder {cluster.shared}")
+        things.append(f"the files in the shared folder {cluster.shared}")
     what = " and ".join(things)
-    lines = [f"{what} cannot be looked at"] * bool(things)
+    lines = [f"cannot check {what}"] * bool(things)
     return _agree(cluster, unfetched, lines, f"{act} and lose {what}?", report)
 
 

@@ -389,7 +389,7 @@ def _report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
     with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
         if left := provider.list_left(cluster, store.folder(cluster.name)):
             report(
-                f"no machine runs; left over: {describe(left, ids=False)}: `clusterctl up"
+                f"no machines are running; left over: {describe(left, ids=False)}: `clusterctl up"
                 f" {cluster.name}` continues, `clusterctl down {cluster.name}` removes it"
             )
 

@@ -212,9 +212,9 @@ def check_shared(pool: Pool, cluster: Cluster) -> str:
     if not why:
         return ""
     return (
-        f"{cluster.shared} can be read on all nodes, and not written to by {launcher.user}"
+        f"{cluster.shared} is readable on all nodes, but {launcher.user} cannot write to it"
         f" ({why.removeprefix(begin)}): `clusterctl ssh launcher -- sudo install -d -o"
-        f" {launcher.user} {cluster.shared}/NAME` makes a folder in it that can"
+        f" {launcher.user} {cluster.shared}/NAME` creates a writable folder in it"
     )
 
 

@@ -54,7 +54,9 @@ def forward(given: Forward, console: Console) -> None:
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
     argv, here = reach.forward_argv(chosen, given.target, given.port)
-    console.note(f"http://{here} leads to {given.target} of cluster {chosen.name}; Ctrl-C ends it")
+    console.note(
+        f"http://{here} leads to {given.target} of cluster {chosen.name}; press Ctrl-C to stop"
+    )
     console.document({"address": here, "target": given.target, "cluster": chosen.name})
     code = reach.forward(store, chosen, argv, argv[-1])
     raise typer.Exit(130 if code in (-2, 130, 255) else code)

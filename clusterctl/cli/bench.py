@@ -135,7 +135,7 @@ def _step(step: ScalingStep, curve: Curve) -> tuple[str, ...]:
 def _conclusions(curve: Curve) -> Iterator[str]:
     yield f"predicted from {curve.assumes}"
     if all(step.split is None for step in curve.steps):
-        yield "the program does not say where its time goes: see docs/performance.md"
+        yield "the program does not report where its time goes: see docs/performance.md"
     yield f"fastest: {count(curve.fastest, 'rank')}"
     if curve.cheapest:
         yield f"cheapest: {count(curve.cheapest, 'rank')}"

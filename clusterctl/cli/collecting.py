@@ -53,7 +53,7 @@ def _collect(given: Verb, console: Console) -> None:
             if ended:
                 _remove(store, name, given, console)
         except ClusterctlError as error:
-            console.report(f"cluster {name} stays: {reason(error)}")
+            console.report(f"cluster {name} was not removed: {reason(error)}")
             if error.hint:
                 console.note(f"  → {error.hint}")
 

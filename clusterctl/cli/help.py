@@ -109,7 +109,7 @@ def _row(option: Option[Any]) -> tuple[str, str]:
         *choices, last = metavar.split("|")
         if choices:
             metavar, help = "CHOICE", f"{help}: {', '.join(choices)} or {last}"
-        if others := [flag for flag in flags[flags.index(option.flag) + 1 :]]:
+        if others := flags[flags.index(option.flag) + 1 :]:
             flags, help = flags[: -len(others)], f"{help}; also {', '.join(others)}"
         first = lead + f"{', '.join(flags)} {metavar}"
     return first, help
@@ -124,9 +124,10 @@ def _column(rows: Iterable[tuple[str, str]]) -> int:
 
 def _table(rows: list[tuple[str, str]], column: int) -> list[str]:
     """Two columns, the second one wrapped."""
-    lines = []
+    lines, room = [], _width() - column
     for first, second in rows:
-        wrapped = textwrap.wrap(second, _width() - column, break_on_hyphens=False)
+        fits = len(second) <= room
+        wrapped = [second] if fits else textwrap.wrap(second, room, break_on_hyphens=False)
         if len(first) > column - 4:
             lines.append(f"  {first}")
             first = ""

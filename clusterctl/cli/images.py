@@ -32,6 +32,6 @@ def image_lock(given: ImageLock, console: Console) -> None:
         f"{len(found)} checksums written. They are those of the files that this machine received:"
         " compare them with a second source before you trust them"
         if found
-        else f"the image {given.name!r} has all its checksums"
+        else f"the image {given.name!r} lacks no checksums"
     )
     console.document({"checksums": found})

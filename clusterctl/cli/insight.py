@@ -31,7 +31,7 @@ def doctor(given: Doctor, console: Console) -> None:
     console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")
     console.result("\n\n".join([*_findings(found), *_stacks(found, console.verbose)]))
     if given.bundle:
-        console.note(f"wrote {given.bundle}: read it before you publish it")
+        console.note(f"wrote {given.bundle}: review it before you publish it")
     console.document(
         {
             "job": job.id,
@@ -82,7 +82,7 @@ def verify(given: Verify, console: Console) -> None:
     found = measuring.measure(store, cluster, console.report, quick=given.quick, now=given.now)
     console.result(table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
     low = len(found.low)
-    console.report(f"{count(low, 'line')} below the limit" if low else "all as it should be")
+    console.report(f"{count(low, 'line')} below the limit" if low else "all within limits")
     console.document(
         {
             "cluster": cluster.name,

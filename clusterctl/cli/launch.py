@@ -47,7 +47,7 @@ def launch(given: Launch, console: Console) -> None:
     name = typed or _free_name(store.names(), resolved.program.target)
     if name in store.names():
         raise RecordError(
-            f"cluster {name!r} exists already", hint=f"`clusterctl run -c {name}` uses it"
+            f"cluster {name!r} already exists", hint=f"`clusterctl run -c {name}` uses it"
         )
     new = {"name": name, "cluster": None, "dry_run": given.dry_run}
     creation = given.part(Up, **new, **_idle(given, store, name))

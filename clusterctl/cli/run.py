@@ -250,7 +250,7 @@ def _conditions(spec: JobSpec, detach: bool) -> list[str]:
         (spec.hang_timeout, f"ends an attempt that prints nothing for {spec.hang_timeout:g} s"),
         (spec.on_node_loss, f"if nodes are lost: {spec.on_node_loss}, {by}"),
         (spec.keep_files, f"copies {', '.join(spec.keep_files)} to the launcher while it runs"),
-        (spec.sync, f"brings outputs to {spec.sync} while it runs"),
+        (spec.sync, f"copies outputs to {spec.sync} while it runs"),
         (spec.retries, f"starts again after a failure, up to {tries}"),
         (spec.resume_args, f"adds {spec.resume_args} when it continues from a snapshot"),
         (detach, "runs detached: clusterctl returns once the job is submitted"),

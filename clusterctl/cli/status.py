@@ -30,7 +30,7 @@ def status(given: Status, console: Console) -> None:
     if what.shared:
         lines.append(f"shared folder: {what.shared} on all nodes; {_stays(what)}")
     if folder := detached_launches.find_folder(store, what.name):
-        lines.append(f"ends with its program; the next command then brings outputs to {folder}")
+        lines.append(f"ends with its program; the next command then copies its outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
     head = ["node", "role", "address", "slots", "mpi", "python"]
     gpus = any(item.node.facts.gpus for item in found.nodes)
@@ -142,7 +142,7 @@ def _cluster_row(item: Any) -> list[object]:
 
 
 def _source(found: Any) -> str:
-    return ", by the record" if found.cluster.charges and not found.asked else ""
+    return ", from the record" if found.cluster.charges and not found.asked else ""
 
 
 def _dollars(dollars: float, found: Any) -> str:

@@ -48,7 +48,7 @@ def _live(frames: Iterable[TopFrame]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(Text("looking …"), auto_refresh=False) as live:
+    with Live(Text("reading the nodes …"), auto_refresh=False) as live:
         for frame in frames:
             text = render(frame, live.console.size.height)
             live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)

@@ -129,7 +129,7 @@ MESSAGES: tuple[Message, ...] = (
     _row(
         "no-gpu",
         r"No CUDA GPUs are available|no CUDA-capable device is detected|No HIP GPUs are available",
-        "the program sees no GPU",
+        "the program finds no GPU",
         "check CUDA_VISIBLE_DEVICES, and that the container was started with its GPUs; for programs"
         " that can use a CPU: `clusterctl run --allow-cpu`",
         "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
@@ -488,7 +488,7 @@ MESSAGES: tuple[Message, ...] = (
         "no-input",
         r"EOFError: EOF when reading a line",
         "the program asks for input, and ranks have none",
-        "pass the answer as an argument, such as --yes; input() works only where a person sits",
+        "pass the answer as an argument, such as --yes; input() works only on a terminal",
         "https://docs.python.org/3/library/exceptions.html#EOFError",
     ),
     _row(
@@ -550,7 +550,7 @@ def find(text: str) -> Match | None:
 
 
 EXITS = {
-    137: "SIGKILL comes from the kernel when memory runs out, or from a person or a limit; use a"
+    137: "SIGKILL comes from the kernel when memory runs out, or from a user or a limit; use a"
     " smaller batch, fewer ranks per node (--ranks-per-node) or larger machines",
     139: "a segmentation fault is a bug in native code, or in a package built for another version;"
     " its output has the Python line at which that happened",

@@ -15,7 +15,7 @@ def describe(report: Measurements, *, workers: int, name: str) -> tuple[str, ...
     if report.links:
         measured += f" and {count(len(report.links), 'link')}"
     low, seconds = report.low, f"({report.seconds:.1f} s)"
-    head = f"measured {measured}: all as it should be {seconds}"
+    head = f"measured {measured}: all within limits {seconds}"
     if low:
         figures = count(len(report.verdicts), "figure")
         head = f"measured {measured}: {len(low)} of {figures} below the limit {seconds}"

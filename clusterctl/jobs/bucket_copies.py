@@ -43,7 +43,7 @@ def claim(job: Job) -> None:
     bucket = _open(job)
     if not bucket.is_empty():
         raise UsageError(
-            f"{url(job)} is not empty, so the outputs of job {job.id} cannot be brought there",
+            f"{url(job)} is not empty, so the outputs of job {job.id} cannot be copied there",
             hint="move it away, or choose another --sync URL",
         )
     about = {"schema": 1, "job": job.id, "cluster": job.cluster, "program": job.spec.program.target}
@@ -81,7 +81,7 @@ def download(job: Job, folder: Path) -> bool:
         copies = copies_here.parse(content)
         if copies is None:
             raise RecordError(
-                f"{bucket.url}/{note} is damaged: it does not say which files of {node} are there",
+                f"{bucket.url}/{note} is damaged: it does not list the files of {node}",
                 hint="copy the files from the bucket by hand",
             )
         for path, _, modified in copies.files:

@@ -2,7 +2,7 @@
 
 Each node gets one sh that answers polls (templates/job/follow.sh.j2): we say what we have, it says
 what is new. The state home's copy of the files doubles as the memory of how far we came, so that
-following again, from another terminal or another day, goes on where it stopped.
+following again, from another terminal or another day, continues where it stopped.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Follower:
 
     A worker that does not answer is left out: `lost` has the reason. So is the launcher where only
     what is there now is wanted. Who follows a job to its end tries to reach them again until it has
-    ended, and goes on where it stopped. It gets NodeUnreachable when the launcher has not answered
-    for GIVE_UP seconds, or is known to be gone (`find_dead`): the job goes on without us.
+    ended, and continues where it stopped. It gets NodeUnreachable when the launcher has not
+    answered for GIVE_UP seconds, or is known to be gone (`find_dead`): the job goes on without us.
     """
 
     def __init__(

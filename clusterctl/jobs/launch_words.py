@@ -146,7 +146,7 @@ def translate(words: Sequence[str]) -> Asked:
         rest = words[2 + (words[2:3] == ["--"]) :]
         if rest and rest[0].startswith("-"):
             raise UsageError(
-                f"{words[0]} run {rest[0]} has no meaning here: nodes have the project's packages",
+                f"{words[0]} run {rest[0]} is not supported: nodes have the project's packages",
                 hint="leave it out; `--requirements FILE` names other packages",
             )
         return _within(f"{words[0]} run", rest, {})
@@ -216,7 +216,7 @@ def _translate(words: Sequence[str]) -> Asked:
         with_value = (*launcher.does, *launcher.env, *launcher.variables)
         if not kind and option not in with_value:
             raise UsageError(
-                f"{name} {given} has no meaning here: clusterctl starts the ranks itself",
+                f"{name} {given} is not supported: clusterctl starts the ranks itself",
                 hint="clusterctl run [--ranks N] SCRIPT [ARGS...]; `run --help` lists the options",
             )
         if not equals:

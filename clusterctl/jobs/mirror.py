@@ -131,7 +131,7 @@ def claim(job: Job, job_folder: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UsageError(
-                f"{target} is not empty, so the outputs of job {job.id} cannot be brought there",
+                f"{target} is not empty, so the outputs of job {job.id} cannot be copied there",
                 hint="move it away, or choose another --sync DIR",
             )
         make_private(job_folder)
@@ -144,10 +144,10 @@ def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
     folder = copies_here.place(job_folder).resolve()
     target = folder if not bucket_copies.is_url(job.spec.sync) else bucket_copies.url(job)
     if missing:
-        how = f"`clusterctl fetch {job.id}` brings all that the nodes still have"
+        how = f"`clusterctl fetch {job.id}` copies everything that the nodes still have"
         return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
     if not any(copies.files for copies in copies_here.stored(folder).values()):
-        return f"job {job.id} has no outputs that --sync brings to {target}"
+        return f"job {job.id} has no outputs that --sync copies to {target}"
     return f"the outputs of job {job.id} are in {target}"
 
 

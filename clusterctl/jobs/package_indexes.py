@@ -78,7 +78,7 @@ def _restrict(entry: str, allowed: set[str] | None, source: str) -> str:
     if not same:
         raise UsageError(
             f"{source}: no file of {what.split(';')[0].strip()} has a hash that it names",
-            hint="the package index has other files: write the file anew, or find out why",
+            hint="the package index has other files: generate the file again, or find out why",
         )
     return " \\\n    ".join((what, *(f"--hash={found}" for found in same)))
 

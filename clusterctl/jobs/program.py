@@ -279,7 +279,7 @@ def _check_interpreter(path: Path) -> None:
         first = file.readline(256)
     if first.startswith(b"#!") and first.endswith(b"\r\n"):
         raise UsageError(
-            f"{path} has the line endings of Windows, so that no node finds its interpreter",
+            f"{path} has Windows line endings, so nodes do not find its interpreter",
             hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))} (or dos2unix)",
         )
 

@@ -260,7 +260,7 @@ def _git_top(folder: Path, *, refuse: bool = True) -> Path | None:
         return None
     said = result.complaints.partition("\n")[0]
     raise UsageError(
-        f"{repository} is a git repository, but git cannot say which files it ignores: "
+        f"{repository} is a git repository, but git could not tell which files it ignores: "
         f"{result.error or said or 'no reason given'}",
         hint=f"make `git -C {shlex.quote(str(repository))} status` work, then try again",
     )

@@ -124,7 +124,7 @@ def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
     if "mixed" in can and backend == "nccl":
         raise LaunchError(
             "NCCL and RCCL cannot talk to each other, and this job has AMD and NVIDIA GPUs",
-            hint="--backend mpi (or auto), or the nodes of one vendor",
+            hint="--backend mpi (or auto), or use nodes of one vendor",
         )
     engine = next(row for row in ENGINES if can.issuperset(row.needs))
     can |= {engine.pml}

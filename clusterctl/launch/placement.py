@@ -79,11 +79,11 @@ def choose_binding(request: Request) -> Binding:
     if shares_processor(cluster, request.placement):
         return Binding(0, "the nodes share one processor")
     if spec.launcher == "torchrun":
-        return Binding(0, "one torchrun per node: all its cores are its own")
+        return Binding(0, "one torchrun per node: it may use all its cores")
     if spec.now:
         return Binding(0, "--now: other jobs may run on the same cores")
     if max(place.count for place in request.placement) == 1:
-        return Binding(0, "one process per node: all its cores are its own")
+        return Binding(0, "one process per node: it may use all its cores")
     cores = min(
         cluster.node(place.node).facts.physical_cores // place.count for place in request.placement
     )

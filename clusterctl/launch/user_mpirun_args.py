@@ -55,7 +55,7 @@ def _check(words: tuple[str, ...]) -> None:
     orders = [part for word in words[1:] for part in word.lower().split(":")]
     if words[0] in ("--map-by", "--rank-by") and {"node", "span", "seq"} & set(orders):
         raise UsageError(
-            f"--mpirun-arg: {' '.join(words)} deals ranks out over the nodes",
+            f"--mpirun-arg: {' '.join(words)} distributes ranks over the nodes",
             hint="ranks fill one node after the other; --ranks-per-node sets how many each gets",
         )
 

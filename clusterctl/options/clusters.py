@@ -211,7 +211,7 @@ class List(Common, heading=CLUSTERS, module="status", function="list_clusters"):
     """List your clusters, or with --all every cluster in your AWS account."""
 
     examples = ("clusterctl list", "clusterctl list --all")
-    everywhere = flag("--all", OPTIONS, "Ask AWS, in all regions, for everybody's clusters")
+    everywhere = flag("--all", OPTIONS, "List all users' clusters on EC2, in all regions")
     cluster = cluster_option(help="Show only this cluster")
 
 

@@ -145,7 +145,7 @@ class Top(Common, heading=JOBS, module="top"):
 
     examples = ("clusterctl top", "clusterctl top 7 --once", "clusterctl top 7 --json")
     job = LAST_JOB
-    interval = amount("--interval", OPTIONS, "Time between looks (default: 2s)", "TIME", duration)
+    interval = amount("--interval", OPTIONS, "Time between updates (default: 2s)", "TIME", duration)
     once = flag("--once", OPTIONS, "Show one frame and end")
     json = JSON_LINES
     cluster = OF_JOB

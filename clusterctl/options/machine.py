@@ -60,7 +60,7 @@ class SshConfig(Common, heading=MACHINES, module="access", function="ssh_config"
     examples = ("clusterctl ssh-config", "ssh default-worker-1")
     show = flag("--print", OPTIONS, "Print the line and change nothing", settable=False)
     remove = flag(
-        "--remove", OPTIONS, "Take the line out again", limits=where.NOT_PRINTED, settable=False
+        "--remove", OPTIONS, "Remove the line again", limits=where.NOT_PRINTED, settable=False
     )
     cluster = cluster_option(where.ALL_CLUSTERS)
 
@@ -111,7 +111,9 @@ class Check(Common, heading=MACHINES, module="check"):
     subnet = Option[tuple[str, ...]](
         "--subnet", OPTIONS, "Subnets for it", "A,B", empty=(), check=names, limits=where.REAL
     )
-    tag = texts("--tag", OPTIONS, "Tag for all that is made", "KEY=VALUE", limits=where.REAL)
+    tag = texts(
+        "--tag", OPTIONS, "Tag for everything that is created", "KEY=VALUE", limits=where.REAL
+    )
     runtime = choice(
         "--runtime",
         OPTIONS,

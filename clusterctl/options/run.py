@@ -228,12 +228,13 @@ def of_verb(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple
 
 
 class Launch(Started, heading=JOBS, module="launch"):
-    """Create a cluster, run a program on it, bring its output files here, and remove the cluster.
+    """Create a cluster, run a program on it, copy its output files here, and remove the cluster.
 
     SCRIPT is a path, the name of a bundled program, or -- COMMAND; options after it are its own.
-    Those before it are the options of `up` and `run`. The exit code is the program's. With --detach, the next
-    command after the program's end brings its files and removes the cluster. With `-c NAME` of an
-    attached cluster, the program runs there, and nothing is created or removed.
+    Those before it are the options of `up` and `run`. The exit code is the program's. With
+    --detach, the next command after the program's end copies its files here and removes the
+    cluster. With `-c NAME` of an attached cluster, the program runs there, and nothing is created
+    or removed.
     """
 
     settings_of = ("up", "run")

@@ -42,7 +42,7 @@ def list_objects(bucket: str, prefix: str) -> tuple[Remote, ...]:
         if code in ("NoSuchBucket", "404"):
             raise UsageError(f"there is no bucket {bucket}", hint="correct its name") from error
         raise ProviderError(
-            f"S3 does not list s3://{bucket}/{prefix}: {code}",
+            f"S3 refuses to list s3://{bucket}/{prefix}: {code}",
             hint="you need s3:ListBucket and s3:GetObject; check `aws sts get-caller-identity`",
         ) from error
     except BotoCoreError as error:

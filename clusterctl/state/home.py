@@ -179,7 +179,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise write_error(
-            str(path), error, hint="look at its rights, or choose another folder"
+            str(path), error, hint="check its permissions, or choose another folder"
         ) from error
 
 

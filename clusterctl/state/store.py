@@ -90,7 +90,7 @@ class Store:
 
     def _past(self, id: str) -> Cluster:
         path = self.home.past / id / "cluster.json"
-        return _decode(path, Cluster, "it is what a cluster has cost that is gone", _check_cluster)
+        return _decode(path, Cluster, "it holds the costs of a removed cluster", _check_cluster)
 
     def save(self, cluster: Cluster) -> None:
         folder = self.home.make(self.folder(cluster.name))
@@ -277,7 +277,7 @@ class Store:
         with writing(counter), (self.home.jobs / ".counting").open("ab") as lock:
             if not _lock(lock.fileno()):
                 raise RecordError(
-                    f"another clusterctl has been counting jobs for {PATIENCE:g} s",
+                    f"another clusterctl has held the lock of the job numbers for {PATIENCE:g} s",
                     hint=f"is one stopped (Ctrl-Z)? `fuser {lock.name}` shows which",
                 )
             last = counter.read_text() if counter.is_file() else ""
@@ -332,7 +332,7 @@ LATEST = 253402300800.0
 
 def _check_times(*times: float | None) -> None:
     if not all(when is None or 0 <= when < LATEST for when in times):
-        raise msgspec.ValidationError("one of its times is no time")
+        raise msgspec.ValidationError("one of its times is invalid")
 
 
 def _check_cluster(cluster: Cluster) -> None:

@@ -159,7 +159,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
         else:
             what = f"its host key {offered} is not known"
             files = ", ".join(map(str, self._files))
-            hint = f"it is not listed in {files}; `clusterctl up` or `attach` writes what is lost"
+            hint = f"it is not listed in {files}; `clusterctl up` or `attach` adds missing keys"
         raise self._target.error(f"{what}; nothing was sent", hint)
 
 

@@ -263,7 +263,7 @@ def download(root, name, files, opener):
         try:
             records[wanted["path"]] = get(wanted, folder, target, known, opener, total, number == 0)
         except urllib.error.HTTPError as error:
-            text = f"the server answers {error.code} {error.reason}"
+            text = f"the server answered {error.code} {error.reason}"
             raise Failed("{}: {}".format(place(wanted["url"]), text)) from error
         except Failed as error:
             raise type(error)("{}: {}".format(place(wanted["url"]), error)) from error

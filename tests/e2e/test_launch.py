@@ -83,7 +83,7 @@ def test_a_cluster_is_kept_when_it_is_wanted(own: Cli) -> None:
 def test_a_detached_launch_is_ended_by_the_next_command(own: Cli) -> None:
     own.script("train.py", f"import time\n{WRITES}time.sleep(4)")
     left = own("launch", "--detach", "--workers", "1", "train.py")
-    assert "the next clusterctl command brings its outputs" in left.err
+    assert "the next clusterctl command copies its outputs" in left.err
     wait_for(lambda: own.json("list")["clusters"] == [], 90, "its end")
     assert len(list(own.folder.glob("job-*/**/out.txt"))) == 1
     assert {job["state"] for job in own.jobs().values()} == {"succeeded"}

@@ -250,7 +250,9 @@ def test_faults_of_aws_that_stay_end_in_one_line(world: World) -> None:
     assert "RunInstances" in said
     assert "health.aws.amazon.com" in up.err
     assert not world.ec2.machines
-    [left] = [line for line in up.err.splitlines() if "no machine runs; left over: " in line]
+    [left] = [
+        line for line in up.err.splitlines() if "no machines are running; left over: " in line
+    ]
     assert {"1 VPC", "1 key pair", "2 security groups"} <= set(re.split(", |: ", left)), left
     world.ok("down", "--yes")
 

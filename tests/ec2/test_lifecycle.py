@@ -188,7 +188,7 @@ def test_a_changed_host_key_is_refused(world: World, subnet: str, file_system: s
     for name in ("launcher", "worker-2"):
         assert world.ok("ssh", name, "--", "cat", "/shared/model").out == "kept\n"
     other = world.run("up", "--shared", "fs-0123456789abcdef0", "--yes")
-    assert (other.code, "--shared cannot change under them" in other.err) == (2, True), other.err
+    assert (other.code, "--shared cannot be changed now" in other.err) == (2, True), other.err
     machine = world.ec2.machine("worker-1")
     before = machine.run("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]
     machine.run("rm", "/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key.pub")

@@ -283,7 +283,7 @@ def test_someone_elses_temporary_folder_is_refused(lab: Lab, tmp_path: Path) -> 
     scratch = lab.site.place("worker-1").scratch
     scratch.symlink_to(tmp_path)
     try:
-        with pytest.raises(ProviderError, match="is not a folder of yours"):
+        with pytest.raises(ProviderError, match="does not belong to you"):
             lab.up(1)
     finally:
         scratch.unlink()

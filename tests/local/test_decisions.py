@@ -46,7 +46,7 @@ def test_what_nodes_do_not_see(keep: list[str], expected: str) -> None:
 
 
 def test_a_folder_that_cannot_be_hidden_is_refused() -> None:
-    with pytest.raises(UsageError, match="holds what its nodes need"):
+    with pytest.raises(UsageError, match="contains files that its nodes need"):
         layout.hidden(Path("/a/b/c"), [Path("/a/b/c/python")])
 
 

@@ -127,9 +127,9 @@ def test_a_role_of_an_earlier_version_gets_the_rights_for_a_nat_gateway(lab: Lab
         RoleName=eventbridge.ROLE, PolicyName=eventbridge.POLICY, PolicyDocument=json.dumps(old)
     )
     assert eventbridge.check(api) == "AWS terminates what still runs one minute later"
-    assert "the NAT gateway goes on costing money" in eventbridge.check(api, nat=True)
+    assert "the NAT gateway keeps costing money" in eventbridge.check(api, nat=True)
     eventbridge.prepare(api, "lab-1", nat=True)
-    assert "the NAT gateway goes on costing money" in eventbridge.check(api, nat=True)
+    assert "the NAT gateway keeps costing money" in eventbridge.check(api, nat=True)
     lab.ec2.policy(None)
     eventbridge.prepare(api, "lab-1", nat=True)
     assert "and removes the NAT gateway" in eventbridge.check(api, nat=True)

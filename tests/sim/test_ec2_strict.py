@@ -155,7 +155,7 @@ def test_a_region_that_is_not_enabled_is_named(lab: Lab, api: Api) -> None:
         Api("af-south-1").account()
     assert "enable it in the AWS console" in caught.value.hint
     lab.ec2.fault("error", code="InvalidClientTokenId", status=403)
-    with pytest.raises(ProviderError, match="AWS does not know your credentials"):
+    with pytest.raises(ProviderError, match="AWS does not recognize your credentials"):
         Api("af-south-1").account()
 
 
@@ -197,8 +197,8 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
         let_out = (100, "allow", True, everywhere, None)
         answers = (110, "allow", True, everywhere, (1024, 65535))
         for rules, said in (
-            ((let_out, (90, "deny", False, everywhere, (22, 22)), let_in), "lets no SSH in"),
-            ((let_in, (90, "allow", True, inside, None), answers), "lets nothing out .*TCP 443"),
+            ((let_out, (90, "deny", False, everywhere, (22, 22)), let_in), "blocks SSH from"),
+            ((let_in, (90, "allow", True, inside, None), answers), "blocks traffic to .*TCP 443"),
         ):
             replace_acl(lab.api, vpc, in_a, *rules)
             shut = f"{in_a} cannot be used: its network ACL acl-.*{said}"
@@ -798,7 +798,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     waits: list[str] = []
 
     def hear(line: str) -> None:
-        if "is still making nat-" in line:
+        if "is still creating nat-" in line:
             waits.append(line)
             lab.ec2.fault("slow_gateway", seconds=600, kept=False)
 

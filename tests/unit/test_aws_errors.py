@@ -36,7 +36,7 @@ def check(error: ProviderError, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("<!DOCTYPE html>\n<HTML lang=en>\n<h1>Proxy error</h1>", "500: a web page came instead"),
+        ("<!DOCTYPE html>\n<HTML lang=en>\n<h1>Proxy error</h1>", "500: received a web page"),
         ("first\n  second", "500: first second"),
     ],
 )

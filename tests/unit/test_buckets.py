@@ -163,7 +163,7 @@ def test_what_a_bucket_lacks_is_said(site: tuple[Staged, Job], s3: Any) -> None:
     s3.delete_bucket(Bucket="mine")
     said = follow(made, ran)
     assert said.startswith(f"s3://mine/{PREFIX}/job-7 lacks the last outputs of job 7: ")
-    assert said.endswith("; `clusterctl fetch 7` brings all that the nodes still have")
+    assert said.endswith("; `clusterctl fetch 7` copies everything that the nodes still have")
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"when": 1, "files": [["../x", 1, 1]]}'])

@@ -163,7 +163,7 @@ def test_status_says_whether_its_figures_are_those_of_the_record(
     ):
         provide(monkeypatch, "ec2", provider)
         open_store().save(made)
-        assert ("/h, by the record)" in call("status", *words).out) is by_record
+        assert ("/h, from the record)" in call("status", *words).out) is by_record
         source = call("status", "--json", *words).document["money_from"]
         assert source == ("record" if by_record else "provider")
 
@@ -620,7 +620,7 @@ def test_an_unknown_price_makes_every_figure_a_lower_bound(
     provide(monkeypatch, "ec2", cloud)
     open_store().save(forgotten(charges=(*dark, charge("worker-2")), deadline=None))
     status = call("status")
-    said = r"at least \$\d+\.\d\d so far \(at least \$1\.00/h, by the record\)"
+    said = r"at least \$\d+\.\d\d so far \(at least \$1\.00/h, from the record\)"
     assert re.search(said, status.out), status.out
     assert call("status", "--json").document["unknown_prices"] == ["x"]
     assert ">= 1.00" in call("list").out

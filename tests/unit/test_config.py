@@ -81,7 +81,7 @@ def test_what_a_command_does_is_no_setting(
     said = call("list")
     assert said.code == 2
     flag = "-m" if key == "m" else f"--{key}"
-    assert f"{flag} says what one command does" in said.err
+    assert f"{flag} applies to a single command" in said.err
     assert f"give {flag} on the command line" in said.err
 
 

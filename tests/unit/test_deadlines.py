@@ -225,7 +225,7 @@ def test_up_names_nodes_that_keep_another_deadline_or_none(
             return find_troubles(pool, made, made.nodes, made.nodes, features)
 
     [none] = troubles(2000.0)
-    assert none.startswith("launcher,worker-[1-2] does not know its deadline")
+    assert none.startswith("launcher,worker-[1-2] has no deadline set")
     assert "`clusterctl extend lab --ttl …` sets it everywhere" in none
     (tmp_path / "deadline").write_text("1000\n300\n")
     [other] = troubles(2000.0)

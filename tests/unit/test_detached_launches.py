@@ -40,7 +40,7 @@ def here(tmp_path: Path, project: Path) -> Staged:
 def test_the_next_command_brings_outputs_and_removes_the_cluster(
     call: Call, here: Staged, project: Path
 ) -> None:
-    assert f"brings outputs to {project}" in call("status").out
+    assert f"copies its outputs to {project}" in call("status").out
     assert (project / "job-7/worker-1/model.pt").read_text() == "weights"
     assert here.store.names() == ()
     assert here.store.job(7).fetched
@@ -100,7 +100,7 @@ def test_a_file_that_was_changed_here_is_kept_and_so_is_the_cluster(
     mine.write_text("mine")
     said = call("list")
     assert said.code == 0, "the command itself has done what it was asked"
-    assert "cluster lab stays" in said.err
+    assert "cluster lab was not removed" in said.err
     assert mine.read_text() == "mine"
     assert here.store.names() == ("lab",)
     mine.unlink()
@@ -115,7 +115,7 @@ def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> No
     said: list[str] = []
     assert detached_launches.bring(here.store, "lab", said.append)
     assert "job 7" in said[0]
-    assert "was not fetched" in said[0]
+    assert "were not fetched" in said[0]
 
 
 @pytest.mark.parametrize("option", [(), ("--json",), ("--detach",), ("--keep",)], ids=str)

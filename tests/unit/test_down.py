@@ -222,7 +222,7 @@ def test_outputs_on_nodes_that_do_not_answer_count(
     """The network between may be what is broken."""
     said = call("down")
     assert said.code == 2
-    assert "what jobs 7 made cannot be looked at; keeping cluster lab" in said.err
+    assert "cannot check the outputs of job 7; keeping cluster lab" in said.err
     assert here.store.names() == ("lab",)
     assert call("down", "--discard").code == 0
 
@@ -378,7 +378,7 @@ def test_a_shared_folder_on_nodes_that_do_not_answer_counts(call: Call, sharing:
     sharing.store.save(silent)
     said = call("down")
     assert said.code == 2
-    assert "what is in the shared folder" in said.err
+    assert "the files in the shared folder" in said.err
     # An `up` that never finished has let nobody write into it.
     sharing.store.save(replace(silent, phase=Phase.CREATING))
     assert call("down").code == 0

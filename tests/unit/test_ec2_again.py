@@ -256,7 +256,7 @@ def test_nodes_get_no_later_deadline_than_aws_keeps(
 
 @pytest.mark.parametrize(
     ("living", "said"),
-    [((), "no machine of it runs"), (("launcher",), "its schedules in AWS are gone")],
+    [((), "none of its machines is running"), (("launcher",), "its schedules in AWS are gone")],
 )
 def test_a_cluster_that_others_have_removed_is_not_extended(
     living: tuple[str, ...], said: str, market: type[Market], tmp_path: Path
@@ -321,7 +321,7 @@ def test_stopped_machines_past_their_deadline_can_only_go(
     current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=3 * DAY)
     market.living = market.stopped = ("launcher", "worker-1")
     with pytest.raises(
-        UsageError, match="the stopped machines of cluster lab were to end at"
+        UsageError, match="the stopped machines of cluster lab should have ended at"
     ) as no:
         provider.plan(wish(), current)
     assert no.value.hint == "`clusterctl down lab` removes them"

@@ -185,11 +185,11 @@ def test_a_zone_without_a_mount_target_is_no_place_for_the_cluster() -> None:
     ("account", "wanted", "said"),
     [
         (Account(), "fs-0bbbbbbbbbbbbbbbb", "no file system fs-0bbbbbbbbbbbbbbbb in us-east-1"),
-        (Account(targets=()), EFS, f"{EFS} has no mount target that is available"),
+        (Account(targets=()), EFS, f"{EFS} has no available mount target"),
         (Account(state="deleting"), EFS, f"{EFS} cannot be mounted: it is deleting"),
         (Account(fsx="LUSTRE"), FSX, f"{FSX} is FSx for Lustre, which Ubuntu's kernels cannot"),
         (Account(fsx="WINDOWS"), FSX, f"{FSX} is FSx for Windows File Server"),
-        (Account(fsx="ONTAP"), FSX, r"has 0 volumes, and one is needed \(junction paths: none\)"),
+        (Account(fsx="ONTAP"), FSX, r"has 0 volumes, but one is needed \(junction paths: none\)"),
         (Account(fsx="ONTAP", volumes=("/a", "/b")), FSX, r"2 volumes.*\(junction paths: /a, /b\)"),
         (Account(fsx="ONTAP", volumes=("/a",)), f"{FSX}:/c", "has 0 volumes at /c"),
     ],
@@ -256,7 +256,7 @@ def test_a_security_group_that_keeps_the_nodes_out_is_named(
     if open_zones:
         assert survey(account).zones == tuple(f"us-east-1{letter}" for letter in open_zones)
         return
-    with pytest.raises(UsageError, match=r"security groups .* \(sg-1\) do not let") as told:
+    with pytest.raises(UsageError, match=r"security groups .* \(sg-1\) do not allow") as told:
         survey(account)
     assert "--group-id sg-1 --protocol tcp --port 2049 --cidr 10.0.0.0/24`" in told.value.hint
     running = {"launcher": "t3.micro", "worker-1": "c7i.xlarge"}

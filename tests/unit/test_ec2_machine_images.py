@@ -114,7 +114,7 @@ def refuse() -> str:
         ("203.0.113.7", False, "SSH to the launcher is open to 203.0.113.7/32 (--ssh-cidr)"),
         ("0.0.0.0/0", False, "0.0.0.0/0 (--ssh-cidr): the whole internet, with keys only"),
         ("", False, "did not return this machine's public address (no route to host); give it"),
-        ("", True, "stays open to whom it was"),
+        ("", True, "stays open to the same networks"),
     ],
 )
 def test_the_plan_says_who_may_connect(said: str, old: bool, line: str) -> None:

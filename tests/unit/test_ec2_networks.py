@@ -150,16 +150,16 @@ def test_a_network_acl_that_lets_a_cluster_work_is_no_trouble(rules: list[dict[s
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ([OUT], f"lets no SSH in from {ME}/32 (TCP 22)"),
-        ([rule(90, "deny", "0.0.0.0/0", 22), IN, OUT], f"lets no SSH in from {ME}/32 (TCP 22)"),
-        ([rule(90, "allow", "203.0.113.0/24", 22), *PACKAGES], "lets no SSH in"),
-        ([IN], f"lets no answers of SSH out to {ME}/32 (TCP 1024-65535)"),
-        ([IN, *PACKAGES[1:]], "lets nothing out to the internet (TCP 443)"),
-        ([IN, PACKAGES[0], *PACKAGES[2:]], "lets nothing out to the internet (TCP 80)"),
+        ([OUT], f"blocks SSH from {ME}/32 (TCP 22)"),
+        ([rule(90, "deny", "0.0.0.0/0", 22), IN, OUT], f"blocks SSH from {ME}/32 (TCP 22)"),
+        ([rule(90, "allow", "203.0.113.0/24", 22), *PACKAGES], "blocks SSH from"),
+        ([IN], f"blocks answers of SSH to {ME}/32 (TCP 1024-65535)"),
+        ([IN, *PACKAGES[1:]], "blocks traffic to the internet (TCP 443)"),
+        ([IN, PACKAGES[0], *PACKAGES[2:]], "blocks traffic to the internet (TCP 80)"),
         ([IN, rule(90, "deny", "0.0.0.0/0", 400, 500, out=True), OUT], "(TCP 443)"),
         # The own network is no part of the internet.
         ([IN, rule(90, "allow", INSIDE, out=True), *PACKAGES[2:]], "(TCP 443)"),
-        ([SSH_IN, rule(95, "allow", INSIDE), OUT], "no answers in from the internet"),
+        ([SSH_IN, rule(95, "allow", INSIDE), OUT], "blocks answers from the internet"),
     ],
 )
 def test_a_network_acl_that_keeps_a_cluster_from_working_is_named(
@@ -175,10 +175,10 @@ def test_a_network_acl_that_keeps_a_cluster_from_working_is_named(
 def test_who_comes_from_where_decides() -> None:
     closed = [SSH_IN, *PACKAGES]
     assert look(*closed, said=f"192.0.2.0/24,{ME}")
-    with pytest.raises(UsageError, match=r"no SSH in from 192\.0\.2\.0/24"):
+    with pytest.raises(UsageError, match=r"blocks SSH from 192\.0\.2\.0/24"):
         look(*closed, said="192.0.2.0/24")
     assert look(*closed, me="unknown"), "nobody knows it: what lets somebody in may do"
-    with pytest.raises(UsageError, match="no SSH in from anywhere"):
+    with pytest.raises(UsageError, match="blocks SSH from anywhere"):
         look(*PACKAGES[:2], PACKAGES[3], me="unknown")
 
 
@@ -200,12 +200,14 @@ def test_private_workers_and_their_launcher_have_to_reach_each_other() -> None:
     everything = [IN, OUT]
     assert pair(everything, everything)
     assert pair([rule(90, "allow", "10.0.0.0/24"), *PACKAGES], everything)
-    with pytest.raises(UsageError, match=r"closed cannot be used: .* nothing out to the internet"):
+    with pytest.raises(
+        UsageError, match=r"closed cannot be used: .* blocks traffic to the internet"
+    ):
         pair([IN, rule(90, "allow", INSIDE, out=True)], everything)
-    said = r"closed is closed to public: network ACL acl-closed lets nothing in from the launcher"
+    said = r"closed is closed to public: network ACL acl-closed blocks traffic from the launcher"
     with pytest.raises(UsageError, match=rf"{said} \(10.0.0.0/24, TCP 22\)"):
         pair(PACKAGES, everything)
-    said = r"network ACL acl-public lets nothing out to the workers \(10.0.1.0/24, TCP 22\)"
+    said = r"network ACL acl-public blocks traffic to the workers \(10.0.1.0/24, TCP 22\)"
     with pytest.raises(UsageError, match=said):
         pair(everything, [IN, *PACKAGES])
 

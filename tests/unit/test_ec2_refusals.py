@@ -297,7 +297,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     here = node("worker-1", address="", root=str(tmp_path))
     with pytest.raises(NodeUnreachable, match="worker-1: exit 1: no sudo") as caught:
         host_keys.settle([here], limit=0, report=lambda text: None)
-    assert "`clusterctl up red` goes on" in caught.value.hint
+    assert "`clusterctl up red` continues" in caught.value.hint
 
 
 def go_on(api: Api) -> object:
@@ -461,7 +461,7 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
 @pytest.mark.parametrize("said", ["home", "10.0.0.0/33", "10.0.0.1/8/8", "2001:db8::7", "::/0"])
 def test_a_network_is_one_of_ipv4(said: str) -> None:
     """AWS takes another argument for IPv6, and `2001:db8::7/32` is not one address."""
-    with pytest.raises(UsageError, match=r"--ssh-cidr .* is not a network") as caught:
+    with pytest.raises(UsageError, match=r"--ssh-cidr .* is not an? (IPv4 )?network") as caught:
         ssh_cidr.resolve(said, "", lambda: "203.0.113.7", print)
     assert caught.value.hint
 
@@ -480,7 +480,11 @@ def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
     ("body", "address", "why"),
     [
         (b" 203.0.113.7\n", "203.0.113.7", ""),
-        (b"2001:db8::7", "", "2001:db8::7 is of IPv6, and clusters on EC2 have no IPv6 addresses"),
+        (
+            b"2001:db8::7",
+            "",
+            "2001:db8::7 is an IPv6 address, and clusters on EC2 have no IPv6 addresses",
+        ),
         (b"<html>", "", "'<html>' does not appear to be"),
         (b"203.0.113.7".ljust(100) + b"what is beyond is not read", "203.0.113.7", ""),
     ],

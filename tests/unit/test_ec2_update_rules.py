@@ -59,14 +59,14 @@ def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (wish(disk=60), "--disk cannot change"),
-        (wish(spot=True), "--spot cannot change"),
-        (wish(efa=True), "--efa cannot change"),
-        (wish(private=True), "--private cannot change"),
-        (wish(vpc="vpc-1"), "--vpc cannot change"),
-        (wish(subnet=("subnet-1",)), "--subnet cannot change"),
-        (wish(reservation="cr-1"), "--reservation cannot change"),
-        (wish(zones=("us-east-1b",)), "run in us-east-1a and cannot move"),
+        (wish(disk=60), "--disk cannot be changed now"),
+        (wish(spot=True), "--spot cannot be changed now"),
+        (wish(efa=True), "--efa cannot be changed now"),
+        (wish(private=True), "--private cannot be changed now"),
+        (wish(vpc="vpc-1"), "--vpc cannot be changed now"),
+        (wish(subnet=("subnet-1",)), "--subnet cannot be changed now"),
+        (wish(reservation="cr-1"), "--reservation cannot be changed now"),
+        (wish(zones=("us-east-1b",)), "are running in us-east-1a and cannot move"),
     ],
 )
 def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
@@ -111,7 +111,7 @@ def test_workers_come_and_go() -> None:
     ("cloud", "said"),
     [
         ({"spot": True, "reservation": "cr-1"}, "--spot cannot be combined with --reservation"),
-        ({"regions": ("eu-west-1",)}, "--region us-east-1 is none of --regions eu-west-1"),
+        ({"regions": ("eu-west-1",)}, "--region us-east-1 is not one of --regions eu-west-1"),
     ],
 )
 def test_options_that_exclude_each_other(cloud: dict[str, object], said: str) -> None:
@@ -151,7 +151,7 @@ def test_a_deadline_that_is_armed_stays() -> None:
 def test_machines_beyond_their_deadline_get_no_other(nodes: tuple[str, ...], hint: str) -> None:
     """They have the one on record, or one that nobody knows."""
     old = replace(cluster(wish()), deadline=NOW - HOUR, nodes=tuple(map(node, nodes)))
-    with pytest.raises(UsageError, match=r"were to end at .*, and still run") as caught:
+    with pytest.raises(UsageError, match=r"should have ended at .*, and are still") as caught:
         update_rules.deadline(wish(), old, PRESENT, [charge("worker-1")], NOW)
     assert caught.value.hint.startswith(hint)
 

@@ -199,7 +199,7 @@ def test_machines_that_cannot_be_told_come_first(
 def test_a_cluster_that_has_ended_is_not_extended(machines: Machines) -> None:
     machines.names = ()
     end = on_record(machines.store, -HOUR)
-    with pytest.raises(UsageError, match="no machine of cluster lab runs any more") as caught:
+    with pytest.raises(UsageError, match="cluster lab has no running machines") as caught:
         extend(machines.store, "lab", HOUR, print, agreed)
     assert "clusterctl up lab" in caught.value.hint
     assert machines.store.cluster("lab").deadline == end

@@ -177,7 +177,7 @@ def test_mistakes(script: str, words: list[str], hint: str, here: Path) -> None:
 
 def test_a_script_with_the_line_endings_of_windows(here: Path) -> None:
     (here / "tool").write_bytes(b"#!/bin/sh\r\nexit 0\r\n")
-    with pytest.raises(UsageError, match="line endings of Windows") as caught:
+    with pytest.raises(UsageError, match="Windows line endings") as caught:
         resolve("./tool", ())
     mend = caught.value.hint.partition(" (")[0]
     subprocess.run(["sh", "-c", mend], check=True)

@@ -177,7 +177,7 @@ def test_the_cloud_knows_more_logins(hub: Hub) -> None:
         (404, "there is no image", False),
         (403, "it is private or does not exist", False),
         (429, "is limiting your requests", True),
-        (503, "answers 503", True),
+        (503, "answered 503", True),
     ],
 )
 def test_refusals(hub: Hub, code: int, says: str, transient: bool) -> None:

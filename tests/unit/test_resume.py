@@ -397,14 +397,14 @@ def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
     folder = old.store.job_folder(7)
     mirror.claim(made, folder)
     target = tmp_path / "there" / "job-7"
-    nothing = f"job 7 has no outputs that --sync brings to {target}"
+    nothing = f"job 7 has no outputs that --sync copies to {target}"
     assert mirror.describe_synced(made, folder) == nothing
     copy_to_launcher(old, "worker-1")
     (target / "worker-1").touch()  # where a folder has to be
     with old.pool() as pool, mirror.Keeper(made, old.where, pool, folder) as keeper:
         said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
     assert said.startswith(f"{target} lacks the last outputs of job 7: ")
-    assert said.endswith("; `clusterctl fetch 7` brings all that the nodes still have")
+    assert said.endswith("; `clusterctl fetch 7` copies everything that the nodes still have")
 
 
 def test_a_rerun_that_nobody_follows_says_that_sync_is_left_out(

@@ -156,7 +156,9 @@ def test_a_repository_that_git_refuses_is_not_staged_whole(
 ) -> None:
     """Somebody else's, in git's eyes. Without its ignore rules data and secrets would travel."""
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    with pytest.raises(UsageError, match=r"cannot say which files it ignores: .*dubious") as error:
+    with pytest.raises(
+        UsageError, match=r"could not tell which files it ignores: .*dubious"
+    ) as error:
         find_tree(work / "pkg", chosen=work / "pkg" if chosen else None)
     assert f"git -C {work} status" in error.value.hint
 
@@ -172,11 +174,13 @@ def test_a_repository_is_not_staged_whole_where_there_is_no_git(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="cannot say which files it ignores: git: No such file"):
+    with pytest.raises(
+        UsageError, match="could not tell which files it ignores: git: No such file"
+    ):
         find_tree(work / "pkg")
     worktree = tmp_path / "worktree"
     write(worktree, {".git": "gitdir: elsewhere", "train.py": "x"})
-    with pytest.raises(UsageError, match="cannot say which files it ignores"):
+    with pytest.raises(UsageError, match="could not tell which files it ignores"):
         find_tree(worktree)
     plain = tmp_path / "plain"
     write(plain, {"train.py": "x"})

@@ -201,7 +201,9 @@ def test_a_clusterctl_that_was_stopped_in_a_record_hangs_no_other(
     try:
         for file in files:
             fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RecordError, match="another clusterctl has been counting jobs"):
+        with pytest.raises(
+            RecordError, match="another clusterctl has held the lock of the job numbers"
+        ):
             store.next_job_id()
         store.save_job(replace(ran, fetched=True))
         assert store.job(1).fetched
@@ -715,8 +717,8 @@ def damage_record(path: Path, **changes: Any) -> None:
     [
         ({"nodes": []}, "it has no launcher"),
         ({"nodes": "workers"}, "it has no launcher"),
-        ({"deadline": 1e300}, "one of its times is no time"),
-        ({"created": -1.0}, "one of its times is no time"),
+        ({"deadline": 1e300}, "one of its times is invalid"),
+        ({"created": -1.0}, "one of its times is invalid"),
         ({"nodes": "launcher"}, "it has no workers"),
     ],
     ids=["no nodes", "no launcher", "late deadline", "early start", "no workers"],

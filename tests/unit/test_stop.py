@@ -125,7 +125,7 @@ def test_what_others_have_removed_is_not_said_to_be_stopped(
 
     empty = Empty()
     provide(monkeypatch, "local", empty)
-    judge(call("stop"), 2, "no machine of cluster lab runs any more", "clusterctl down lab")
+    judge(call("stop"), 2, "cluster lab has no running machines", "clusterctl down lab")
     assert empty.stopped == []
     assert here.store.cluster("lab").phase is Phase.READY
 
@@ -194,7 +194,7 @@ def test_down_does_not_wait_for_machines_that_are_stopped(
     call("stop")
     said = call("down", "--yes")
     assert said.code == 2
-    assert "what jobs 7 made cannot be looked at" in said.err
+    assert "cannot check the outputs of job 7" in said.err
     assert "`clusterctl start lab` if you need their files" in said.err
     assert "nothing was removed: the disks keep costing $0.25/h until" in said.err
     assert here.store.names() == ("lab",)

@@ -170,8 +170,8 @@ def test_what_is_left_of_an_up_without_machines_is_named(monkeypatch: pytest.Mon
     with pytest.raises(ProviderError, match="the cable is cut"):
         up.up(open_store(), wanted("a", "bb"), told.append, lambda question: True)
     assert [line for line in told if "left over" in line] == [
-        "no machine runs; left over: 1 VPC, 1 subnet, 2 security groups: `clusterctl up lab`"
-        " continues, `clusterctl down lab` removes it"
+        "no machines are running; left over: 1 VPC, 1 subnet, 2 security groups: `clusterctl up"
+        " lab` continues, `clusterctl down lab` removes it"
     ]
 
     told.clear()

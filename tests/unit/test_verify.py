@@ -246,9 +246,9 @@ def report(*verdicts: Verdict, nodes: int = 2, pairs: int = 1) -> verify.Measure
 def test_a_sound_cluster_is_one_line() -> None:
     sound = report(Verdict("worker-1", "cores", "ok", "4"))
     lines = verify_summary.describe(sound, workers=2, name="lab")
-    assert lines == ("measured 2 nodes and 1 link: all as it should be (3.1 s)",)
+    assert lines == ("measured 2 nodes and 1 link: all within limits (3.1 s)",)
     alone = verify_summary.describe(report(nodes=1, pairs=0), workers=1, name="lab")
-    assert alone == ("measured 1 node: all as it should be (3.1 s)",)
+    assert alone == ("measured 1 node: all within limits (3.1 s)",)
 
 
 def test_what_is_slow_is_named_with_what_to_do_next() -> None:

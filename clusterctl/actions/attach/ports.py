@@ -61,8 +61,8 @@ def check_ports(pool: Pool, cluster: Cluster) -> None:
     if failed:
         raise NodeUnreachable(
             f"the hosts reach each other by SSH, but not on other ports: {'; '.join(failed)}",
-            hint="MPI and training choose ports when a job starts: let the firewalls of the hosts"
-            " pass TCP between them, at the ports 1024 to 65535",
+            hint="MPI and training choose ports when a job starts: open the TCP ports 1024"
+            " to 65535 between the hosts in their firewalls",
             transient=True,
         )
 

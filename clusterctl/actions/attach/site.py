@@ -165,9 +165,9 @@ def _shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:
         return "yes"
     if answer == ["unseen"]:
         raise UsageError(
-            f"the compute nodes do not see {node.root}",
+            f"{node.root} is not visible on the compute nodes",
             hint="choose a folder that the login and compute nodes share with --workdir",
         )
     said = result.text.strip() if result.ok else result.why
-    report(f"whether compute nodes see {node.root} could not be checked now: {said}")
+    report(f"could not check whether {node.root} is visible on the compute nodes: {said}")
     return said

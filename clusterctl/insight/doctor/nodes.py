@@ -30,8 +30,8 @@ def machines(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "spot",
                 f"EC2 is taking back the spot instance {view.name}",
-                f"`clusterctl fetch {evidence.job.id}` saves its files; run on with"
-                f" `clusterctl rerun {evidence.job.id} --resume` on another one",
+                f"`clusterctl fetch {evidence.job.id}` saves its files; `clusterctl rerun"
+                f" {evidence.job.id} --resume` continues on another node",
                 (view.spot,),
                 nodes=(view.name,),
             )

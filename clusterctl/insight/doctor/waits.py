@@ -148,7 +148,7 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
         advice = wait.advice or "look at that line: all ranks have to call the same collectives"
     elsewhere = [*_elsewhere(late[0], item.stack), *_behind(evidence, late, wait)]
     if usual:
-        elsewhere.insert(0, "the job goes on: this may be one moment of a healthy job")
+        elsewhere.insert(0, "the job makes progress: this may be one moment of a healthy job")
     elif slow:
         elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:

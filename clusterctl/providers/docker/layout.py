@@ -119,8 +119,7 @@ def machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
     if any(group.instance_type or group.family not in ("", "cpu") for group in spec.groups):
         raise UsageError(
             "--provider docker has no machine types to choose from",
-            hint="leave --gpu, --cpu and --instance-type out; --gpus 0,1 hands in this machine's"
-            " GPUs",
+            hint="leave --gpu, --cpu and --instance-type out; --gpus 0,1 uses this machine's GPUs",
         )
     count = spec.workers
     launcher, *workers = names(count)

@@ -58,8 +58,8 @@ def remove(
         refused = _remove(api, items)
         if not waits and (coming := _coming(items, refused)):
             report(
-                f"AWS is still making {coming} and does not remove it meanwhile: waiting for that,"
-                " which takes some minutes"
+                f"AWS is still creating {coming}, which can only be removed afterwards; this takes"
+                " some minutes"
             )
             waits = True
         stuck |= {id: error for id, error in refused.items() if failures.permanent(error)}

@@ -58,7 +58,7 @@ def check(api: Api, *, nat: bool = False) -> str:
     if rights >= NETWORK_RIGHTS:
         return f"{ends}, and removes the NAT gateway"
     return (
-        f"{ends}; the NAT gateway goes on costing money then, unless you may change the role"
+        f"{ends}; the NAT gateway keeps costing money then, unless you may change the role"
         f' {ROLE}, which an earlier version made: docs/ec2.md, "The deadline in AWS"'
     )
 

@@ -97,7 +97,7 @@ def _extend_in_aws(
                 raise
             # Another person has removed the cluster, or its schedules alone.
             name = cluster.name
-            gone = "its schedules in AWS are gone" if there else "no machine of it runs any more"
+            gone = "its schedules in AWS are gone" if there else "none of its machines is running"
             raise ProviderError(
                 f"the deadline of cluster {name} cannot be moved: {gone}",
                 hint=f"`clusterctl up {name}` creates what is missing, `clusterctl down {name}`"

@@ -61,7 +61,7 @@ _VCPUS = Known(
 )
 _EXPIRED = Known("your AWS credentials have expired", _KEYS, account=True)
 _UNKNOWN_KEYS = Known(
-    "AWS does not know your credentials",
+    "AWS does not recognize your credentials",
     f"{_KEYS}; those of AWS China and GovCloud work in their own regions alone: set AWS_REGION",
     account=True,
 )
@@ -145,7 +145,7 @@ CODES = {
     "Client.InvalidKMSKey": _KMS,
     "Client.InternalError": _KMS,
     "IncorrectInstanceState": Known(
-        "the machine is just changing its state", "run the same command again"
+        "the machine is changing its state", "run the same command again"
     ),
     "OperationNotPermitted": Known(
         "the machine is protected",
@@ -205,13 +205,13 @@ CODES = {
     ),
     "PendingVerification": Known(
         "AWS is still checking your account for this region",
-        "AWS writes you an email, mostly within minutes and at most in 4 hours; then try again",
+        "AWS sends you an email, usually within minutes and at most after 4 hours; then try again",
         account=True,
     ),
     "Blocked": Known("AWS has blocked your account", _SUPPORT, account=True),
     "NotSignedUp": Known(
         "your AWS account is not activated yet",
-        "AWS writes you an email when it is; see https://console.aws.amazon.com/billing",
+        "AWS sends you an email when it is; see https://console.aws.amazon.com/billing",
         account=True,
     ),
     # ---- AWS
@@ -286,19 +286,21 @@ _EXCEPTIONS = {
     "NoCredentialsError": Known("no AWS credentials found", _NO_KEYS),
     "PartialCredentialsError": Known("your AWS credentials are incomplete", _NO_KEYS),
     "CredentialRetrievalError": Known("your AWS credentials cannot be read", _KEYS),
-    "InvalidConfigError": Known("your AWS configuration makes no sense", "correct ~/.aws/config"),
+    "InvalidConfigError": Known("your AWS configuration is invalid", "correct ~/.aws/config"),
     "ConfigParseError": Known("your AWS configuration cannot be read", "correct ~/.aws/config"),
     "InfiniteLoopConfigError": Known(
-        "the source_profile of your AWS profile leads back to it", "correct ~/.aws/config"
+        "the source_profile of your AWS profile refers back to it", "correct ~/.aws/config"
     ),
     "UnauthorizedSSOTokenError": Known("your AWS login has expired", _LOGIN),
     "SSOTokenLoadError": Known("your AWS login has expired", _LOGIN),
     "TokenRetrievalError": Known("your AWS login has expired", _LOGIN),
     "ProfileNotFound": Known("no such AWS profile", "correct AWS_PROFILE"),
-    "InvalidRegionError": Known("the region has no valid name", "correct --region or AWS_REGION"),
+    "InvalidRegionError": Known(
+        "the name of the region is invalid", "correct --region or AWS_REGION"
+    ),
     "MissingDependencyException": Known(
         "your AWS profile needs a package that is missing",
-        "install it beside clusterctl: `pip install 'botocore[crt]'`",
+        "install it: `pip install 'botocore[crt]'`",
     ),
     "SSLError": Known(
         "the connection to AWS is not trusted",
@@ -469,7 +471,7 @@ def _readable(message: str) -> str:
     """Without what only fills the line: the number of a request, and what AWS has told in words
     already, in a code that takes a right of its own to read. In one line."""
     if "<html" in message.lower():
-        return "a web page came instead of an answer; perhaps a proxy sent it"
+        return "received a web page instead of an answer, perhaps from a proxy"
     message = re.sub(r"https? response error StatusCode: \d+, RequestID: [\w-]*, ", "", message)
     if "not authorized to perform: " in message:
         message = re.sub(r"\s*Encoded authorization failure message: \S{64,}", "", message)

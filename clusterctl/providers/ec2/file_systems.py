@@ -117,8 +117,8 @@ def _find_efs(api: Api, wanted: str, id: str, path: str) -> FileSystem | None:
     usable = [item for item in targets if item["LifeCycleState"] in _USABLE]
     if not usable:
         raise UsageError(
-            f"{id} has no mount target that is available, so that no machine can mount it",
-            hint=f"make one in each zone: `aws efs create-mount-target --file-system-id {id}"
+            f"{id} has no available mount target, so machines cannot mount it",
+            hint=f"create one in each zone: `aws efs create-mount-target --file-system-id {id}"
             " --subnet-id … --security-groups …`",
         )
     return FileSystem(
@@ -174,7 +174,7 @@ def _find_ontap(api: Api, id: str, path: str) -> str:
     if len(fitting) != 1:
         there = ", ".join(sorted(one["JunctionPath"] for one in mounted)) or "none"
         raise UsageError(
-            f"{id} has {len(fitting)} volumes{f' at {path}' if path else ''}, and one is needed"
+            f"{id} has {len(fitting)} volumes{f' at {path}' if path else ''}, but one is needed"
             f" (junction paths: {there})",
             hint=f"name it: --shared {id}:/PATH",
         )
@@ -245,7 +245,7 @@ def keep_reachable(
     groups, networks = closed[usable[0]]
     raise UsageError(
         f"the security groups of {found.id} in {usable[0]} ({', '.join(groups) or 'none'}) do not"
-        f" let the nodes in: NFS (TCP {NFS}) from {', '.join(networks)}",
+        f" allow NFS (TCP {NFS}) from {', '.join(networks)}",
         hint="; ".join(
             f"`aws ec2 authorize-security-group-ingress --group-id {(*groups, 'sg-…')[0]}"
             f" --protocol tcp --port {NFS} --cidr {network}`"

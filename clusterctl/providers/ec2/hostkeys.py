@@ -175,7 +175,7 @@ class HostKeys:
             assert isinstance(transport, SshTransport)
             if transport.host_key() == new[name]:
                 return NodeResult(node=name, exit_code=0)
-            return NodeResult(node=name, error="sshd still shows the key that it was made with")
+            return NodeResult(node=name, error="sshd still uses the key that it was created with")
 
         self._all(pool.each(shown, list(new)))
 
@@ -246,7 +246,7 @@ class HostKeys:
         if failed:
             raise NodeUnreachable(
                 f"the host keys cannot be renewed: {'; '.join(fold(failed))}",
-                hint=f"`clusterctl up {self._folder.name}` goes on where it stopped",
+                hint=f"`clusterctl up {self._folder.name}` continues where it stopped",
                 transient=True,
             )
         return results

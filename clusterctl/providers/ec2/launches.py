@@ -212,7 +212,7 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
         if limit.passed:
             raise ProviderError(
                 f"{ranges(sorted(left, key=_number))} does not end within {cleanup.LIMIT:g} s",
-                hint="look at it in the EC2 console, and run the same command again",
+                hint="check it in the EC2 console, and run the same command again",
             )
         time.sleep(cleanup.PAUSE)
 
@@ -309,7 +309,7 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
             missing = sorted(set(names) - living, key=_number) or sorted(names, key=_number)
             raise ProviderError(
                 f"{ranges(missing)} does not run within {LIMIT:g} s",
-                hint="`clusterctl up` goes on, `clusterctl down` removes all",
+                hint="`clusterctl up` continues, `clusterctl down` removes everything",
                 transient=True,
             )
         time.sleep(cleanup.PAUSE)

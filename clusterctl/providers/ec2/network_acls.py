@@ -77,9 +77,9 @@ def ssh_trouble(acl: Acl | None, sources: Sequence[IPv4Network]) -> str:
         return ""
     wanted, who = sources or (ANYWHERE,), ", ".join(map(str, sources)) or "anywhere"
     if acl.closes(SSH, wanted, out=False):
-        return f"its network ACL {acl.id} lets no SSH in from {who} (TCP 22)"
+        return f"its network ACL {acl.id} blocks SSH from {who} (TCP 22)"
     if acl.closes(ANY_ANSWERS, wanted, out=True):
-        return f"its network ACL {acl.id} lets no answers of SSH out to {who} (TCP 1024-65535)"
+        return f"its network ACL {acl.id} blocks answers of SSH to {who} (TCP 1024-65535)"
     return ""
 
 
@@ -91,12 +91,12 @@ def internet_trouble(acl: Acl | None, *, http: bool) -> str:
     for ports in (HTTPS, *([HTTP] if http else [])):
         if acl.closes(ports, [ANYWHERE], out=True):
             return (
-                f"its network ACL {acl.id} lets nothing out to the internet (TCP {ports[0]}), so"
+                f"its network ACL {acl.id} blocks traffic to the internet (TCP {ports[0]}), so"
                 " machines could not fetch packages"
             )
     if acl.closes(ANSWERS, [ANYWHERE], out=False):
         return (
-            f"its network ACL {acl.id} lets no answers in from the internet (TCP 32768-60999), so"
+            f"its network ACL {acl.id} blocks answers from the internet (TCP 32768-60999), so"
             " machines could not fetch packages"
         )
     return ""
@@ -109,14 +109,14 @@ def pair_trouble(
     the networks of their subnets."""
     # The launcher connects to workers by SSH, and what it starts there connects back to it.
     for acl, ports, other, out, what in (
-        (workers, SSH, outer, False, "in from the launcher"),
-        (workers, ANSWERS, outer, False, "in from the launcher"),
-        (workers, ANSWERS, outer, True, "out to the launcher"),
-        (launcher, SSH, inner, True, "out to the workers"),
-        (launcher, ANSWERS, inner, True, "out to the workers"),
-        (launcher, ANSWERS, inner, False, "in from the workers"),
+        (workers, SSH, outer, False, "from the launcher"),
+        (workers, ANSWERS, outer, False, "from the launcher"),
+        (workers, ANSWERS, outer, True, "to the launcher"),
+        (launcher, SSH, inner, True, "to the workers"),
+        (launcher, ANSWERS, inner, True, "to the workers"),
+        (launcher, ANSWERS, inner, False, "from the workers"),
     ):
         if acl and acl.closes(ports, [other], out=out):
             port = "-".join(map(str, dict.fromkeys(ports)))
-            return f"network ACL {acl.id} lets nothing {what} ({other}, TCP {port})"
+            return f"network ACL {acl.id} blocks traffic {what} ({other}, TCP {port})"
     return ""

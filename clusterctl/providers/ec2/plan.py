@@ -207,6 +207,6 @@ def _guard(api: Api, nat: bool) -> str:
     try:
         return eventbridge.check(api, nat=nat)
     except ProviderError as error:
-        stays = "; the NAT gateway goes on costing money then" * nat
+        stays = "; the NAT gateway keeps costing money then" * nat
         why = f"{error.message}): {eventbridge.UNGUARDED}"
         return f"AWS itself terminates none of them ({why}{stays}"

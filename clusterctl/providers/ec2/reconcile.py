@@ -103,7 +103,7 @@ def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
             names = ranges(sorted(item.node or item.id for item in down))
             raise ProviderError(
                 f"{names} was stopped and does not start again within {START_LIMIT:g} s",
-                hint="look at it in the EC2 console, and run the same command again",
+                hint="check it in the EC2 console, and run the same command again",
             )
         fresh = [item for item in down if item.state == "stopped" and item.id not in asked]
         if fresh:
@@ -135,7 +135,7 @@ def stop(api: Api, cluster_id: str, report: Reporter) -> float:
             names = ranges(sorted(item.node or item.id for item in going))
             raise ProviderError(
                 f"{names} does not stop within {START_LIMIT:g} s",
-                hint="look at it in the EC2 console, and run the same command again",
+                hint="check it in the EC2 console, and run the same command again",
             )
         time.sleep(cleanup.PAUSE)
     return since

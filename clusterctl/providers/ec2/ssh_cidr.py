@@ -36,7 +36,7 @@ def network(option: str, text: str) -> str:
         except ValueError:
             why = f"is not a network: {error}"
         else:
-            why = "is not a network of IPv4, and clusters on EC2 have no IPv6 addresses"
+            why = "is not an IPv4 network, and clusters on EC2 have no IPv6 addresses"
         raise UsageError(f"{option} {text!r} {why}", hint="for example 203.0.113.7/32") from error
 
 
@@ -68,7 +68,7 @@ def parse_address(text: str) -> str:
     """An IPv4 address as it was answered. ValueError says what else it is."""
     found = ip_address(text.strip())
     if isinstance(found, IPv6Address):
-        raise ValueError(f"{found} is of IPv6, and clusters on EC2 have no IPv6 addresses")
+        raise ValueError(f"{found} is an IPv6 address, and clusters on EC2 have no IPv6 addresses")
     return str(found)
 
 
@@ -104,7 +104,7 @@ def describe(said: str, ask: Callable[[], str], *, old: bool) -> str:
         return f"SSH to the launcher is open to {ask()}/32 (your address, by {WHO_AM_I})"
     except (OSError, ValueError) as error:
         if old:
-            return f"SSH to the launcher stays open to whom it was ({WHO_AM_I}: {error})"
+            return f"SSH to the launcher stays open to the same networks ({WHO_AM_I}: {error})"
         return (
             f"SSH to the launcher: {WHO_AM_I} did not return this machine's public address"
             f" ({error}); give it with --ssh-cidr"
@@ -128,7 +128,7 @@ def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:
     group = next((item for item in found if item["GroupName"] == f"{cluster_id}-ssh"), None)
     if group is None:
         raise ProviderError(
-            f"the security group {cluster_id}-ssh is gone", hint="`clusterctl up` makes it again"
+            f"the security group {cluster_id}-ssh is gone", hint="`clusterctl up` creates it again"
         )
     present = {
         item["CidrIp"]

@@ -36,7 +36,7 @@ def require_record(current: Cluster | None) -> None:
         raise ProviderError(
             f"cluster {current.name} was adopted: when its machines end, and what Terraform knew of"
             " them, is not on record",
-            hint=f"you can only watch it and take it down: `clusterctl down {current.name}`",
+            hint=f"it can only be shown and removed: `clusterctl down {current.name}`",
         )
 
 
@@ -54,12 +54,13 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
         )
     if spec.cloud.regions and region not in spec.cloud.regions:
         raise UsageError(
-            f"--region {region} is none of --regions {','.join(spec.cloud.regions)}",
+            f"--region {region} is not one of --regions {','.join(spec.cloud.regions)}",
             hint="leave one of the two out",
         )
     if spec.cloud.spot and spec.cloud.reservation:
         raise UsageError(
-            "--spot cannot be combined with --reservation: reserved machines are no spot instances",
+            "--spot cannot be combined with --reservation: reserved machines are not spot"
+            " instances",
             hint="leave one of the two out",
         )
     if spec.cloud.ssh_cidr:
@@ -76,7 +77,7 @@ def check_account(cluster: Cluster, number: str) -> None:
         raise ProviderError(
             f"cluster {cluster.name} is in the AWS account {cluster.account}, and the credentials"
             f" are for {number}",
-            hint="set AWS_PROFILE to what it was at `up`; `aws sts get-caller-identity` tells who"
+            hint="set AWS_PROFILE to what it was at `up`; `aws sts get-caller-identity` shows who"
             " you are",
         )
 
@@ -107,12 +108,12 @@ def check_settings(options: ClusterSpec, current: Cluster, zone: str) -> None:
     for field, flag in _FIXED.items():
         if getattr(options.cloud, field) != getattr(current.spec.cloud, field):
             raise UsageError(
-                f"the machines of cluster {options.name} run, and {flag} cannot change under them",
+                f"the machines of cluster {options.name} are running: {flag} cannot be changed now",
                 hint=_another(options),
             )
     if zone and options.cloud.zones and zone not in options.cloud.zones:
         raise UsageError(
-            f"the machines of cluster {options.name} run in {zone} and cannot move",
+            f"the machines of cluster {options.name} are running in {zone} and cannot move",
             hint=f"leave --zones out; {_another(options)}",
         )
 
@@ -178,7 +179,7 @@ def check_stopped(
         and set(present) == set(stopped)
     ):
         raise UsageError(
-            f"the stopped machines of cluster {current.name} were to end at"
+            f"the stopped machines of cluster {current.name} should have ended at"
             f" {clock(current.deadline)}",
             hint=f"`clusterctl down {current.name}` removes them",
         )
@@ -188,7 +189,8 @@ def _beyond(current: Cluster, present: Mapping[str, str], armed: float) -> Usage
     """`extend` needs nodes on record; what is none yet can only go."""
     name, known = current.name, all(map(current.has, present))
     return UsageError(
-        f"the machines of cluster {name} were to end at {clock(armed)}, and still run",
+        f"the machines of cluster {name} should have ended at {clock(armed)}, and are still"
+        " running",
         hint=(f"`clusterctl extend {name} --ttl …` keeps them, " if known else "")
         + f"`clusterctl down {name}` removes them",
     )

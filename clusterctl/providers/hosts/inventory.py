@@ -135,7 +135,7 @@ def _read(
         else:
             for name in _expand(words[0], where, raw):
                 if len(lines) == MOST:
-                    raise UsageError(f"{where}: over {MOST} hosts", hint="is the range right?")
+                    raise UsageError(f"{where}: over {MOST} hosts", hint="correct the range")
                 values = _values(words[1:], where, raw)
                 lines.append(_Entry(where, name, values, {section} if section else set()))
     return lines, variables, parents

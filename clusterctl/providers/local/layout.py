@@ -149,6 +149,6 @@ def hidden(folder: Path, keep: Iterable[Path]) -> Path:
         if not any(path.is_relative_to(candidate) for path in needed):
             return candidate
     raise UsageError(
-        f"the cluster's folder {folder} holds what its nodes need to see",
+        f"the cluster's folder {folder} contains files that its nodes need",
         hint="set CLUSTERCTL_HOME to a folder of its own",
     )

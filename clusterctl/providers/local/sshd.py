@@ -164,7 +164,7 @@ def write_files(place: Place, authorized: str) -> str:
     status = place.scratch.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise ProviderError(
-            f"{place.scratch} is not a folder of yours, so {place.name} has no temporary folder",
+            f"{place.scratch} does not belong to you, so {place.name} has no temporary folder",
             hint=f"check whose it is, and remove it: ls -ld {place.scratch}",
         )
     rewrite(place.authorized_keys, authorized)

@@ -73,7 +73,7 @@ def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
     verb = "ends" if len(others) == 1 else "end"
     return (
         f"{ranges(sorted(others))} {verb} at {ends}, and the record says {model.clock(end)}: an"
-        " `extend` was cut off, or the machine image had an older one;"
+        " `extend` was interrupted, or the machine image had an older one;"
         f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
     )
 
@@ -84,7 +84,7 @@ def describe_missing(cluster: Cluster, kept: Mapping[str, float | None]) -> str:
     if not missing or not cluster.deadline:
         return ""
     return (
-        f"{ranges(sorted(missing))} does not know its deadline, and will not shut itself down:"
+        f"{ranges(sorted(missing))} has no deadline set, and will not shut itself down:"
         f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
     )
 

@@ -35,7 +35,7 @@ def clean_up_hosts(
         report(f"removed clusterctl's files from {ranges(cleaned)}")
     if failed := [result for result in results if not result.ok]:
         raise LeftoverError(
-            f"clusterctl's folder and key are still there: {'; '.join(fold(failed))}",
+            f"clusterctl's folder and key could not be removed: {'; '.join(fold(failed))}",
             hint=f"`clusterctl detach {cluster.name}` again when they answer, or with --force",
         )
 
