@@ -119,6 +119,8 @@ def test_local_zones_are_left_out(lab: Lab, api: Api) -> None:
         ("t4g.xlarge", {}, r"t4g.xlarge has a processor of another architecture \(arm64\)"),
         ("c7i.xlarge", {"launcher_type": "t4g.micro"}, "t4g.micro has a processor of another"),
         ("c7i.xlarge", {"ami": "ami-0a0000000000e2201"}, "its architecture is arm64"),
+        ("m3.medium", {}, "m3.medium is too old: EC2 has no EBS optimization for it"),
+        ("p3dn.24xlarge", {}, "p3dn.24xlarge has V100 GPUs, which neither the driver"),
         ("g4dn.xlarge", {"disk": 50}, "worker-1, 50 GiB, is smaller than the snapshot of image"),
         ("c7i.xlarge", {"ami": "ami-0a0000000000d2202"}, "worker-1, 30 GiB, is smaller than"),
     ],

@@ -36,6 +36,7 @@ from clusterctl.providers.ec2 import (
     preflight,
     spec,
     ssh_cidr,
+    type_checks,
 )
 from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
@@ -57,6 +58,32 @@ def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
 
 def survey(wish: ClusterSpec) -> preflight.Survey:
     return preflight.survey(Offering("us-east-1"), wish, {}, "", print)
+
+
+@pytest.mark.parametrize(
+    ("ami", "image", "images", "refused"),
+    [
+        ("", "", {}, True),
+        ("ami-1", "", {}, True),
+        ("", "registry.example.com/gpu:1", {}, True),
+        ("ami-1", "registry.example.com/gpu:1", {}, False),
+        ("ami-1", "", {"nvidia": "registry.example.com/gpu:1"}, False),
+    ],
+)
+def test_gpus_before_turing_need_a_driver_and_an_image(
+    ami: str, image: str, images: dict[str, str], refused: bool
+) -> None:
+    """Neither those of ours has code for them: the first kernel would say so, for money."""
+    kind = InstanceType(name="p3dn.24xlarge", vcpus=96, gpus=8, gpu_maker="NVIDIA", gpu="V100")
+    wish = replace(
+        wanted(NodeGroup(count=1, instance_type=kind.name), ami=ami), image=image, images=images
+    )
+    if not refused:
+        type_checks.check(Offering("us-east-1"), wish, {kind.name: kind})
+        return
+    with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
+        type_checks.check(Offering("us-east-1"), wish, {kind.name: kind})
+    assert "--ami" in caught.value.hint
 
 
 @pytest.mark.parametrize("gone", [False, True])

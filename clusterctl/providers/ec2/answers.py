@@ -30,12 +30,16 @@ _MARKETS, _ROOT, _EFA = ("on-demand", "spot"), "/dev/sda1", "efa"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
-    """What EC2 says about a type. `gpu_maker` is empty without GPUs."""
+    """What EC2 says about a type. `gpu_maker` and `gpu`, what they are called, are empty without
+    GPUs."""
 
     name: str
     vcpus: int
     gpus: int = 0
     gpu_maker: str = ""
+    gpu: str = ""
+    ebs_optimized: bool = True
+    """Whether it can be."""
     clusters: bool = False
     """Whether it may be in a cluster placement group."""
     efa: tuple[str, ...] = ()
@@ -126,6 +130,8 @@ def read_instance_type(item: dict[str, Any]) -> InstanceType:
         vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
         gpus=sum(int(gpu.get("Count", 1)) for gpu in gpus),
         gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
+        gpu=gpus[0].get("Name", "") if gpus else "",
+        ebs_optimized=item.get("EbsInfo", {}).get("EbsOptimizedSupport") != "unsupported",
         clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
         efa=_efa_cards(item.get("NetworkInfo", {})),
         architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),

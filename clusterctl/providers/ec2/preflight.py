@@ -10,7 +10,7 @@ from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, Reporter, Runtime
+from clusterctl.model import Cluster, ClusterSpec, Reporter
 from clusterctl.providers.ec2 import (
     failures,
     file_systems,
@@ -20,6 +20,7 @@ from clusterctl.providers.ec2 import (
     quotas,
     reservations,
     tags,
+    type_checks,
     update_rules,
 )
 from clusterctl.providers.ec2 import spec as layout
@@ -91,10 +92,7 @@ def survey(
     share = shared.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = layout.machines(options, makers, layout.present(present))
-    _efa(api, options, types)
-    _amd(options, types)
-    _architectures(types)
-    _markets(api, options, types)
+    type_checks.check(api, options, types)
     amis = background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     subnets = background(
@@ -206,75 +204,6 @@ def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
                 hint = "not every region has every type: choose another --region, or another type"
             raise UsageError(f"EC2 has no instance type {name!r} in {api.region}", hint=hint)
     return types
-
-
-def _efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
-    """--efa is for types that have it, all of them: one without would leave the others waiting.
-    With several network cards they are private: EC2 gives no public address to a machine with
-    several interfaces."""
-    workers = sorted({catalog.instance_type(group) for group in options.groups})
-    lacking = [name for name in workers if not types[name].efa]
-    if not options.cloud.efa:
-        return
-    if not lacking:
-        several = [name for name in workers if len(types[name].efa) > 1]
-        if several and not options.cloud.private:
-            name = several[0]
-            raise UsageError(
-                f"--efa: {name} has {len(types[name].efa)} network cards, and EC2 gives no public"
-                " address to a machine that uses several",
-                hint="add --private: the workers then reach the internet through a NAT gateway,"
-                " whose price is in the plan",
-            )
-        return
-    families = sorted({name.partition(".")[0] for name in lacking})
-    others = ", ".join(api.with_efa(families)) or f"none of {', '.join(families)}"
-    raise UsageError(
-        f"--efa: {', '.join(lacking)} has no Elastic Fabric Adapter",
-        hint=f"types that have one: {others}; choose with --instance-type, or leave --efa out",
-    )
-
-
-def _amd(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
-    """--runtime host installs PyTorch's own wheels, which have no code for the GPU of g4ad
-    (https://github.com/ROCm/rocm-libraries/issues/4347): its GPUs would cost money and do nothing.
-    """
-    workers = {catalog.instance_type(group) for group in options.groups}
-    amd = sorted(name for name in workers if types[name].gpu_maker.lower() == "amd")
-    if amd and options.runtime is Runtime.HOST:
-        raise UsageError(
-            f"{amd[0]} does not work with --runtime host: PyTorch's ROCm wheels have no code for"
-            f" its GPU ({catalog.FAMILIES['g4ad'].arch})",
-            hint="name a container image whose PyTorch has it (--image amd=IMAGE), or choose"
-            " --gpu g4dn",
-        )
-
-
-def _architectures(types: Mapping[str, InstanceType]) -> None:
-    for name, kind in types.items():
-        if "x86_64" not in kind.architectures:
-            raise UsageError(
-                f"{name} has a processor of another architecture ({', '.join(kind.architectures)}):"
-                " clusterctl's machine and container images are for x86_64",
-                hint=f"choose another type, such as {catalog.FAMILIES['cpu'].instance_type}",
-            )
-
-
-def _markets(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
-    """Types that are not sold in the way that is asked for: EC2 says so when the launcher runs."""
-    market, said = (
-        ("spot", "as spot instances") if options.cloud.spot else ("on-demand", "on demand")
-    )
-    workers = {catalog.instance_type(group) for group in options.groups}
-    lacking = sorted(name for name in workers if market not in types[name].markets)
-    if lacking and not options.cloud.reservation:
-        names = ", ".join(lacking)
-        raise UsageError(
-            f"EC2 does not sell {names} {said} in {api.region}",
-            hint="leave --spot out, or choose another type"
-            if options.cloud.spot
-            else "--spot or --reservation, or choose another type",
-        )
 
 
 def _rights(
