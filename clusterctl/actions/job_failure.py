@@ -53,7 +53,11 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
         what = f"could not be started: {job.reason.removeprefix(f'{NO_RANK}: ') or NO_RANK}"
         hint = "`clusterctl run --dry-run …` shows the command and the reason for each flag"
     else:
-        what, hint = f"failed: {job.reason}", "check the nodes with `clusterctl status --live`"
+        look = "check the nodes with `clusterctl status --live`"
+        if job.hangs and job.hangs[-1].attempt == job.attempt:
+            look = f"`clusterctl doctor {job.id}` shows where its ranks stood"
+        what = f"failed: {job.reason}"
+        hint = f"{look}; then `clusterctl rerun {job.id} --resume` continues from the job's files"
         if -1 in job.survivors.values():
             kind = NodeUnreachable
     if is_disk_full(job):

@@ -26,6 +26,7 @@ from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter, count
 from clusterctl.schedulers.job_state import (
     has_restarted,
+    is_cut_off,
     is_reclaimed,
     never_started,
     note_restart,
@@ -76,8 +77,8 @@ def run(
     on_output: OnOutput,
     report: Reporter,
 ) -> Job:
-    """Runs job `number` by `first`, as `run.run` does. If it loses nodes, it is continued as its
-    --on-node-loss says, as a new job; returns the last one."""
+    """Runs job `number` by `first`, as `run.run` does. If it loses nodes, or its launcher loses its
+    ranks, it is continued as its --on-node-loss says, as a new job; returns the last one."""
     latest = number
 
     def note(started: Job) -> None:
@@ -135,17 +136,20 @@ def _follow_losses(
                 raise
             error, job = caught, found
         lost = _list_lost(store, job)
-        how = _choose(job, store.cluster(job.cluster), lost) if lost and left else FAIL
+        due = bool(lost) or is_cut_off(job)
+        how = _choose(job, store.cluster(job.cluster), lost) if due and left else FAIL
         if lost and how == FAIL:
             _advise(job, store.cluster(job.cluster), error, report)
-        elif lost and not held.enter_context(store.continuing(job.id)):
+        elif how != FAIL and not held.enter_context(store.continuing(job.id)):
             how = FAIL
             _refer(job, error, report)
         if how == FAIL:
             if error:
                 raise error
             return job
-        if how == REPLACE:
+        if not lost:
+            report(f"all nodes answer again: continuing job {job.id}")
+        elif how == REPLACE:
             _replace(store, job, lost, report)
         else:
             ranks = count(_left(job, lost), "rank")

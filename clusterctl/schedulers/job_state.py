@@ -17,6 +17,7 @@ NO_RANK = "no rank was started"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
 NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
 _FULL = "disk full on "
+_CUT_OFF = "while no rank had failed: it or one of its daemons was lost"
 _NAMED = 4
 """Ranks that a reason names; of others it gives the number."""
 
@@ -81,6 +82,11 @@ def is_disk_full(job: Job) -> bool:
     return _FULL in job.reason
 
 
+def is_cut_off(job: Job) -> bool:
+    """Whether a job failed only because its launcher lost its ranks, as in an outage."""
+    return job.state is JobState.FAILED and job.reason.endswith(_CUT_OFF)
+
+
 def is_reclaimed(job: Job, node: str) -> bool:
     """Whether EC2 has announced the end of that node, a spot instance, while the job ran. The node
     may still answer for two minutes."""
@@ -117,14 +123,16 @@ def _ended(job: Job, last: Attempt) -> Job:
 
 
 def _state(job: Job, last: Attempt) -> JobState:
-    """A launcher may say 0 after it has lost a node: every rank has to have ended well. Who was
-    told to end may do so with 0, and has not finished."""
+    """A launcher may say 0 after it has lost a node, and something else after it has only lost its
+    connections: how every rank has ended counts. Who was told to end may do so with 0, and has not
+    finished."""
     told = CAUSES.get(last.stop, JobState.RUNNING)
     if told.ended:
         return told
     if last.dead:
         return JobState.LOST
-    well = last.launcher_code == 0 and _well(last) >= len(job.processes)
+    broken = last.launcher_code != 0 and (last.told or last.events or last.hung)
+    well = last.launcher_code is not None and not broken and _well(last) >= len(job.processes)
     return JobState.SUCCEEDED if well else JobState.FAILED
 
 
@@ -180,7 +188,7 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
     if missing and last.launcher_code and not last.said:
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
     if last.launcher_code:
-        return f"{ended} while no rank had failed: it or one of its daemons was lost"
+        return f"{ended} {_CUT_OFF}"
     return f"{ended}, but only {_well(last)} of {job.ranks} ranks did"
 
 

@@ -19,6 +19,7 @@ attempt before it:
     survivors TIME NODE COUNT         processes that were left there at last; `?`: it did not answer
     full TIME NODE                    its disk is full
     oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
+    told TIME RANK ATTEMPT            it was told to end before it did
     node TIME NODE WORD               something came over the node: one of EVENTS
     dead TIME                         the supervisor is gone, and nobody else writes anything
     absent TIME                       there is no such file: the job was never handed in, or the
@@ -79,6 +80,8 @@ class Attempt:
     full: list[str] = field(default_factory=list)
     out_of_memory: set[int] = field(default_factory=set)
     """Ranks."""
+    told: set[int] = field(default_factory=set)
+    """Ranks that did not end by themselves."""
     events: dict[str, str] = field(default_factory=dict)
     """By node: one of EVENTS."""
     dead: float | None = None
@@ -142,10 +145,10 @@ class Facts:
             last.survivors[rest[0]] = -1 if rest[1] == "?" else int(rest[1])
         elif word == "full":
             last.full = list(dict.fromkeys((*last.full, rest[0])))
-        elif word == "oom":
+        elif word in ("oom", "told"):
             rank, attempt = map(int, rest)
             if attempt == last.number:
-                last.out_of_memory.add(rank)
+                (last.told if word == "told" else last.out_of_memory).add(rank)
         elif word == "node" and rest[1] in EVENTS:
             last.events[rest[0]] = rest[1]
         elif word == "dead" and not last.ended:

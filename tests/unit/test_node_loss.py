@@ -15,7 +15,7 @@ import pytest
 from clusterctl.actions import node_loss
 from clusterctl.actions.run import prepare, resolve
 from clusterctl.actions.run import run as run_once
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import LaunchError, NodeUnreachable, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.model import Charge
 from tests.unit.calling import Call
@@ -39,6 +39,27 @@ PROGRAM = """#!/bin/sh
 cat snapshot
 echo "$WORLD_SIZE ranks, $SECRET" >snapshot
 [ $WORLD_SIZE = 1 ] || touch {dead}
+"""
+CUT_OFF = """#!/bin/sh
+while [ "$1" != /bin/sh ]; do shift; done
+export OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=2
+export OMPI_COMM_WORLD_LOCAL_SIZE=1
+pids=''
+for OMPI_COMM_WORLD_RANK in 0 1; do "$@" & pids="$pids $!"; done
+if [ ! -e {dead}.over ]; then
+    until [ -e {dead}.0 ] && [ -e {dead}.1 ]; do sleep 0.1; done
+    touch {dead}.over
+    kill $pids
+    wait
+    exit 255
+fi
+wait
+"""
+SAVES = """#!/bin/sh
+[ ! -e snapshot ] || exec cat snapshot
+trap 'echo saved >snapshot; exit 0' TERM
+touch {dead}.$RANK
+while :; do sleep 0.1; done
 """
 
 
@@ -71,7 +92,7 @@ def site(tmp_path: Path) -> Iterator[Staged]:
 
 def run(
     site: Staged, tmp_path: Path, policy: str, **changes: Any
-) -> tuple[Job | NodeUnreachable, list[str], str]:
+) -> tuple[Job | NodeUnreachable | LaunchError, list[str], str]:
     """How it ended, what was said, and what the ranks printed."""
     program = resolve([str(tmp_path / "tree" / "program")], None, None)
     what = spec(program=program.program, on_node_loss=policy, secret_names=("SECRET",), **changes)
@@ -85,7 +106,7 @@ def run(
             "on_output": lambda pieces: printed.extend(piece.data for piece in pieces),
             "report": said.append,
         }
-        ended: Job | NodeUnreachable = node_loss.run(
+        ended: Job | NodeUnreachable | LaunchError = node_loss.run(
             site.store,
             number,
             lambda note: run_once(site.store, prepared, on_start=note, **seen),
@@ -93,7 +114,7 @@ def run(
             on_start=lambda job: said.append(f"job {job.id} of {job.ranks}"),
             **seen,
         )
-    except NodeUnreachable as error:
+    except (NodeUnreachable, LaunchError) as error:
         ended = error
     return ended, said, b"".join(printed).decode()
 
@@ -183,6 +204,26 @@ def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: P
     site.store.save_job(replace(site.store.job(1), id=2, rerun_of=1))
     with site.store.continuing(1) as second:
         assert not second
+
+
+@pytest.mark.parametrize("policy", ["shrink", "fail"])
+def test_a_job_whose_mpirun_lost_its_ranks_goes_on_where_all_nodes_answer(
+    policy: str, site: Staged, tmp_path: Path
+) -> None:
+    """An outage of the launcher: its daemons end the ranks, and it is over when that is seen."""
+    mpirun = tmp_path / "mpi" / "bin" / "mpirun"
+    mpirun.write_text(CUT_OFF.format(dead=tmp_path / "dead"))
+    (tmp_path / "tree" / "program").write_text(SAVES.format(dead=tmp_path / "dead"))
+    ended, said, printed = run(site, tmp_path, policy)
+    if policy == "fail":
+        assert isinstance(ended, LaunchError), said
+        assert "while no rank had failed" in ended.message
+        assert "`clusterctl rerun 1 --resume` continues" in ended.hint
+        return
+    assert isinstance(ended, Job), ended
+    assert (ended.id, ended.ranks, ended.state) == (2, 2, JobState.SUCCEEDED), said
+    assert "all nodes answer again: continuing job 1" in said
+    assert printed.count("saved") == 2
 
 
 def test_a_job_that_is_not_to_go_on_says_how_it_could(site: Staged, tmp_path: Path) -> None:

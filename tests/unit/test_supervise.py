@@ -427,6 +427,12 @@ def test_an_mpirun_that_says_0_is_not_believed(site: Site) -> None:
     assert (job.state, job.program_exit_code) == (JobState.FAILED, None), site.story(job)
 
 
+def test_ranks_that_go_on_to_their_end_without_mpirun_have_ended_well(site: Site) -> None:
+    """It has lost its connections to them: the job is not run again."""
+    job = site.ended(site.submit(1, "true", "rank 0; rank 1; exit 255", retries=2))
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1), site.story(job)
+
+
 def test_retries_end(site: Site) -> None:
     job = site.ended(site.submit(1, "exit 5", "export CLUSTERCTL_ATTEMPT; rank 0", retries=1))
     assert (job.state, job.attempt, job.program_exit_code) == (JobState.FAILED, 2, 5)
