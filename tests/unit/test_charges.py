@@ -424,12 +424,21 @@ def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
             return []
 
         def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
-            made, ended = (datetime.fromtimestamp(NOW + add, timezone.utc) for add in (30, 300))
-            later, end = (datetime.fromtimestamp(NOW + add, timezone.utc) for add in (400, 4400))
+            rows = {
+                "nat-3": ("subnet-b", 400, 4400, ""),
+                "nat-2": ("subnet-b", 320, 390, ""),  # cut off, and removed while it was pending
+                "nat-1": ("subnet-a", 30, 300, ""),
+                "nat-0": ("subnet-z", 20, 25, "Gateway.NotAttached"),
+            }
             return [
-                {"NatGatewayId": "nat-2", "CreateTime": later, "DeleteTime": end},
-                {"NatGatewayId": "nat-1", "CreateTime": made, "DeleteTime": ended},
-                {"NatGatewayId": "nat-0", "CreateTime": made, "FailureCode": "Gateway.NotAttached"},
+                {
+                    "NatGatewayId": id,
+                    "SubnetId": subnet,
+                    "CreateTime": datetime.fromtimestamp(NOW + made, timezone.utc),
+                    "DeleteTime": datetime.fromtimestamp(NOW + gone, timezone.utc),
+                    "FailureCode": failure,
+                }
+                for id, (subnet, made, gone, failure) in rows.items()
             ]
 
     planned = charge("launcher", part=GATEWAY, hourly=0.045, since=NOW, until=NOW + 4400)

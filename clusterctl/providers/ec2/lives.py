@@ -38,14 +38,17 @@ def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
 
 
 def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
-    """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made several. One
-    that failed costs nothing."""
+    """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made one in a
+    subnet of each. Of several in one subnet, the first ones failed, or were removed before they
+    were there, and cost nothing."""
     if not any(item.part == GATEWAY for item in cluster.charges):
         return
-    for item in api.all("describe_nat_gateways", "NatGateways", Filter=[tagged(cluster.id)]):
-        if "CreateTime" in item and not item.get("FailureCode"):
-            end = item.get("DeleteTime")
-            yield Life(GATEWAY, item["CreateTime"].timestamp(), end.timestamp() if end else None)
+    found = api.all("describe_nat_gateways", "NatGateways", Filter=[tagged(cluster.id)])
+    known = [item for item in found if "CreateTime" in item and not item.get("FailureCode")]
+    known.sort(key=lambda item: item["CreateTime"])
+    for item in {item["SubnetId"]: item for item in known}.values():
+        end = item.get("DeleteTime")
+        yield Life(GATEWAY, item["CreateTime"].timestamp(), end.timestamp() if end else None)
 
 
 def list_last(api: Api, cluster: Cluster) -> list[Instance]:
