@@ -31,6 +31,13 @@ _COMPILED = re.compile(r"\.(c|cc|cpp|cxx|cu|h|hh|hpp|rs|pyx|S|so[\d.]*)$")
 _RUNTIME = re.compile(r"/(lib(c|m|dl|pthread|ffi|stdc\+\+|python\w*)|ld-linux[\w-]*)\b[^/]*$")
 """Libraries, and sources of Python's own, that say nothing about the program."""
 _PYTHONS_OWN = re.compile(r"/(Modules|Objects|Python|Include)/[^/]+(/[^/]+)?\.[ch]$")
+_AT_EXIT = (
+    ("_shutdown", "/threading.py"),
+    ("_python_exit", "/concurrent/futures/thread.py"),
+    ("_python_exit", "/concurrent/futures/process.py"),
+    ("_exit_function", "/multiprocessing/util.py"),
+)
+"""What Python calls after the last line of a program, by function and file."""
 GRADIENTS = "the all-reduce of gradients (DDP)"
 TEARDOWN = "the destructor of a process group"
 _LONGEST = 60
@@ -112,6 +119,15 @@ class Stack:
     def tears_down(self) -> bool:
         """Whether it is in the destructor of a process group, which holds Python's lock."""
         return any("::~ProcessGroup" in frame.name for frame in self.frames)
+
+    @property
+    def joins_threads(self) -> bool:
+        """Whether its program has ended, and Python waits for threads or processes that run on."""
+        return not self.own and any(
+            frame.name.rpartition(".")[2] == name and f"/{frame.file}".endswith(file)
+            for frame in self.frames
+            for name, file in _AT_EXIT
+        )
 
     @property
     def receives(self) -> bool:

@@ -106,6 +106,56 @@ def test_a_rank_of_mpi4py_that_has_come_to_its_end_early(moved: bool, serious: b
     assert "rank 1 on worker-2 has reached the end of its program" in finding.text
 
 
+def joins(function: str, file: str) -> stacks.Stack:
+    """A rank whose program has ended while a thread of its own runs on."""
+    frames = [
+        ("PyThread_acquire_lock_timed", "/usr/lib/libpython3.11.so.1.0", 0),
+        (function, f"/opt/py/lib/python3.11/{file}", 1590),
+    ]
+    thread = [("wait", "/opt/py/lib/python3.11/threading.py", 327), ("log", f"{WORK}/log.py", 5)]
+    dump = [
+        {
+            "pid": 9,
+            "os_thread_id": number,
+            "thread_name": name,
+            "frames": [{"name": n, "filename": f, "line": line} for n, f, line in rows],
+        }
+        for number, name, rows in ((9, "MainThread", frames), (12, "logger", thread))
+    ]
+    found = stacks.parse(json.dumps(dump), WORK)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "file"),
+    [
+        ("_shutdown", "threading.py"),
+        ("_python_exit", "concurrent/futures/thread.py"),
+        ("_exit_function", "multiprocessing/util.py"),
+    ],
+)
+def test_a_rank_that_has_failed_and_waits_for_a_thread_of_its_own(function: str, file: str) -> None:
+    """The exception is the cause, and not the lock in which Python waits for the thread."""
+    found = two_ranks(reduces(), joins(function, file))
+    found.ranks[1].err = FAILED
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks, finding.nodes) == ("error", (1,), ("worker-2",))
+    assert finding.text == (
+        "rank 1 on worker-2 has failed, but its process has not ended: KeyError: 7,"
+        " while rank 0 waits in all_reduce at train.py:12"
+    )
+    assert "daemon=True" in finding.advice
+    assert "mpi4py" not in finding.advice
+    assert "its thread logger is at log, log.py:5" in finding.lines
+
+
+def test_a_rank_that_has_come_to_its_end_early_and_waits_for_a_thread() -> None:
+    [finding] = doctor.judge(two_ranks(reduces(), joins("_shutdown", "threading.py")))
+    assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), True)
+    assert "waits for its threads or processes as it exits" in finding.text
+
+
 def test_a_python_that_py_spy_does_not_know_has_not_ended() -> None:
     found = without_python(without_python(two_ranks(sleeps(), sleeps()), 0), 1)
     [finding] = doctor.judge(found)

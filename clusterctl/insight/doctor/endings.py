@@ -8,10 +8,18 @@ from collections.abc import Iterator
 from clusterctl.insight.doctor.failures import last_error
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.insight.evidence import Rank
-from clusterctl.stacks import TEARDOWN, name_ranks
+from clusterctl.stacks import TEARDOWN, Stack, name_ranks
 
 _NO_PYTHON = "find a python interpreter"
 """What py-spy says of a process whose Python has ended (and of a Python that it does not know)."""
+_MPI = (
+    "MPI waits for all ranks as a rank exits: `clusterctl run -m mpi4py SCRIPT` lets an exception"
+    " end all of them"
+)
+_THREADS = (
+    "Python waits for threads and processes that are not daemons as it exits: stop them in a"
+    " `finally`, or create them with daemon=True"
+)
 DESTRUCTORS = "https://github.com/pytorch/pytorch/issues/56297"
 
 
@@ -19,8 +27,13 @@ def unfinished(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that have run their whole program, and still live."""
     yield from _destructors(evidence)
     for rank in evidence.ranks.values():
-        if python_has_ended(evidence, rank):
+        if python_has_ended(evidence, rank) or joins_threads(rank):
             yield _exits(evidence, rank)
+
+
+def joins_threads(rank: Rank) -> bool:
+    """Whether its program has ended, and its process waits for its own threads or processes."""
+    return rank.alive and rank.stack is not None and rank.stack.joins_threads
 
 
 def python_has_ended(evidence: Evidence, rank: Rank) -> bool:
@@ -31,7 +44,9 @@ def python_has_ended(evidence: Evidence, rank: Rank) -> bool:
 
 
 def _exits(evidence: Evidence, rank: Rank) -> Finding:
-    """Others wait for it, and it waits for them: MPI ends only when all ranks have come to that."""
+    """Others wait for it, and it waits for them (MPI ends only when all ranks have come to that),
+    or for its own threads."""
+    stack = rank.stack
     others = {n: s for n, s in evidence.stacks.items() if s.collective}
     first = next(iter(others), None)
     where = f", while {name_ranks(others)} waits" if len(others) == 1 else ""
@@ -42,22 +57,29 @@ def _exits(evidence: Evidence, rank: Rank) -> Finding:
         return Finding(
             "error",
             f"{place} has failed, but its process has not ended: {error[-1].strip()}{where}",
-            "MPI waits for all ranks as a rank exits: `clusterctl run -m mpi4py SCRIPT` lets an"
-            " exception end all of them; `clusterctl logs"
-            f" {evidence.job.id} --rank {number}` shows all that it printed",
-            error,
+            f"{_THREADS if stack else _MPI}; `clusterctl logs {evidence.job.id} --rank {number}`"
+            " shows all that it printed",
+            (*error, *(_threads(stack) if stack else ())),
             (number,),
             (rank.node,),
         )
     return Finding(
         "left",
-        f"{place} has reached the end of its program, and waits for the others as it exits{where}",
-        "give all ranks the same number of steps and the same collectives; look for sys.exit, a"
-        " return or a branch that only some ranks take",
+        f"{place} has reached the end of its program, and waits for"
+        f" {'its threads or processes' if stack else 'the others'} as it exits{where}",
+        f"{f'{_THREADS}; ' if stack else ''}give all ranks the same number of steps and the same"
+        " collectives; look for sys.exit, a return or a branch that only some ranks take",
+        _threads(stack) if stack else (),
         ranks=(number,),
         nodes=(rank.node,),
         serious=bool(others) and not any(evidence.ranks[n].moved for n in others),
     )
+
+
+def _threads(stack: Stack) -> tuple[str, ...]:
+    """Those of the program that it may wait for."""
+    there = [(other.thread or str(n), other) for n, other in enumerate(stack.others, 2)]
+    return tuple(f"its thread {name} is at {s.describe()}" for name, s in there if s.own)
 
 
 def _destructors(evidence: Evidence) -> Iterator[Finding]:

@@ -45,7 +45,8 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
         return
     absent = [item for item in folded if not item.stack.collective]
     for item in absent:
-        yield from _missing(evidence, waiting[0], item)
+        if not item.stack.joins_threads:  # `endings` says it
+            yield from _missing(evidence, waiting[0], item)
     if all(stack.tears_down for stack in living.values()):  # `endings` says it
         return
     if absent or len(living) < len(evidence.ranks):
