@@ -32,6 +32,8 @@ LIMIT = 15.0
 """Seconds that the whole look may take."""
 CONNECT, ANSWER = 4.0, 8.0
 """Seconds that a node may take to say its time, and for the first part of the look."""
+SETTLE = 1.0
+"""Seconds after which ranks that end are looked at again."""
 DUMP = 6
 """Seconds that the stack of one process may take."""
 HELPERS = 16
@@ -131,18 +133,37 @@ def _collect(
     views = {view.name: view for view in read_clocks(names, pool, deadline)}
     there = [name for name in names if not views[name].error]
     scripts = {name: _look_script(job, cluster, name, there) for name in there}
-    limit = min(ANSWER, deadline.left)
-    for result in pool.run("exec /bin/sh -s", there, stdin=scripts, timeout=limit):
+    found = _look(job, cluster, pool, views, scripts, min(ANSWER, deadline.left))
+    if any(rank.alive for rank in found.ranks.values()):
+        _add_stacks(found, cluster, pool, report, deadline)
+    if not job.state.ended and doctor.is_ending(found) and deadline.left > SETTLE + 1:
+        time.sleep(SETTLE)
+        scripts = {name: _look_script(job, cluster, name, ()) for name in there}
+        limit = min(ANSWER, deadline.left)
+        found = doctor.renew(found, _look(job, cluster, pool, found.nodes, scripts, limit))
+    if any(rank.alive for rank in found.ranks.values()):
+        _watch(found, cluster, pool, report, deadline)
+    return found
+
+
+def _look(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    known: Mapping[str, NodeView],
+    scripts: Mapping[str, bytes],
+    limit: float,
+) -> Evidence:
+    """What these nodes show now; of the others, and of all clocks, what is known."""
+    views = dict(known)
+    for result in pool.run("exec /bin/sh -s", list(scripts), stdin=scripts, timeout=limit):
         view = evidence.read_look(result.node, result.text)
         view.error = result.error if not result.text else ""
+        view.address = cluster.node(result.node).private_address
         before = views[result.node]
         view.offset, view.uncertainty = before.offset, before.uncertainty
         views[result.node] = view
-    found = doctor.assemble(job, views)
-    if any(rank.alive for rank in found.ranks.values()):
-        _add_stacks(found, cluster, pool, report, deadline)
-        _watch(found, cluster, pool, report, deadline)
-    return found
+    return doctor.assemble(job, views)
 
 
 def read_clocks(names: Sequence[str], pool: Pool, deadline: Deadline) -> tuple[NodeView, ...]:

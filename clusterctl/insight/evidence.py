@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 from clusterctl.stacks import Stack
 
@@ -32,6 +33,16 @@ class RankProcess:
     ticks: int
     started: int
     """Ticks after the node's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A connection on which a rank has sent again and again, and got no answer."""
+
+    address: str
+    port: int
+    made: bool
+    """Whether there was an answer before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class Rank:
     """Whether it went on while it was watched: None where it was not."""
     looks: tuple[Stack, ...] = ()
     """Its stacks, read again while it was watched."""
+    silent: tuple[Silence, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -130,6 +142,7 @@ class NodeView:
 
     name: str
     error: str = ""
+    address: str = ""
     offset: float = 0.0
     uncertainty: float = 0.0
     absent: bool = False
@@ -214,7 +227,7 @@ def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
             view.kernel += (KernelLine(boot + float(found[1]), found[2]),)
     elif word == "launcher":
         view.launcher_said = _decoded(rest)
-    elif word in ("rank", "exit", "written", "out", "err", "process"):
+    elif word in ("rank", "exit", "written", "out", "err", "process", "silent"):
         number, _, value = rest.partition(" ")
         rank = view.ranks.setdefault(int(number), Rank(int(number), view.name))
         _add_to_rank(rank, word, value)
@@ -232,6 +245,18 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
         rank.err = _decoded(value)
     elif word == "process":
         rank.processes += (_process(value),)
+    elif word == "silent":
+        rank.silent += (_silence(value),)
+
+
+def _silence(text: str) -> Silence:
+    """An address and a state of /proc/net/tcp: words of four bytes in the order of the processor,
+    which is that of x86 and ARM. IPv4 in IPv6 is IPv4."""
+    remote, state, _ = text.split()
+    words, _, port = remote.partition(":")
+    data = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
+    address = ip_address(data[12:] if data[:12] == bytes(10) + b"\xff\xff" else data)
+    return Silence(str(address), int(port, 16), made=state == "01")
 
 
 def _process(text: str) -> RankProcess:

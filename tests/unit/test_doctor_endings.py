@@ -13,6 +13,7 @@ from clusterctl.insight.doctor import Evidence
 from tests.unit.test_doctor import (
     START,
     WORK,
+    encoded,
     process,
     receives,
     reduces,
@@ -154,6 +155,37 @@ def test_a_rank_that_has_come_to_its_end_early_and_waits_for_a_thread() -> None:
     [finding] = doctor.judge(two_ranks(reduces(), joins("_shutdown", "threading.py")))
     assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), True)
     assert "waits for its threads or processes as it exits" in finding.text
+
+
+GONE = "Failed to get process executable name. Check that the process is running."
+
+
+@pytest.mark.parametrize("seen_alive", [True, False])
+def test_ranks_that_end_while_they_are_looked_at(seen_alive: bool) -> None:
+    """A second look shows how; what the first one saw of a rank that lives still counts."""
+    lines = ["rank 1", process(1, 200)] if seen_alive else ["rank 1"]
+    before = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", *lines))
+    before.nodes["worker-1"].peers = {"worker-2": "ok"}
+    before.ranks[0].stack = reduces()
+    if seen_alive:
+        before.ranks[1].no_stack = GONE
+    assert doctor.is_ending(before)
+
+    ended = ("rank 1", f"err 1 {encoded(FAILED)}", f"exit 1 1 {START + 5} 1")
+    after = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", *ended))
+    found = doctor.renew(before, after)
+    assert not doctor.is_ending(found)
+    assert found.ranks[0].stack == before.ranks[0].stack
+    assert found.nodes["worker-1"].peers == {"worker-2": "ok"}
+    cause = doctor.judge(found)[0]
+    assert (cause.kind, cause.ranks) == ("error", (1,))
+    assert "KeyError: 7" in cause.text
+
+
+def test_ranks_without_stacks_are_not_ending() -> None:
+    found = two_ranks(reduces(), sleeps())
+    found.ranks[1].stack, found.ranks[1].no_stack = None, "solver is not a Python program"
+    assert not doctor.is_ending(found)
 
 
 def test_a_python_that_py_spy_does_not_know_has_not_ended() -> None:

@@ -14,7 +14,9 @@ from clusterctl.insight.doctor import endings, failures, nodes, waits
 from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
 from clusterctl.insight.doctor.finding import assemble as assemble
+from clusterctl.insight.doctor.finding import is_ending as is_ending
 from clusterctl.insight.doctor.finding import recall as recall
+from clusterctl.insight.doctor.finding import renew as renew
 from clusterctl.insight.doctor.waits import watchable as watchable
 from clusterctl.job_model import Hang, JobState
 
@@ -36,6 +38,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *nodes.memory(evidence),
         *nodes.disks(evidence),
         *nodes.networks(evidence),
+        *nodes.silences(evidence),
         *waits.stopped_ranks(evidence),
         *failures.first_failure(evidence),
         *failures.vanished(evidence),

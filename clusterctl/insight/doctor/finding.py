@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -60,6 +61,31 @@ def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
         if job.node_of(number) == view.name or job.node_of(number) not in views
     }
     return Evidence(job, views, dict(sorted(ranks.items())))
+
+
+_ENDED = re.compile(r"[Cc]heck that the process is running|[Nn]o such process|os error 3\b")
+"""What py-spy says of a process that has ended."""
+
+
+def is_ending(evidence: Evidence) -> bool:
+    """Whether a rank ends while it is looked at: it has no process and no exit code yet, or is gone
+    when its stack is read. A later look shows how."""
+    return any(
+        bool(_ENDED.search(rank.no_stack)) if rank.alive else rank.exit_code is None
+        for rank in evidence.ranks.values()
+    )
+
+
+def renew(before: Evidence, after: Evidence) -> Evidence:
+    """A later look, with the stacks of an earlier one of ranks that still live."""
+    for number, rank in after.ranks.items():
+        old = before.ranks.get(number)
+        if old and rank.main and old.main and rank.main.pid == old.main.pid:
+            rank.stack, rank.no_stack, rank.helpers = old.stack, old.no_stack, old.helpers
+            rank.usage, rank.running = old.usage, old.running
+    for name, view in after.nodes.items():
+        view.peers = view.peers or before.nodes[name].peers
+    return after
 
 
 def recall(evidence: Evidence, hang: Hang) -> Evidence:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
-from clusterctl.insight.evidence import KernelLine, NodeView
+from clusterctl.insight.evidence import KernelLine, NodeView, Silence
 
 CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""
@@ -123,6 +123,36 @@ def networks(evidence: Evidence) -> Iterator[Finding]:
                     "check routes, firewalls and security groups between them",
                     nodes=(view.name, peer),
                 )
+
+
+def silences(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks that send and get no answer. A firewall may let SSH pass, so that nodes reach each
+    other, and not what ranks use."""
+    names = {view.address: view.name for view in evidence.nodes.values() if view.address}
+    told = {frozenset(finding.nodes) for finding in networks(evidence)}
+    told |= {frozenset((view.name,)) for view in evidence.nodes.values() if view.error}
+    for number, rank in sorted(evidence.ranks.items()):
+        for silence in sorted(set(rank.silent), key=lambda item: (item.made, item.port))[:1]:
+            peer = names.get(silence.address, "")
+            known = {frozenset((rank.node, peer)), frozenset((peer,))}
+            if not known & told:
+                yield _silence(evidence, number, silence, peer)
+
+
+def _silence(evidence: Evidence, number: int, silence: Silence, peer: str) -> Finding:
+    text = f"port {silence.port} of {peer or silence.address}"
+    what = "its connection to" if silence.made else "it tries to connect to"
+    return Finding(
+        "network",
+        f"{evidence.place(number)} gets no answer: {what} {text}",
+        "let all TCP ports pass between the nodes (security group, firewall), not that of SSH alone"
+        if peer
+        else "no node of the job has that address: check the route to it, and whether the nodes"
+        " have a way to the internet",
+        ranks=(number,),
+        nodes=(evidence.ranks[number].node, *([peer] if peer else ())),
+        serious=bool(peer),
+    )
 
 
 def clocks(evidence: Evidence) -> Iterator[Finding]:
