@@ -157,6 +157,16 @@ def test_a_rank_that_has_come_to_its_end_early_and_waits_for_a_thread() -> None:
     assert "waits for its threads or processes as it exits" in finding.text
 
 
+def test_a_rank_that_cleans_up_after_an_exception() -> None:
+    cleans = stack(("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0))
+    found = two_ranks(reduces(), cleans)
+    found.ranks[1].err = FAILED
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.ranks) == ("error", (1,))
+    assert "mpi4py" not in finding.advice
+    assert "daemon" not in finding.advice
+
+
 GONE = "Failed to get process executable name. Check that the process is running."
 
 

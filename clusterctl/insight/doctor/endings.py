@@ -27,13 +27,18 @@ def unfinished(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that have run their whole program, and still live."""
     yield from _destructors(evidence)
     for rank in evidence.ranks.values():
-        if python_has_ended(evidence, rank) or joins_threads(rank):
+        if python_has_ended(evidence, rank) or is_exiting(rank):
             yield _exits(evidence, rank)
 
 
-def joins_threads(rank: Rank) -> bool:
-    """Whether its program has ended, and its process waits for its own threads or processes."""
-    return rank.alive and rank.stack is not None and rank.stack.joins_threads
+def is_exiting(rank: Rank) -> bool:
+    """Whether its program has ended, and its process waits for its own threads or processes, or
+    cleans up after an exception."""
+    stack = rank.stack
+    if stack is None or not rank.alive:
+        return False
+    no_python = not stack.collective and not any(frame.python for frame in stack.frames)
+    return stack.joins_threads or (no_python and bool(last_error(rank.err)))
 
 
 def python_has_ended(evidence: Evidence, rank: Rank) -> bool:
@@ -46,7 +51,8 @@ def python_has_ended(evidence: Evidence, rank: Rank) -> bool:
 def _exits(evidence: Evidence, rank: Rank) -> Finding:
     """Others wait for it, and it waits for them (MPI ends only when all ranks have come to that),
     or for its own threads."""
-    stack = rank.stack
+    stack = rank.stack if rank.stack and rank.stack.joins_threads else None
+    usual = "" if rank.stack else f"{_MPI}; "
     others = {n: s for n, s in evidence.stacks.items() if s.collective}
     first = next(iter(others), None)
     where = f", while {name_ranks(others)} waits" if len(others) == 1 else ""
@@ -57,8 +63,8 @@ def _exits(evidence: Evidence, rank: Rank) -> Finding:
         return Finding(
             "error",
             f"{place} has failed, but its process has not ended: {error[-1].strip()}{where}",
-            f"{_THREADS if stack else _MPI}; `clusterctl logs {evidence.job.id} --rank {number}`"
-            " shows all that it printed",
+            f"{f'{_THREADS}; ' if stack else usual}`clusterctl logs {evidence.job.id}"
+            f" --rank {number}` shows all that it printed",
             (*error, *(_threads(stack) if stack else ())),
             (number,),
             (rank.node,),

@@ -45,7 +45,7 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
         return
     absent = [item for item in folded if not item.stack.collective]
     for item in absent:
-        if not item.stack.joins_threads:  # `endings` says it
+        if not any(endings.is_exiting(evidence.ranks[n]) for n in item.ranks):  # told there
             yield from _missing(evidence, waiting[0], item)
     if all(stack.tears_down for stack in living.values()):  # `endings` says it
         return
