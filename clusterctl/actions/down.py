@@ -12,7 +12,7 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
-from clusterctl.actions.running_costs import report_left, report_price
+from clusterctl.actions.running_costs import describe_forgotten, report_left, report_price
 from clusterctl.actions.unfetched import Unfetched
 from clusterctl.errors import (
     ClusterctlError,
@@ -134,15 +134,8 @@ def finish_down(
     folder = store.folder(cluster.name)
     if cluster.charges and cluster.phase is Phase.CREATING:
         cluster = reprice(cluster, folder, report)
-    unseen: tuple[Charge, ...] = ()
-    if cluster.charges:
-        planned = cluster.charges
-        cluster = replace(cluster, charges=_made(cluster, folder, clock()))
-        # A machine of an `up` that was cut off a moment ago may not be shown yet: whether there was
-        # one is known when all are gone.
-        seen = {item.node for item in cluster.charges}
-        unseen = tuple(item for item in planned if not (item.until or item.node in seen))
-        cluster = replace(cluster, charges=cluster.charges + unseen)
+    planned = cluster
+    cluster, unseen = _bear_out(planned, folder, clock())
     cluster = replace(cluster, phase=Phase.DELETING)
     # With what it has cost, which nobody knows any more when it is gone.
     with _continue_without(report):
@@ -152,17 +145,19 @@ def finish_down(
         providers.load(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
         if not (force and cluster.attached):
-            report_left(cluster, report)
+            _note_left(store, cluster, report, clock())
             raise
         report(error.message)
     except ClusterctlError:
-        report_left(cluster, report)
+        _note_left(store, cluster, report, clock())
         raise
     now = clock()
     lives = _lives(cluster, folder)
     never = {item.node for item in unseen} - {life.node for life in lives}
     charges = measured.correct([item for item in cluster.charges if item.node not in never], lives)
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))
+    for line in describe_forgotten(planned, charges, now):
+        report(line)
     how = "detached" if cluster.attached else "taken down"
     for job in store.open_jobs(cluster):
         with _continue_without(report):
@@ -171,6 +166,27 @@ def finish_down(
     with _continue_without(report):
         store.retire(cluster)
     return cluster
+
+
+def _bear_out(cluster: Cluster, folder: Path, now: float) -> tuple[Cluster, Sequence[Charge]]:
+    """The cluster with the charges of what there is or was, and those of them that nobody has seen:
+    a machine of an `up` that was cut off a moment ago may not be shown yet, and whether there was
+    one is known when all are gone."""
+    if not cluster.charges:
+        return cluster, ()
+    found = _made(cluster, folder, now)
+    seen = {item.node for item in found}
+    unseen = [item for item in cluster.charges if not (item.until or item.node in seen)]
+    return replace(cluster, charges=(*found, *unseen)), unseen
+
+
+def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> None:
+    """After a removal that broke off: says what runs, and keeps the ends of what does not, which
+    are forgotten an hour later."""
+    cluster, _ = _bear_out(cluster, store.folder(cluster.name), now)
+    with _continue_without(report):
+        store.save(cluster)
+    report_left(cluster, report)
 
 
 def _living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]:
@@ -194,12 +210,10 @@ def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     except ClusterctlError:
         return cluster.charges
     lives = _lives(cluster, folder)
-    made = {node.name for node in cluster.nodes} | {life.node for life in lives}
     kept = provider.list_made(folder)
+    made = measured.find_made(cluster, kept, lives)
     leaving = measured.find_leaving(cluster, kept)
-    charges = measured.settle(
-        cluster, living=there, made=made | kept, now=now, ends=ends, leaving=leaving
-    )
+    charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends, leaving=leaving)
     charges = measured.add_restarts(cluster, charges, lives, ends)
     return measured.correct(charges, lives)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase, Reporter, clock, count
+from clusterctl.node_results import ranges
+from clusterctl.providers.shared.charges import SHOWN
 
 
 def report_left(cluster: Cluster, report: Reporter) -> None:
@@ -29,6 +31,25 @@ def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> 
         f"what runs now is unknown ({why.message}): up to {count(len(running), 'machine')}"
         f" {describe_rate(cluster.charges)}{end}; `clusterctl up {cluster.name}` continues,"
         f" `clusterctl down {cluster.name}` removes it"
+    )
+
+
+def describe_forgotten(cluster: Cluster, charges: Sequence[Charge], now: float) -> tuple[str, ...]:
+    """What `charges` leave out of an `up` that was cut off: machines that nobody has seen, and that
+    the cloud would no longer show."""
+    end = cluster.deadline
+    unfinished = cluster.phase in (Phase.CREATING, Phase.DELETING)
+    if not unfinished or end is None or now < end + SHOWN:
+        return ()
+    seen = {item.node for item in charges}
+    missing = [i for i in cluster.charges if i.until is None and i.node not in seen]
+    if not missing:
+        return ()
+    exact, names = cost.is_exact(missing), ranges(sorted({item.node for item in missing}))
+    most = f" (up to ${cost.dollars(missing, end):.2f})" if exact else ""
+    return (
+        f"`up` of cluster {cluster.name} was interrupted, and AWS shows machines for only about an"
+        f" hour after their end: the costs do not include {names}{most}, which may have run",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl import assets, providers
 from clusterctl.actions import ended_workers
+from clusterctl.actions.running_costs import describe_forgotten
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost, gpus
 from clusterctl.insight.gpus import GpuLook
@@ -240,8 +241,10 @@ def _overdue(
         )
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.per_hour(running), cost.is_exact(running))
+    if not there and not running:
+        return charges, describe_forgotten(cluster, charges, now)
     if not there:
-        return charges, () if not running else (
+        return charges, (
             f"the machines of cluster {cluster.name} have ended at their deadline, but its NAT"
             f" gateway still costs {rate}/h: {remove}",
         )
@@ -275,19 +278,17 @@ def _settle(
         charges = provider.reprice(cluster, folder, lambda line: None)
         cluster = replace(cluster, charges=charges)
     there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
-    made = provider.list_made(folder)
+    kept, lives = provider.list_made(folder), provider.list_lives(cluster, folder)
     charges = measured.settle(
         cluster,
         living={*there, *providers.find_gateway(cluster, folder)},
-        made=made.union(node.name for node in cluster.nodes),
+        made=measured.find_made(cluster, kept, lives),
         now=now,
         ends=ends,
-        leaving=measured.find_leaving(cluster, made),
+        leaving=measured.find_leaving(cluster, kept),
     )
-    if cluster.phase is Phase.STOPPED:
-        lives = provider.list_lives(cluster, folder)
-        charges = measured.add_restarts(cluster, charges, lives, ends)
-    return there, charges
+    charges = measured.add_restarts(cluster, charges, lives, ends)
+    return there, measured.correct(charges, lives)
 
 
 ASKED_AT_ONCE = 16

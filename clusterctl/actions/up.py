@@ -369,6 +369,7 @@ def record_failed_create(
     charges = measured.settle(
         cluster, living={*there, *gateway}, made=ran | made, now=clock(), ends=ends
     )
+    charges = correct_times(replace(cluster, charges=charges), folder)
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:

@@ -31,7 +31,7 @@ class Market(Api):
     """A type costs a dollar an hour, ten times as much on demand. `living` are its machines."""
 
     living: tuple[str, ...] = ()
-    zone, spot = "us-east-1a", True
+    zone, spot, launched = "us-east-1a", True, NOW - 60
     stopped: tuple[str, ...] = ()
     on_demand: tuple[str, ...] = ()
     ending: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Market(Api):
                 zone=self.zone,
                 address="",
                 private_address="",
-                launched=0.0,
+                launched=self.launched,
                 spot=self.spot and name not in ("launcher", *self.on_demand),
                 ended=NOW - 20 if name in self.stopped else None,
             )

@@ -17,7 +17,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.insight import cost as costs
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster
-from clusterctl.providers.protocol import Ended
+from clusterctl.providers.protocol import Ended, Life
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
@@ -216,6 +216,9 @@ class Gone:
 
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         return {}
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
 
     def list_made(self, folder: Path) -> frozenset[str]:
         return frozenset()

@@ -52,6 +52,9 @@ class Bills:
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         return {}
 
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
+
 
 def charge(name: str, **changes: object) -> Charge:
     made = Charge(node=name, part="instance", item="x", hourly=1.0, source="", since=NOW - HOUR)
@@ -409,7 +412,7 @@ def test_a_worker_that_was_to_go_and_runs_is_paid_on() -> None:
         found, _ = broken_off(
             lab(phase=Phase.CREATING), Bills(launcher="i-1", worker_1="i-3"), charges=charges
         )
-        assert found.charges == expected
+        assert sorted(found.charges, key=str) == sorted(expected, key=str)
 
 
 def test_what_a_broken_off_up_has_not_made_costs_nothing() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from math import inf
 
-from clusterctl.model import GATEWAY, Cluster, clock
+from clusterctl.model import GATEWAY, Cluster, Phase, clock
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.ec2.tags import tagged
 from clusterctl.providers.protocol import Ended, Life
-from clusterctl.providers.shared.charges import LATER
+from clusterctl.providers.shared.charges import LATER, SHOWN
 
 
 def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
@@ -27,9 +28,9 @@ def finds_gateway(api: Api, cluster: Cluster, *, pending: bool = True) -> bool:
 
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
-    """Also of instances that have ended, while EC2 shows them."""
+    """Also of instances and a NAT gateway that have ended, while EC2 shows them."""
     found = api.instances(tagged(cluster.id), states=(*LIVING, *ENDED))
-    machines = tuple(
+    machines = (
         Life(item.node, item.launched, item.ended if item.state in ENDED else None)
         for item in found
         if item.node
@@ -71,10 +72,10 @@ def describe(api: Api, cluster: Cluster) -> dict[str, str]:
 
 def list_ended(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]:
     """What has stopped or ended, and when; `now` in seconds since the epoch."""
-    return _find_gateway_end(api, cluster, now) | {
-        name: Ended(item.ended, item.state in STOPPED)
-        for name, item in _find_instances(api, cluster).items()
-        if item.ended and item.state not in ("pending", "running")
+    return find_gateway_end(api, cluster, now) | {
+        item.node: Ended(item.ended, item.state in STOPPED)
+        for item in list_last(api, cluster)
+        if item.node and item.ended and item.state not in ("pending", "running")
     }
 
 
@@ -88,14 +89,20 @@ def list_ending(api: Api, cluster: Cluster, reclaimed: Collection[str]) -> froze
     )
 
 
-def _find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]:
-    """When AWS has removed the NAT gateway of a cluster whose deadline is over."""
+def find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]:
+    """When the NAT gateway has gone of a cluster whose deadline is over, or that a command was
+    changing which may have been cut off."""
     over = cluster.deadline is not None and now > cluster.deadline
-    if not (over and has_gateway(cluster)):
+    changing = cluster.phase in (Phase.CREATING, Phase.DELETING)
+    if not (has_gateway(cluster) and (over or changing)):
         return {}
     if _finds_gateway(api, cluster, ("pending", "available")):
         return {}
-    return {GATEWAY: Ended((cluster.deadline or 0.0) + LATER)}
+    gone = max((life.until or 0.0 for life in _list_gateway_lives(api, cluster)), default=0.0)
+    planned = (cluster.deadline or inf) + LATER
+    if not gone and cluster.phase is Phase.CREATING and now <= planned + SHOWN:
+        return {}  # there was none: EC2 would show it
+    return {GATEWAY: Ended(gone or min(now, planned))}
 
 
 def _finds_gateway(api: Api, cluster: Cluster, states: Collection[str]) -> bool:

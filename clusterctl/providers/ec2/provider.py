@@ -12,6 +12,7 @@ from pathlib import Path
 from clusterctl import terraform
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import (
+    GATEWAY,
     SHARED,
     Charge,
     Cluster,
@@ -172,12 +173,16 @@ class Ec2Provider:
         `stop` has stopped some, and EC2 may have."""
         folder = Home(ahead).clusters / current.name if ahead else None
         made = terraform_module.list_made(folder) if folder else frozenset()
+        started = lives.list_lives(api, current)
         living = {item.node for item in instances}
+        if lives.finds_gateway(api, current):
+            living.add(GATEWAY)
         ends = {
             item.node: Ended(item.ended, stopped=True)
             for item in instances
             if item.ended and item.state in STOPPED
         }
+        ends |= lives.find_gateway_end(api, current, now)
         if current.phase is Phase.CREATING and current.spec.cloud.spot:
             # Of what is removed now, nobody asks for the price later.
             shown = lives.list_last(api, current)
@@ -185,13 +190,13 @@ class Ec2Provider:
         charges = measured.settle(
             current,
             living=living,
-            made=made.union(node.name for node in current.nodes),
+            made=measured.find_made(current, made, started),
             now=now,
             ends=ends,
             leaving=measured.find_leaving(current, made),
         )
-        started = lives.list_lives(api, current) if current.phase is Phase.STOPPED else ()
-        return measured.add_restarts(current, charges, started, ends)
+        charges = measured.add_restarts(current, charges, started, ends)
+        return measured.correct(charges, started)
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         creation.check_state(cluster, folder)

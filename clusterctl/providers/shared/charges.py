@@ -45,7 +45,7 @@ def settle(
         end = ends.get(item.node)
         if end and end.stopped and item.part not in STORED:
             return end.when < item.since  # `start` was cut off
-        if item.part in NETWORK_PARTS and GATEWAY in living:
+        if item.part in NETWORK_PARTS and GATEWAY in {*living, *made, *ends}:
             return False
         return item.node not in living and item.node not in made
 
@@ -90,6 +90,8 @@ def cost_until_removed(charges: Iterable[Charge], deadline: float) -> float:
     return sum(item.dollars(deadline + REMOVED.get(item.part, 0.0)) for item in charges)
 
 
+SHOWN = 3600.0
+"""Seconds for about which a cloud shows what has ended."""
 SLACK = 900.0
 """Seconds that a machine may be started after it was planned, or before."""
 
@@ -97,13 +99,14 @@ SLACK = 900.0
 def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, ...]:
     """The charges with the times of whoever bills the machines, as far as those are known: a
     machine is planned before it starts, and ends before that is noticed. One that was planned once
-    may have been started in several zones."""
+    may have been started in several zones, or never. `lives`: those of a NAT gateway are GATEWAY's.
+    """
     by_node: dict[str, list[Life]] = {}
     for life in sorted(lives, key=lambda life: life.since):
         by_node.setdefault(life.node, []).append(life)
     corrected: list[Charge] = []
-    for node in dict.fromkeys(item.node for item in charges):
-        mine = [item for item in charges if item.node == node]
+    for node in dict.fromkeys(map(_whose, charges)):
+        mine = [item for item in charges if _whose(item) == node]
         starts = sorted({item.since for item in mine})
         known = by_node.get(node, [])
         # The plan that each life began by: the last one before it.
@@ -112,27 +115,35 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
             for life in known
         ]
         for item in mine:
-            if item.part in NETWORK_PARTS:
-                corrected += [item, *_left_behind(item, mine, by_node.get(GATEWAY, ()))]
+            if item.part in NETWORK_PARTS and item.part != GATEWAY:
+                corrected.append(item)  # their address moves with the cluster
                 continue
             began = [life for life, plan in zip(known, plans, strict=True) if plan == item.since]
             if began:
-                corrected += [_lived(item, life, _stopped(item, mine)) for life in began]
-            else:
+                corrected += _lived_again(item, began, _stopped(item, mine))
+            elif not _never_began(item, mine, known):
                 corrected.append(_stored(item, mine, known) if item.part == DISK else item)
     return tuple(corrected)
 
 
-def _left_behind(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> list[Charge]:
-    """The NAT gateways of zones that had no room, beside the last one: each costs an hour at least.
-    Their address moves with the cluster."""
-    counted = {one.since for one in mine if one.part == GATEWAY}
-    return [
-        replace(item, since=life.since, until=life.until)
-        for life in lives[:-1]
-        if item.part == GATEWAY and life.until is not None and item.since <= life.since + 1
-        if life.since not in counted
-    ]
+def _whose(item: Charge) -> str:
+    """The node, or GATEWAY, whose life it is."""
+    return GATEWAY if item.part in NETWORK_PARTS else item.node
+
+
+def _never_began(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> bool:
+    """Of a charge that no life began by: whether there was nothing to pay. What had ended before it
+    was planned was another machine; one that was stopped and not started since has no later start.
+    """
+    if item.until is not None and item.until <= item.since:
+        return True
+    ran = [one.until for one in mine if one.part == item.part and one.until is not None]
+    stopped = max((until for until in ran if until <= item.since), default=-inf)
+    kept = any(
+        one.part == DISK and one.since < stopped and (one.until is None or one.until > item.since)
+        for one in mine
+    )
+    return bool(item.part not in STORED and kept and lives and lives[-1].since < stopped)
 
 
 def add_restarts(
@@ -169,6 +180,28 @@ def _stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Char
     last = [life for life in lives if item.since <= life.since + 1 < min(after, default=inf)]
     until = last[-1].until if last else None
     return item if until is None else replace(item, until=until)
+
+
+def _lived_again(item: Charge, lives: Sequence[Life], stopped: bool) -> list[Charge]:
+    """A machine that was planned once, and started in several zones, one after the other."""
+    first = _lived(item, lives[0], stopped)
+    rest = [replace(_lived(item, life, stopped), since=life.since) for life in lives[1:]]
+    *before, last = first, *rest
+    ended = [
+        replace(one, until=min(following.since, inf if one.until is None else one.until))
+        for one, following in zip(before, rest, strict=True)
+    ]
+    return [*ended, last]
+
+
+def find_made(cluster: Cluster, kept: Collection[str], lives: Sequence[Life]) -> frozenset[str]:
+    """The nodes that were made, by what is `kept` on disk of their making, by their lives, and by
+    the record: but an `up` that was cut off may only have planned them again."""
+    ended = {item.node for item in cluster.charges if item.until is not None}
+    planned = {item.node for item in cluster.charges if item.until is None and item.part != DISK}
+    again = ended & planned if cluster.phase is Phase.CREATING else set()
+    nodes = {node.name for node in cluster.nodes} - again
+    return frozenset({*kept, *nodes, *(life.node for life in lives)})
 
 
 def _lived(item: Charge, life: Life, stopped: bool) -> Charge:
