@@ -111,8 +111,9 @@ def _find_copies(
 
 
 def _fetched_only(store: Store, old: Job, report: Reporter) -> EarlierFiles:
-    here = _find_here(store, old, [place.node for place in old.placement], report)
-    names = fetched.list_nodes(store.home, old) or tuple(place.node for place in old.placement)
+    ran = tuple(place.node for place in old.placement)
+    names = fetched.list_nodes(store.home, old) or ran
+    here = _find_here(store, old, {*names, *ran}, report)
     if not names or names[0] not in here:
         raise _refuse(
             old, f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
@@ -139,11 +140,11 @@ def _refuse(old: Job, why: str) -> NothingSaved:
 
 
 def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) -> dict[str, Files]:
-    """What this machine has of the job's files, by node, and says what it has of the nodes that are
-    lost: what was fetched, and copies that are newer."""
-    found = fetched.find_files(store.home, old)
-    if names := [name for name in found if name in lost]:
-        report(f"using the files of job {old.id} that were fetched from {', '.join(names)}")
+    """What this machine has of the job's files of the nodes that are lost, by node, and says so:
+    what was fetched, and copies that are newer."""
+    found = fetched.find_files(store.home, old, lambda node: node in lost)
+    if found:
+        report(f"using the files of job {old.id} that were fetched from {', '.join(found)}")
     if old.fetched:
         return found
     folder = copies_here.place(store.job_folder(old.id))

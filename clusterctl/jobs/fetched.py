@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,11 +52,17 @@ def find_folder(home: Home, job: Job) -> str:
     return _read(home, job).folder
 
 
-def find_files(home: Home, job: Job) -> dict[str, Files]:
-    """What was fetched of the job, by node. Raises RecordError where it is no longer as it was."""
+def find_files(
+    home: Home, job: Job, wanted: Callable[[str], bool] = lambda node: True
+) -> dict[str, Files]:
+    """What was fetched of the job from these nodes, by node. Raises RecordError where it is no
+    longer as it was."""
     known = _read(home, job)
     found: dict[str, Files] = {}
     for place, before in known.files.items():
+        node, _, name = place.partition("/")
+        if not wanted(node):
+            continue
         path = Path(known.folder) / place
         try:
             same = read_state(path) == before
@@ -68,7 +74,6 @@ def find_files(home: Home, job: Job) -> dict[str, Files]:
                 hint=f"`clusterctl fetch {job.id} --to DIR` fetches it again while the cluster"
                 " exists, else put the file back",
             )
-        node, _, name = place.partition("/")
         found.setdefault(node, {})[name] = path
     return found
 

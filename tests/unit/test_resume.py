@@ -451,6 +451,16 @@ def test_what_was_changed_since_it_was_fetched_is_not_taken_for_the_jobs(
         move(old, lab(tmp_path / "new", name="other"), tree)
 
 
+def test_what_was_changed_since_it_was_fetched_does_not_matter_while_the_nodes_have_it(
+    old: Staged, tree: Path, tmp_path: Path, call: Call
+) -> None:
+    assert call("fetch", "7", "--to", "got").code == 0
+    shutil.rmtree("got")
+    new = lab(tmp_path / "new", name="other", workers=("only",))
+    assert move(old, new, tree) == ["copying the files of job 7 from worker-1, worker-2"]
+    assert have(new, "only")["snapshot"] == "epoch 3"
+
+
 def test_a_cluster_that_is_gone_with_its_files_is_said(
     old: Staged, tree: Path, tmp_path: Path
 ) -> None:
