@@ -4,6 +4,7 @@ what they need has been saved."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from clusterctl.actions import check_name, connect_or_report, open_pool, require
 from clusterctl.actions.attend import FindDeadNodes
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobState
-from clusterctl.jobs import control, fetched, outputs, systems
+from clusterctl.jobs import control, fetched, mirror, outputs, systems
 from clusterctl.jobs.connections import find_saved
 from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
@@ -150,6 +151,7 @@ def _followed(
     with (
         Interrupts() as interrupts,
         Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
+        mirror.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
     ):
         try:
             yield from follower.batches(until_ended=follow)
@@ -172,6 +174,8 @@ def _followed(
             raise
         finally:
             store.save_job(follower.job)
+        if keeper and (synced := keeper.finish(follower.job)):
+            report(synced)
 
 
 def _handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, clock
 from clusterctl.state.home import make_private, write_atomic, writing
-from clusterctl.timeouts import background, now
+from clusterctl.timeouts import Deadline, background, now
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
@@ -188,17 +189,29 @@ class Keeper:
             self._bring()
             pause = max(self._interval, now() - began)
 
-    def _bring(self) -> str:
-        """Why not everything has come; "" where it has. The next look may do better."""
-        target = copies_here.place(self._folder).resolve()
+    def _bring(self, patience: float = 0) -> str:
+        """Why not everything has come; "" where it has. The next look may do better. `patience`:
+        seconds that another clusterctl, which follows the job too, may be at it."""
+        target, limit = copies_here.place(self._folder).resolve(), Deadline(patience)
         try:
             with self._busy:
-                bring(self._job, self._cluster, self._pool, target, self._largest)
+                while not self._bring_alone(target):
+                    if limit.passed:
+                        return "another clusterctl is copying them"
+                    time.sleep(0.2)
                 if bucket_copies.is_url(self._job.spec.sync):
                     bucket_copies.upload(self._job, target)
         except (ClusterctlError, OSError) as error:
             return reason(error)
         return ""
+
+    def _bring_alone(self, target: Path) -> bool:
+        """False where another clusterctl is at it."""
+        try:
+            bring(self._job, self._cluster, self._pool, target, self._largest)
+        except BlockingIOError:
+            return False
+        return True
 
     def finish(self, job: Job) -> str:
         """Brings what a job has saved that was told to end, or that failed: its nodes may be about
@@ -211,7 +224,7 @@ class Keeper:
         # Its supervisor is copying until then.
         command = f"exec flock -w {limit} {shlex.quote(launcher.root)}/jobs/{job.id}/alive true"
         copied = self._pool.transport(launcher.name).run(command, timeout=limit + 5)
-        missing = self._bring()
+        missing = self._bring(limit)
         if not job.spec.sync:
             return ""
         if not copied.ok and not missing:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -384,6 +385,25 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     assert (target / "worker-1" / "large").stat().st_size == mirror.LARGEST + 1
     with pytest.raises(UsageError, match="job-7 is not empty"):
         mirror.claim(made, old.store.job_folder(7))
+
+
+def test_who_follows_a_job_later_gets_its_outputs_too(
+    old: Staged, tmp_path: Path, call: Call
+) -> None:
+    """The `run` that was given --sync was killed; another clusterctl is copying just now."""
+    made = old.store.job(7)
+    made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
+    mirror.claim(made, old.store.job_folder(7))
+    copy_to_launcher(old, "worker-1")
+    with old.running(made):
+        (old.work("launcher").parent / "state").write_text("running 2.0 1\nended 3.0\n")
+    target = tmp_path / "there" / "job-7"
+    with (target / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(1, fcntl.flock, (lock.fileno(), fcntl.LOCK_UN)).start()
+        said = call("logs", "7", "-f")
+    assert f"the outputs of job 7 are in {target}" in said.err, said
+    assert (target / "worker-1" / "snapshot").read_text() == "epoch 3"
 
 
 def test_sync_is_refused_where_nobody_follows_the_job(old: Staged, call: Call) -> None:
