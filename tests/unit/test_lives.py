@@ -77,7 +77,12 @@ class Seen(Market):
         if action != "describe_nat_gateways":
             return []
         rows = [
-            {"State": state, "CreateTime": date(since), "DeleteTime": until and date(until)}
+            {
+                "State": state,
+                "SubnetId": "subnet-1",
+                "CreateTime": date(since),
+                "DeleteTime": until and date(until),
+            }
             for state, since, until in self.gateways
         ]
         return [{key: value for key, value in row.items() if value} for row in rows]
