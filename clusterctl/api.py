@@ -76,7 +76,7 @@ class Cluster:
             yes: Consents to the cost. Without it, a cluster that costs money is a UsageError.
         """
         store = actions.open_store()
-        given = _given(Up, options)
+        given = _read_options(Up, options)
         resolved = up_plan.resolve(store, spec.cluster_spec(name, given))
         place = f"the provider is {resolved.provider}"
         given = given.within(up_plan.circumstances(resolved), lambda line: None, place)
@@ -161,7 +161,7 @@ class Cluster:
             LaunchError, NodeUnreachable: The job could not be started, or a node was lost.
         """
         cluster = actions.require_ready(self._store.cluster(self.name))
-        given = _given(Run, options)
+        given = _read_options(Run, options)
         ways = {"detach"} if given.detach else set()
         place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
         given = given.within({cluster.system, *ways}, self._report, place)
@@ -308,7 +308,7 @@ class _Lines:
         self._output(tag + line.decode(errors="replace"))
 
 
-def _given(verb: type[V], options: Mapping[str, Any]) -> V:
+def _read_options(verb: type[V], options: Mapping[str, Any]) -> V:
     """Options of a verb by their Python names, checked as the command line checks them."""
     known = {
         key: item for key, item in verb.options().items() if item.flags and key not in _NOT_HERE

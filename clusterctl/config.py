@@ -149,19 +149,21 @@ def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]
     tables: dict[str, dict[str, Setting]] = {}
     for key, value in read_toml(path).items():
         if isinstance(value, dict):
-            _known(path, key, "table", set(verbs))
+            _check_known(path, key, "table", set(verbs))
             options = _by_key(verbs[key])
             for name in value:
-                _settable(path, f"{key}.{name}", verbs[key].get(name))
-                _known(path, f"{key}.{name}", "key", {f"{key}.{option}" for option in options})
+                _check_settable(path, f"{key}.{name}", verbs[key].get(name))
+                _check_known(
+                    path, f"{key}.{name}", "key", {f"{key}.{option}" for option in options}
+                )
             tables[key] = {
                 options[n].key: Setting(_value(path, n, v, options[n]), f"{n} in [{key}] of {path}")
                 for n, v in value.items()
             }
         else:
             by_verb = {verb: _by_key(options) for verb, options in verbs.items()}
-            _settable(path, key, next((o[key] for o in verbs.values() if key in o), None))
-            _known(path, key, "key", set().union(*by_verb.values()))
+            _check_settable(path, key, next((o[key] for o in verbs.values() if key in o), None))
+            _check_known(path, key, "key", set().union(*by_verb.values()))
             for verb, options in by_verb.items():
                 if option := options.get(key):
                     checked = _value(path, key, value, option)
@@ -199,7 +201,7 @@ def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
     raise UsageError(f"{path}: {name} = {value!r} must be {wanted}", hint="correct that line")
 
 
-def _settable(path: Path, name: str, option: Option[Any] | None) -> None:
+def _check_settable(path: Path, name: str, option: Option[Any] | None) -> None:
     if option and not option.settable:
         raise UsageError(
             f"{path}: unknown key {name!r}: {option.flag} applies to a single command",
@@ -207,7 +209,7 @@ def _settable(path: Path, name: str, option: Option[Any] | None) -> None:
         )
 
 
-def _known(path: Path, name: str, what: str, known: set[str]) -> None:
+def _check_known(path: Path, name: str, what: str, known: set[str]) -> None:
     if name in known:
         return
     close = get_close_matches(name, known, n=1)

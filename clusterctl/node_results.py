@@ -62,11 +62,11 @@ def _answer(result: NodeResult) -> str:
         return result.error
     out = result.text.strip()
     if result.ok:
-        return _indented(out) or "ok"
+        return _indent(out) or "ok"
     why = result.complaints or out
-    return f"exit {result.exit_code}" + (f": {_indented(why)}" if why else "")
+    return f"exit {result.exit_code}" + (f": {_indent(why)}" if why else "")
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     lines = text.splitlines()
     return text if len(lines) < 2 else "\n".join(["", *("  " + line for line in lines)])

@@ -209,13 +209,13 @@ class _Registry:
             answer, headers = self._get(url, kinds, self._pass)
         except urllib.error.HTTPError as error:
             if error.code != 401 or self._pass:
-                raise self._refused(error) from error
+                raise self._explain_refusal(error) from error
             error.close()
-            self._pass = self._authorized(error.headers.get("WWW-Authenticate", ""))
+            self._pass = self._authorize(error.headers.get("WWW-Authenticate", ""))
             try:
                 answer, headers = self._get(url, kinds, self._pass)
             except urllib.error.HTTPError as again:
-                raise self._refused(again) from again
+                raise self._explain_refusal(again) from again
         digest = name if name.startswith("sha256:") else headers.get("Docker-Content-Digest", "")
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise self.strange("an answer without a digest")
@@ -248,7 +248,7 @@ class _Registry:
         except (ValueError, RecursionError) as error:
             raise self.strange("something else than JSON") from error
 
-    def _authorized(self, challenge: str) -> str:
+    def _authorize(self, challenge: str) -> str:
         """The header that answers `WWW-Authenticate`."""
         scheme, _, rest = challenge.partition(" ")
         basic = f"Basic {self._login.basic}" if self._login else ""
@@ -263,10 +263,10 @@ class _Registry:
         try:
             answer, _ = self._get(f"{realm}?{urllib.parse.urlencode(query)}", {}, basic)
         except urllib.error.HTTPError as error:
-            raise self._refused(error) from error
+            raise self._explain_refusal(error) from error
         return f"Bearer {answer.get('token') or answer.get('access_token') or ''}"
 
-    def _refused(self, error: urllib.error.HTTPError) -> ProviderError:
+    def _explain_refusal(self, error: urllib.error.HTTPError) -> ProviderError:
         error.close()  # it is the answer, too
         text, host = self._reference.text, self._reference.registry
         login = "docker login" if host == HUB else f"docker login {host}"
@@ -321,7 +321,7 @@ def saved_login(registry: str) -> RegistryLogin | None:
             f"{path} cannot be read: it is not what `docker login` writes", hint="correct it"
         ) from error
     if helper:
-        return _helped(helper, name)
+        return _ask_helper(helper, name)
     if not saved:
         return None
     try:
@@ -338,7 +338,7 @@ def _host(name: str) -> str:
     return re.sub(r"^https?://", "", name).partition("/")[0]
 
 
-def _helped(helper: str, name: str) -> RegistryLogin | None:
+def _ask_helper(helper: str, name: str) -> RegistryLogin | None:
     """https://github.com/docker/docker-credential-helpers: the name on stdin, JSON on stdout. One
     that fails knows nothing: most images are public, and a refusal says what to do."""
     argv = [f"docker-credential-{helper}", "get"]

@@ -76,7 +76,9 @@ def points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
             Point(
                 number=number,
                 args=tuple(word for name, value in pairs for word in (f"--{name}", value)),
-                env=tuple((f"CLUSTERCTL_SWEEP_{_variable(name)}", value) for name, value in pairs),
+                env=tuple(
+                    (f"CLUSTERCTL_SWEEP_{_name_variable(name)}", value) for name, value in pairs
+                ),
             )
         )
     return tuple(found)
@@ -87,7 +89,7 @@ def parse_concurrency(numbers: str) -> int:
     return _indices(numbers, "--array")[1] if numbers else 0
 
 
-def _variable(name: str) -> str:
+def _name_variable(name: str) -> str:
     return re.sub(r"\W", "_", name, flags=re.ASCII).upper()
 
 

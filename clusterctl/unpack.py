@@ -55,7 +55,7 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
             os.link(folder.joinpath(*inner_parts(member.linkname)), path)
         elif member.isreg():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "xb") as file, _whole_or_gone(path):
+            with open(path, "xb") as file, _remove_on_failure(path):
                 source = archive.extractfile(member)
                 if source is not None:
                     shutil.copyfileobj(source, file, CHUNK)
@@ -71,7 +71,7 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
 
 
 @contextmanager
-def _whole_or_gone(path: Path) -> Iterator[None]:
+def _remove_on_failure(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:

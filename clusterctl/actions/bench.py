@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from clusterctl.actions import call, open_pool, run, verify
-from clusterctl.actions.quiet_run import Heard, run_quietly
+from clusterctl.actions.quiet_run import Printed, run_quietly
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
 from clusterctl.insight import allreduce, cost, scaling
 from clusterctl.insight.allreduce import Curves as Curves
@@ -202,17 +202,17 @@ def _run(
     prepared = run.prepare(
         cluster, spec, resolved, secrets, number=number, requirements=requirements
     )
-    job, heard = run_quietly(store, prepared, pool)
+    job, printed = run_quietly(store, prepared, pool)
     if job.state is not JobState.SUCCEEDED:
         raise call.fail(job)
-    return job, _points(heard)
+    return job, _points(printed)
 
 
-def _points(heard: Heard) -> list[MetricPoint]:
+def _points(printed: Printed) -> list[MetricPoint]:
     reader = Reader()
     found = [
         point
-        for (rank, stream), text in heard.items()
+        for (rank, stream), text in printed.items()
         if rank is not None and stream == "stdout"
         for point in reader.read(rank, text)
     ]

@@ -57,7 +57,7 @@ def results(store: Store, job: Job) -> list[Any]:
         rank = job.failure.rank if job.failure else -1
         if rank not in outcomes or outcomes[rank].ok:
             raise fail(job)
-        raise _raised(job, rank, outcomes[rank]) from _load(job, rank, outcomes[rank], None)
+        raise _make_error(job, rank, outcomes[rank]) from _load(job, rank, outcomes[rank], None)
     values = []
     for rank in range(job.ranks):
         if rank not in outcomes:
@@ -72,7 +72,7 @@ def results(store: Store, job: Job) -> list[Any]:
     return values
 
 
-def _raised(job: Job, rank: int, outcome: RankOutcome) -> JobError:
+def _make_error(job: Job, rank: int, outcome: RankOutcome) -> JobError:
     node = job.node_of(rank)
     return JobError(
         f"rank {rank} on {node}: {outcome.said}",

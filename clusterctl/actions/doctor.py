@@ -73,7 +73,7 @@ def diagnose(
     job = jobs.find_job(store, number, where)
     cluster = jobs.find_cluster(store, job)
     if cluster is None or cluster.phase is not Phase.READY:
-        found = _stored(store, job)
+        found = _load_stored(store, job)
     else:
         with open_pool(store, cluster) as pool:
             if not job.state.ended and store.is_handed_in(job.id):
@@ -81,7 +81,7 @@ def diagnose(
                 store.save_job(job)
             found = _collect(job, cluster, pool, report, deadline)
         if all(view.absent or view.error for view in found.nodes.values()):
-            found = replace(found, ranks=_stored(store, job).ranks)
+            found = replace(found, ranks=_load_stored(store, job).ranks)
     # The stacks of an attempt that was ended count until another one runs.
     hang = next((item for item in job.hangs if item.attempt == job.attempt), None)
     if hang and job.state.ended:
@@ -105,7 +105,7 @@ def diagnose(
     return diagnosis
 
 
-def _stored(store: Store, job: Job) -> Evidence:
+def _load_stored(store: Store, job: Job) -> Evidence:
     """What the state home has of the job: its output, and the rank that failed first."""
     ranks: dict[int, Rank] = {}
     nodes: dict[str, NodeView] = {}
@@ -334,7 +334,7 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
         "job.json": json.dumps(job, indent=1, default=str),
         "findings.json": json.dumps(
             # JSON escapes the quotes and lines by which secrets are told.
-            [_redacted(asdict(item), redact) for item in diagnosis.findings],
+            [_redact_all(asdict(item), redact) for item in diagnosis.findings],
             indent=1,
         ),
         "nodes.json": json.dumps(
@@ -366,12 +366,12 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
         ) from error
 
 
-def _redacted(value: object, redact: Callable[[str], str]) -> object:
+def _redact_all(value: object, redact: Callable[[str], str]) -> object:
     """The same value with all its texts redacted."""
     if isinstance(value, dict):
-        return {key: _redacted(item, redact) for key, item in value.items()}
+        return {key: _redact_all(item, redact) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_redacted(item, redact) for item in value]
+        return [_redact_all(item, redact) for item in value]
     return redact(value) if isinstance(value, str) else value
 
 

@@ -75,12 +75,12 @@ def down(
         except NewerRecordError:
             raise
         except RecordError as error:
-            return _without_record(store, name, error, report, ask, force)
+            return _take_down_unrecorded(store, name, error, report, ask, force)
         try:
             providers.load(cluster.spec.provider)
         except RecordError as error:
             if force:
-                return _without_record(store, name, error, report, ask, force)
+                return _take_down_unrecorded(store, name, error, report, ask, force)
             path = store.folder(name) / "cluster.json"
             raise RecordError(
                 f"{path} names an unknown provider, {cluster.spec.provider!r}",
@@ -174,7 +174,7 @@ def _bear_out(cluster: Cluster, folder: Path, now: float) -> tuple[Cluster, Sequ
     one is known when all are gone."""
     if not cluster.charges:
         return cluster, ()
-    found = _made(cluster, folder, now)
+    found = _find_made(cluster, folder, now)
     seen = {item.node for item in found}
     unseen = [item for item in cluster.charges if not (item.until or item.node in seen)]
     return replace(cluster, charges=(*found, *unseen)), unseen
@@ -199,7 +199,7 @@ def _living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]
         raise
 
 
-def _made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
+def _find_made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
     """The charges of machines that there are, or were: an `up` that broke off has planned more, and
     those that are gone cost no more."""
     provider = providers.load_billing(cluster)
@@ -260,7 +260,7 @@ def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
     )
 
 
-def _without_record(
+def _take_down_unrecorded(
     store: Store, name: str, why: RecordError, report: Reporter, ask: Consent, force: bool
 ) -> DownResult | None:
     """Takes down what can be found of a cluster whose record is damaged or gone. Raises RecordError

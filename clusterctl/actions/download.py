@@ -73,7 +73,7 @@ def get(
     if target is None:
         if options.push:
             report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
-        path = _here(store, name, source, progress, report)
+        path = _download_here(store, name, source, progress, report)
         return CopiedDataSet(name, str(path), ())
     return _on_nodes(store, target, name, source, progress, report)
 
@@ -121,7 +121,9 @@ def _what(source: Source) -> str:
     return files + size
 
 
-def _here(store: Store, name: str, source: Source, progress: Progress, report: Reporter) -> Path:
+def _download_here(
+    store: Store, name: str, source: Source, progress: Progress, report: Reporter
+) -> Path:
     root = store.home.make(folder(store))
     channel = LocalChannel(_command(None))
     _follow(channel, str(root), name, source, progress, report)
@@ -202,7 +204,7 @@ def _send(
     report: Reporter,
 ) -> Listing:
     """By way of this machine."""
-    path = _here(store, name, source, progress, report)
+    path = _download_here(store, name, source, progress, report)
     listing = [
         (place, entry["size"], entry["sha256"])
         for place, entry in json.loads((path.parent / f".{name}.files").read_bytes()).items()
@@ -260,7 +262,7 @@ def _spread(
 
 def _holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> set[str]:
     """Those that have a complete copy."""
-    asked = {n.name: f"cat {_quoted(n, f'.{name}.complete')} 2>&1" for n in nodes}
+    asked = {n.name: f"cat {_quote(n, f'.{name}.complete')} 2>&1" for n in nodes}
     found = pool.run(asked, timeout=30) if asked else ()
     return {result.node for result in found if result.text.strip() == mark}
 
@@ -269,13 +271,13 @@ def _names(pairs: Sequence[tuple[Node, Node]]) -> str:
     return ", ".join(node.name for _, node in pairs)
 
 
-def _quoted(node: Node, place: str) -> str:
+def _quote(node: Node, place: str) -> str:
     return shlex.quote(f"{node.root}/data/{place}")
 
 
 def _passing(source: Node, target: Node, name: str, size: int) -> str:
     """What `source` runs to copy the folder to `target`, where it lies unfinished at first."""
-    new = _quoted(target, f".{name}.new")
+    new = _quote(target, f".{name}.new")
     there = (
         f"rm -rf {new}; mkdir -p {new} && free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
         f' if [ "$free" -lt {size // 1024} ]; then'
@@ -295,10 +297,10 @@ def _check(
     sums = "".join(f"{digest}  {path}\n" for path, _, digest in listing)
     commands = {}
     for node in nodes:
-        final, done = _quoted(node, name), _quoted(node, f".{name}.complete")
-        move = f"rm -rf {final} && mv {_quoted(node, place)} {final} && " if place != name else ""
+        final, done = _quote(node, name), _quote(node, f".{name}.complete")
+        move = f"rm -rf {final} && mv {_quote(node, place)} {final} && " if place != name else ""
         commands[node.name] = (
-            f"rm -f {done}; (cd {_quoted(node, place)} && sha256sum -c --quiet - >&2) &&"
-            f" {move}rm -rf {_quoted(node, f'.{name}.new')} && echo {mark} >{done}"
+            f"rm -f {done}; (cd {_quote(node, place)} && sha256sum -c --quiet - >&2) &&"
+            f" {move}rm -rf {_quote(node, f'.{name}.new')} && echo {mark} >{done}"
         )
     require_copied(pool.run(commands, stdin=sums.encode(), timeout=_limit(listing)), name)

@@ -148,23 +148,23 @@ class _Drill:
         before = time.monotonic()
         self._await_step(client)
         pace = (time.monotonic() - before) / self._strike.step
-        at, struck = len(self._said()), time.monotonic()
+        at, struck = len(self._read_output()), time.monotonic()
         self._strike_now(client)
         reported = None
         while client.poll() is None and time.monotonic() - struck < self._limit:
-            if reported is None and _ours(self._said()[at:]):
+            if reported is None and _ours(self._read_output()[at:]):
                 reported = time.monotonic() - struck
             time.sleep(0.05)
         took = time.monotonic() - struck
         ended = client.poll()
-        said = _ours(self._said()[at:])
+        said = _ours(self._read_output()[at:])
         if reported is None and said and not self._fault.client:
             reported = took
         outcome, more = self._recover(ended)
         jobs = self._jobs()
         outputs = [self._read_outputs(job) for job in jobs]
         words = "\n".join((*said, *more))
-        seen = Seen(reported, words, outcome, pace, self._steps, jobs, outputs, self._left())
+        seen = Seen(reported, words, outcome, pace, self._steps, jobs, outputs, self._list_left())
         return judge(self._strike, seen)
 
     def _start(self) -> process.Spawned:
@@ -172,16 +172,16 @@ class _Drill:
         argv = process.own_command(*words, str(self._steps), str(STEP))
         return process.spawn(argv, log=self._log, cwd=self._program.parent, env=os.environ)
 
-    def _said(self) -> str:
+    def _read_output(self) -> str:
         return self._log.read_text(errors="replace")
 
     def _await_step(self, client: process.Spawned) -> None:
         until = time.monotonic() + self._limit
-        while f"] step {self._strike.step}\n" not in self._said():
+        while f"] step {self._strike.step}\n" not in self._read_output():
             if client.poll() is not None or time.monotonic() > until:
                 raise ProviderError(
                     f"the program of the drill did not reach step {self._strike.step}:"
-                    f" {_last_line(self._said())}",
+                    f" {_last_line(self._read_output())}",
                     hint=f"clusterctl verify {self._name}",
                 )
             time.sleep(0.02)
@@ -241,7 +241,7 @@ class _Drill:
         files = self._store.job_folder(job.id).glob("out/*/rank-*.out")
         return {path.stem: path.read_text() for path in sorted(files)}
 
-    def _left(self) -> tuple[str, ...]:
+    def _list_left(self) -> tuple[str, ...]:
         cluster = self._store.cluster(self._name)
         found = []
         with open_pool(self._store, cluster) as pool:

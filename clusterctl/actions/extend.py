@@ -60,7 +60,7 @@ def extend(
         folder = store.folder(name)
         cluster = ended_workers.settle(store, cluster, report, clock)
         now = clock()
-        _whole(cluster, folder, now)
+        _require_whole(cluster, folder, now)
         if isinstance(provider, Timekeeping):
             now -= provider.measure_clock(cluster, folder, report)
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
@@ -133,7 +133,7 @@ def _done_by(job: Job, end: float) -> bool:
     return bool(job.spec.timeout and job.started and job.started + job.spec.timeout <= end)
 
 
-def _whole(cluster: Cluster, folder: Path, now: float) -> None:
+def _require_whole(cluster: Cluster, folder: Path, now: float) -> None:
     """Raises UsageError unless all machines are nodes that can be told: the others would keep the
     old deadline, and nobody would know. The record of a ready cluster is sure of them, until its
     deadline; then whoever bills them is asked."""

@@ -108,8 +108,8 @@ class FoundClusters:
 def find(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
     """An orphan's owner may be another machine of yours, or a colleague: nothing is removed without
     being asked for."""
-    regions, tagged, failed = _tagged(store, regions)
-    known = _known(store)
+    regions, tagged, failed = _find_tagged(store, regions)
+    known = _list_known(store)
     now = time.time()
     over = {item.id for item in store.clusters() if item.deadline and item.deadline < now}
     return FoundClusters(
@@ -132,7 +132,7 @@ def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
     # A tag may hold anything, and a lock is a file.
     name = Path(orphan.name or orphan.id).name
     with ClusterLock(store.home, name, "gc", report):
-        if orphan.id in _known(store):
+        if orphan.id in _list_known(store):
             report(f"{orphan.id} now has a record here; keeping it")
             return False
         _discovering()[orphan.provider].remove(orphan.id, orphan.region, report)
@@ -144,9 +144,9 @@ def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     or the name is taken, UsageError where there are several."""
     if not ID_PATTERN.fullmatch(name):
         check_name(name)
-    regions, tagged, failed = _tagged(store, regions)
+    regions, tagged, failed = _find_tagged(store, regions)
     found = [item for item in tagged if name in (item.name, item.id)]
-    recorded = _recorded(store)
+    recorded = _list_recorded(store)
     found = [item for item in found if item.id not in recorded]
     if not found and failed:
         raise failed[0]
@@ -237,7 +237,7 @@ def _search(
         try:
             yield region, limit.result(answer)
         except TimeoutError:
-            yield region, _unanswered()
+            yield region, _make_timeout_error()
         except ProviderError as error:
             yield region, error
 
@@ -252,18 +252,18 @@ def _regions(
     try:
         enabled = Deadline(SEARCH_LIMIT).result(background(provider.regions))
     except TimeoutError:
-        unknown = _unanswered()
+        unknown = _make_timeout_error()
     except ProviderError as error:
         unknown = error
     some = (provider.usual_region(), *filter(None, on_record), *enabled)
     return tuple(dict.fromkeys(some)), unknown
 
 
-def _unanswered() -> ProviderError:
+def _make_timeout_error() -> ProviderError:
     return ProviderError(f"AWS did not answer within {SEARCH_LIMIT:g} s", transient=True)
 
 
-def _tagged(
+def _find_tagged(
     store: Store, wanted: Iterable[str]
 ) -> tuple[tuple[str, ...], list[Orphan], tuple[ProviderError, ...]]:
     """The regions `wanted`, else all of the account and those of the clusters on record; every
@@ -279,7 +279,7 @@ def _tagged(
     for name, provider in _discovering().items():
         regions, unknown = (wanted, None) if wanted else _regions(provider, on_record)
         if unknown:
-            errors.append(_overlooked(regions, unknown))
+            errors.append(_make_partial_error(regions, unknown))
         for region, resources in _search(provider, regions):
             groups: dict[str, list[Resource]] = {}
             if isinstance(resources, ProviderError):
@@ -300,7 +300,7 @@ def _tagged(
     return tuple(looked), found, tuple(errors)
 
 
-def _overlooked(regions: Iterable[str], why: ProviderError) -> ProviderError:
+def _make_partial_error(regions: Iterable[str], why: ProviderError) -> ProviderError:
     return ProviderError(
         f"only {', '.join(regions)} could be searched, since AWS did not tell which regions the"
         f" account has: {why.message}",
@@ -308,17 +308,17 @@ def _overlooked(regions: Iterable[str], why: ProviderError) -> ProviderError:
     )
 
 
-def _recorded(store: Store) -> set[str]:
+def _list_recorded(store: Store) -> set[str]:
     """Ids, to be asked for when AWS has answered: `up` writes the record before it makes anything,
     so that no cluster which begins meanwhile is taken for an orphan."""
     return {cluster.id for cluster in store.clusters()}
 
 
-def _known(store: Store) -> set[str]:
+def _list_known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
     kept: set[str] = set()
     for provider in _discovering().values():
         for name in store.names():
             with suppress(RecordError):  # nothing tells which it is: it can be found here alone
                 kept |= provider.find_ids(store.folder(name))
-    return _recorded(store) | kept
+    return _list_recorded(store) | kept

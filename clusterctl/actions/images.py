@@ -55,7 +55,7 @@ def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Bu
 
 
 def _build(name: str, push: str, base: str, on_line: Reporter) -> Built:
-    _known(name)
+    _check_known(name)
     if push and not _REPOSITORY.fullmatch(push):
         raise UsageError(
             f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
@@ -75,14 +75,14 @@ def _build(name: str, push: str, base: str, on_line: Reporter) -> Built:
         for key, value in given.items():
             argv += ["--build-arg", f"{key}={value}"]
         argv.append(str(context))
-        _watched(argv, Path(scratch), on_line, f"the image {name!r} could not be built")
+        _run_watched(argv, Path(scratch), on_line, f"the image {name!r} could not be built")
         if push:
             argv = ["docker", "push", reference]
-            _watched(argv, Path(scratch), on_line, f"{reference} could not be pushed")
+            _run_watched(argv, Path(scratch), on_line, f"{reference} could not be pushed")
     form = "{{.Id}} {{.Size}}"
     found = process.run(["docker", "image", "inspect", "--format", form, reference], timeout=60)
     if not found.ok:
-        raise ProviderError(f"the engine has no image {reference}: {_said(found)}")
+        raise ProviderError(f"the engine has no image {reference}: {_describe_failure(found)}")
     id, size = found.text.split()
     return Built(catalog.COMPILED_FOR.get(name, name), reference, id, int(size), bool(push))
 
@@ -98,7 +98,7 @@ def lock(name: str, *, on_line: Reporter) -> dict[str, str]:
 
 
 def _lock(name: str, on_line: Reporter) -> dict[str, str]:
-    _known(name)
+    _check_known(name)
     downloads = recipes.downloads()
     rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
     found = {}
@@ -108,7 +108,7 @@ def _lock(name: str, on_line: Reporter) -> dict[str, str]:
             on_line(f"fetching {what}")
             wanted, wheels = Path(scratch, "requirements.txt"), Path(scratch, row["name"])
             wanted.write_text(f"{row['name']}=={row['version']}\n")
-            _fetched(name, fetch(wanted, wheels, downloads, hashes=False), downloads)
+            _run_pip(name, fetch(wanted, wheels, downloads, hashes=False), downloads)
             (wheel,) = wheels.iterdir()
             row["sha256"] = found[what] = checksum(wheel)
             # Gigabytes each.
@@ -126,7 +126,7 @@ def _lock(name: str, on_line: Reporter) -> dict[str, str]:
     return found
 
 
-def _known(name: str) -> None:
+def _check_known(name: str) -> None:
     known = recipes.names()
     if name not in known:
         close = get_close_matches(name, known, n=1)
@@ -164,11 +164,11 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Report
         (context / path).write_text(text)
     on_line("downloading the wheels")
     wheels = context / "wheels"
-    _fetched(name, fetch(context / "requirements.txt", wheels, downloads), downloads)
+    _run_pip(name, fetch(context / "requirements.txt", wheels, downloads), downloads)
     sources(recipes.sources(name, downloads), context / "sources", on_line)
 
 
-def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
+def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
     """Runs pip's command line, and raises ProviderError where it fails."""
     result = process.run(argv, timeout=_PATIENCE)
     if not result.ok:
@@ -178,7 +178,7 @@ def _fetched(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
         result = process.run([*argv, *more], timeout=_PATIENCE)
     if not result.ok:
         raise ProviderError(
-            f"the wheels for the image {name!r} could not be fetched: {_said(result)}",
+            f"the wheels for the image {name!r} could not be fetched: {_describe_failure(result)}",
             hint="check PIP_INDEX_URL and PIP_FIND_LINKS; docker/downloads.json lists the wheels"
             " that have to be there, with their checksums",
         )
@@ -238,7 +238,7 @@ def _platforms(downloads: dict[str, Any]) -> list[str]:
     return [*modern, *(f"manylinux{year}_x86_64" for year in ("2014", "2010", "1")), "any"]
 
 
-def _watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure: str) -> None:
+def _run_watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure: str) -> None:
     last: list[str] = []
 
     def line(data: bytes) -> None:
@@ -265,7 +265,7 @@ def _watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure: str
         raise ProviderError(f"{failure}: {result.error or ' · '.join(last)}")
 
 
-def _said(result: Any) -> str:
+def _describe_failure(result: Any) -> str:
     lines = result.stderr.decode(errors="replace").strip().splitlines()
     errors = [line for line in lines if line.startswith("ERROR")]
     return str(result.error or (errors or lines or [f"exit code {result.exit_code}"])[-1])

@@ -132,12 +132,12 @@ def _output(
         yield from read_stored(folder)
         return
     with open_pool(store, cluster) as pool:
-        job = _handed_in(store, job, cluster, pool)
-        if not _never_came(job):
-            yield from _followed(store, job, cluster, pool, report, follow, find_dead)
+        job = _require_handed_in(store, job, cluster, pool)
+        if not _was_never_staged(job):
+            yield from _follow(store, job, cluster, pool, report, follow, find_dead)
 
 
-def _followed(
+def _follow(
     store: Store,
     job: Job,
     cluster: Cluster,
@@ -178,7 +178,7 @@ def _followed(
             report(synced)
 
 
-def _handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
+def _require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
     """The job; where its record says nothing of the queue's yet, as the login node knows it.
     RecordError while another clusterctl is still handing it in."""
     if not store.is_handed_in(job.id):
@@ -193,7 +193,7 @@ def _handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
     return job
 
 
-def _never_came(job: Job) -> bool:
+def _was_never_staged(job: Job) -> bool:
     """Whether the job never reached its cluster: there is nothing of it to read or to end."""
     return job.state is JobState.LOST and job.started is None and not job.native_id
 
@@ -214,8 +214,8 @@ def cancel(store: Store, number: int, where: str | None, report: Reporter) -> Jo
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
-        job = _handed_in(store, job, cluster, pool)
-        if _never_came(job):
+        job = _require_handed_in(store, job, cluster, pool)
+        if _was_never_staged(job):
             return job
         job = control.cancel(job, cluster, pool)
     store.save_job(job)

@@ -76,7 +76,7 @@ def resolve(
         if chosen in catalog.RECIPES:
             found[kind] = _built(kind, chosen, ask)
         else:
-            found[kind] = _pulled(kind, chosen, known.get(kind, chosen), ask)
+            found[kind] = _choose_pulled(kind, chosen, known.get(kind, chosen), ask)
     return found
 
 
@@ -86,7 +86,7 @@ def _built(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) ->
     bases = recipes.bases(recipe, listed)
     found = [ask(base) for base in bases]
     on = ", ".join(
-        f"{registry.parse(base).tagged} {_shown(answer)}"
+        f"{registry.parse(base).tagged} {_describe(answer)}"
         for base, answer in zip(bases, found, strict=True)
     )
     return NodeImage(
@@ -99,12 +99,12 @@ def _built(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) ->
     )
 
 
-def _pulled(
+def _choose_pulled(
     kind: str, chosen: str, wanted: str, ask: Callable[[str], registry.FoundImage]
 ) -> NodeImage:
     found = ask(wanted)
     name = registry.parse(chosen).tagged
-    line = f"image of {_nodes(kind)}: {name} {_shown(found)}"
+    line = f"image of {_nodes(kind)}: {name} {_describe(found)}"
     return NodeImage(found.pinned, line, login=found.login, size=found.size)
 
 
@@ -112,5 +112,5 @@ def _nodes(kind: str) -> str:
     return "the launcher" if kind == "launcher" else f"{kind} workers"
 
 
-def _shown(found: registry.FoundImage) -> str:
+def _describe(found: registry.FoundImage) -> str:
     return f"({found.digest[:19]}, {found.size / 1e6:,.0f} MB)"

@@ -152,7 +152,7 @@ def _follow_losses(
         elif how == REPLACE:
             _replace(store, job, lost, report)
         else:
-            ranks = count(_left(job, lost), "rank")
+            ranks = count(_count_left(job, lost), "rank")
             report(f"{_describe(job, lost)}: continuing job {job.id} with {ranks} on the others")
         step = partial(proceed, job, lost if how == SHRINK else ())
     raise AssertionError("the last step returns or raises")
@@ -284,16 +284,16 @@ def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
     kept = cluster.attached or cluster.charges or job.spec.is_sweep
     usual = FAIL if kept else REPLACE
     wanted = job.spec.on_node_loss or usual
-    possible = not cluster.attached if wanted == REPLACE else _left(job, lost) > 0
+    possible = not cluster.attached if wanted == REPLACE else _count_left(job, lost) > 0
     return wanted if possible else FAIL
 
 
 def _changes(job: Job, without: tuple[str, ...], secrets: Mapping[str, str]) -> Changes:
     """What is given anew when the job continues without these nodes."""
     sweep = job.spec.is_sweep  # takes as many slots as there are
-    ranks = _left(job, without) if without and not sweep else 0
+    ranks = _count_left(job, without) if without and not sweep else 0
     return Changes(secrets=secrets, files=job.spec.env_files, ranks=ranks, failed=sweep)
 
 
-def _left(job: Job, lost: tuple[str, ...]) -> int:
+def _count_left(job: Job, lost: tuple[str, ...]) -> int:
     return sum(place.count for place in job.placement if place.node not in lost)

@@ -10,23 +10,23 @@ from clusterctl.model import Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
-Heard = dict[tuple[int | None, str], bytes]
+Printed = dict[tuple[int | None, str], bytes]
 """By rank (None: the launcher) and stream: `stdout` or `stderr`."""
 
 
 def run_quietly(
     store: Store, prepared: Prepared, pool: Pool, report: Reporter = lambda line: None
-) -> tuple[Job, Heard]:
+) -> tuple[Job, Printed]:
     """The job as it ended, and all that it wrote. `report` gets what it says of its own start,
     which is no result of a measurement."""
-    heard: Heard = {}
+    printed: Printed = {}
 
     def listen(pieces: list[Piece]) -> None:
         for piece in pieces:
             source = (piece.rank, piece.stream)
-            heard[source] = heard.get(source, b"") + piece.data
+            printed[source] = printed.get(source, b"") + piece.data
 
     job = run.run(
         store, prepared, on_start=lambda job: None, on_output=listen, report=report, pool=pool
     )
-    return job, heard
+    return job, printed

@@ -98,7 +98,9 @@ def anonymous(text: str, name: str) -> str:
     text = re.sub(r"\b\d{12}\b", "<account>", text)
     text = re.sub(rf"(?<![\w-])[\w-]+-(?={re.escape(name)})", "<owner>-", text)
     text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _private_or_hidden, text)
-    text = re.sub(r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hidden, text)
+    text = re.sub(
+        r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hide_addresses, text
+    )
     for folder, short in ((Path.home(), "~"), (Path.cwd(), ".")):
         if folder != folder.parent:
             text = text.replace(str(folder), short)
@@ -113,7 +115,7 @@ def _private_or_hidden(found: re.Match[str]) -> str:
     return found[0] if private else "<address>"
 
 
-def _hidden(found: re.Match[str]) -> str:
+def _hide_addresses(found: re.Match[str]) -> str:
     """Without an address of IPv6; a time of day is none."""
     try:
         ip_address(found[0])

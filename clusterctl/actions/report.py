@@ -66,7 +66,7 @@ def _find(store: Store, name: str | None) -> Cluster:
 
 
 def _of_cluster(store: Store, cluster: Cluster, redact: Redact, report: Reporter) -> ReportData:
-    mine = [job for job in _known(store, cluster, report) if job.cluster_id == cluster.id]
+    mine = [job for job in _list_jobs(store, cluster, report) if job.cluster_id == cluster.id]
     now = time.time()
     facts = [
         ("cluster", cluster.name),
@@ -100,7 +100,7 @@ def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportD
     known = {item.id: item for item in (*store.past(), *store.clusters())}
     cluster = known.get(job.cluster_id)
     if cluster:
-        fresh = {item.id: item for item in _known(store, cluster, report)}
+        fresh = {item.id: item for item in _list_jobs(store, cluster, report)}
         job = fresh.get(job.id, job)
     found = store.provenance(job.id)
     dollars = cost.of_jobs(store, [job]).get(job.id)
@@ -130,7 +130,7 @@ def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportD
     return _with_measurements(store, cluster, source) if cluster else source
 
 
-def _known(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
+def _list_jobs(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
     """The jobs, with their present state where the cluster can still say."""
     if cluster.name in store.names():
         return jobs.list_jobs(store, None, report)

@@ -79,7 +79,7 @@ def rerun(
             hint="use `clusterctl run`",
         )
     os.utime(archive)  # it is in use again
-    prepared = _again(store, old, cluster, spec, secrets)
+    prepared = _prepare_again(store, old, cluster, spec, secrets)
     own = not spec.resume_args or are_given(spec.resume_args, given.arguments)
     prepared = replace(prepared, job=replace(prepared.job, resumes=resume and not own))
     carried = resuming.carry_over(store, source, prepared.job, cluster, report)
@@ -121,7 +121,7 @@ def _with(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, str]]:
     return spec, secrets
 
 
-def _again(
+def _prepare_again(
     store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
 ) -> Prepared:
     """The job as a new one; RecordError where secrets are missing."""

@@ -55,7 +55,7 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporte
     if cluster is not None and cluster.id == target.id:
         cluster = target  # as far as it is there
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
-        return _fetched_only(store, old, report)
+        return _use_fetched(store, old, report)
     with open_pool(store, cluster) as pool:
         first, *others = names = systems.load(cluster).locate(old)
         if cluster.id == target.id and systems.load(target).locate(next_job)[0] == first:
@@ -110,7 +110,7 @@ def _find_copies(
     return outputs.find_copies(old, cluster, pool, lost, report)
 
 
-def _fetched_only(store: Store, old: Job, report: Reporter) -> EarlierFiles:
+def _use_fetched(store: Store, old: Job, report: Reporter) -> EarlierFiles:
     ran = tuple(place.node for place in old.placement)
     names = fetched.list_nodes(store.home, old) or ran
     here = _find_here(store, old, {*names, *ran}, report)
@@ -311,7 +311,7 @@ def _pack(
     """An archive for each node of the new job: all files of all old nodes. Where several have one
     of the same path, a node gets that of the old node with its own place, unless it is stale, else
     rank 0's."""
-    files = _without_stale(source, files)
+    files = _drop_stale(source, files)
     archives: dict[tuple[tuple[str, Path], ...], Path] = {}
     packed: dict[str, Path] = {}
     for place, name in enumerate(names):
@@ -326,7 +326,7 @@ def _pack(
     return packed
 
 
-def _without_stale(source: EarlierFiles, files: Mapping[str, Files]) -> dict[str, Files]:
+def _drop_stale(source: EarlierFiles, files: Mapping[str, Files]) -> dict[str, Files]:
     newest = files.get(source.nodes[0], {}) if source.nodes else {}
 
     def keeps(path: str, file: Path) -> bool:

@@ -105,8 +105,8 @@ def status(
         warnings=(
             *_warnings(store, cluster, now),
             *uncertain,
-            *_restarted(cluster, charges),
-            *_unguarded(cluster, told.dead, told.deadlines),
+            *_warn_of_restarted(cluster, charges),
+            *_warn_of_unguarded(cluster, told.dead, told.deadlines),
             *describe_late_clock(cluster, now),
             *told.clocks,
             *shut,
@@ -128,12 +128,12 @@ def find_charges(
     """What the cluster has cost, and what a person should know of that. From the record alone, as
     long as no command changes the machines or was interrupted at that, and they are not to have
     ended themselves by now."""
-    if _outlived(cluster, now):
+    if _is_overdue(cluster, now):
         return _overdue(store, cluster, now)
-    if _unfinished(cluster):
-        return _between(store, cluster, now)
+    if _is_unfinished(cluster):
+        return _charge_between(store, cluster, now)
     if ended_workers.may_have_ended(store, cluster, now):
-        return _unused(store, cluster, now)
+        return _charge_unused(store, cluster, now)
     return cluster.charges, ()
 
 
@@ -162,7 +162,7 @@ def describe_late_clock(cluster: Cluster, now: float) -> tuple[str, ...]:
     )
 
 
-def _restarted(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
+def _warn_of_restarted(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
     """A warning where machines of a stopped cluster run."""
     if cluster.phase is not Phase.STOPPED:
         return ()
@@ -176,7 +176,9 @@ def _restarted(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
     )
 
 
-def _unguarded(cluster: Cluster, dead: Sequence[str], kept: Mapping[str, float]) -> tuple[str, ...]:
+def _warn_of_unguarded(
+    cluster: Cluster, dead: Sequence[str], kept: Mapping[str, float]
+) -> tuple[str, ...]:
     """A warning where nodes have lost the agent that ends them at their deadline, or keep another
     one than is on record."""
     if not dead:
@@ -187,19 +189,19 @@ def _unguarded(cluster: Cluster, dead: Sequence[str], kept: Mapping[str, float])
     )
 
 
-def _outlived(cluster: Cluster, now: float) -> bool:
+def _is_overdue(cluster: Cluster, now: float) -> bool:
     """Whether it costs money and its deadline is over."""
     return bool(cluster.charges and cluster.deadline and cluster.deadline < now)
 
 
-def _unfinished(cluster: Cluster) -> bool:
+def _is_unfinished(cluster: Cluster) -> bool:
     """Whether a command changes its machines, or was interrupted at that: the record has what is
     planned."""
     changing = cluster.stopping or cluster.phase in (Phase.CREATING, Phase.DELETING)
     return bool(cluster.charges) and changing
 
 
-def _between(
+def _charge_between(
     store: Store, cluster: Cluster, now: float
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of what there is, and a warning where that is unknown or is left by an
@@ -255,7 +257,9 @@ def _overdue(
     )
 
 
-def _unused(store: Store, cluster: Cluster, now: float) -> tuple[Sequence[Charge], tuple[str, ...]]:
+def _charge_unused(
+    store: Store, cluster: Cluster, now: float
+) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of a cluster that nobody has used for long, as AWS has them, and which workers
     have ended."""
     try:
@@ -298,7 +302,7 @@ def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.clusters(), time.time()
     if not any(
-        _outlived(c, now) or _unfinished(c) or ended_workers.may_have_ended(store, c, now)
+        _is_overdue(c, now) or _is_unfinished(c) or ended_workers.may_have_ended(store, c, now)
         for c in clusters
     ):
         return tuple(status(store, cluster) for cluster in clusters)

@@ -36,7 +36,7 @@ def confirm_removal(
 ) -> None:
     """Has a person agree to the removal of workers that cost money, names what is lost with them,
     and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
-    jobs = [_ended(store, old, job, names) for job in _jobs(store, old, names)]
+    jobs = [_require_ended(store, old, job, names) for job in _jobs(store, old, names)]
     if not jobs:
         _ask(old, names, consent)
         return
@@ -70,7 +70,7 @@ def _jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:
     ]
 
 
-def _ended(store: Store, cluster: Cluster, job: Job, names: Collection[str]) -> Job:
+def _require_ended(store: Store, cluster: Cluster, job: Job, names: Collection[str]) -> Job:
     """The job, if it has ended: fewer workers must not mean one that dies without a word."""
     if job.state.ended:
         return job

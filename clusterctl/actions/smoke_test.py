@@ -23,8 +23,9 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
     number = run.next_number(store, dry=False)
     prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-    job, heard = run_quietly(store, prepared, pool, report)
-    said = [line for text in heard.values() for line in text.decode(errors="replace").splitlines()]
+    job, printed = run_quietly(store, prepared, pool, report)
+    texts = (text.decode(errors="replace") for text in printed.values())
+    said = [line for text in texts for line in text.splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")
     if job.state is not JobState.SUCCEEDED or not proof:
         raise BootstrapError(

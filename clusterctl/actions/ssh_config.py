@@ -34,7 +34,7 @@ def write_config(store: Store, cluster: Cluster) -> None:
 def write_hosts(store: Store, cluster: Cluster) -> None:
     """The cluster's own file, if ssh can read its folder's name."""
     folder = store.folder(cluster.name) / "ssh"
-    if not _odd(folder):
+    if not _find_special(folder):
         escaped = str(folder).replace("%", "%%")
         text = assets.render("client/hosts.j2", cluster=cluster, folder=escaped)
         _replace(folder / HOSTS, text)
@@ -50,7 +50,7 @@ def _replace(path: Path, text: str) -> None:
 def include(store: Store) -> str:
     """The line of an ssh_config that brings in the nodes of all clusters. Raises UsageError."""
     folder = store.home.clusters
-    if odd := _odd(folder):
+    if odd := _find_special(folder):
         raise UsageError(
             f"ssh cannot include files in {folder}: the name contains {odd!r}",
             hint="set CLUSTERCTL_HOME to another folder, or use `clusterctl ssh`",
@@ -58,7 +58,7 @@ def include(store: Store) -> str:
     return f'Include "{folder}/*/ssh/{HOSTS}"'
 
 
-def _odd(folder: Path) -> str:
+def _find_special(folder: Path) -> str:
     """What ssh would read as something else, in quotes or as a pattern."""
     return next(
         (word for word in ('"', "\n", "${", "*", "?", "[", "\\") if word in str(folder)), ""
@@ -86,21 +86,21 @@ def install(store: Store, config: Path) -> bool:
     lines, line = _read(config), include(store)
     if line in lines:
         return False
-    _write(config, [MARK, line, *_without(lines)])
+    _write(config, [MARK, line, *_drop_ours(lines)])
     return True
 
 
 def uninstall(config: Path) -> bool:
     """Takes the line out again; whether there was one."""
     lines = _read(config)
-    kept = _without(lines)
+    kept = _drop_ours(lines)
     if kept == lines:
         return False
     _write(config, kept)
     return True
 
 
-def _without(lines: list[str]) -> list[str]:
+def _drop_ours(lines: list[str]) -> list[str]:
     """Without our two lines, also where they include the clusters of another state home."""
     found = range(len(lines))
     ours = {at + step for at in found if lines[at] == MARK for step in (0, 1)}

@@ -77,7 +77,9 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
             cluster,
             phase=Phase.STOPPED,
             stopping=False,
-            charges=tuple(_kept(item, ends.get(item.node, Ended(when))) for item in charges),
+            charges=tuple(
+                _charge_stopped(item, ends.get(item.node, Ended(when))) for item in charges
+            ),
         )
         cluster = replace(cluster, charges=correct_times(cluster, folder))
         store.save(cluster)
@@ -87,5 +89,5 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
     return Stopped(cluster, ended, cost.per_hour(disks), cost.is_exact(disks), what)
 
 
-def _kept(charge: Charge, end: Ended) -> Charge:
+def _charge_stopped(charge: Charge, end: Ended) -> Charge:
     return charge if charge.part in measured.STORED else charge.ended(end.when)

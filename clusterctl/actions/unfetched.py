@@ -170,7 +170,7 @@ def bring(
             continue
         if got.brought.outputs:
             report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
-        troubles = [*got.failed, *_kept(got)]
+        troubles = [*got.failed, *_report_kept(got)]
         failed += [(job.id, trouble) for trouble in troubles]
         if got.brought.outputs and not troubles:
             whole.append(got)
@@ -198,7 +198,7 @@ def bring_shared(
         return None
 
 
-def _kept(got: Fetched) -> list[UsageError]:
+def _report_kept(got: Fetched) -> list[UsageError]:
     """What a person can do about files here that were kept, as an error if there are any."""
     kept = got.brought.kept
     if not kept:

@@ -108,10 +108,10 @@ def up(
                 left = finish_down(store, made, report)
             spent = cost.dollars(left.charges, time.time())
             here, *others = (budget.take_off(place, spent) for place in (here, *others))
-            consent = _agreed
+            consent = _agree
 
 
-def _agreed(question: str) -> bool:
+def _agree(question: str) -> bool:
     """Consent to a region was asked for with the first."""
     return True
 
@@ -134,7 +134,7 @@ def _up(
                 ended_workers.settle(store, store.cluster(spec.name), report)
         # Before anything is written: most of what cannot be done is found out here.
         intent = intend(spec, find_owned(store, spec), report, store.home.path)
-        if consent is not _agreed:
+        if consent is not _agree:
             intent = add_regions(intent, others, report)
     features = intent.provider.features
     clock.report = None if features.instant else report
@@ -378,7 +378,7 @@ def record_failed_create(
         return True
     store.save(replace(cluster, charges=charges))
     if there or gateway:
-        report(_what_runs(cluster, len(there), bool(gateway), charges))
+        report(_describe_running(cluster, len(there), bool(gateway), charges))
     return bool(there or gateway)
 
 
@@ -395,7 +395,9 @@ def _report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
             )
 
 
-def _what_runs(cluster: Cluster, machines: int, gateway: bool, charges: Sequence[Charge]) -> str:
+def _describe_running(
+    cluster: Cluster, machines: int, gateway: bool, charges: Sequence[Charge]
+) -> str:
     """What goes on costing money after an `up` that broke off, until when, and what to do."""
     name = cluster.name
     parts = [count(machines, "machine")] if machines else []

@@ -245,7 +245,7 @@ def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, .
     """A group that names no machines means those of `base`; a count of 0, as many as it has."""
     first = spec.groups[0]
     if first.family or first.instance_type:
-        return tuple(_counted(group, base) for group in spec.groups)
+        return tuple(_set_count(group, base) for group in spec.groups)
     if not first.count:
         return base.groups
     if len(base.groups) > 1:
@@ -257,7 +257,7 @@ def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, .
     return (replace(base.groups[0], count=first.count),)
 
 
-def _counted(group: NodeGroup, base: ClusterSpec) -> NodeGroup:
+def _set_count(group: NodeGroup, base: ClusterSpec) -> NodeGroup:
     if group.count:
         return group
     kind = catalog.instance_type(group)

@@ -384,14 +384,14 @@ def _reduce(
     try:
         number = run.next_number(store, dry=False)
         prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-        job, heard = run_quietly(store, prepared, pool)
+        job, printed = run_quietly(store, prepared, pool)
     except NodeUnreachable:
         raise
     except ClusterctlError as error:
         return Reduction(backend, error=error.message)
     # It saves nothing: `down` need not look for its outputs.
     store.save_job(replace(store.job(job.id), fetched=True))
-    said = b"\n".join(heard.get((rank, "stdout"), b"") for rank in range(job.ranks))
-    errors = b"\n".join(text for (_, stream), text in heard.items() if stream == "stderr")
+    said = b"\n".join(printed.get((rank, "stdout"), b"") for rank in range(job.ranks))
+    errors = b"\n".join(text for (_, stream), text in printed.items() if stream == "stderr")
     failed = b"" if job.program_exit_code == 0 else errors
     return verify_output.read_reduction(backend, (said + b"\n" + failed).decode(errors="replace"))

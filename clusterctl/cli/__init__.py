@@ -79,7 +79,7 @@ def _answer(console: Console, arguments: list[str]) -> int:
             outcome = command.invoke(context)
         return outcome if isinstance(outcome, int) else 0
     except ClusterctlError as raised:
-        error = _explained(raised)
+        error = _explain_missing(raised)
         # What a person mistyped needs no log; what went wrong elsewhere does.
         elsewhere = error.exit_code not in (UsageError.exit_code, RecordError.exit_code)
         path = _log(arguments, "\n".join((*console.story, error.message))) if elsewhere else ""
@@ -97,10 +97,10 @@ def _answer(console: Console, arguments: list[str]) -> int:
     except OSError:
         raise
     except Exception as error:
-        return _other(console, arguments, error)
+        return _report_other(console, arguments, error)
 
 
-def _explained(error: ClusterctlError) -> ClusterctlError:
+def _explain_missing(error: ClusterctlError) -> ClusterctlError:
     if not isinstance(error, NodeUnreachable) or not error.cluster:
         return error
     from clusterctl.actions import allow
@@ -141,7 +141,7 @@ def _code(error: SystemExit) -> int:
     return error.code if isinstance(error.code, int) else 1
 
 
-def _other(console: Console, arguments: list[str], error: Exception) -> int:
+def _report_other(console: Console, arguments: list[str], error: Exception) -> int:
     """What is not ours: a mistake on the command line, found by Typer's parser, or a bug."""
     show = getattr(error, "format_message", None)
     if type(error).__name__ == "NoArgsIsHelpError":

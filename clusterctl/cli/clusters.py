@@ -78,11 +78,11 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
 def down(given: Down, console: Console) -> None:
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
-    with console.waiting(moved=_copied):
+    with console.waiting(moved=_count_copied):
         _down(given, console)
 
 
-def _copied() -> tuple[int, int | None]:
+def _count_copied() -> tuple[int, int | None]:
     from clusterctl import actions
 
     return actions.copied()

@@ -30,7 +30,7 @@ def of_verb(name: str) -> str:
     for option in options:
         heading, lead = option.group.heading, option.group.lead
         rows.setdefault(heading, [])
-        if of := _taken_from(verb, option):
+        if of := _find_source(verb, option):
             bare.setdefault(heading, {}).setdefault(f"As for `{of}`", []).append(option.flag)
         elif option.help:
             rows[heading].append(_row(option))
@@ -39,8 +39,8 @@ def of_verb(name: str) -> str:
     rows[GENERAL.heading] = [*rows.pop(GENERAL.heading), HELP]  # what all verbs have stands last
     column = _column(row for section in rows.values() for row in section)
     for heading, section in rows.items():
-        lines += _section(heading, _table(section, column) + _lists(bare.get(heading, {})))
-    lines += _wrapped(_settings(name, options))
+        lines += _section(heading, _format_table(section, column) + _lists(bare.get(heading, {})))
+    lines += _wrap(_settings(name, options))
     if len(verb.examples) == 1:
         lines.append(f"  Example: {verb.examples[0]}")
     else:
@@ -48,7 +48,7 @@ def of_verb(name: str) -> str:
     return "\n".join(lines)
 
 
-def _taken_from(verb: type[Verb], option: Option[Any]) -> str:
+def _find_source(verb: type[Verb], option: Option[Any]) -> str:
     """The other verb whose own option this is, and whose help explains it; "" for none."""
     others = {name: VERBS[name].options().values() for name in verb.settings_of}
     own = option.group not in (ARGUMENTS, GENERAL)
@@ -71,7 +71,7 @@ def of_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
     sections["Options"] = [*rows, HELP]
     column = _column(row for members in sections.values() for row in members)
     for heading, members in sections.items():
-        lines += _section(heading, _table(members, column))
+        lines += _section(heading, _format_table(members, column))
     return "\n".join([*lines, "", f"`clusterctl {prefix}COMMAND --help` shows its options."])
 
 
@@ -119,10 +119,10 @@ def _column(rows: Iterable[tuple[str, str]]) -> int:
     """Where the second column begins: where the fewest lines are needed, and else far right."""
     rows = list(rows)
     wide = {len(first) for first, _ in rows if len(first) <= _WIDEST * _width()}
-    return min((4 + width for width in wide), key=lambda at: (len(_table(rows, at)), -at))
+    return min((4 + width for width in wide), key=lambda at: (len(_format_table(rows, at)), -at))
 
 
-def _table(rows: list[tuple[str, str]], column: int) -> list[str]:
+def _format_table(rows: list[tuple[str, str]], column: int) -> list[str]:
     """Two columns, the second one wrapped."""
     lines, room = [], _width() - column
     for first, second in rows:
@@ -137,10 +137,10 @@ def _table(rows: list[tuple[str, str]], column: int) -> list[str]:
 
 def _lists(bare: Mapping[str, list[str]]) -> list[str]:
     """Options without a help of their own."""
-    return _wrapped(". ".join(f"{lead}: {' '.join(sorted(flags))}" for lead, flags in bare.items()))
+    return _wrap(". ".join(f"{lead}: {' '.join(sorted(flags))}" for lead, flags in bare.items()))
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     return textwrap.wrap(
         text, _width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )

@@ -64,7 +64,7 @@ def launch(given: Launch, console: Console) -> None:
             raise
         if console.interactive and console.confirm(f"Keep cluster {name}?"):
             detached_launches.unmark(store, name)
-            console.after_interrupt = _kept(name)
+            console.after_interrupt = _describe_kept(name)
             raise
         console.report("Ctrl-C: removing the cluster")
         _remove(name, given, console)
@@ -77,7 +77,7 @@ def launch(given: Launch, console: Console) -> None:
     if given.detach:
         console.note("\n".join(detached_launches.describe(store, name)))
     elif given.keep:
-        console.note(_kept(name))
+        console.note(_describe_kept(name))
     else:
         _remove(name, given, console)
     raise typer.Exit(code)
@@ -138,7 +138,7 @@ def _remove(name: str, given: Launch, console: Console) -> None:
     clusters.down(given.part(Down, name=name, cluster=None, fetch=True, yes=True), console)
 
 
-def _kept(name: str) -> str:
+def _describe_kept(name: str) -> str:
     return f"cluster {name} is kept: `clusterctl down {name}` removes it"
 
 

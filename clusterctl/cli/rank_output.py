@@ -254,13 +254,13 @@ class Text:
         elif source.is_bar and source.shown == lines[0]:
             return  # its last state stands there already
         if source.stream in self._terminals:
-            lines = [_printable(line) for line in lines]
+            lines = [_make_printable(line) for line in lines]
         self._write(source, (b"\n" + self._tag(source)).join(lines) + b"\n")
         self._unfinished.pop(self._place(source.stream), None)
 
     def part(self, source: RankStream, text: bytes) -> None:
         if source.stream in self._terminals:
-            text = _printable(text)
+            text = _make_printable(text)
         self._write(source, text)
         self._unfinished[self._place(source.stream)] = source
 
@@ -339,7 +339,7 @@ class Text:
             self._begin_anew(stream)
         self._write_texts()
         room = max(1, self._height() // 2)
-        bars = [self._tag(source) + _printable(source.shown) for source in self._bars]
+        bars = [self._tag(source) + _make_printable(source.shown) for source in self._bars]
         if len(bars) > room:
             bars = [*bars[: room - 1], b"(%d more)" % (len(bars) - room + 1)]
         # Without automatic margins, a bar that is too long stays on its line.
@@ -373,7 +373,7 @@ def _is_pipe(stream: BinaryIO) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _printable(text: bytes) -> bytes:
+def _make_printable(text: bytes) -> bytes:
     """A line without what would move the cursor; colours stay, and end with it."""
     parts = _COLOUR.split(text)  # each odd one is a colour
     parts[::2] = [_CONTROL.sub(b"", _ESCAPE.sub(b"", part)) for part in parts[::2]]

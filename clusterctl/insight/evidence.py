@@ -226,7 +226,7 @@ def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
         if found := re.search(r"\[\s*(\d+\.\d+)\]\s*(.*)", rest):
             view.kernel += (KernelLine(boot + float(found[1]), found[2]),)
     elif word == "launcher":
-        view.launcher_said = _decoded(rest)
+        view.launcher_said = _decode(rest)
     elif word in ("rank", "exit", "written", "out", "err", "process", "silent"):
         number, _, value = rest.partition(" ")
         rank = view.ranks.setdefault(int(number), Rank(int(number), view.name))
@@ -240,9 +240,9 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
     elif word == "written":
         rank.written = float(value)
     elif word == "out":
-        rank.out = _decoded(value)
+        rank.out = _decode(value)
     elif word == "err":
-        rank.err = _decoded(value)
+        rank.err = _decode(value)
     elif word == "process":
         rank.processes += (_process(value),)
     elif word == "silent":
@@ -268,7 +268,7 @@ def _process(text: str) -> RankProcess:
     return RankProcess(int(pid), int(values[1]), command, values[0], ticks, int(values[19]))
 
 
-def _decoded(text: str) -> str:
+def _decode(text: str) -> str:
     return b64decode(text).decode(errors="replace")
 
 
@@ -314,7 +314,7 @@ def read_dumps(text: str) -> Dumps:
         first, _, value = rest.partition(" ")
         with suppress(ValueError, LookupError):
             if word == "stack":
-                stacks[int(first)] = _decoded(value)
+                stacks[int(first)] = _decode(value)
             elif word == "failed":
                 failed[int(first)] = value
             elif word == "time":
@@ -357,5 +357,5 @@ def read_looks(text: str) -> Mapping[int, tuple[str, ...]]:
         with suppress(ValueError):
             if word == "again":
                 pid, dump = rest.split()
-                looks[int(pid)] = (*looks.get(int(pid), ()), _decoded(dump))
+                looks[int(pid)] = (*looks.get(int(pid), ()), _decode(dump))
     return looks

@@ -187,7 +187,7 @@ def judge(
         found += _node(node, nodes, one_machine)
     memory = max((node.memory for node in nodes), default=0.0)
     types = {node.name: node.instance_type for node in nodes}
-    busy = one_machine and any(_others(node) for node in nodes)
+    busy = one_machine and any(_describe_others(node) for node in nodes)
     found += _links(links, types, memory if one_machine else 0.0, busy)
     found += (_reduction(item, links) for item in reductions)
     return tuple(found)
@@ -196,7 +196,7 @@ def judge(
 def _node(node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool) -> Iterator[Verdict]:
     lacks = node.cores < node.expected_cores
     text = f"{node.cores} of {node.expected_cores}" if lacks else f"{node.cores}"
-    busy = _others(node)
+    busy = _describe_others(node)
     if node.core and not busy:
         text += f", {node.together / node.core:.1f} times as fast as one"
     yield Verdict(node.name, "cores", _low(lacks), text, node.cores, node.expected_cores)
@@ -240,14 +240,14 @@ def _compare(
     if share >= least:
         return Verdict(node.name, what, "ok", show(value), value, usual)
     text = f"{show(value)}, {share:.0%} of the median" + (f": {why}" if why else "")
-    return Verdict(node.name, what, "note" if _others(node) else "low", text, value, usual)
+    return Verdict(node.name, what, "note" if _describe_others(node) else "low", text, value, usual)
 
 
 def _low(low: bool) -> str:
     return "low" if low else "ok"
 
 
-def _others(node: NodeFigures) -> str:
+def _describe_others(node: NodeFigures) -> str:
     """Who else uses the node's processors."""
     if node.steal > STEAL:
         return f"the hypervisor gives {node.steal:.0%} of its processors to others"

@@ -216,7 +216,7 @@ class Connections:
         return max(GLANCE, min(ANSWER_TIMEOUT, self.deadline - now()))
 
     def _open(self, name: str) -> Channel:
-        where = self._where(name)
+        where = self._describe_place(name)
         root = self._cluster.node(where).root
         folder = f"{root}/jobs/{self._job.id}" + f"/saved/{name}" * (name in self._saved)
         answer = min(ANSWER, ANSWERS // len(self.watches))
@@ -224,7 +224,7 @@ class Connections:
         command = f"exec /bin/sh -c {shlex.quote(script)}"
         return self._pool.transport(where).open(command, timeout=self._patience())
 
-    def _where(self, name: str) -> str:
+    def _describe_place(self, name: str) -> str:
         """Who has the node's output: the launcher, or the node itself."""
         return self._cluster.launcher.name if name in self._saved else name
 
@@ -279,7 +279,7 @@ class Connections:
             watch.channel.close()
         watch.channel = None
         watch.buffer.clear()
-        self._pool.transport(self._where(watch.node)).close()
+        self._pool.transport(self._describe_place(watch.node)).close()
 
     def _lose(self, watch: Watch, why: str) -> None:
         why = self._silent.pop(watch.node, why)
@@ -377,7 +377,7 @@ class Connections:
 
     def _connect_anew(self, name: str) -> Channel:
         """For a node that was away. Raises FAILURES."""
-        self._pool.transport(self._where(name)).connect(ATTEMPT)
+        self._pool.transport(self._describe_place(name)).connect(ATTEMPT)
         return self._open(name)
 
 

@@ -82,10 +82,10 @@ def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NE
     """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
     here, over our own connections. Returned as it is where it has not ended by the deadline."""
     known, system = job.state.ended, systems.load(cluster)
-    job = _ended(job, cluster, pool, deadline.within(system.end_limit))
+    job = _wait_for_end(job, cluster, pool, deadline.within(system.end_limit))
     if not job.state.ended and (force := system.force_argv(job)):
         _on_launcher(job, cluster, pool, force, deadline)
-        job = _ended(job, cluster, pool, deadline.within(FORCE_TIMEOUT))
+        job = _wait_for_end(job, cluster, pool, deadline.within(FORCE_TIMEOUT))
     if deadline.passed:
         return job
     survivors = kill_processes(job, cluster, pool, deadline)
@@ -94,7 +94,7 @@ def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NE
     return replace(job, survivors=survivors) if system.counts_survivors else job
 
 
-def _ended(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline) -> Job:
+def _wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline) -> Job:
     """The job as soon as it has ended, or as it is when its time is up."""
     job = refresh(job, cluster, pool, deadline)
     while not job.state.ended and not deadline.passed:

@@ -110,7 +110,7 @@ class Follower:
         """
         nodes = self._nodes
         nodes.reconnects = nodes.needs_launcher = until_ended
-        yield from self._remembered(replay)
+        yield from self._replay(replay)
         if not until_ended:
             nodes.deadline = now() + limit
             if limit <= 0:
@@ -181,7 +181,7 @@ class Follower:
             self._report(text)
         self._told = text
 
-    def _remembered(self, replay: bool) -> Iterator[list[Piece]]:
+    def _replay(self, replay: bool) -> Iterator[list[Piece]]:
         for watch in self._nodes.watches:
             for path in sorted((self._folder / watch.node).glob("*-*.*")):
                 file = self._book(watch, f"out/{path.name}")

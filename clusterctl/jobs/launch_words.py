@@ -127,7 +127,7 @@ _MODULES = {
 """Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
 
 
-def _variable(what: str, value: str) -> tuple[str, str]:
+def _read_variable(what: str, value: str) -> tuple[str, str]:
     variable, is_set, text = value.partition("=")
     if SECRET.search(variable):  # only --env keeps it out of records
         raise UsageError(
@@ -149,19 +149,19 @@ def translate(words: Sequence[str]) -> Asked:
                 f"{words[0]} run {rest[0]} is not supported: nodes have the project's packages",
                 hint="leave it out; `--requirements FILE` names other packages",
             )
-        return _within(f"{words[0]} run", rest, {})
+        return _read_within(f"{words[0]} run", rest, {})
     start = int(words[0] == "env")
     end = next(
         (n for n, word in enumerate(words) if n >= start and not _ASSIGNMENT.fullmatch(word)),
         len(words),
     )
     if end > start:
-        pairs = dict(_variable("env", word) for word in words[start:end])
-        return _within("env", words[end:], pairs)
+        pairs = dict(_read_variable("env", word) for word in words[start:end])
+        return _read_within("env", words[end:], pairs)
     return _translate(_unwrap(words))
 
 
-def _within(name: str, words: Sequence[str], env: Mapping[str, str]) -> Asked:
+def _read_within(name: str, words: Sequence[str], env: Mapping[str, str]) -> Asked:
     """What `uv run` or `env` starts, which may be a launcher."""
     if not words:
         raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
@@ -224,7 +224,7 @@ def _translate(words: Sequence[str]) -> Asked:
         if option in launcher.env:
             env[launcher.env[option]] = value
         elif option in launcher.variables:
-            env |= [_variable(f"{name} {given}", value)]
+            env |= [_read_variable(f"{name} {given}", value)]
         elif kind and not _ALL.fullmatch(value):
             if not value.isdecimal() or not (int(value) or kind == "retries"):
                 raise UsageError(f"{name} {given} {value}: expected a number", hint=f"{given} 2")

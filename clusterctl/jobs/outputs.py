@@ -105,7 +105,7 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
         if result.exit_code is None:
             failed.append(make_error(f"looking for outputs of job {job.id}", result))
         elif not result.ok:
-            failed.append(_unlisted(job, cluster, result))
+            failed.append(_make_listing_error(job, cluster, result))
         if result.stdout.endswith(b"lost"):  # else it ends with a NUL, if anything
             lost.append(result.node)
         found += parse(result.node, result.stdout)
@@ -160,12 +160,12 @@ def fetch(
         if not target.exists():
             target.mkdir(parents=True)
             (target / stage.MARK).touch()
-    with _only_one(target, home):
+    with _lock(target, home):
         return _fetch(job, cluster, pool, outputs, target, home, report)
 
 
 @contextmanager
-def _only_one(target: Path, home: Home) -> Iterator[None]:
+def _lock(target: Path, home: Home) -> Iterator[None]:
     home.make(home.fetched)
     path = home.fetched / f"{_digest(target)}.lock"
     with writing(path):
@@ -324,7 +324,7 @@ def _is_core_dump(path: Path) -> bool:
     return head[:4] == b"\x7fELF" and int.from_bytes(kind, "big") == _ET_CORE
 
 
-def _unlisted(job: Job, cluster: Cluster, result: NodeResult) -> RecordError:
+def _make_listing_error(job: Job, cluster: Cluster, result: NodeResult) -> RecordError:
     return RecordError(
         f"the outputs of job {job.id} on {result.node} cannot be listed: {result.why}",
         hint="copy its working directory: `clusterctl cp"

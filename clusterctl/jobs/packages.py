@@ -47,7 +47,7 @@ _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytor
 
 def save(wanted: Wanted, home: Home) -> None:
     """Keeps what a job asks for, for its environment and for a rerun."""
-    path = _stored(home, wanted.digest)
+    path = _locate_stored(home, wanted.digest)
     if path.is_file():
         return
     if wanted.project:
@@ -87,7 +87,7 @@ def folder(node: Node, digest: str) -> str:
 
 def _key(digest: str, node: Node) -> str:
     python = _python_of(node)
-    kept = (f"{name}=={version}" for name, version in _kept(python).items())
+    kept = (f"{name}=={version}" for name, version in _find_kept(python).items())
     return digest_of(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
 
 
@@ -97,13 +97,13 @@ def _python_of(node: Node) -> Python:
     return node.facts.python
 
 
-def _kept(python: Python) -> dict[str, str]:
+def _find_kept(python: Python) -> dict[str, str]:
     return {name: python.packages[name] for name in KEPT if name in python.packages}
 
 
 def describe(wanted: Wanted, nodes: Sequence[Node]) -> str:
     """What is installed, and what of the nodes is kept."""
-    kept = {f"{name} {v}" for node in nodes for name, v in _kept(_python_of(node)).items()}
+    kept = {f"{name} {v}" for node in nodes for name, v in _find_kept(_python_of(node)).items()}
     beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
     python = {_python_of(node).executable for node in nodes} if wanted.texts else set()
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
@@ -210,7 +210,7 @@ class _Environment:
         with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
             lock, packages = Path(scratch, "lock.txt"), Path(scratch, "packages")
             packages.mkdir()
-            wanted = self._wanted()
+            wanted = self._read_wanted()
             text = self._resolve(node, wanted)
             lines = package_indexes.list_lines(wanted.texts)
             lock.write_text("\n".join((*lines, text)), encoding="utf-8")
@@ -248,8 +248,8 @@ class _Environment:
                     hint="choose a version that has one",
                 )
 
-    def _wanted(self) -> Wanted:
-        stored = _stored(self._home, self._digest)
+    def _read_wanted(self) -> Wanted:
+        stored = _locate_stored(self._home, self._digest)
         try:
             return msgspec.json.decode(stored.read_bytes(), type=Wanted)
         except (OSError, msgspec.DecodeError) as error:
@@ -346,7 +346,7 @@ def _inside(node: Node, command: str) -> str:
 def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str, str]:
     """What of the node's Python stays: all but what the file pins to another version."""
     kept = {}
-    for name, version in _kept(_python_of(node)).items():
+    for name, version in _find_kept(_python_of(node)).items():
         pattern = rf"(?mi)(?:^|[\"'\s]){name}(?:\[[^]]*\])?\s*===?\s*([0-9][\w.+!*]*)"
         pins = [pin for text in wanted.texts.values() for pin in re.findall(pattern, text)]
         if not pins or any(_is_same(pin, version) for pin in pins):
@@ -371,5 +371,5 @@ def _is_same(pin: str, version: str) -> bool:
     return re.sub(r"(\.0)+$", "", pin) == re.sub(r"(\.0)+$", "", version)
 
 
-def _stored(home: Home, digest: str) -> Path:
+def _locate_stored(home: Home, digest: str) -> Path:
     return home.packages / f"{digest}.json"

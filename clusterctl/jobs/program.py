@@ -77,7 +77,7 @@ def resolve(
         raise _not_compiled(script)
     elif kind is ProgramKind.BINARY or target.startswith("-"):
         target = f"./{target}"
-    further = tuple(_further(source, tree, working) for source in sources)
+    further = tuple(_place_source(source, tree, working) for source in sources)
     program = Program(
         kind=kind,
         target=target,
@@ -308,7 +308,7 @@ def _refuse_batch_script(path: Path) -> None:
     )
 
 
-def _further(source: Path, tree: stage.Tree, working: str) -> str:
+def _place_source(source: Path, tree: stage.Tree, working: str) -> str:
     """A further source file, as the compiler finds it in the ranks' working directory."""
     location = source.resolve()
     if not source.is_file():

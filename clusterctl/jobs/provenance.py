@@ -37,7 +37,7 @@ def describe(
         source,
         command=plan.argv,
         machines=tuple(_machine(cluster, place.node, place.count) for place in job.placement),
-        images=dict(cluster.images) or _named_images(job, cluster),
+        images=dict(cluster.images) or _list_images(job, cluster),
         site=dict(cluster.site_info),
         requirements=next(versions, ()),
     )
@@ -81,6 +81,6 @@ def _machine(cluster: Cluster, name: str, ranks: int) -> Machine:
     )
 
 
-def _named_images(job: Job, cluster: Cluster) -> dict[str, str]:
+def _list_images(job: Job, cluster: Cluster) -> dict[str, str]:
     image = job.spec.container or cluster.spec.image
     return {"all": image} if image else dict(cluster.spec.images)

@@ -101,7 +101,7 @@ def find_tree(
     _refuse_whole_machine(root)
     own = home().path.resolve()
     fetched: dict[Path, bool] = {}
-    ignored = _ignored(root)
+    ignored = _read_ignored(root)
     found = _git_files(root) if top else _walk(root, own, ignored)
     names: Iterable[str] = (
         name
@@ -298,7 +298,7 @@ def _git_files(root: Path) -> Iterator[str]:
             yield from (f"{name}/{inner}" for inner in _git_files(path))
 
 
-def _ignored(root: Path) -> Callable[[str], bool]:
+def _read_ignored(root: Path) -> Callable[[str], bool]:
     """Whether the tree's own file says to leave that path out, in the words of .gitignore."""
     path = root / IGNORE
     if not path.is_file():

@@ -212,7 +212,7 @@ def put(
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.transport(name)
         texts = dict(files[name])
-        before, keep = _apart(texts, job, cluster)
+        before, keep = _split_environment(texts, job, cluster)
         members = archives.pack_texts((path, text, mode) for path, (text, mode) in texts.items())
         sources: dict[str, Path] = {}
         if name in placed:
@@ -280,7 +280,7 @@ def _carry_over(node: Node, job: Job, carry: Carry | None) -> list[str]:
     return [f"tar -xof {archive} -C work || exit; rm -f {archive}"]
 
 
-def _apart(
+def _split_environment(
     texts: dict[str, tuple[str, int]], job: Job, cluster: Cluster
 ) -> tuple[bytes, list[str]]:
     """Takes the environment of ranks out of `texts`: what is sent before the archive, and the sh

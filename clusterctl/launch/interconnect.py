@@ -58,7 +58,7 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
     holds the nodes' private addresses wins, then the one with the longest prefix.
     Nodes that share none (routed subnets) are each taken at their private address.
     """
-    networks = {_network(item) for node in nodes for item in _usable(node)}
+    networks = {_network(item) for node in nodes for item in _list_usable(node)}
     candidates = {
         network: chosen
         for network in sorted(networks, key=lambda net: (-net.prefixlen, net))
@@ -102,7 +102,7 @@ def _network(item: Interface) -> IPv4Network:
     return IPv4Interface(f"{item.address}/{item.prefix}").network
 
 
-def _usable(node: Node) -> list[Interface]:
+def _list_usable(node: Node) -> list[Interface]:
     return [
         item for item in node.facts.interfaces if item.up and not item.address.startswith("127.")
     ]
@@ -112,7 +112,7 @@ def _distinct(nodes: Sequence[Node], network: IPv4Network) -> dict[str, Interfac
     """Each node's interface in `network`; empty unless all have one, with addresses that differ."""
     chosen: dict[str, Interface] = {}
     for node in nodes:
-        inside = [item for item in _usable(node) if _network(item) == network]
+        inside = [item for item in _list_usable(node) if _network(item) == network]
         if not inside:
             return {}
         preferred = [item for item in inside if item.address == node.private_address]
@@ -122,4 +122,4 @@ def _distinct(nodes: Sequence[Node], network: IPv4Network) -> dict[str, Interfac
 
 
 def _with_address(node: Node) -> Interface | None:
-    return next((item for item in _usable(node) if item.address == node.private_address), None)
+    return next((item for item in _list_usable(node) if item.address == node.private_address), None)

@@ -230,7 +230,7 @@ def _flags(
         flags += [
             *_agent(words, AGENT),
             _daemons(words, network),
-            *_apart(words),
+            *_split_words(words),
             _messages(network),
             _btl(words),
         ]
@@ -278,7 +278,7 @@ def _in_batch_job(words: Generation) -> BatchMpirun:
         command=(*(("env", f"{APART}=1") if words.memory_apart else ()), "mpirun"),
         flags=(
             *(word for flag in (*words.alone, *words.one_thread, words.spawn) for word in flag),
-            *_words((*_agent(words, BATCH_AGENT), *_apart(words))),
+            *_words((*_agent(words, BATCH_AGENT), *_split_words(words))),
         ),
         by_subnet=by_subnet,
         by_device=by_device,
@@ -303,7 +303,7 @@ def _one_thread(words: Generation) -> list[Flag]:
     return [(flag, why) for flag in words.one_thread]
 
 
-def _apart(words: Generation) -> list[Flag]:
+def _split_words(words: Generation) -> list[Flag]:
     why = "MPI_Comm_spawn: PRRTE writes past an array, into unused memory this way"
     return [(flag, why) for flag in words.memory_apart]
 

@@ -250,7 +250,7 @@ class Batch(ABC):
             elif word == "gone" and job.spec.is_sweep:
                 job = arrays.describe_end(job, facts, rest, self.gone)
             elif word == "gone":
-                job = _gone(job, rest, self.gone, read.last.stop == "stopped")
+                job = _end_lost(job, rest, self.gone, read.last.stop == "stopped")
         return job
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
@@ -316,7 +316,7 @@ _TIME_IS_UP = "enforced h_rt"
 """Grid Engine's reason for ending a job at its limit."""
 
 
-def _gone(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> Job:
+def _end_lost(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> Job:
     """The job has left the queue and has not written down how it ended. With `stopped` its script
     was told to end, as is done to a job that somebody takes from the queue."""
     if job.state.ended:

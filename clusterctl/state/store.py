@@ -52,7 +52,7 @@ class Store:
 
     def clusters(self) -> tuple[Cluster, ...]:
         """Every cluster with a record that can be read, by name."""
-        return tuple(_readable(self.cluster, self.names()))
+        return tuple(_read_all(self.cluster, self.names()))
 
     def cluster(self, name: str) -> Cluster:
         path = self.folder(name) / "cluster.json"
@@ -83,7 +83,7 @@ class Store:
 
     def past(self) -> tuple[Cluster, ...]:
         """The records of clusters that were taken down and can be read, by id."""
-        return tuple(_readable(self._past, self._past_ids()))
+        return tuple(_read_all(self._past, self._past_ids()))
 
     def _past_ids(self) -> list[str]:
         return sorted(path.parent.name for path in self.home.past.glob("*/cluster.json"))
@@ -152,7 +152,7 @@ class Store:
 
     def jobs(self) -> tuple[Job, ...]:
         """Every job with a record that can be read, oldest first."""
-        return tuple(_readable(self.job, self._numbers()))
+        return tuple(_read_all(self.job, self._numbers()))
 
     def jobs_of(self, cluster: Cluster) -> list[Job]:
         """The jobs that have been on this very cluster, or will be, oldest first."""
@@ -373,7 +373,7 @@ def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record],
 Key = TypeVar("Key", str, int)
 
 
-def _readable(read: Callable[[Key], Record], keys: Iterable[Key]) -> Iterator[Record]:
+def _read_all(read: Callable[[Key], Record], keys: Iterable[Key]) -> Iterator[Record]:
     for key in keys:
         with suppress(RecordError):
             yield read(key)

@@ -237,7 +237,7 @@ class Terraform:
             self.binary, command, *plan, json=flag(), parallelism=parallelism, **options
         )
         try:
-            return self._watched(command, argv, listener)
+            return self._run_watched(command, argv, listener)
         except Interrupted:
             raise
         except KeyboardInterrupt:
@@ -248,7 +248,7 @@ class Terraform:
                 self._report(f"  {line}")
             raise
 
-    def _watched(self, command: str, argv: list[str], listener: Listener) -> Listener:
+    def _run_watched(self, command: str, argv: list[str], listener: Listener) -> Listener:
         """KeyboardInterrupt is a second Ctrl-C, Interrupted the first."""
         with self._lent() as credentials:
             ended = process.watch(

@@ -36,13 +36,13 @@ class InitCache:
     @property
     def ready(self) -> bool:
         """Whether `init` has come to its end, and what it installed is still there."""
-        installed = [Path(name) for name in self._installed()]
+        installed = [Path(name) for name in self._list_installed()]
         whole = (self.folder / _LOCK_FILE).exists() and bool(installed)
         return whole and all(path.exists() for path in installed)
 
     def begin(self) -> None:
         """Starts `init` and returns at once. It ends with us, if nobody waits for it by then."""
-        with self._locked(wait=False) as lock:
+        with self._lock(wait=False) as lock:
             if lock is None or self.ready:
                 return
             self._fill()
@@ -59,7 +59,7 @@ class InitCache:
     def make(self) -> None:
         """Makes sure that it is ready; waits for what was begun. Raises TerraformError."""
         self._finish(INIT_TIMEOUT)
-        with self._locked(wait=True):
+        with self._lock(wait=True):
             if self.ready:
                 return
             self._fill()
@@ -78,7 +78,7 @@ class InitCache:
 
     def copy(self, folder: Path) -> None:
         """Installs in `folder` what is installed here: links to the cache, and the lock file."""
-        for name in self._installed():
+        for name in self._list_installed():
             target = folder / Path(name).relative_to(self.folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
@@ -86,7 +86,7 @@ class InitCache:
                 target.symlink_to(os.path.realpath(name))
         write_atomic(folder / _LOCK_FILE, (self.folder / _LOCK_FILE).read_bytes())
 
-    def _installed(self) -> list[str]:
+    def _list_installed(self) -> list[str]:
         """Paths of the packages: `.terraform/providers/HOST/NAMESPACE/TYPE/VERSION/OS_ARCH`."""
         return [str(path) for path in self.folder.glob(".terraform/providers/*/*/*/*/*")]
 
@@ -104,7 +104,7 @@ class InitCache:
             process.finish(begun, limit)
 
     @contextmanager
-    def _locked(self, *, wait: bool) -> Iterator[int | None]:
+    def _lock(self, *, wait: bool) -> Iterator[int | None]:
         """The cache takes one init at a time. Yields None where one is at it and we do not wait."""
         make_private(self._cache)
         with (self._cache / ".lock").open("ab") as lock:

@@ -88,7 +88,7 @@ class Destination:
 
         self.remote.client.set_missing_host_key_policy(policy)
         try:
-            with _offered(self) as keys, WATCHDOG.guard(deadline.at, sock.abort):
+            with _list_offers(self) as keys, WATCHDOG.guard(deadline.at, sock.abort):
                 self.remote.connect_kwargs = {
                     "sock": sock,
                     "transport_factory": make,
@@ -164,7 +164,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
 
 
 @contextmanager
-def _offered(destination: Destination) -> Iterator[dict[str, Any]]:
+def _list_offers(destination: Destination) -> Iterator[dict[str, Any]]:
     """The arguments of paramiko's connect that say which keys to offer, best first.
 
     Raises ConnectError for an identity file that cannot be used.

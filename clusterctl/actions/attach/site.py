@@ -136,7 +136,7 @@ def _survey_site(
         mpi_prefix=found.mpi.prefix if found.mpi else "",
         slots=sum(queue.slots for queue in queues) or 1,
     )
-    info["shared"] = _shared(pool, node, site, report)
+    info["shared"] = _probe_shared(pool, node, site, report)
     return replace(
         cluster, nodes=(node,), site_info=info, mode_reason=info["version"] or site.title
     )
@@ -155,7 +155,7 @@ def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[
     return site.queues(result.text)
 
 
-def _shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:
+def _probe_shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:
     """`yes`, or why it is not known. UsageError where a compute node does not see the folder."""
     look = ("sh", "-c", 'cat "$1/.shared" 2>/dev/null || echo unseen', "sh", node.root)
     command = site.node_command(look, FREE_NODE)

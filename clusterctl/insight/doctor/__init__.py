@@ -51,16 +51,16 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     explained = {finding.ranks for finding in found if finding.kind == "memory"}
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
     if not any(finding.serious for finding in kept):
-        kept = [*_recorded(evidence), *(_promoted(evidence, finding) for finding in kept)]
-    return tuple(sorted(kept, key=lambda finding: (not finding.serious, _aside(finding))))
+        kept = [*_judge_record(evidence), *(_promote(evidence, finding) for finding in kept)]
+    return tuple(sorted(kept, key=lambda finding: (not finding.serious, _is_aside(finding))))
 
 
-def _aside(finding: Finding) -> bool:
+def _is_aside(finding: Finding) -> bool:
     """A full disk that nothing shows the job to use."""
     return finding.kind == "disk" and not finding.serious
 
 
-def _promoted(evidence: Evidence, finding: Finding) -> Finding:
+def _promote(evidence: Evidence, finding: Finding) -> Finding:
     """A known message in the last exception of a rank that lives is the cause if nothing else is:
     it is about to end."""
     raised = [failures.last_error(evidence.ranks[number].err) for number in finding.ranks]
@@ -68,7 +68,7 @@ def _promoted(evidence: Evidence, finding: Finding) -> Finding:
     return replace(finding, serious=True) if message and any(raised) else finding
 
 
-def _recorded(evidence: Evidence) -> Iterator[Finding]:
+def _judge_record(evidence: Evidence) -> Iterator[Finding]:
     """What the record says of a job that never started, or that was ended from outside."""
     job = evidence.job
     if job.reason and job.state in (JobState.FAILED, JobState.LOST, JobState.TIMEOUT):

@@ -42,7 +42,7 @@ def first_failure(evidence: Evidence) -> Iterator[Finding]:
         first = evidence.ranks[ends[0].rank]
         lost = any(view.error for view in evidence.nodes.values())
         ended_with_it = lost and ends[0].code == TOLD_TO_END  # all of them, with the lost node
-        if ends[0].follows and (before := _gone_before(evidence, first)):
+        if ends[0].follows and (before := _find_earlier_end(evidence, first)):
             yield before
         elif not ended_with_it:
             yield _failure(evidence, first)
@@ -50,16 +50,16 @@ def first_failure(evidence: Evidence) -> Iterator[Finding]:
         return
     said = "".join(view.launcher_said for view in evidence.nodes.values())
     if (match := messages.find(said)) and not match.message.after:
-        yield _explained(match, "mpirun on the launcher", ())
+        yield _explain_match(match, "mpirun on the launcher", ())
     for number, rank in sorted(evidence.ranks.items()):
         match = messages.find(rank.err) if not evidence.job.state.ended else None
         if match and not match.message.after and _CRASH.search(rank.err):  # it is about to end
             yield _failure(evidence, rank)
         elif match and not match.message.after:
-            yield _explained(match, evidence.place(number), (number,), serious=False)
+            yield _explain_match(match, evidence.place(number), (number,), serious=False)
 
 
-def _gone_before(evidence: Evidence, failed: Rank) -> Finding | None:
+def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
     """The rank whose end a failed one reports, if it ended without a failure of its own."""
     when = evidence.corrected(failed) + SAME_TIME
     quiet = [r for r in evidence.ranks.values() if r.exit_code == 0]
@@ -79,10 +79,10 @@ def _gone_before(evidence: Evidence, failed: Rank) -> Finding | None:
         )
     silent = [r for r in evidence.ranks.values() if not r.alive and r.exit_code is None]
     there = [rank for rank in silent if not evidence.nodes[rank.node].error]
-    return _without_trace(evidence, there[0]) if there else None
+    return _judge_vanished(evidence, there[0]) if there else None
 
 
-def _without_trace(evidence: Evidence, rank: Rank) -> Finding:
+def _judge_vanished(evidence: Evidence, rank: Rank) -> Finding:
     return Finding(
         "gone",
         f"{evidence.place(rank.number)} is gone without an exit code: it was killed with its"
@@ -107,10 +107,10 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
     if match and match.message.name in messages.MEETINGS:
         places = _places(evidence)
         if len(places) > 1:
-            return _met_elsewhere(match, places)
+            return _judge_mismatch(match, places)
     if match:
         where = (_line(rank.err),) if _line(rank.err) else ()
-        return _explained(match, place, (rank.number,), nodes=(rank.node,), where=where)
+        return _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
     code = rank.exit_code or 0
     if error := last_error(rank.err):
         return Finding(
@@ -144,7 +144,7 @@ def _places(evidence: Evidence) -> dict[str, list[int]]:
     return places
 
 
-def _met_elsewhere(match: messages.Match, places: Mapping[str, Sequence[int]]) -> Finding:
+def _judge_mismatch(match: messages.Match, places: Mapping[str, Sequence[int]]) -> Finding:
     """Ranks that have met in a collective from different lines."""
     order = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
     said = "; ".join(f"{name_ranks(ranks)} in {line}" for line, ranks in order)
@@ -189,7 +189,7 @@ def _signal(code: int) -> str:
     return f"signal {code - 128}"
 
 
-def _explained(
+def _explain_match(
     match: messages.Match,
     place: str,
     ranks: tuple[int, ...],
@@ -223,11 +223,11 @@ def vanished(evidence: Evidence) -> Iterator[Finding]:
         return
     gone = [n for n, r in sorted(evidence.ranks.items()) if not r.alive and r.exit_code is None]
     for number in gone:
-        yield _without_trace(evidence, evidence.ranks[number])
-    yield from _left(evidence)
+        yield _judge_vanished(evidence, evidence.ranks[number])
+    yield from _judge_left(evidence)
 
 
-def _left(evidence: Evidence) -> Iterator[Finding]:
+def _judge_left(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that have ended with code 0 while others live. That may be right, unless these wait in
     a collective, or have printed that a rank is gone."""
     quiet = [n for n, r in sorted(evidence.ranks.items()) if r.exit_code == 0]

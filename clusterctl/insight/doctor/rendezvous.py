@@ -21,7 +21,7 @@ def meeting(evidence: Evidence) -> Iterator[Finding]:
     living = evidence.stacks
     if not living or not all_meet(living.values()):
         return
-    waiting = [number for number, stack in living.items() if _connected(stack)]
+    waiting = [number for number, stack in living.items() if _is_connected(stack)]
     outside = [n for n, stack in living.items() if n not in waiting and _native(stack)]
     said = [
         match.line for number in outside if (match := messages.find(evidence.ranks[number].err))
@@ -63,6 +63,6 @@ def _native(stack: Stack) -> bool:
     return any("TCPStore" in frame.name for frame in stack.frames)
 
 
-def _connected(stack: Stack) -> bool:
+def _is_connected(stack: Stack) -> bool:
     waits = ("TCPStore::waitForWorkers", "TCPStore::wait", "TCPStore::doWait")
     return any(name in frame.name for frame in stack.frames for name in waits)

@@ -52,16 +52,16 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
     if absent or len(living) < len(evidence.ranks):
         return
     if all(stack.receives for stack in living.values()):
-        yield from _only_receivers(evidence, waiting)
+        yield from _judge_receivers(evidence, waiting)
     elif all(stack.sends for stack in living.values()):
-        yield from _only_senders(evidence, waiting)
+        yield from _judge_senders(evidence, waiting)
     elif len(waiting) > 1:
         yield from _mismatch(evidence, waiting)
     else:
         yield from rendezvous.meeting(evidence)
 
 
-def _only_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
+def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
     """Nobody sends: what a healthy job does only while a message is on its way."""
     if not any(evidence.ranks[number].moved for number in evidence.stacks):
         yield Finding(
@@ -69,13 +69,13 @@ def _only_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
             f"all ranks wait for a message, and none sends: {_places(waiting)}",
             "let one of two partners send first, or use sendrecv; each receive needs a send with"
             " its rank, tag and communicator",
-            _unmoved(evidence),
+            _describe_unmoved(evidence),
             ranks=tuple(evidence.stacks),
-            serious=bool(_unmoved(evidence)),
+            serious=bool(_describe_unmoved(evidence)),
         )
 
 
-def _only_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
+def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
     """Nobody receives: small messages are sent at once, large ones only when they are wanted."""
     if not any(evidence.ranks[number].moved for number in evidence.stacks):
         yield Finding(
@@ -84,9 +84,9 @@ def _only_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Fin
             "let one of two partners receive first, or use Sendrecv or Isend: a large message (more"
             " than 4 to 64 kB) is sent only when its receiver has called Recv, so that this may"
             " work with small ones",
-            _unmoved(evidence),
+            _describe_unmoved(evidence),
             ranks=tuple(evidence.stacks),
-            serious=bool(_unmoved(evidence)),
+            serious=bool(_describe_unmoved(evidence)),
         )
 
 
@@ -94,7 +94,7 @@ def _places(waiting: Sequence[Folded]) -> str:
     return "; ".join(f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting)
 
 
-def _unmoved(evidence: Evidence) -> tuple[str, ...]:
+def _describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
     """That nobody has gone on, if somebody was watched."""
     watched = [rank.moved for rank in evidence.ranks.values()]
     return (f"no rank has made progress for {WATCH} s",) if False in watched else ()
@@ -116,7 +116,7 @@ def _mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding
         else "look for a branch that only some ranks take, or ranks with more steps",
         ("ranks make progress from time to time: they may only be at different steps",)
         if moved
-        else (*_unmoved(evidence), *_last_lines(evidence, waiting)),
+        else (*_describe_unmoved(evidence), *_last_lines(evidence, waiting)),
         ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
         serious=not moved,
     )
@@ -147,7 +147,7 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
         )
     else:
         advice = wait.advice or "look at that line: all ranks have to call the same collectives"
-    elsewhere = [*_elsewhere(late[0], item.stack), *_behind(evidence, late, wait)]
+    elsewhere = [*_describe_elsewhere(late[0], item.stack), *_behind(evidence, late, wait)]
     if usual:
         elsewhere.insert(0, "the job makes progress: this may be one moment of a healthy job")
     elif slow:
@@ -183,7 +183,7 @@ def _is_in(look: Stack, call: Stack) -> bool:
     return bool(look.collective) or (call.collective == GRADIENTS and look.asleep_in_ddp)
 
 
-def _elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
+def _describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
     """Where other threads and processes of a rank are in lines of the program."""
     threads = (
         (f"its thread {other.thread or number}", other)

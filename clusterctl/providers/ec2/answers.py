@@ -173,7 +173,7 @@ def read_image(item: dict[str, Any]) -> Image:
     )
 
 
-def _ended(reason: str) -> float | None:
+def _read_end(reason: str) -> float | None:
     """`User initiated (2026-11-22 21:30:00 GMT)`, or `Service initiated`; else there is no time."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)", reason)
     with suppress(ValueError):
@@ -199,6 +199,6 @@ def read_instance(item: dict[str, Any]) -> Instance:
         launched=launched.timestamp() if launched else 0.0,
         spot=item.get("InstanceLifecycle") == "spot",
         subnet=item.get("SubnetId", ""),
-        ended=_ended(reason),
+        ended=_read_end(reason),
         why=item.get("StateReason", {}).get("Code", "") or reason.partition(" (")[0],
     )

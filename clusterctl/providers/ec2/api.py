@@ -229,7 +229,7 @@ class Api(Client):
 
     def price(self, instance_type: str) -> float | None:
         """On-demand Linux in US dollars per hour; None where the price list has no such row."""
-        return self._listed(
+        return self._find_price(
             "AmazonEC2",
             instanceType=instance_type,
             regionCode=self.region,
@@ -241,13 +241,13 @@ class Api(Client):
 
     def disk_price(self) -> float | None:
         """US dollars for a GiB of gp3 and a month; None as above."""
-        return self._listed(
+        return self._find_price(
             "AmazonEC2", volumeApiName="gp3", productFamily="Storage", regionCode=self.region
         )
 
     def address_price(self) -> float | None:
         """US dollars per hour for a public IPv4 address in use; None as above."""
-        return self._listed("AmazonVPC", group="VPCPublicIPv4Address", regionCode=self.region)
+        return self._find_price("AmazonVPC", group="VPCPublicIPv4Address", regionCode=self.region)
 
     def nat_price(self) -> float | None:
         """US dollars per hour for a NAT gateway; None as above."""
@@ -260,15 +260,15 @@ class Api(Client):
     def _nat(self, what: str) -> float | None:
         usage = f"NatGateway-{what}"  # with a prefix of the region, such as USE2-
         family = "NAT Gateway"
-        return self._listed("AmazonEC2", usage, productFamily=family, regionCode=self.region)
+        return self._find_price("AmazonEC2", usage, productFamily=family, regionCode=self.region)
 
     def traffic_price(self) -> float | None:
         """US dollars for a GB to the internet, at the dearest step; None as above."""
-        return self._listed(
+        return self._find_price(
             "AWSDataTransfer", fromRegionCode=self.region, transferType="AWS Outbound"
         )
 
-    def _listed(self, service: str, usage: str = "", **fields: str) -> float | None:
+    def _find_price(self, service: str, usage: str = "", **fields: str) -> float | None:
         """The highest price of the products that have these attributes, and whose type of usage
         ends so."""
         client = self._client("pricing", PRICING_REGION)

@@ -91,7 +91,7 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
     for attempt, following in zip_longest(todo, todo[1:]):
         state.zone, state.spot = attempt.zone, attempt.spot or keeps_spot
         state.on_demand = _list_on_demand(order, attempt, running) if keeps_spot else ()
-        apart = _apart(order, runner, running)
+        apart = _choose_launched(order, runner, running)
         state.unfinished = True
         provider_state.save(order.folder, state)
         variables = _variables(order, running, apart)
@@ -214,7 +214,7 @@ def _no_capacity(error: terraform.TerraformError) -> CapacityError:
     raise known or error from error
 
 
-def _apart(
+def _choose_launched(
     order: Order, runner: terraform.Terraform, running: Sequence[Instance]
 ) -> dict[str, PlannedMachine]:
     """The workers that Terraform does not make: those that it did not, and a large group of new
@@ -277,7 +277,7 @@ def _start(
         raise
 
 
-def _whose(order: Order) -> dict[str, str]:
+def _make_tags(order: Order) -> dict[str, str]:
     """Tags of all that is made: the user's own, the cluster's name, and who made it."""
     names = (tags.NAME_TAG, tags.OWNER_TAG, tags.CLIENT_TAG)
     values = (order.cluster.name, order.cluster.owner, order.cluster.client)
@@ -300,7 +300,7 @@ def _terms(
     return launches.Terms(
         cluster_id=cluster.id,
         tags={
-            **_whose(order),
+            **_make_tags(order),
             **{key: value for key, value in of_ours.items() if value},
         },
         network=network,
@@ -387,7 +387,7 @@ def arm(order: Order, made: set[str], report: Reporter) -> None:
         if not order.cluster.deadline or not (there or (nat and eventbridge.find_network(api, id))):
             return
         until = {tags.DEADLINE_TAG: tags.render_deadline(order.cluster.deadline)}
-        eventbridge.prepare(api, id, {**_whose(order), **until}, nat=nat)
+        eventbridge.prepare(api, id, {**_make_tags(order), **until}, nat=nat)
         state.guarded = True
         provider_state.save(order.folder, state)
         eventbridge.arm(api, id, there, order.cluster.deadline, nat=nat)

@@ -73,7 +73,7 @@ class Client:
     def _make(self, service: str, region: str) -> Any:
         from botocore.config import Config
 
-        session = self._known().session
+        session = self._find_credentials().session
         connect, read, attempts = HURRIED if self._hurried else LIMITS.get(service, USUAL)
         limits = Config(
             connect_timeout=connect,
@@ -87,7 +87,7 @@ class Client:
         except ValueError as error:  # an AWS_ENDPOINT_URL that is none
             raise failures.not_asked(f"talking to {service}", "ValueError", str(error)) from error
 
-    def _known(self) -> Credentials:
+    def _find_credentials(self) -> Credentials:
         if self._credentials is None:
             self._credentials = Credentials(self.region)
         return self._credentials
@@ -98,7 +98,7 @@ class Client:
         them again after `lease` seconds, where they end. Raises ProviderError."""
         with ExitStack() as stack:
             with self._making, self._asking("reading your AWS credentials"):
-                environment = stack.enter_context(self._known().lent(lease))
+                environment = stack.enter_context(self._find_credentials().lent(lease))
             yield environment
 
     @contextmanager

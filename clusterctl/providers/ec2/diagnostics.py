@@ -61,7 +61,7 @@ def diagnose() -> tuple[CheckRow, ...]:
     account = asked.get(background(api.account)) if region else None
     if account is None:
         assert asked.wrong
-        return (_needed(asked.wrong),)
+        return (_make_row(asked.wrong),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
     types = background(partial(api.instance_types, names))
     used = background(lambda: quotas.used(api, api.instances(states=("pending", "running"))))
@@ -77,7 +77,9 @@ def diagnose() -> tuple[CheckRow, ...]:
         else:
             others["quotas of other types"][quota.name] = quota.on_demand
     found_others = background(lambda: [_texts(api, codes) for codes in others.values()])
-    rows += [partial(_others, found_others, n, subject, end) for n, subject in enumerate(others)]
+    rows += [
+        partial(_check_others, found_others, n, subject, end) for n, subject in enumerate(others)
+    ]
     for family in catalog.FAMILIES.values():
         zones = background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
         image = catalog.MACHINE_IMAGES[family.image]
@@ -86,7 +88,7 @@ def diagnose() -> tuple[CheckRow, ...]:
     return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 
 
-def _needed(finding: CheckRow) -> CheckRow:
+def _make_row(finding: CheckRow) -> CheckRow:
     text = f"{finding.text}; needed for clusters on EC2"
     return CheckRow(finding.level, finding.subject, text, finding.hint)
 
@@ -127,7 +129,7 @@ def _texts(api: Api, codes: dict[str, str]) -> str:
     return ", ".join(said)
 
 
-def _others(found: Future[list[str]], row: int, subject: str, end: Deadline) -> CheckRow:
+def _check_others(found: Future[list[str]], row: int, subject: str, end: Deadline) -> CheckRow:
     """Quotas that no cluster needs which people make by default."""
     asked = _Asked(subject, end)
     texts = asked.get(found)

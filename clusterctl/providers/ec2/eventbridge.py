@@ -97,7 +97,7 @@ def label(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
     """Gives the group of a cluster's schedules other tags. Raises ProviderError."""
     account, group = api.account(), group_of(cluster_id)
     arn = f"arn:{api.partition}:scheduler:{api.region}:{account}:schedule-group/{group}"
-    _unless(
+    _ignore_error(
         "ResourceNotFoundException",
         lambda: api.call("tag_resource", "scheduler", ResourceArn=arn, Tags=as_list(tags)),
     )
@@ -126,7 +126,7 @@ def arm(
     def schedule(name: str) -> None:
         verb, end = "update_schedule" if name in known else "create_schedule", ends[name]
         when = time.gmtime(math.ceil(max(deadline, clock()) + end.later))
-        _once_role_is_known(
+        _retry_for_role(
             lambda: api.call(
                 verb,
                 "scheduler",
@@ -144,7 +144,7 @@ def arm(
         )
 
     def drop(name: str) -> None:
-        _unless(
+        _ignore_error(
             "ResourceNotFoundException",
             lambda: api.call("delete_schedule", "scheduler", GroupName=group, Name=name),
         )
@@ -195,7 +195,7 @@ def find(api: Api, cluster_id: str = "") -> list[Resource]:
 
 def remove(api: Api, group: str) -> None:
     """With all its schedules."""
-    _unless(
+    _ignore_error(
         "ResourceNotFoundException",
         lambda: api.call("delete_schedule_group", "scheduler", Name=group),
     )
@@ -216,7 +216,7 @@ def _rights(api: Api) -> frozenset[str] | None:
 
 def _make_role(api: Api) -> None:
     texts = assets.folder("infra") / "ec2"
-    _unless(
+    _ignore_error(
         "EntityAlreadyExists",
         lambda: api.call(
             "create_role",
@@ -239,7 +239,7 @@ def _give_rights(api: Api) -> None:
     )
 
 
-def _unless(code: str, ask: Callable[[], Any]) -> None:
+def _ignore_error(code: str, ask: Callable[[], Any]) -> None:
     try:
         ask()
     except RefusedByAws as refused:
@@ -247,7 +247,7 @@ def _unless(code: str, ask: Callable[[], Any]) -> None:
             raise
 
 
-def _once_role_is_known(ask: Callable[[], Any]) -> None:
+def _retry_for_role(ask: Callable[[], Any]) -> None:
     """Asks again while the scheduler may not assume a role that has just been made."""
     end = Deadline(SPREADING)
     while True:

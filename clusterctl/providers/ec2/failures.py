@@ -358,7 +358,7 @@ def refused(doing: str, code: str, message: str, region: str, skew: float = 0.0)
     """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
     ahead of AWS's, negative where it is behind."""
     message = _readable(message)
-    known, kind = _known(code, message), RefusedByAws
+    known, kind = _find_known(code, message), RefusedByAws
     if known and known.account and abs(skew) > SKEW and code not in _UNSIGNED:
         known = Known(describe_skew(skew), _CLOCK, account=True)
     if known and known.hint == _CLOCK:
@@ -392,7 +392,7 @@ def not_enabled(region: str) -> ProviderError:
     return ProviderError(f"{region}: {known.what}", hint=known.hint)
 
 
-def _known(code: str, message: str = "") -> Known | None:
+def _find_known(code: str, message: str = "") -> Known | None:
     """The row of what the message says, else of a code such as `AuthFailure.Detail`: its own, or
     that of what it begins with. The reason why a machine has ended begins with whose fault it is
     (`Client.VolumeLimitExceeded`)."""
@@ -415,7 +415,7 @@ def permanent(error: ProviderError) -> bool:
 
 def is_account_error(refused: RefusedByAws) -> bool:
     """Whether this user would be told the same about anything else."""
-    known = _known(refused.code, refused.message)
+    known = _find_known(refused.code, refused.message)
     return known is not None and known.account
 
 
@@ -430,7 +430,7 @@ def unreadable(doing: str, what: str) -> ProviderError:
 
 def not_asked(doing: str, exception: str, message: str) -> ProviderError:
     """The error for a call that did not get through."""
-    known = _EXCEPTIONS.get(exception) or _known("", message)
+    known = _EXCEPTIONS.get(exception) or _find_known("", message)
     if known is None:
         return ProviderError(
             f"{doing}: AWS did not answer: {message}", hint=_NETWORK, transient=True
@@ -487,7 +487,7 @@ _QUOTED = re.compile(
 
 def _in_terraform(text: str) -> list[Known]:
     flat = " ".join(text.split())
-    if said := _known("", flat):
+    if said := _find_known("", flat):
         return [said]
     codes = ("".join(code) for code in _QUOTED.findall(flat))
-    return [known for code in codes if (known := _known(code))]
+    return [known for code in codes if (known := _find_known(code))]

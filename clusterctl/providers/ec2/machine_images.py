@@ -77,7 +77,7 @@ def _fits(machine: PlannedMachine, image: Image) -> None:
             f" {machine.instance_type} is x86_64",
             hint="choose another image",
         )
-    if other := _other_system(image):
+    if other := _find_other_system(image):
         raise UsageError(
             f"--ami {image.id}: it runs {other}",
             hint="choose an image of Ubuntu, with its user `ubuntu`",
@@ -90,7 +90,7 @@ def _fits(machine: PlannedMachine, image: Image) -> None:
         )
 
 
-def _other_system(image: Image) -> str:
+def _find_other_system(image: Image) -> str:
     """What it runs, where that is known not to be Ubuntu; "" otherwise."""
     if image.windows or image.platform.startswith("Windows"):
         return "Windows"

@@ -158,7 +158,7 @@ def ends(
 ) -> Iterator[str]:
     """What is special about the machines, when they end, and which were `stopped`; `nat`: they have
     a NAT gateway."""
-    yield from _burstable(machines)
+    yield from _describe_burstable(machines)
     if cloud.spot:
         kind = "a spot or on-demand" if cloud.spot_fallback else "a spot"
         yield (
@@ -181,7 +181,7 @@ def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
 
 
-def _burstable(machines: Sequence[PlannedMachine]) -> Iterator[str]:
+def _describe_burstable(machines: Sequence[PlannedMachine]) -> Iterator[str]:
     """What burstable workers mean: they have `standard` credits, so that none is billed."""
     usual = catalog.FAMILIES["cpu"].instance_type
     for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):

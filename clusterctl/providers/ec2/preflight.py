@@ -126,7 +126,7 @@ def survey(
         owner=api.owner,
         machines=machines,
         types=types,
-        zones=_reserved(found_zones, reservation),
+        zones=_choose_reserved(found_zones, reservation),
         amis={kind: image.id for kind, image in found_amis.items()},
         # Reserved machines are where they are: only in a placement group that was made with them.
         placement=frozenset(
@@ -315,7 +315,7 @@ def _with_subnet(zones: Sequence[str], subnets: Mapping[str, ZoneSubnets]) -> tu
     return both
 
 
-def _reserved(zones: tuple[str, ...], reservation: Reservation | None) -> tuple[str, ...]:
+def _choose_reserved(zones: tuple[str, ...], reservation: Reservation | None) -> tuple[str, ...]:
     """The zones in which the cluster can be. Raises UsageError where the reserved machines are in
     another."""
     if reservation is None or not reservation.zone:

@@ -48,7 +48,7 @@ def check(
     if not needed:
         return
     limits = {code: background(partial(api.quota, code)) for _, code in needed}
-    taken_by_code = _used(api, running, report)
+    taken_by_code = _count_used(api, running, report)
     for (name, code), vcpus in needed.items():
         try:
             limit = limits[code].result()
@@ -76,7 +76,7 @@ def _on_demand(name: str) -> str:
     return f"Running On-Demand {name} instances"
 
 
-def _used(api: Api, running: Future[list[Instance]], report: Reporter) -> dict[str, int]:
+def _count_used(api: Api, running: Future[list[Instance]], report: Reporter) -> dict[str, int]:
     try:
         return used(api, running.result())
     except ProviderError as error:

@@ -139,7 +139,7 @@ def deadline(
     if current and present and current.deadline:
         armed = current.deadline
         if armed <= now:
-            raise _beyond(current, present, armed)
+            raise _make_overdue_error(current, present, armed)
         if options.ttl != current.spec.ttl:
             raise UsageError(
                 f"the machines of cluster {options.name} end at {clock(armed)}, and `up` does not"
@@ -185,7 +185,7 @@ def check_stopped(
         )
 
 
-def _beyond(current: Cluster, present: Mapping[str, str], armed: float) -> UsageError:
+def _make_overdue_error(current: Cluster, present: Mapping[str, str], armed: float) -> UsageError:
     """`extend` needs nodes on record; what is none yet can only go."""
     name, known = current.name, all(map(current.has, present))
     return UsageError(

@@ -56,7 +56,7 @@ def parse(text: str, source: str) -> tuple[Host, ...]:
     lines, variables, children = _read(text, source)
     found: dict[str, Host] = {}
     for line in lines:
-        values = {**_inherited(line.groups, variables, children), **line.values}
+        values = {**_inherit(line.groups, variables, children), **line.values}
         host = _host(line, values)
         old = found.get(host.name)
         if old is None:
@@ -122,11 +122,13 @@ def _read(
         if not words:
             continue
         if words[0] == "---" or words[0].endswith(":"):
-            raise _wrong(where, raw, "this looks like YAML: give the inventory in INI form")
+            raise _make_error(where, raw, "this looks like YAML: give the inventory in INI form")
         if words[0].startswith("[") and words[-1].endswith("]"):
             section, _, kind = " ".join(words).strip("[]").strip().partition(":")
             if kind not in ("", "vars", "children"):
-                raise _wrong(where, raw, "a section is [GROUP], [GROUP:vars] or [GROUP:children]")
+                raise _make_error(
+                    where, raw, "a section is [GROUP], [GROUP:vars] or [GROUP:children]"
+                )
         elif kind == "vars":
             name, _, value = " ".join(words).partition("=")
             variables.setdefault(section, {})[name.strip()] = value.strip()
@@ -147,7 +149,7 @@ def _words(raw: str, where: str) -> list[str]:
     try:
         return shlex.split(raw, comments=True)
     except ValueError as error:
-        raise _wrong(where, raw, "close the quotes") from error
+        raise _make_error(where, raw, "close the quotes") from error
 
 
 def _expand(pattern: str, where: str, raw: str) -> Iterator[str]:
@@ -162,7 +164,7 @@ def _expand(pattern: str, where: str, raw: str) -> Iterator[str]:
     elif len(first) == len(last) == 1 and first.isalpha() and first <= last:
         inside = [chr(code) for code in range(ord(first), ord(last) + 1)]
     else:
-        raise _wrong(where, raw, "a range is [01:16] or [a:f]")
+        raise _make_error(where, raw, "a range is [01:16] or [a:f]")
     for middle in inside:
         yield from _expand(f"{head}{middle}{tail}", where, raw)
 
@@ -172,14 +174,14 @@ def _values(words: list[str], where: str, raw: str) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name or not value:
-            raise _wrong(
+            raise _make_error(
                 where, raw, "after the host come NAME=VALUE pairs, without blanks around ="
             )
         values[name.replace("-", "_")] = value
     return values
 
 
-def _inherited(
+def _inherit(
     groups: set[str], variables: dict[str, dict[str, str]], parents: dict[str, set[str]]
 ) -> dict[str, str]:
     """What groups say, the innermost last. A group that is its own ancestor adds nothing new."""
@@ -223,11 +225,13 @@ def _host(line: _Entry, values: dict[str, str]) -> Host:
         if name in _FIELDS:
             said[name] = value
         elif name not in _IGNORED and not name.startswith("ansible_") and key in line.values:
-            raise _wrong(line.where, f"{line.name} {key}={value}", f"known: {', '.join(_FIELDS)}")
+            raise _make_error(
+                line.where, f"{line.name} {key}={value}", f"known: {', '.join(_FIELDS)}"
+            )
     user, _, name = line.name.rpartition("@")
     if not _NAME.fullmatch(name):
         hint = "an IPv6 address needs a name in ssh_config" if ":" in name else "a name or address"
-        raise _wrong(line.where, line.name, hint)
+        raise _make_error(line.where, line.name, hint)
     fields = {}
     for key, value in said.items():
         fields[key] = _FIELDS[key](value, line.where)
@@ -245,20 +249,20 @@ def _host(line: _Entry, values: dict[str, str]) -> Host:
 
 def _text(value: str, where: str) -> str:
     if value.startswith("-") or not re.fullmatch(r"[\w.@+-]+", value):
-        raise _wrong(where, value, "letters, digits, dots and dashes")
+        raise _make_error(where, value, "letters, digits, dots and dashes")
     return value
 
 
 def _number(value: str, where: str) -> int:
     if not re.fullmatch(r"\d{1,6}", value) or int(value) < 1:
-        raise _wrong(where, value, "a number of at least 1")
+        raise _make_error(where, value, "a number of at least 1")
     return int(value)
 
 
 def _port(value: str, where: str) -> int:
     number = _number(value, where)
     if number > 65535:
-        raise _wrong(where, value, "ports end at 65535")
+        raise _make_error(where, value, "ports end at 65535")
     return number
 
 
@@ -266,13 +270,13 @@ def _path(value: str, where: str) -> str:
     if value.startswith("auto"):  # Ansible's words for finding one
         return ""
     if not value.startswith("/"):
-        raise _wrong(where, f"python={value}", "an absolute path")
+        raise _make_error(where, f"python={value}", "an absolute path")
     return value
 
 
 def _role_word(value: str, where: str) -> str:
     if value not in ("launcher", "worker"):
-        raise _wrong(where, f"role={value}", "role=launcher or role=worker")
+        raise _make_error(where, f"role={value}", "role=launcher or role=worker")
     return value
 
 
@@ -287,5 +291,5 @@ _FIELDS: dict[str, Callable[[str, str], str | int]] = {
 }
 
 
-def _wrong(where: str, what: str, hint: str) -> UsageError:
+def _make_error(where: str, what: str, hint: str) -> UsageError:
     return UsageError(f"{where}: invalid hostfile line: {what.strip()!r}", hint=hint)

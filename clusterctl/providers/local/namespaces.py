@@ -131,7 +131,7 @@ class Namespaces:
     def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start: the nodes, and first the switch if there is none."""
         switch = ["unshare", "--net", "sh", script("hold.sh"), "sleep", "infinity"]
-        hidden = layout.hidden(self._site.folder, _needed())
+        hidden = layout.hidden(self._site.folder, _list_needed())
         shadowed = is_locked(self._server.user)
         shared = self._site.shared
         nodes = {
@@ -190,7 +190,7 @@ class Namespaces:
                 )
 
 
-def _needed() -> tuple[Path, ...]:
+def _list_needed() -> tuple[Path, ...]:
     """What must stay visible: homes and Python's places, as given and with links followed."""
     homes = (Path.home(), Path(pwd.getpwuid(os.geteuid()).pw_dir))
     python = (Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable))

@@ -57,7 +57,7 @@ class SgeProvider(BatchSite):
             name = (row.findtext("name") or "").partition("@")[0]
             total, used = _number(row, "slots_total"), _number(row, "slots_used")
             up = not re.search("[aAudDEsSoc]", row.findtext("state") or "")
-            gpus = sum(_whole(r.text) for r in row.iter("resource") if r.get("name") in _GPU)
+            gpus = sum(_round_down(r.text) for r in row.iter("resource") if r.get("name") in _GPU)
             old = found.get(name, Queue(name=name))
             found[name] = Queue(
                 name=name,
@@ -73,9 +73,9 @@ class SgeProvider(BatchSite):
 
 
 def _number(row: ElementTree.Element, name: str) -> int:
-    return _whole(row.findtext(name))
+    return _round_down(row.findtext(name))
 
 
-def _whole(text: str | None) -> int:
+def _round_down(text: str | None) -> int:
     match = re.match(r"\d+", (text or "").strip())
     return int(match[0]) if match else 0
