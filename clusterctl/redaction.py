@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from clusterctl.user_variables import SECRET
 
+# These are compiled when they are first used: every command loads this module, and few need it.
 # Lines may be megabytes long (minified code, data): each part of a pattern has a greatest length
 # or a character that begins it, so that the time goes with the length of the text.
 _NAME = rf"[\w-]{{0,80}}(?:{SECRET.pattern})[\w-]{{0,80}}"
-_ASSIGNMENT = re.compile(rf"(?:(?<![\w-])--?[\w-]{{1,80}}=)?(?<![\w-]){_NAME}=", re.IGNORECASE)
-_OPTION = re.compile(rf"((?<![\w-])--{_NAME} {{1,80}})[^\s-]\S*", re.IGNORECASE)
-_KNOWN = re.compile(
+_ASSIGNMENT = rf"(?:(?<![\w-])--?[\w-]{{1,80}}=)?(?<![\w-]){_NAME}="
+_OPTION = rf"(?i)((?<![\w-])--{_NAME} {{1,80}})[^\s-]\S*"
+_KNOWN = (
     r"\b(AKIA|ASIA)[0-9A-Z]{16}\b([\s,:\"'=]{1,5}[A-Za-z0-9/+=]{40}(?![\w/+=]))?"
     r"|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
     r"|\beyJ[\w-]{8,2000}\.eyJ[\w-]{8,4000}(\.[\w-]{1,2000})?"
@@ -20,21 +21,18 @@ _KNOWN = re.compile(
 )
 """What is a secret by its form: keys of AWS, tokens of well-known services, passwords in URLs, web
 tokens, and what an HTTP header proves its sender with."""
-_KEY_FILE = re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:(?!-----END)[\s\S]){1,20000}")
-_WORD = re.compile(r"(\b(?:password|passwd|passphrase)[ \t]{0,3}:[ \t]{0,3})[^\s\"'*]\S*", re.I)
-_QUOTED = re.compile(
-    rf"((?<![\w-]){_NAME}[\"']?\s{{0,80}}[:=]\s{{0,80}}[rbf]?([\"']))(?:(?!\2).)+(\2)",
-    re.IGNORECASE,
-)
+_KEY_FILE = r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:(?!-----END)[\s\S]){1,20000}"
+_WORD = r"(?i)(\b(?:password|passwd|passphrase)[ \t]{0,3}:[ \t]{0,3})[^\s\"'*]\S*"
+_QUOTED = rf"(?i)((?<![\w-]){_NAME}[\"']?\s{{0,80}}[:=]\s{{0,80}}[rbf]?([\"']))(?:(?!\2).)+(\2)"
 
 
 def redact(text: str) -> str:
     """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and so do `--name value`
     and `"name": "value"`; private keys lose what they consist of."""
-    text = _QUOTED.sub(r"\1***\3", _KEY_FILE.sub(r"\1 *** ", text))
-    text = _WORD.sub(r"\1***", text)
-    text = re.sub(rf"({_ASSIGNMENT.pattern})\S+", r"\1***", text, flags=re.IGNORECASE)
-    return _KNOWN.sub("***", _OPTION.sub(r"\1***", text))
+    text = re.sub(_QUOTED, r"\1***\3", re.sub(_KEY_FILE, r"\1 *** ", text))
+    text = re.sub(_WORD, r"\1***", text)
+    text = re.sub(rf"(?i)({_ASSIGNMENT})\S+", r"\1***", text)
+    return re.sub(_KNOWN, "***", re.sub(_OPTION, r"\1***", text))
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
@@ -42,26 +40,26 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     shown: list[str] = []
     hide = False
     for word in arguments:
-        if found := _ASSIGNMENT.match(word):
+        if found := re.match(_ASSIGNMENT, word, re.IGNORECASE):
             shown.append(f"{found[0]}***")
         else:
-            shown.append("***" if hide and not word.startswith("-") else _KNOWN.sub("***", word))
+            shown.append(
+                "***" if hide and not word.startswith("-") else re.sub(_KNOWN, "***", word)
+            )
         hide = word.startswith("--") and "=" not in word and bool(SECRET.search(word))
     return shown
 
 
-_SECRET_FILE = re.compile(
-    r"(^|/)(\.env(\.[^/]*)?|[^/]*\.env|\.netrc|\.pgpass|\.pypirc|\.npmrc|id_(rsa|dsa|ecdsa|ed25519)"
-    r"|[^/]*\.(pem|key|p12|pfx|jks|keystore|ppk)|[^/]*(credential|secret|passw)[^/]*|kubeconfig)$",
-    re.IGNORECASE,
+_SECRET_FILE = (
+    r"(?i)(^|/)(\.env(\.[^/]*)?|[^/]*\.env|\.netrc|\.pgpass|\.pypirc|\.npmrc|id_(rsa|dsa|ecdsa|ed25519)"
+    r"|[^/]*\.(pem|key|p12|pfx|jks|keystore|ppk)|[^/]*(credential|secret|passw)[^/]*|kubeconfig)$"
 )
-_PLAIN = re.compile(
-    r"^([-+ ]\s{0,200}(?:export\s{1,80})?"
+_PLAIN = (
+    r"(?i)^([-+ ]\s{0,200}(?:export\s{1,80})?"
     r"[\w.-]{0,80}(?:TOKEN|_KEY|SECRET|PASSW|CREDENTIAL)[\w.-]{0,80}\s{0,80}[:=]\s{0,80})"
-    r"(?![\s\"'({\[])[^\s()\[\]]{8,}\s*$",
-    re.IGNORECASE,
+    r"(?![\s\"'({\[])[^\s()\[\]]{8,}\s*$"
 )
-_PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+_PRIVATE = r"-----BEGIN [A-Z ]*PRIVATE KEY-----"
 
 
 def redact_patch(patch: str) -> str:
@@ -74,7 +72,8 @@ def redact_patch(patch: str) -> str:
 def _redact_file(part: str) -> str:
     head, newline, rest = part.partition("\n")
     names = re.findall(r"[ab]/(.+?)(?= b/|\"|$)", head)
-    if any(map(_SECRET_FILE.search, names)) or _PRIVATE.search(rest):
+    if any(re.search(_SECRET_FILE, name) for name in names) or re.search(_PRIVATE, rest):
         return f"{head}\n(left out: this file may hold secrets)\n"
-    lines = (_PLAIN.sub(r"\1***", _QUOTED.sub(r"\1***\3", line)) for line in rest.split("\n"))
-    return head + newline + _KNOWN.sub("***", "\n".join(lines))
+    hidden = (re.sub(_QUOTED, r"\1***\3", line) for line in rest.split("\n"))
+    lines = (re.sub(_PLAIN, r"\1***", line) for line in hidden)
+    return head + newline + re.sub(_KNOWN, "***", "\n".join(lines))

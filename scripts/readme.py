@@ -144,7 +144,7 @@ def messages() -> str:
     cases = tomllib.loads((ROOT / "tests" / "unit" / "messages.toml").read_text())["cases"]
     rows = ["| it prints, for example | what that means | what to do |", "|---|---|---|"]
     for row in MESSAGES:
-        found = row.pattern.search(cases[row.name])
+        found = re.search(row.pattern, cases[row.name])
         assert found, row.name
         shown = found[0].strip().replace("|", "\\|")
         advice = row.advice.replace("|", "\\|")

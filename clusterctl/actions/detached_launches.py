@@ -3,49 +3,23 @@ whichever command comes next after the program's end brings the outputs, and the
 
 from __future__ import annotations
 
-import json
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.actions import connect_or_report, open_pool, shared_folder
 from clusterctl.actions.jobs import fetch_from
+from clusterctl.actions.launch_mark import find_folder
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
 from clusterctl.model import Cluster, Phase, Reporter, clock, count
 from clusterctl.state import Store
-from clusterctl.state.home import write_atomic
 from clusterctl.transport.pool import Pool
-
-MARK = "launch.json"
 
 IDLE = 300.0
 """Seconds after which workers of a cloud end unused, without --idle: between `up` and the start of
 the program they must not, however long its packages take to resolve here."""
-
-
-def mark(store: Store, name: str, folder: Path) -> None:
-    """Notes that the cluster ends with its jobs, whose outputs belong below `folder`."""
-    write_atomic(store.folder(name) / MARK, json.dumps({"folder": str(folder)}).encode())
-
-
-def unmark(store: Store, name: str) -> None:
-    """The cluster stays after all."""
-    (store.folder(name) / MARK).unlink(missing_ok=True)
-
-
-def list_names(store: Store) -> tuple[str, ...]:
-    """The clusters that end with their jobs."""
-    return tuple(sorted(path.parent.name for path in store.home.clusters.glob(f"*/{MARK}")))
-
-
-def find_folder(store: Store, name: str) -> Path | None:
-    """Where the outputs belong; None for a cluster that does not end with its jobs."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return Path(json.loads((store.folder(name) / MARK).read_bytes())["folder"])
-    return None
 
 
 def describe(store: Store, name: str) -> list[str]:

@@ -40,10 +40,18 @@ def _collect(given: Verb, console: Console) -> None:
     if own or given.heading not in (CLUSTERS, JOBS) or given.values.get("dry_run"):
         return
     from clusterctl import actions
-    from clusterctl.actions import detached_launches
+    from clusterctl.actions import launch_mark
 
     store = actions.open_store()
-    names = detached_launches.list_names(store)
+    names = launch_mark.list_marked(store)
+    if names:
+        _bring(store, names, given, console)
+
+
+def _bring(store: Store, names: tuple[str, ...], given: Verb, console: Console) -> None:
+    from clusterctl import actions
+    from clusterctl.actions import detached_launches
+
     console.set(json=False, quiet=console.quiet, verbose=console.verbose)  # the document is out
     for name in names:
         console.after_interrupt = "the next command continues"

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from clusterctl import actions
-from clusterctl.actions import Store, detached_launches, jobs, up_plan
+from clusterctl.actions import Store, detached_launches, jobs, launch_mark, up_plan
 from clusterctl.actions import run as action
 from clusterctl.actions import spec as specs
 from clusterctl.cli import clusters, run
@@ -57,13 +57,13 @@ def launch(given: Launch, console: Console) -> None:
     try:
         clusters.up(creation, console, then=False)
         if given.detach:
-            detached_launches.mark(store, name, Path.cwd())
+            launch_mark.mark(store, name, Path.cwd())
         code = _run(running.part(Run, cluster=name, detach=given.detach), console)
     except KeyboardInterrupt:
         if name not in store.names():
             raise
         if console.interactive and console.confirm(f"Keep cluster {name}?"):
-            detached_launches.unmark(store, name)
+            launch_mark.unmark(store, name)
             console.after_interrupt = _describe_kept(name)
             raise
         console.report("Ctrl-C: removing the cluster")

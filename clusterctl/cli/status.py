@@ -13,7 +13,7 @@ from clusterctl.options.clusters import List, Status
 
 def status(given: Status, console: Console) -> None:
     from clusterctl import actions
-    from clusterctl.actions import detached_launches, show
+    from clusterctl.actions import launch_mark, show
 
     store = actions.open_store()
     live = given.live
@@ -29,7 +29,7 @@ def status(given: Status, console: Console) -> None:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
     if what.shared:
         lines.append(f"shared folder: {what.shared} on all nodes; {_stays(what)}")
-    if folder := detached_launches.find_folder(store, what.name):
+    if folder := launch_mark.find_folder(store, what.name):
         lines.append(f"ends with its program; the next command then copies its outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
     head = ["node", "role", "address", "slots", "mpi", "python"]

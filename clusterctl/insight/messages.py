@@ -19,10 +19,11 @@ _UCX = "https://github.com/openucx/ucx/issues/"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A row. `source`: where the message and its cause are described."""
+    """A row. `pattern` is compiled when it is first searched for, since every command loads this;
+    `source`: where the message and its cause are described."""
 
     name: str
-    pattern: re.Pattern[str]
+    pattern: str
     cause: str
     advice: str
     source: str
@@ -32,7 +33,7 @@ class Message:
 def _row(
     name: str, pattern: str, cause: str, advice: str, source: str, after: bool = False
 ) -> Message:
-    return Message(name, re.compile(pattern), cause, advice, source, after)
+    return Message(name, pattern, cause, advice, source, after)
 
 
 MESSAGES: tuple[Message, ...] = (
@@ -540,7 +541,7 @@ def find(text: str) -> Match | None:
     fallback: Match | None = None
     for line in text.splitlines():
         for message in MESSAGES:
-            if message.pattern.search(line):
+            if re.search(message.pattern, line):
                 match = Match(message, line.strip())
                 if not message.after:
                     return match

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import detached_launches, open_store
+from clusterctl.actions import detached_launches, launch_mark, open_store
 from clusterctl.model import Charge, Phase
 from clusterctl.providers.local.provider import LocalProvider
 from tests.unit.calling import Call
@@ -30,7 +30,7 @@ def project(tmp_path: Path) -> Path:
 def here(tmp_path: Path, project: Path) -> Staged:
     """A detached launch whose program has written a file."""
     made = lab(tmp_path / "nodes")
-    detached_launches.mark(made.store, "lab", project)
+    launch_mark.mark(made.store, "lab", project)
     (project / "train.py").touch()
     made.job(project)
     (made.work() / "model.pt").write_text("weights")
@@ -81,7 +81,7 @@ def test_commands_about_other_things_leave_it_alone(
 def test_before_its_job_is_on_record_nothing_is_removed(call: Call, tmp_path: Path) -> None:
     """`launch` may still be at it, or was killed: then the cluster is one as any other."""
     made = lab(tmp_path / "nodes")
-    detached_launches.mark(made.store, "lab", tmp_path)
+    launch_mark.mark(made.store, "lab", tmp_path)
     assert call("list").code == 0
     assert made.store.names() == ("lab",)
 

@@ -27,7 +27,7 @@ HEAVY = {
 
 
 def loaded(*arguments: str, cwd: Path) -> tuple[set[str], subprocess.CompletedProcess[str]]:
-    """The top-level modules that `python ARGUMENTS` loads, and how it ended."""
+    """The modules and packages that `python ARGUMENTS` loads, and how it ended."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments],
         cwd=cwd,
@@ -41,7 +41,7 @@ def loaded(*arguments: str, cwd: Path) -> tuple[set[str], subprocess.CompletedPr
         for line in done.stderr.splitlines()
         if line.startswith("import time:")
     ]
-    return {name.partition(".")[0] for name in names}, done
+    return {*names, *(name.partition(".")[0] for name in names)}, done
 
 
 def test_import_is_light(tmp_path: Path) -> None:
@@ -59,12 +59,14 @@ def test_start_up_is_light(argument: str, tmp_path: Path) -> None:
     assert not modules & HEAVY
 
 
-def test_status_is_light(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["status", "list"])
+def test_looking_at_the_record_is_light(verb: str, tmp_path: Path) -> None:
     """Without a cluster; the answer is an exit code of the contract, never a traceback."""
-    modules, done = loaded("-m", "clusterctl", "status", cwd=tmp_path)
+    modules, done = loaded("-m", "clusterctl", verb, cwd=tmp_path)
     assert done.returncode in (0, 7), done.stderr
     assert "Traceback" not in done.stderr
     assert not modules & HEAVY
+    assert not modules & {"clusterctl.jobs", "clusterctl.launch", "clusterctl.insight.messages"}
 
 
 def test_no_module_of_a_verb_hides_the_function_that_runs_them() -> None:
