@@ -69,7 +69,7 @@ def end_unused(world: World, folder: Path) -> None:
 
     world.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
     number = str(world.ok("jobs", "--json").document()["jobs"][-1]["id"])
-    assert "Epoch 999" in world.ok("logs", number).out
+    assert "Epoch 29" in world.ok("logs", number).out
     world.ok("fetch", number, "--to", str(folder))
     assert [path.parent.name for path in folder.rglob("snapshot.pt")] == ["worker-1"]
 
@@ -94,9 +94,9 @@ def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: 
         assert {node["job_port"] for node in record["nodes"]} == {2222}
         assert {node["python"] for node in record["nodes"]} == {"/opt/venv/bin/python"}
         in_terminal(world, "clusterctl up --idle 1m --yes", {}, 300)
-        world.env["CLUSTERCTL_RUN_ALLOW_CPU"] = "1"  # the machines have no GPU
-        job = in_terminal(world, "clusterctl run multinode_ddp_mpi_gpu.py 1000 1000", {}, 400)
-        assert "Epoch 999" in job
+        command = "clusterctl run --allow-cpu multinode_ddp_mpi_gpu.py 30 30"
+        job = in_terminal(world, command, {}, 200)
+        assert "Epoch 29" in job
         assert "succeeded" in job
         end_unused(world, tmp_path / "fetched")
         down = in_terminal(world, "clusterctl down", {}, 120)
