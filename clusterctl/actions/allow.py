@@ -26,7 +26,7 @@ def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) ->
         provider = providers.load(cluster.spec.provider)
         if not isinstance(provider, Guarded):
             raise UsageError(
-                f"cluster {name} is not on EC2: clusterctl has no firewall rules there",
+                f"cluster {name} ({cluster.spec.provider}) has no firewall rules of clusterctl",
                 hint="`clusterctl status --live` shows which nodes answer",
             )
         allowed = provider.allow(cluster, store.folder(name), networks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,16 +17,10 @@ from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.timeouts import Deadline, background
 
-_OF_MACHINES = r"i-[0-9a-f]+|[0-9a-f]{32}|SageMaker|GitHubActions|(AWSCodeBuild|eks)-.*"
-"""Names that AWS and its tools give to the session of a machine, a container or a service."""
-SHARED = re.compile(rf"root|assumed-role/[^/]*(/({_OF_MACHINES}))?")
-"""Owners that may be several people: those without a name for their session, and all who log in to
-a machine with a role."""
-
 
 def describe_owner(owner: str, client: str) -> str:
     """An owner in words; with who that is on which machine where several people may be that."""
-    who = f" ({client})" if SHARED.fullmatch(owner) and client else ""
+    who = f" ({client})" if client and _is_shared(owner) else ""
     return f"{owner or 'an unknown owner'}{who}"
 
 
@@ -185,7 +178,7 @@ def is_own(orphan: Orphan, mine: str) -> bool:
     told apart by their machines, and by their names there."""
     if not mine or orphan.owner != mine:
         return False
-    return not SHARED.fullmatch(mine) or orphan.client == name_client()
+    return not _is_shared(mine) or orphan.client == name_client()
 
 
 def _free(store: Store, name: str) -> None:
@@ -223,6 +216,11 @@ def _owner() -> str:
         return ""
 
 
+def _is_shared(owner: str) -> bool:
+    """Whether several people may be that owner."""
+    return any(provider.is_shared(owner) for provider in _discovering().values())
+
+
 SEARCH_LIMIT = 45.0
 """Seconds that a region may take to answer: others are not kept waiting by one that hangs."""
 
@@ -237,7 +235,7 @@ def _search(
         try:
             yield region, limit.result(answer)
         except TimeoutError:
-            yield region, _make_timeout_error()
+            yield region, _make_timeout_error(region)
         except ProviderError as error:
             yield region, error
 
@@ -252,15 +250,15 @@ def _regions(
     try:
         enabled = Deadline(SEARCH_LIMIT).result(background(provider.regions))
     except TimeoutError:
-        unknown = _make_timeout_error()
+        unknown = _make_timeout_error(provider.usual_region())
     except ProviderError as error:
         unknown = error
     some = (provider.usual_region(), *filter(None, on_record), *enabled)
     return tuple(dict.fromkeys(some)), unknown
 
 
-def _make_timeout_error() -> ProviderError:
-    return ProviderError(f"AWS did not answer within {SEARCH_LIMIT:g} s", transient=True)
+def _make_timeout_error(region: str) -> ProviderError:
+    return ProviderError(f"no answer from {region} within {SEARCH_LIMIT:g} s", transient=True)
 
 
 def _find_tagged(
@@ -302,15 +300,15 @@ def _find_tagged(
 
 def _make_partial_error(regions: Iterable[str], why: ProviderError) -> ProviderError:
     return ProviderError(
-        f"only {', '.join(regions)} could be searched, since AWS did not tell which regions the"
-        f" account has: {why.message}",
+        f"only {', '.join(regions)} could be searched, because the regions of the account are not"
+        f" known: {why.message}",
         hint="try again, or name the others: --region eu-west-1 --region us-west-2 …",
     )
 
 
 def _list_recorded(store: Store) -> set[str]:
-    """Ids, to be asked for when AWS has answered: `up` writes the record before it makes anything,
-    so that no cluster which begins meanwhile is taken for an orphan."""
+    """Ids, to be asked for when the cloud has answered: `up` writes the record before it makes
+    anything, so that no cluster which begins meanwhile is taken for an orphan."""
     return {cluster.id for cluster in store.clusters()}
 
 

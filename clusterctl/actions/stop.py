@@ -41,7 +41,8 @@ def require_pausing(cluster: Cluster) -> Pausing:
     provider = providers.load(require_owned(cluster).spec.provider)
     if not isinstance(provider, Pausing):
         raise UsageError(
-            f"cluster {cluster.name} is not on EC2: its machines cannot be stopped and started",
+            f"the machines of cluster {cluster.name} ({cluster.spec.provider}) cannot be stopped"
+            " and started",
             hint=f"`clusterctl down {cluster.name}` removes it",
         )
     return provider

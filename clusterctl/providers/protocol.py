@@ -351,6 +351,9 @@ class Discovery(Recovering, Protocol):
     def owner(self) -> str:
         """Who we are there, as in `Resource.owner`. Raises ProviderError."""
 
+    def is_shared(self, owner: str) -> bool:
+        """Whether several people may be that owner, such as all who log in to a machine."""
+
     def find(self, region: str) -> tuple[Resource, ...]:
         """Everything in a region that carries our tag."""
 

@@ -86,7 +86,7 @@ def test_machines_without_a_firewall_of_ours_have_nothing_to_allow(
     open_store().save(cluster())
     said = call("allow")
     assert said.code == 2
-    assert "cluster lab is not on EC2" in said.err
+    assert "has no firewall rules of clusterctl" in said.err
 
 
 def unreachable(error: NodeUnreachable) -> NodeUnreachable:

@@ -282,7 +282,11 @@ def provider_names(package: Path) -> list[str]:
     for path in sorted(package.rglob("*.py")):
         if unit_of(path, package) != "providers":
             for node in ast.walk(parse(path)):
-                if isinstance(node, ast.Compare) and _names_a_provider(node):
+                if (
+                    _names_a_provider(node)
+                    if isinstance(node, ast.Compare)
+                    else _is_chosen_by(node, {"provider"})
+                ):
                     found.append(f"{path.relative_to(package.parent)}:{node.lineno}")
     return found
 
@@ -299,6 +303,20 @@ def _names_a_provider(node: ast.Compare) -> bool:
     return not among and not names.isdisjoint(PROVIDERS)
 
 
+def _is_chosen_by(node: ast.AST, names: set[str]) -> bool:
+    """Whether a `match`, a table or the beginning of a word decides by one of these."""
+    asked: list[ast.expr] = []
+    if isinstance(node, ast.Match):
+        asked = [node.subject]
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+        asked = [node.slice]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        of, verb = node.func.value, node.func.attr
+        asked = [of] if verb in ("startswith", "endswith") else []
+        asked += node.args[:1] if verb == "get" and isinstance(of, ast.Dict) else []
+    return any(getattr(side, "attr", getattr(side, "id", "")) in names for side in asked)
+
+
 def test_no_provider_is_asked_for_by_name() -> None:
     assert provider_names(PACKAGE) == []
 
@@ -312,6 +330,10 @@ def test_no_provider_is_asked_for_by_name() -> None:
         ("cluster.spec.provider in providers.ATTACHED", True),
         ("kind == 'ec2'", True),
         ("plan.mode in ('docker', 'local')", True),
+        ("{'ec2': 1}[spec.provider]", True),
+        ("{'ec2': 1}.get(provider)", True),
+        ("spec.provider.startswith('ec')", True),
+        ("loaded[spec.provider]", False),
         ("'local' in address", False),
         ("old.spec.provider != provider", False),
         ("cluster.attached", False),
@@ -375,6 +397,8 @@ def questions(package: Path) -> list[str]:
             asked = [item] if isinstance(item, ast.Attribute) and item.attr == "batch" else []
             if isinstance(item, ast.Compare):
                 asked += [side for side in (item.left, *item.comparators) if _is_system(side)]
+            elif _is_chosen_by(item, JOB_SYSTEM):
+                asked += [item]
             found += [f"{name}:{side.lineno}" for side in asked]
     return found
 
@@ -387,7 +411,13 @@ def test_nobody_asks_who_runs_the_jobs() -> None:
     assert questions(PACKAGE) == []
 
 
-@pytest.mark.parametrize("source", ["c.batch", "c.system == 'sge'", "'sge' != job.scheduler"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("c.batch", "c.system == 'sge'", "'sge' != job.scheduler"),
+        *("{'sge': 1}[c.system]", "job.scheduler.startswith('s')"),
+    ],
+)
 def test_a_question_who_runs_the_jobs_is_seen(tmp_path: Path, source: str) -> None:
     (tmp_path / "run.py").write_text(f"def f(c, job):\n    return {source}\n")
     assert questions(tmp_path) == ["run.py:2"]

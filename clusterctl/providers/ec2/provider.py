@@ -37,6 +37,7 @@ from clusterctl.providers.ec2 import (
     provider_state,
     reconcile,
     ssh_cidr,
+    tags,
     terraform_module,
     update_rules,
     userdata,
@@ -300,6 +301,9 @@ class Ec2Provider:
         api = self._connect(default_region())
         api.account()
         return api.owner
+
+    def is_shared(self, owner: str) -> bool:
+        return tags.is_shared(owner)
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         extension.label(cluster, folder, deadline, self._api(cluster, folder))

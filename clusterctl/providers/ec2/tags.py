@@ -4,6 +4,7 @@ organizations demand of whatever is made. Pure."""
 from __future__ import annotations
 
 import calendar
+import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -90,3 +91,14 @@ def read_deadline(tag: str) -> float | None:
         return float(calendar.timegm(time.strptime(tag, _TIME)))
     except ValueError:
         return None
+
+
+_OF_MACHINES = r"i-[0-9a-f]+|[0-9a-f]{32}|SageMaker|GitHubActions|(AWSCodeBuild|eks)-.*"
+"""Names that AWS and its tools give to the session of a machine, a container or a service."""
+_SHARED_OWNER = re.compile(rf"root|assumed-role/[^/]*(/({_OF_MACHINES}))?")
+
+
+def is_shared(owner: str) -> bool:
+    """Whether the tag of an owner may mean several people: those without a name for their session,
+    and all who log in to a machine with a role."""
+    return bool(_SHARED_OWNER.fullmatch(owner))
