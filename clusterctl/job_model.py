@@ -57,6 +57,8 @@ class Program:
     """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
     sources: tuple[str, ...] = ()
     """Further files that are compiled with it."""
+    local_rank: str = ""
+    """`--local_rank`: the option by which a Python program gets its number on the node, first."""
 
     @property
     def needs_python(self) -> bool:

@@ -33,7 +33,7 @@ from clusterctl.jobs import (
     systems,
 )
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.launch_words import translate
+from clusterctl.jobs.launch_words import Asked, translate
 from clusterctl.jobs.program import Resolved as Resolved
 from clusterctl.jobs.program import backend_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
@@ -82,7 +82,8 @@ def resolve(
         found = resolve_module(module, tuple(words), chosen=chosen, limit=limit)
     elif (asked := translate(words[words[0] == "--" :])).launcher:
         found = resolve_command(asked.command, chosen=chosen, sources=sources, limit=limit)
-        found = replace(found, asked=asked)
+        program = replace(found.program, local_rank=asked.local_rank)
+        found = replace(found, program=program, asked=asked)
     elif words[0] == "--":
         found = resolve_command(words[1:], chosen=chosen, sources=sources, limit=limit)
     else:
@@ -139,9 +140,10 @@ def prepare(
         spec = replace(spec, packages=wanted.digest)
     asked = resolved.asked
     if asked.launcher:
-        chosen = spec.ranks or spec.ranks_per_node or spec.nodes or spec.native
-        sizes: dict[str, Any] = {} if chosen else dict(asked.sizes)
-        spec = replace(spec, env={**asked.env, **spec.env}, **sizes)
+        launchers = systems.load(cluster).scheduler.launchers
+        usual = spec.launcher == "auto"
+        asked = asked.hold(launchers[0] if usual else spec.launcher, launchers)
+        spec = _follow(asked, spec)
     job, plan = plan_job(cluster, spec, number=number)
     if asked.launcher:
         plan = replace(plan, notes=(*plan.notes, asked.note))
@@ -153,6 +155,19 @@ def prepare(
         plan = replace(plan, notes=(*plan.notes, note))
     return Prepared(
         job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets, wanted=wanted
+    )
+
+
+def _follow(asked: Asked, spec: JobSpec) -> JobSpec:
+    """The job as the words of another launcher want it, as far as its own options do not say."""
+    chosen = spec.ranks or spec.ranks_per_node or spec.nodes or spec.native
+    sizes: dict[str, Any] = {} if chosen else dict(asked.sizes)
+    return replace(
+        spec,
+        env={**asked.env, **spec.env},
+        native={**asked.native, **spec.native},
+        mpirun_args=(*asked.mpirun_args, *spec.mpirun_args),
+        **sizes,
     )
 
 

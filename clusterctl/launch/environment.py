@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from clusterctl.job_model import ProgramKind
@@ -71,10 +72,12 @@ def variables(
 def program(request: Request, node: Node) -> tuple[str, ...]:
     """The argv of a rank on that node; relative paths start at the rank's working directory."""
     wanted = request.spec.program
-    if wanted.kind is ProgramKind.PYTHON:
-        return (node.python, wanted.target, *wanted.args)
-    if wanted.kind is ProgramKind.MODULE:
-        return (node.python, "-m", wanted.target, *wanted.args)
+    starts = {ProgramKind.PYTHON: (node.python,), ProgramKind.MODULE: (node.python, "-m")}
+    if start := starts.get(wanted.kind):
+        if not wanted.local_rank:
+            return (*start, wanted.target, *wanted.args)
+        own = f'exec {shlex.join((*start, wanted.target))} {wanted.local_rank}="$LOCAL_RANK" "$@"'
+        return ("/bin/sh", "-c", own, wanted.target, *wanted.args)
     if wanted.needs_python:
         return (node.python, *wanted.args)
     return (wanted.target, *wanted.args)

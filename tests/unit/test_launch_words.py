@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,10 @@ PER_NODE = {"ranks_per_node": 2}
         ("mpirun -np 4 --hostfile ~/hostfile python t.py 1", "python t.py 1", {"ranks": 4}),
         ("mpiexec --oversubscribe -n 4 -- ./solver", "./solver", {"ranks": 4}),
         ("python -m torch.distributed.run --nproc_per_node=2 t.py 1", "python t.py 1", PER_NODE),
+        ("torchrun --role r --nproc_per_node 2 t.py", "python t.py", PER_NODE),
+        ("accelerate launch --gpu_ids all --num_processes 2 t.py", "python t.py", {"ranks": 2}),
+        ("uv run --script t.py --lr 1", "t.py --lr 1", {}),
+        ("uv run --frozen -m pkg.train 5", "python -m pkg.train 5", {}),
         (
             "python3 -u -m torch.distributed.launch --use_env --nproc_per_node 2 t.py",
             "python t.py",
@@ -65,6 +71,108 @@ def test_what_programs_find_as_variables(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (asked.env, asked.sizes) == ({"MINE": "a=b", "OTHER": "o"}, {"ranks": 2})
 
 
+# As `accelerate config` writes it.
+CONFIG = """compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: {kind}
+downcast_bf16: 'no'
+machine_rank: 0
+main_training_function: main
+mixed_precision: {precision}
+num_machines: 1
+num_processes: 8
+use_cpu: false
+fsdp_config:
+  num_processes: 3
+"""
+
+
+def test_the_configuration_of_accelerate(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(CONFIG.format(kind="MULTI_GPU", precision="bf16"))
+    asked = translate(["accelerate", "launch", "--config_file", str(file), "t.py"])
+    assert (asked.command, asked.sizes) == (("python", "t.py"), {"ranks": 8})
+    assert asked.env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    words = ["--num_processes", "2", "--mixed_precision=no", "--config_file", str(file), "t.py"]
+    asked = translate(["accelerate", "launch", *words])
+    assert (asked.sizes, asked.env) == ({"ranks": 2}, {"ACCELERATE_MIXED_PRECISION": "no"})
+
+
+def test_a_configuration_of_accelerate_that_asks_for_more(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    with pytest.raises(UsageError, match=r"a\.yaml cannot be read"):
+        translate(["accelerate", "launch", "--config_file", str(file), "t.py"])
+    file.write_text(CONFIG.format(kind="FSDP", precision="'no'"))
+    with pytest.raises(UsageError, match=r"a\.yaml asks for FSDP") as caught:
+        translate(["accelerate", "launch", "--config_file", str(file), "t.py"])
+    assert "--ranks-per-node 1 -- sh -c 'accelerate launch" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME"])
+def test_paths_of_this_machine_stay_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "/here")
+    assert translate(["mpirun", "-x", name, "./a"]).env == {}
+    assert translate(["mpirun", "-x", f"{name}=/there", "./a"]).env == {name: "/there"}
+
+
+def test_a_variable_that_is_not_set_here_is_not_set_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # "" would hide all GPUs
+    assert translate(["mpirun", "-x", "CUDA_VISIBLE_DEVICES", "./a"]).env == {}
+
+
+def test_mapping_and_parameters_of_mpirun_are_passed_on(call: Call, lab: None) -> None:
+    # As Horovod's documentation writes it.
+    line = "mpirun -np 2 -bind-to none --map-by=slot -x A=1 -mca pml ob1 -mca btl ^openib t.py"
+    asked = translate(line.split())
+    passed = ("--bind-to none", "--map-by slot", "--mca pml ob1", "--mca btl '^openib'")
+    assert asked.mpirun_args == passed
+    words = line.replace("t.py", "python train.py").split()
+    argv = " ".join(call("run", "--json", "--dry-run", *words).document["argv"])
+    assert "--map-by slot" in argv
+    assert "--mca btl ^openib" in argv
+    assert call("run", "--dry-run", "--launcher", "torchrun", *words).code == 0
+
+
+def test_options_of_srun_are_for_slurm(call: Call, lab: None) -> None:
+    line = "srun -p gpu --gres=gpu:8 -n 2 --kill-on-bad-exit=1 -c 4 --label python train.py"
+    asked = translate(line.split())
+    assert asked.native == {"partition": "gpu", "gres": "gpu:8", "cpus-per-task": "4"}
+    assert asked.hold("mpirun", ("mpirun", "torchrun")).native == {}
+    assert asked.hold("auto", ("auto", "mpirun", "srun")).native == asked.native
+    said = call("run", "--dry-run", *line.split())
+    assert "instead of srun, with --ranks 2\n" in said.out
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("deepspeed --num_gpus 2 train.py --lr 1", "--local_rank"),
+        ("deepspeed --no_local_rank train.py --lr 1", ""),
+        ("python -m torch.distributed.launch --nproc_per_node=2 train.py --lr 1", "--local-rank"),
+        ("python -m torch.distributed.launch --use-env train.py --lr 1", ""),
+        ("torchrun train.py --lr 1", ""),
+    ],
+)
+def test_a_program_gets_its_local_rank_as_its_launcher_gives_it(
+    line: str, option: str, call: Call, lab: None
+) -> None:
+    plan = call("run", "--json", "--dry-run", *line.split()).document
+    program = plan["programs"]["worker-1"]
+    if not option:
+        assert program == ["/opt/py/bin/python", "train.py", "--lr", "1"]
+        return
+    show = ['python() { echo "$@"; }', program[2].replace("exec /opt/py/bin/python", "python")]
+    shown = subprocess.run(
+        [*program[:2], "\n".join(show), *program[3:]],
+        env={"LOCAL_RANK": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == f"train.py {option}=3 --lr 1\n"
+    assert f"{option}=N for each rank" in call("run", "--dry-run", *line.split()).out
+
+
 def test_variables_before_a_command_are_given_to_the_ranks() -> None:
     line = "OMP_NUM_THREADS=1 A=b=c torchrun --nproc_per_node 2 t.py C=d"
     for words in (line.split(), ["env", *line.split()]):
@@ -88,11 +196,10 @@ def test_what_is_no_launcher(line: str) -> None:
     ("line", "message"),
     [
         ("HF_TOKEN=abc python t.py", "env HF_TOKEN: a secret has to be given to clusterctl"),
-        ("python -m torch.distributed.launch t.py", "gives the program an option --local-rank"),
         ("uv run --with rich t.py", "uv run --with is not supported"),
         ("uv run", "uv run: nothing to run"),
         ("mpirun -x HF_TOKEN ./a", "mpirun -x HF_TOKEN: a secret has to be given to clusterctl"),
-        ("mpirun --tag-output ./a", "mpirun --tag-output is not supported"),
+        ("mpirun --wdir /a ./a", "mpirun --wdir is not supported"),
         ("accelerate launch --use_fsdp t.py", "accelerate launch --use_fsdp is not supported"),
         ("torchrun --nnodes few t.py", "torchrun --nnodes few: expected a number"),
         ("mpirun -np", "expected a number"),
