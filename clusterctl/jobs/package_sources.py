@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from clusterctl import config
 from clusterctl.errors import UsageError
-from clusterctl.job_model import SHELLS, ProgramKind
-from clusterctl.jobs import conda_files, own_project, package_indexes
+from clusterctl.job_model import PYTHONS, SHELLS, ProgramKind
+from clusterctl.jobs import conda_files, own_project, package_indexes, poetry_files
 from clusterctl.jobs.program import Resolved
 
 NONE = "none"
@@ -95,8 +95,12 @@ def _script(resolved: Resolved) -> Path | None:
         script = place / program.target
         return script if _has_interpreter(script) else None
     if program.kind is ProgramKind.COMMAND and program.target in SHELLS:
-        staged = (word for word in program.args if tree.has(os.path.join(program.folder, word)))
-        word = next(staged, "")
+        words: Iterable[str] = program.args
+        if "-c" in words:  # a line of commands, of which one may be a program of the project
+            words = (word for text in words for word in re.split(r"[\s;&|()'\"]+", text))
+            words = (word for word in words if word in PYTHONS or word.endswith((".py", ".sh")))
+        found = (w for w in words if w in PYTHONS or tree.has(os.path.join(program.folder, w)))
+        word = next(found, "")
         return place / word if word else None
     if program.kind is ProgramKind.COMMAND and own_project.is_command(program.target, place):
         return place / program.target
@@ -147,12 +151,22 @@ def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
 def _dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
     """`dependencies` of a pyproject.toml, with those of its extras; empty where a program has to
     make them."""
-    table: dict[str, Any] = config.read_toml(project).get("project", {})
+    whole = config.read_toml(project)
+    if poetry := _poetry(whole):
+        return poetry_files.list_requirements(poetry, str(project), extras)
+    table: dict[str, Any] = whole.get("project", {})
     optional = table.get("optional-dependencies", {})
     names = [*table.get("dependencies", ())]
     for extra in extras:
         names += optional.get(extra, ())
     return tuple(names)
+
+
+def _poetry(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Poetry's own table, where it says what the project depends on."""
+    poetry = whole.get("tool", {}).get("poetry", {}) if isinstance(whole.get("tool"), dict) else {}
+    own = "dependencies" in whole.get("project", {})
+    return poetry if isinstance(poetry, dict) and "dependencies" in poetry and not own else {}
 
 
 def _read(path: Path, *, asked: bool) -> Wanted:
@@ -169,6 +183,10 @@ def _read(path: Path, *, asked: bool) -> Wanted:
         locked = {name: _text(project / name) for name in ("uv.lock", "pyproject.toml")}
         return Wanted(path.name, locked, asked, str(project))
     if path.name == "pyproject.toml":
+        if poetry := _poetry(config.read_toml(path)):
+            needed = poetry_files.list_requirements(poetry, str(path))
+            lines = (*poetry_files.list_indexes(poetry), *needed, "")
+            return Wanted(path.name, {f"{path.name}.txt": "\n".join(lines)}, asked)
         return Wanted(path.name, {path.name: _text(path)}, asked)
     if path.suffix in conda_files.SUFFIXES:
         if environment := _read_conda(path, asked=asked):

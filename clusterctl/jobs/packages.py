@@ -278,8 +278,8 @@ class _Environment:
         if not wanted.asked and any(uv.name_of(entry) == "torch" for entry in entries):
             raise LaunchError(
                 f"{wanted.source} needs torch, which {node.name} does not have",
-                hint=f"`run --requirements {wanted.source}` installs it (it may be gigabytes),"
-                f" `run --requirements {NONE}` installs nothing",
+                hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
+                f" `--requirements {NONE}` installs nothing",
             )
         entries = package_indexes.keep_hashes(entries, wanted.texts, wanted.source)
         text = "".join(f"{entry}\n" for entry in entries)
@@ -353,10 +353,12 @@ def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str
             kept[name] = version
             continue
         if not wanted.asked:
+            anew = "`--requirements pyproject.toml` keeps that of the node and chooses the others"
             raise LaunchError(
                 f"{wanted.source} pins {name} {pins[0]}, and {node.name} has {name} {version}",
-                hint=f"`run --requirements {wanted.source}` installs that of the file,"
-                f" `run --requirements {NONE}` installs nothing",
+                hint=f"`--requirements {wanted.source}` installs that of the file,"
+                + (f" {anew} anew," if wanted.project else "")
+                + f" `--requirements {NONE}` installs nothing",
             )
         report(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
     return kept
