@@ -10,6 +10,7 @@ from typing import Any
 
 from clusterctl.config import FILE
 from clusterctl.errors import UsageError
+from clusterctl.jobs import own_project
 from clusterctl.options.verbs import VERBS
 
 SAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -58,7 +59,7 @@ def make_text(folder: Path) -> str:
     lines = [
         "# Settings of clusterctl for this project; options on the command line override them."
     ]
-    programs = find_programs(folder)
+    programs = own_project.list_commands(folder) + find_programs(folder)
     lines += [f"#     clusterctl run {program}" for program in programs[:3] or ["SCRIPT"]]
     for verb, samples in SAMPLES.items():
         lines += ["", f"[{verb}]"]
@@ -77,7 +78,8 @@ def _settings(verb: str, samples: Mapping[str, Any]) -> Iterator[str]:
 
 def find_programs(folder: Path) -> list[str]:
     """Python files that are meant to be run, those nearest to the folder first."""
-    paths = sorted((*folder.glob("*.py"), *folder.glob("*/*.py")), key=lambda path: len(path.parts))
+    found = (*folder.glob("*.py"), *folder.glob("*/*.py"), *folder.glob("src/*/*.py"))
+    paths = sorted(found, key=lambda path: len(path.parts))
     return [str(path.relative_to(folder)) for path in paths[:MOST] if _is_program(path)]
 
 

@@ -62,6 +62,14 @@ def describe(program: Program, root: Path) -> tuple[Made, ...]:
     )
 
 
+def list_commands(folder: Path) -> list[str]:
+    """The commands that installing the project in that folder would make."""
+    if not (folder / PROJECT).is_file():
+        return []
+    made = _scripts(_commands(_read(folder / PROJECT)))
+    return [path.removeprefix("bin/") for path, _, _ in made]
+
+
 def is_command(word: str, here: Path) -> bool:
     """Whether installing the project around the folder `here` would make a command of that name."""
     places = (here, *here.parents)

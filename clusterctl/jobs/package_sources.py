@@ -152,7 +152,7 @@ def _dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
     """`dependencies` of a pyproject.toml, with those of its extras; empty where a program has to
     make them."""
     whole = config.read_toml(project)
-    if poetry := _poetry(whole):
+    if poetry := _find_poetry(whole):
         return poetry_files.list_requirements(poetry, str(project), extras)
     table: dict[str, Any] = whole.get("project", {})
     optional = table.get("optional-dependencies", {})
@@ -162,7 +162,7 @@ def _dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _poetry(whole: Mapping[str, Any]) -> dict[str, Any]:
+def _find_poetry(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Poetry's own table, where it says what the project depends on."""
     poetry = whole.get("tool", {}).get("poetry", {}) if isinstance(whole.get("tool"), dict) else {}
     own = "dependencies" in whole.get("project", {})
@@ -183,7 +183,7 @@ def _read(path: Path, *, asked: bool) -> Wanted:
         locked = {name: _text(project / name) for name in ("uv.lock", "pyproject.toml")}
         return Wanted(path.name, locked, asked, str(project))
     if path.name == "pyproject.toml":
-        if poetry := _poetry(config.read_toml(path)):
+        if poetry := _find_poetry(config.read_toml(path)):
             needed = poetry_files.list_requirements(poetry, str(path))
             lines = (*poetry_files.list_indexes(poetry), *needed, "")
             return Wanted(path.name, {f"{path.name}.txt": "\n".join(lines)}, asked)

@@ -20,15 +20,17 @@ def list_requirements(
 ) -> tuple[str, ...]:
     """What the project and these of its extras depend on. Raises UsageError for what cannot be said
     in a requirements file."""
-    chosen = {_plain(name) for extra in extras for name in poetry.get("extras", {}).get(extra, ())}
+    chosen = {
+        _normalise(name) for extra in extras for name in poetry.get("extras", {}).get(extra, ())
+    }
     lines: list[str] = []
     for name, given in poetry.get("dependencies", {}).items():
-        if _plain(name) == "python":
+        if _normalise(name) == "python":
             continue
         for one in given if isinstance(given, list) else [given]:
             table = one if isinstance(one, dict) else {"version": str(one)}
-            if not table.get("optional") or _plain(name) in chosen:
-                lines.append(_line(name, table, where))
+            if not table.get("optional") or _normalise(name) in chosen:
+                lines.append(_make_line(name, table, where))
     return tuple(lines)
 
 
@@ -38,11 +40,11 @@ def list_indexes(poetry: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"--extra-index-url {row['url']}" for row in sources if row.get("url"))
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _line(name: str, table: Mapping[str, Any], where: str) -> str:
+def _make_line(name: str, table: Mapping[str, Any], where: str) -> str:
     kind = next((kind for kind in _KINDS if kind in table), "")
     if not kind:
         raise UsageError(
@@ -57,11 +59,11 @@ def _line(name: str, table: Mapping[str, Any], where: str) -> str:
         at = f"@{revision}" if revision else ""
         rest = f" @ git+{value}{at}" if kind == "git" else f" @ {value}"
     extras = f"[{','.join(table['extras'])}]" if table.get("extras") else ""
-    markers = " and ".join(f"({marker})" for marker in _markers(table, place))
+    markers = " and ".join(f"({marker})" for marker in _list_markers(table, place))
     return f"{name}{extras}{rest}" + (f" ; {markers}" if markers else "")
 
 
-def _markers(table: Mapping[str, Any], where: str) -> Iterator[str]:
+def _list_markers(table: Mapping[str, Any], where: str) -> Iterator[str]:
     if table.get("markers"):
         yield str(table["markers"])
     if table.get("platform"):
@@ -86,13 +88,13 @@ def _translate(constraint: str, where: str) -> list[str]:
         if version == "*":
             continue
         if order in ("^", "~"):
-            found += [f">={version}", f"<{_above(version, order)}"]
+            found += [f">={version}", f"<{_find_limit(version, order)}"]
         else:
             found.append(f"{order or '=='}{version}")
     return found
 
 
-def _above(version: str, order: str) -> str:
+def _find_limit(version: str, order: str) -> str:
     """The first version that a caret or a tilde leaves out."""
     numbers = [int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
     if order == "~":

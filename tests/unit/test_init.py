@@ -39,6 +39,15 @@ def test_the_project_is_looked_at(project: Path, call: Call) -> None:
     assert not any(read().values()), "all lines are examples"
 
 
+def test_commands_and_packages_of_a_project(project: Path, call: Call) -> None:
+    text = '[project]\nname = "p"\nversion = "1"\nscripts = { p-train = "p.train:main" }\n'
+    (project / "pyproject.toml").write_text(text)
+    (project / "src" / "p").mkdir(parents=True)
+    (project / "src" / "p" / "train.py").write_text(MAIN)
+    said = call("init", "--print").out
+    assert "#     clusterctl run p-train\n#     clusterctl run src/p/train.py\n" in said
+
+
 def test_every_line_is_one_that_clusterctl_reads(project: Path) -> None:
     lines = init.make_text(project).splitlines()
     whole = [line.removeprefix("# ") if " = " in line else line for line in lines]
