@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterctl import model, providers
 from clusterctl.actions import allow as allowing
 from clusterctl.actions import ended_workers, require_machines, require_owned
+from clusterctl.actions.running_costs import report_failure
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
@@ -46,23 +47,14 @@ def extend(
     ProviderError where the cloud keeps the old one: then nothing has changed."""
     with ClusterLock(store.home, name, "extend", report):
         cluster = require_owned(store.cluster(name))
-        provider = providers.load(cluster.spec.provider)
-        if not isinstance(provider, Expiring):
-            raise UsageError(
-                f"the nodes of cluster {name} have no deadline",
-                hint=f"`clusterctl down {name}` removes them",
-            )
-        if cluster.phase is Phase.STOPPED:
-            raise UsageError(
-                f"cluster {name} is stopped: its deadline cannot be changed",
-                hint=f"`clusterctl start {name}` first",
-            )
+        provider = _load(cluster)
         folder = store.folder(name)
         cluster = ended_workers.settle(store, cluster, report, clock)
         now = clock()
-        _require_whole(cluster, folder, now)
-        if isinstance(provider, Timekeeping):
-            now -= provider.measure_clock(cluster, folder, report)
+        with report_failure(cluster, report, "the deadline was not changed"):
+            _require_whole(cluster, folder, now)
+            if isinstance(provider, Timekeeping):
+                now -= provider.measure_clock(cluster, folder, report)
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         dollars = measured.cost_until_removed(cluster.charges, end)
         budget.check_extension(cluster, end, dollars)
@@ -75,7 +67,8 @@ def extend(
             # Some nodes may get the new one and others not: the record says what may still cost.
             store.save(replace(cluster, deadline=max(cluster.deadline, end)))
         try:
-            provider.extend(cluster, folder, end)
+            with report_failure(cluster, report, "the deadline was not changed"):
+                provider.extend(cluster, folder, end)
         except ProviderError:
             store.save(cluster)  # no node was told
             raise
@@ -91,6 +84,22 @@ def extend(
             except ProviderError as error:
                 report(f"the tags in the cloud still show the old deadline: {error.message}")
     return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))
+
+
+def _load(cluster: Cluster) -> Expiring:
+    """Its provider. Raises UsageError where there is no deadline that could be moved."""
+    name, provider = cluster.name, providers.load(cluster.spec.provider)
+    if not isinstance(provider, Expiring):
+        raise UsageError(
+            f"the nodes of cluster {name} have no deadline",
+            hint=f"`clusterctl down {name}` removes them",
+        )
+    if cluster.phase is Phase.STOPPED:
+        raise UsageError(
+            f"cluster {name} is stopped: its deadline cannot be changed",
+            hint=f"`clusterctl start {name}` first",
+        )
+    return provider
 
 
 def _let_in(

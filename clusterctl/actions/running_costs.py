@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase, Reporter, clock, count
 from clusterctl.node_results import ranges
 from clusterctl.providers.shared.charges import SHOWN
 
 
-def report_left(cluster: Cluster, report: Reporter) -> None:
-    """After a removal that broke off: what may run, as far as the record tells."""
+def report_left(cluster: Cluster, report: Reporter, done: str = "removed", verb: str = "") -> None:
+    """After a removal or `stop` that broke off: what may run, as far as the record tells."""
     running = {item.node for item in cluster.charges if item.until is None}
     if running:
         end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
         report(
-            f"not everything was removed: up to {count(len(running), 'machine')} may keep running"
-            f" {describe_rate(cluster.charges)}{end}; `clusterctl {cluster.end} {cluster.name}`"
-            " continues"
+            f"not everything was {done}: up to {count(len(running), 'machine')} may keep running"
+            f" {describe_rate(cluster.charges)}{end}; `clusterctl {verb or cluster.end}"
+            f" {cluster.name}` continues"
         )
 
 
@@ -59,10 +60,22 @@ def describe_rate(charges: Sequence[Charge]) -> str:
     return f"{'for at least' if least else 'at'} ${cost.per_hour(charges):.2f}/h"
 
 
-def report_price(cluster: Cluster, report: Reporter) -> None:
+@contextmanager
+def report_failure(cluster: Cluster, report: Reporter, what: str) -> Iterator[None]:
+    """Around what changes nothing if the cloud refuses or does not answer: says then what goes on
+    costing money. `what`: of `was not changed`, say."""
+    try:
+        yield
+    except ProviderError:
+        if cluster.charges:
+            report_price(cluster, report, what)
+        raise
+
+
+def report_price(cluster: Cluster, report: Reporter, what: str = "nothing was removed") -> None:
     end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
     rate = describe_rate(cluster.charges)
     goes_on = f"machines keep running {rate}"
     if cluster.phase is Phase.STOPPED:
         goes_on = f"{cost.describe_stored(cluster.charges)} keep costing {rate.partition(' ')[2]}"
-    report(f"nothing was removed: the {goes_on}{end}")
+    report(f"{what}: the {goes_on}{end}")

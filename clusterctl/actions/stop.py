@@ -14,8 +14,9 @@ from clusterctl.actions import (
     salvage,
 )
 from clusterctl.actions.down import correct_times
+from clusterctl.actions.running_costs import report_failure, report_left
 from clusterctl.actions.save_logs import save_logs
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Consent, Phase, Reporter
 from clusterctl.providers.protocol import Ended, Pausing
@@ -56,8 +57,10 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
         folder = store.folder(name)
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
-            provider.check_pausing(require_ready(cluster), folder)
-            require_machines(cluster, billing.list_billed(cluster, folder))
+            require_ready(cluster)
+            with report_failure(cluster, report, "nothing was stopped"):
+                provider.check_pausing(cluster, folder)
+                require_machines(cluster, billing.list_billed(cluster, folder))
             cluster = ended_workers.settle(store, cluster, report)
             open_jobs = store.open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
@@ -69,11 +72,14 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
         if cluster.phase is not Phase.STOPPED:
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
-        when = provider.stop(cluster, folder, report)
-        ends = billing.list_ended(cluster, folder)
-        charges = measured.add_restarts(
-            cluster, cluster.charges, billing.list_lives(cluster, folder), ends
-        )
+        try:
+            when = provider.stop(cluster, folder, report)
+            ends = billing.list_ended(cluster, folder)
+            lives = billing.list_lives(cluster, folder)
+        except ProviderError:
+            report_left(cluster, report, "stopped", "stop")
+            raise
+        charges = measured.add_restarts(cluster, cluster.charges, lives, ends)
         cluster = replace(
             cluster,
             phase=Phase.STOPPED,

@@ -119,6 +119,12 @@ def test_options_that_exclude_each_other(cloud: dict[str, object], said: str) ->
         update_rules.resolve(wish(**cloud), None)
 
 
+def test_a_life_that_is_too_short_is_refused_before_aws_is_asked() -> None:
+    with pytest.raises(UsageError, match="--ttl of 1 s: the machines would end before they are"):
+        update_rules.resolve(wish(ttl=1.0), None)
+    assert update_rules.resolve(wish(ttl=1.0), cluster(wish())), "`extend` moves the deadline"
+
+
 def test_machines_end_before_their_capacity_block() -> None:
     asked = wish(ttl=8 * HOUR)
     assert update_rules.deadline(asked, None, {}, [], NOW, NOW + HOUR) == NOW + HOUR

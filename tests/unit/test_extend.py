@@ -144,9 +144,13 @@ def test_a_deadline_that_the_cloud_does_not_move_stays_on_record(
     """The record would promise hours in which AWS ends the machines."""
     end = on_record(machines.store, 2 * HOUR)
     machines.refused = True
+    told: list[str] = []
     with pytest.raises(ProviderError):
-        extend(machines.store, "lab", ttl, print, agreed)
+        extend(machines.store, "lab", ttl, told.append, agreed)
     assert machines.store.cluster("lab").deadline == end
+    [line] = told
+    assert line.startswith("the deadline was not changed: the machines keep running at $")
+    assert line.endswith(f" until {clock(end)}")
 
 
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])

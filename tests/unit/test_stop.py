@@ -163,9 +163,26 @@ def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, clou
     cloud.refuses = ProviderError(
         "stop instances: your AWS credentials have expired", hint="log in"
     )
-    judge(call("stop"), 3, "credentials have expired", "log in")
+    said = call("stop")
+    _, _, after = said.err.partition("\n")
+    assert "not everything was stopped: up to 1 machine may keep running at $1.75/h" in said.err
+    assert "; `clusterctl stop lab` continues\n" in said.err
+    judge(replace(said, err=after), 3, "credentials have expired", "log in")
     assert here.store.cluster("lab") == replace(before, stopping=True)
     assert before.phase is Phase.READY
+
+
+def test_a_cluster_that_cannot_be_looked_at_is_not_said_to_be_stopped(
+    call: Call, here: Staged, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(Cloud):
+        def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+            raise ProviderError("asking for instances: AWS did not answer")
+
+    provide(monkeypatch, "local", Silent())
+    said = call("stop")
+    assert said.code == 3
+    assert "nothing was stopped: the machines keep running at $1.75/h until" in said.err
 
 
 def test_a_stop_that_was_killed_does_not_hide_what_runs(

@@ -63,6 +63,8 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
             " instances",
             hint="leave one of the two out",
         )
+    if current is None:
+        _check_ttl(spec.ttl or catalog.DEFAULT_TTL)
     if spec.cloud.ssh_cidr:
         ssh_cidr.networks("--ssh-cidr", spec.cloud.ssh_cidr)
     idle = catalog.DEFAULT_IDLE if spec.cloud.idle is None else spec.cloud.idle
@@ -151,11 +153,7 @@ def deadline(
             budget.check_until(options, charges, armed, now)
         return armed
     seconds = options.ttl or catalog.DEFAULT_TTL
-    if seconds < budget.SHORTEST:
-        raise UsageError(
-            f"--ttl of {seconds:g} s: the machines would end before they are ready",
-            hint=f"give at least {budget.SHORTEST / 60:g}m",
-        )
+    _check_ttl(seconds)
     if options.cloud.budget:
         seconds = min(seconds, budget.limit_life(options.cloud.budget, charges, now))
     if latest is not None and latest < now + budget.SHORTEST:
@@ -164,6 +162,14 @@ def deadline(
             hint="choose another --reservation",
         )
     return float(int(now + seconds if latest is None else min(now + seconds, latest)))
+
+
+def _check_ttl(seconds: float) -> None:
+    if seconds < budget.SHORTEST:
+        raise UsageError(
+            f"--ttl of {seconds:g} s: the machines would end before they are ready",
+            hint=f"give at least {budget.SHORTEST / 60:g}m",
+        )
 
 
 def check_stopped(
