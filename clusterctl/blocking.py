@@ -23,7 +23,7 @@ LOCK = Wait(
 )
 CHILD = Wait(
     "waiting for a child process",
-    "look at what the child does; one whose output is a pipe stops when nobody reads it: use"
+    "look at what the child does; one whose output is a pipe blocks when nothing reads it: use"
     " communicate() instead of wait()",
 )
 NETWORK = Wait(

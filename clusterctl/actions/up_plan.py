@@ -250,8 +250,7 @@ def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, .
         return base.groups
     if len(base.groups) > 1:
         raise UsageError(
-            f"cluster {spec.name} has {len(base.groups)} kinds of workers: --workers does not say"
-            " which",
+            f"cluster {spec.name} has {len(base.groups)} kinds of workers: --workers is ambiguous",
             hint="give the number of each: --gpu FAMILY:N --cpu TYPE:N",
         )
     return (replace(base.groups[0], count=first.count),)

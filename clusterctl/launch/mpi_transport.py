@@ -68,14 +68,14 @@ ENGINES = (
     Engine(
         "UCX over RDMA",
         ("pml:ucx", "rdma", "memory"),
-        ((("--mca", "pml", "ucx"), "every node's UCX sees an RDMA device"),),
+        ((("--mca", "pml", "ucx"), "UCX finds an RDMA device on every node"),),
     ),
     Engine(
         "EFA",
         ("pml:cm", "mtl:ofi", "efa", "host"),
         (
             (("--mca", "pml", "cm"), "EFA is driven by libfabric, below Open MPI's cm"),
-            (("--mca", "mtl", "ofi"), "libfabric, which sees an EFA device on every node"),
+            (("--mca", "mtl", "ofi"), "libfabric, which finds an EFA device on every node"),
         ),
     ),
     Engine(
@@ -186,7 +186,7 @@ def _notes(can: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
         no_pml = [node.name for node in nodes if "pml:ucx" not in node.facts.mpi_components]
         lacking = f"Open MPI has no UCX on {', '.join(no_pml)}"
         if not no_pml:
-            lacking = f"UCX sees no GPU on {', '.join(_blind(nodes))}"
+            lacking = f"UCX finds no GPU on {', '.join(_blind(nodes))}"
         notes.append(
             "MPI cannot reach GPU memory on every node: gradients go through host memory"
             f" ({lacking})"

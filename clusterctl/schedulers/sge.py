@@ -112,7 +112,7 @@ class Sge(batch.Batch):
     def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
         if "E" in state:
-            return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node says why"
+            return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node shows why"
         if "q" in state:
             return JobState.QUEUED, "held" if "h" in state else "waiting"
         return JobState.RUNNING, ""

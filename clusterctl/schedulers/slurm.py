@@ -159,7 +159,7 @@ def warning(spec: JobSpec) -> int:
     if match is None:
         raise UsageError(
             f"--signal {spec.native['signal']} cannot be passed on",
-            hint="--signal USR1@SECONDS says how early the job is warned; programs get SIGTERM",
+            hint="--signal USR1@SECONDS sets how early the job is warned; programs get SIGTERM",
         )
     return int(match[1] or batch.LEAD)
 
@@ -191,7 +191,7 @@ def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
         raise UsageError(
             f"--gpus {spec.native['gpus']} cannot be divided evenly"
             + (f" to --nodes {nodes}" if nodes else ""),
-            hint="--gpus-per-node says how many each node gives, --ranks how many ranks there are",
+            hint="use --gpus-per-node, and --ranks for the number of ranks",
         )
     others = {name: text for name, text in spec.native.items() if name != "gpus"}
     native = {"gpus-per-task": f"{kind}{colon}{per_rank}", **others}

@@ -228,7 +228,7 @@ def test_what_aws_did_but_did_not_tell_is_made_good(world: World) -> None:
     for action in (*twice, "AssociateRouteTable"):
         world.ec2.fault("lost", action=action, calls=1)
     up = world.ok(*CPU)
-    assert "AWS already has resources that Terraform does not know" in up.err
+    assert "AWS already has resources that are not in Terraform's state" in up.err
     assert len(world.ec2.machines) == 2
     world.ok("run", "hello.c")
     world.ok("down", "--yes", "--force")

@@ -260,7 +260,7 @@ def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     world.ec2.fault("slow_gateway", seconds=600)
     cut_power(world)
     down = world.ok("down", "--yes")
-    assert "AWS may have a NAT gateway that Terraform does not know" in down.err
+    assert "AWS may have a NAT gateway that is not in Terraform's state" in down.err
     assert world.ec2.left() == []
     cut_power(world)
     world.ec2.clear()

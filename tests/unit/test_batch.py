@@ -413,7 +413,7 @@ def test_a_running_job_has_its_nodes() -> None:
             "sge",
             "queue Eqw|",
             JobState.QUEUED,
-            "in error (Eqw): `qstat -j` on the login node says why",
+            "in error (Eqw): `qstat -j` on the login node shows why",
         ),
         ("sge", "gone CANCELLED|||130", JobState.CANCELLED, ""),
         ("sge", "gone UNKNOWN|||130", JobState.LOST, "it left the queue without a final state"),

@@ -205,7 +205,7 @@ def _unfit(node: Node, result: NodeResult) -> str:
         reasons.append(f"~/.ssh/authorized_keys cannot be written ({access})")
     told = facts.parse(result.text)
     if node.python and told.python is None:
-        reasons.append(f"the file says python={node.python}, which is not a Python on that host")
+        reasons.append(f"the file sets python={node.python}, which is not a Python on that host")
     if lacks := bootstrap.find_lacking(told):
         reasons.append(lacks)
     return "; ".join(reasons)
@@ -230,7 +230,7 @@ def _lacks(node: Node) -> str:
         )
     if node.slots and node.facts.gpus and node.slots > len(node.facts.gpus):
         missing.append(
-            f"the file says {node.slots} slots, the host has {len(node.facts.gpus)} GPUs"
+            f"the file sets {node.slots} slots, but the host has {len(node.facts.gpus)} GPUs"
         )
     return "; ".join(missing)
 

@@ -96,7 +96,7 @@ _IN_USE = Known(
     "run the same command again; what stays is shown with its id in the EC2 console",
 )
 _NOT_YET = Known(
-    "AWS does not know it, or not yet", "run the same command again in a minute", passing=True
+    "it does not exist in AWS, or not yet", "run the same command again in a minute", passing=True
 )
 _KMS = Known(
     "the key that encrypts disks cannot be used",
@@ -184,7 +184,7 @@ CODES = {
     ),
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": Known(
         "your account has no service-linked role for spot instances yet, and you may not create it",
-        "let an administrator run it once: `aws iam create-service-linked-role --aws-service-name"
+        "ask an administrator to run once: `aws iam create-service-linked-role --aws-service-name"
         " spot.amazonaws.com`; or add the right from infra/ec2/policy.json",
         account=True,
     ),
@@ -237,7 +237,7 @@ _TEXTS = (
         r"not eligible for Free Tier",
         Known(
             "your account is on AWS's free plan, which has only a few small instance types",
-            "upgrade it to the paid plan in the Billing console; credits that are left stay usable",
+            "upgrade it to the paid plan in the Billing console; remaining credits stay usable",
             account=True,
         ),
     ),

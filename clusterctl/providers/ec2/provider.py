@@ -244,8 +244,7 @@ class Ec2Provider:
         known = terraform_module.identify(folder)
         if known is None and (folder / "terraform").exists():
             raise RecordError(
-                f"{folder} is that of a cluster on EC2, and nothing in it can be read that tells"
-                " which one",
+                f"{folder} belongs to a cluster on EC2, but nothing in it shows which one",
                 hint="`clusterctl gc` finds it in AWS, by its tags, and removes it;"
                 f" `clusterctl down {folder.name} --force` then removes the folder",
             )

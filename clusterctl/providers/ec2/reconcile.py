@@ -80,7 +80,8 @@ def apply(
                 report(f"{failures.from_terraform(said)}: continuing")
             elif failures.repeated(said) and not tidied:
                 report(
-                    "AWS already has resources that Terraform does not know: creating them again"
+                    "AWS already has resources that are not in Terraform's state:"
+                    " creating them again"
                 )
                 remove_unknown(api, cluster_id, runner, report)
                 tidied = True
@@ -194,7 +195,7 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         state = provider_state.load(folder)
         if state and state.unfinished and cluster.spec.cloud.private:
             # Killed while AWS made it, Terraform does not know it, and waits for its network.
-            report("AWS may have a NAT gateway that Terraform does not know; removing by tag")
+            report("AWS may have a NAT gateway that is not in Terraform's state; removing by tag")
             return
         runner.init()
         settle = SETTLE if state and state.launching else 0.0

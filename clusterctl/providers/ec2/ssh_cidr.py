@@ -119,7 +119,7 @@ def shut_out(allowed: str, ask: Callable[[], str]) -> str:
         return ""
     if any(IPv4Address(address) in IPv4Network(one) for one in allowed.split(",") if one):
         return ""
-    return f"this machine's address is now {address}, and SSH is open to {allowed or 'nobody'}"
+    return f"this machine's address is now {address}, and SSH is open to {allowed or 'no address'}"
 
 
 def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:

@@ -149,7 +149,9 @@ class LocalProvider:
         if not reaper.is_running(site):
             return "the process that takes it down at its deadline is not running"
         if time.time() > cluster.deadline + reaper.PATIENCE:
-            return f"it could not be taken down at its deadline ({reaper.log_of(site)} says why)"
+            return (
+                f"it could not be taken down at its deadline ({reaper.log_of(site)} has the reason)"
+            )
         return ""
 
     def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:

@@ -48,7 +48,7 @@ def find_server() -> Server:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         raise ProviderError(
-            f"user id {os.geteuid()} has no entry in /etc/passwd, so sshd cannot let it in",
+            f"user id {os.geteuid()} has no entry in /etc/passwd, so it cannot log in",
             hint="run clusterctl as a user with an entry in /etc/passwd",
         ) from None
     if os.geteuid() == 0:
