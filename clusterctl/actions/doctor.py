@@ -327,6 +327,8 @@ def _reason(said: str, rank: Rank, scope: int) -> str:
 
 
 def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]) -> None:
+    shown = _redact_outputs(diagnosis.evidence, redact)
+    findings = (*doctor.judge(shown), *(f for f in diagnosis.findings if f.kind == "hung"))
     job = asdict(diagnosis.job)
     program = job["spec"]["program"]
     program["args"] = [shlex.join(program["args"])]  # `--token VALUE` is told by its name
@@ -334,7 +336,7 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
         "job.json": json.dumps(job, indent=1, default=str),
         "findings.json": json.dumps(
             # JSON escapes the quotes and lines by which secrets are told.
-            [_redact_all(asdict(item), redact) for item in diagnosis.findings],
+            [_redact_all(asdict(item), redact) for item in findings],
             indent=1,
         ),
         "nodes.json": json.dumps(
@@ -343,7 +345,7 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
             default=str,
         ),
     }
-    for number, rank in diagnosis.evidence.ranks.items():
+    for number, rank in shown.ranks.items():
         texts[f"rank-{number}.out"], texts[f"rank-{number}.err"] = rank.out, rank.err
         if rank.stack:
             texts[f"rank-{number}.stack"] = "".join(f"{frame}\n" for frame in rank.stack.frames)
@@ -364,6 +366,13 @@ def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]
         raise UsageError(
             f"{path}: {error.strerror}", hint="choose another --bundle FILE"
         ) from error
+
+
+def _redact_outputs(found: Evidence, redact: Callable[[str], str]) -> Evidence:
+    """The same with the outputs of ranks redacted as a whole: a finding quotes some of their lines,
+    which alone do not show that they are part of a secret."""
+    ranks = {n: replace(r, out=redact(r.out), err=redact(r.err)) for n, r in found.ranks.items()}
+    return replace(found, ranks=ranks)
 
 
 def _redact_all(value: object, redact: Callable[[str], str]) -> object:
