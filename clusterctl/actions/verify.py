@@ -32,6 +32,8 @@ PROGRAM = "reduce_all.py"
 MARK = b"@@probe "
 CONNECT, START = 6.0, 20.0
 """Seconds for connections, and for one answer of a probe."""
+GEMM = 90.0
+"""The same where it loads PyTorch first: half a minute on a busy machine."""
 REDUCTION = 60.0
 AFTER_UP, LEAST = 15.0, 2.0
 """Seconds that `up` may spend on it, and those that have to be left for the next measurement."""
@@ -206,9 +208,9 @@ class _Probes:
         except OSError as error:
             self.failed[name] = reason(error) or "the connection is lost"
 
-    def hear(self, name: str) -> dict[str, Any]:
+    def hear(self, name: str, most: float = START) -> dict[str, Any]:
         """Its next answer; {"error": why} where there is none."""
-        deadline = Deadline(self.seconds(START))
+        deadline = Deadline(self.seconds(most))
         while name not in self.failed:
             buffer = self._buffers[name]
             line, newline, rest = bytes(buffer).partition(b"\n")
@@ -230,7 +232,9 @@ class _Probes:
                 buffer += data
         return {"error": self.failed[name]}
 
-    def ask(self, names: Sequence[str], action: str, **values: Any) -> dict[str, dict[str, Any]]:
+    def ask(
+        self, names: Sequence[str], action: str, most: float = START, **values: Any
+    ) -> dict[str, dict[str, Any]]:
         """All at once where they are machines of their own, else one after the other, as far as
         there is time for them."""
         found: dict[str, dict[str, Any]] = {}
@@ -241,7 +245,7 @@ class _Probes:
             for name in group:
                 root = {"folder": self._cluster.node(name).root} if action == "node" else {}
                 self.send(name, action, **values, **root)
-            found.update((name, self.hear(name)) for name in group)
+            found.update((name, self.hear(name, most)) for name in group)
         return found
 
 
@@ -275,7 +279,7 @@ def _nodes(
     measured = probes.ask(probes.names, "node", seconds=effort.compute, size=effort.disk)
     gemm: Mapping[str, dict[str, Any]] = {}
     if effort.thorough:
-        gemm = probes.ask(probes.names, "gemm", seconds=effort.compute)
+        gemm = probes.ask(probes.names, "gemm", GEMM, seconds=effort.compute)
     gpus = _gpus(cluster, pool, probes.seconds(START))
     found = []
     for node in cluster.workers:
