@@ -252,6 +252,7 @@ def _add_stacks(
             rank.stack = stacks.parse(dumps.stacks.get(pid, ""), work)
             rank.usage = dumps.usage.get(pid)
             rank.running = pid in dumps.running
+            rank.throttled = dumps.throttled.get(pid, 0.0)
             rank.no_stack = why or result.error or _reason(dumps.failed.get(pid, ""), rank, scope)
         for pid, rank in helpers[result.node].items():
             work = f"{node.root}/jobs/{found.job.id}/work"

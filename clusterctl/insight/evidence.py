@@ -91,6 +91,8 @@ class Rank:
     """Other Python processes of it, such as those of a data loader, by name and number."""
     usage: float | None = None
     """Processors that it uses; None where that was not measured."""
+    throttled: float = 0.0
+    """Share of the time in which a limit of its cgroup kept it from running."""
     running: bool = False
     """It has used or wanted a processor each time it was looked at."""
     moved: bool | None = None
@@ -301,6 +303,7 @@ class Dumps:
     usage: Mapping[int, float]
     running: frozenset[int]
     """Processes that had or wanted a processor both times."""
+    throttled: Mapping[int, float]
 
 
 def read_dumps(text: str) -> Dumps:
@@ -309,6 +312,7 @@ def read_dumps(text: str) -> Dumps:
     failed: dict[int, str] = {}
     ticks: dict[str, dict[int, RankProcess]] = {"before": {}, "after": {}}
     times: dict[str, float] = {}
+    periods: dict[int, list[tuple[int, int]]] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         first, _, value = rest.partition(" ")
@@ -319,21 +323,28 @@ def read_dumps(text: str) -> Dumps:
                 failed[int(first)] = value
             elif word == "time":
                 times[first] = float(value)
+            elif word in ("periods-before", "periods-after"):
+                passed, stopped = value.split()
+                periods.setdefault(int(first), []).append((int(passed), int(stopped)))
             elif word in ticks:
                 ticks[word][int(first)] = _process(value)
-    passed = times.get("after", 0.0) - times.get("before", 0.0)
+    seconds = times.get("after", 0.0) - times.get("before", 0.0)
     after = ticks["after"]
     usage = {
-        pid: (after[pid].ticks - process.ticks) / TICKS / passed
+        pid: (after[pid].ticks - process.ticks) / TICKS / seconds
         for pid, process in ticks["before"].items()
-        if pid in after and passed > 0
+        if pid in after and seconds > 0
     }
     running = frozenset(
         pid
         for pid, process in ticks["before"].items()
         if pid in after and process.state == after[pid].state == "R"
     )
-    return Dumps(stacks, failed, usage, running)
+    throttled = {
+        pid: (seen[-1][1] - seen[0][1]) / max(1, seen[-1][0] - seen[0][0])
+        for pid, seen in periods.items()
+    }
+    return Dumps(stacks, failed, usage, running, throttled)
 
 
 def read_moves(text: str) -> Mapping[int, bool]:

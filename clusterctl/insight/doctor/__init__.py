@@ -44,6 +44,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *failures.vanished(evidence),
         *endings.unfinished(evidence),
         *waits.collectives(evidence),
+        *waits.limited_ranks(evidence),
         *waits.idle_ranks(evidence),
         *nodes.clocks(evidence),
         *waits.without_stacks(evidence),

@@ -83,6 +83,7 @@ def renew(before: Evidence, after: Evidence) -> Evidence:
         if old and rank.main and old.main and rank.main.pid == old.main.pid:
             rank.stack, rank.no_stack, rank.helpers = old.stack, old.no_stack, old.helpers
             rank.usage, rank.running = old.usage, old.running
+            rank.throttled = old.throttled
     for name, view in after.nodes.items():
         view.peers = view.peers or before.nodes[name].peers
     return after

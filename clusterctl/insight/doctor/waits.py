@@ -16,6 +16,8 @@ BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
 POLLS = 0.1
 """The same of one that polls for messages on a machine with too few processors."""
+LIMITED = 0.5
+"""Share of the time slices in which a cgroup stops a rank, above which the rank is slow."""
 _SHOWN = 120
 """Characters of a line of output that are shown."""
 WATCH = 5
@@ -250,6 +252,24 @@ def watchable(evidence: Evidence) -> dict[int, str]:
         else "polls"
         for number, stack in living.items()
     }
+
+
+def limited_ranks(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks that a limit of their cgroup keeps from running, while others run freely and may wait
+    for them."""
+    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
+    limited = [n for n, rank in living.items() if rank.throttled >= LIMITED]
+    for number in limited:
+        rank = living[number]
+        yield Finding(
+            "limited",
+            f"{evidence.place(number)} is slow: a limit of its cgroup stops it in"
+            f" {rank.throttled:.0%} of the time slices",
+            "raise the limit of processors of its container, service or batch job",
+            ranks=(number,),
+            nodes=(rank.node,),
+            serious=len(limited) < len(living),
+        )
 
 
 def idle_ranks(evidence: Evidence) -> Iterator[Finding]:
