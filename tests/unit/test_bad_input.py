@@ -336,7 +336,7 @@ def test_a_name_on_the_command_line_goes_before_one_in_the_settings(
     assert call("status", "two", "--json").document["cluster"] == "two"
 
 
-@pytest.mark.parametrize("name", ["com,ma", "new\nline", "bell\x07"])
+@pytest.mark.parametrize("name", ["com,ma", "co:lon", "new\nline", "bell\x07"])
 def test_a_state_home_that_nodes_cannot_use_is_refused_before_anything_is_there(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -140,6 +140,17 @@ def check_path(folder: Path) -> None:
         )
 
 
+def check_new_path(folder: Path) -> None:
+    """Refuses also one in which no job starts, though a cluster may be removed there: the folder of
+    Open MPI's remote agent is in PATH. Raises UsageError."""
+    check_path(folder)
+    if ":" in str(folder):
+        raise UsageError(
+            f"the state home {str(folder)!r} has a colon, which separates the folders of PATH",
+            hint="set CLUSTERCTL_HOME to another folder",
+        )
+
+
 def hidden(folder: Path, keep: Iterable[Path]) -> Path:
     """What nodes must not see: the whole state home (`folder` is STATE/clusters/NAME), or as much
     of it as does not hold one of `keep`, which nodes need (a home, Python, /tmp).

@@ -50,7 +50,7 @@ class LocalProvider:
     ) -> ProviderPlan:
         names = layout.node_names(spec.workers)
         if ahead:
-            layout.check_path(ahead)  # before there is a record
+            layout.check_new_path(ahead)  # before there is a record
         sshd.find_server()
         mode = modes.choose()
         kind = (
