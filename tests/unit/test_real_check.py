@@ -213,7 +213,7 @@ class Shop(Offering):
 
 
 @pytest.mark.usefixtures("terraform")
-@pytest.mark.parametrize("times", [1.0, 1.7, 4.0])
+@pytest.mark.parametrize("times", [1.0, 1.7, 3.5])
 def test_a_check_costs_ten_cents_at_most(
     times: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

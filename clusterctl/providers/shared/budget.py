@@ -15,7 +15,7 @@ from clusterctl.model import (
     ClusterSpec,
     clock,
 )
-from clusterctl.providers.shared.charges import REMOVED, cost_until_removed, hourly
+from clusterctl.providers.shared.charges import ENDED, REMOVED, cost_until_removed, hourly
 
 SHORTEST_MONTH = 28 * 24.0
 """Hours of February: a disk's price per month is due in each one."""
@@ -49,6 +49,11 @@ def after_deadline(charges: Iterable[Charge]) -> float:
     )
 
 
+def overrun(charges: Iterable[Charge]) -> float:
+    """US dollars that machines may cost after the deadline, if they do not end themselves then."""
+    return hourly(i for i in charges if i.part not in NETWORK_PARTS)[0] * ENDED / 3600
+
+
 def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
     """Seconds that a budget in US dollars lasts in any month, with what comes after the deadline.
     Raises UsageError where a price is unknown or nothing is left."""
@@ -67,7 +72,7 @@ def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
             f"--budget ${budget:.2f} is spent: ${budget - left:.2f} so far",
             hint="raise it, or take the cluster down",
         )
-    return left / rate * 3600
+    return max(0.0, left / rate * 3600 - ENDED)
 
 
 def limit_life(budget: float, charges: Sequence[Charge], now: float) -> float:
@@ -76,7 +81,8 @@ def limit_life(budget: float, charges: Sequence[Charge], now: float) -> float:
     spent = _spent(charges, now)
     lasts = affordable(budget, charges, spent)
     if lasts < SHORTEST:
-        least = spent + hourly(charges)[0] * SHORTEST / 3600 + after_deadline(charges)
+        least = spent + hourly(charges)[0] * SHORTEST / 3600
+        least += after_deadline(charges) + overrun(charges)
         raise UsageError(
             f"--budget {budget:g} lasts for {lasts:.0f} s: the machines would end"
             " before they are ready",
@@ -92,7 +98,7 @@ def check_until(
     where a price is unknown."""
     budget, spent = options.cloud.budget, sum(charge.dollars(now) for charge in charges)
     seconds = affordable(budget, charges, spent)
-    total = cost_until_removed(charges, deadline)
+    total = cost_until_removed(charges, deadline) + overrun(charges)
     if total > budget + 0.005:
         more, minutes = f"--budget {total + 0.01:.2f}", int(seconds / 60)
         sooner = f"first an earlier end: `clusterctl extend {options.name} --ttl {minutes}m`"
@@ -108,6 +114,7 @@ def check_extension(cluster: Cluster, end: float, dollars: float) -> None:
     """`dollars`: what a later deadline makes the cluster cost. Raises UsageError where its budget
     is less, or where a price is unknown of what is to run longer."""
     budget, name = cluster.spec.cloud.budget, cluster.name
+    dollars += overrun(cluster.charges)
     later = end > (cluster.deadline or 0.0)
     _, unknown = hourly(cluster.charges)
     if budget and later and unknown:

@@ -77,10 +77,12 @@ LATER = 60.0
 """Seconds after the deadline until a cloud ends what has not ended itself."""
 PRECISION = 60.0
 """Seconds within which it keeps that time."""
+ENDED = LATER + PRECISION
+"""Seconds after the deadline until a machine has ended that did not end itself."""
 RELEASE = 900.0
 """Seconds after the deadline until the address of a NAT gateway is released: the gateway holds it
 until it is gone, which takes minutes."""
-REMOVED = dict(zip(NETWORK_PARTS, (LATER + PRECISION, RELEASE), strict=True))
+REMOVED = dict(zip(NETWORK_PARTS, (ENDED, RELEASE), strict=True))
 """Seconds after the deadline until each part of the network is gone."""
 
 
