@@ -80,7 +80,7 @@ def name_unknown(target: Target, error: Exception, seconds: float) -> ConnectErr
     """`error` is what the resolver said: socket.gaierror, UnicodeError or TimeoutError."""
     name = target.node.address
     if isinstance(error, TimeoutError):
-        what = f"the name {name} was not resolved within {seconds:g} s (DNS)"
+        what = f"the name {name} was not resolved within {seconds:.3g} s (DNS)"
         hint = "check this machine's resolver, or use an address"
         return target.error(what, hint, transient=True)
     return target.error(
@@ -114,7 +114,7 @@ def timed_out(target: Target, stage: str, seconds: float) -> ConnectError:
         "auth": "sshd does not answer the log-in",
     }[stage]
     hint = "the node may be overloaded, out of memory, or still booting"
-    return target.error(f"{what} (within {seconds:g} s)", hint, transient=True)
+    return target.error(f"{what} (within {seconds:.3g} s)", hint, transient=True)
 
 
 def explain_break(target: Target, stage: str, error: BaseException, keys: str) -> ConnectError:

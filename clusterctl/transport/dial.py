@@ -47,7 +47,7 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
             if error.code == 1:  # RFC 4254, 5.1
                 why, transient = "it does not forward connections (AllowTcpForwarding)", False
         elif deadline.passed:
-            why += f" within {deadline.seconds:g} s"
+            why += f" within {deadline.seconds:.3g} s"
         elif not hop.is_active():
             why = "the connection to it was lost"
         raise target.behind(name, why, transient) from error

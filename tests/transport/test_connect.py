@@ -104,7 +104,7 @@ def test_resolved_name(sshd: Sshd, tmp_path: Path) -> None:
 def test_silent_peer(sshd: Sshd, peer: Callable[..., int]) -> None:
     transport = sshd.transport(node=make_node(peer()))
     words = ("the port is open but sshd does not answer", "within 0.4 s")
-    fails(transport, *words, timeout=0.4)
+    fails(transport, *words, timeout=0.399999)
 
 
 def test_key_exchange_stalls(sshd: Sshd, peer: Callable[..., int]) -> None:
