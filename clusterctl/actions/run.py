@@ -35,7 +35,7 @@ from clusterctl.jobs import (
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import Asked, translate
 from clusterctl.jobs.program import Resolved as Resolved
-from clusterctl.jobs.program import backend_note, resolve_command, resolve_module
+from clusterctl.jobs.program import backend_note, launcher_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
@@ -151,8 +151,9 @@ def prepare(
         chosen_python = packages.choose(cluster, spec.python)
         places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
-    if note := backend_note(resolved, spec.backend):
-        plan = replace(plan, notes=(*plan.notes, note))
+    for note in (backend_note(resolved, spec.backend), launcher_note(resolved, job.ranks)):
+        if note:
+            plan = replace(plan, notes=(*plan.notes, note))
     return Prepared(
         job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets, wanted=wanted
     )

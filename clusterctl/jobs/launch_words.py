@@ -13,120 +13,9 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.job_model import PYTHONS
+from clusterctl.jobs.launcher_options import LAUNCHERS, OtherLauncher
 from clusterctl.user_variables import SECRET
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launcher:
-    """Its options, spelled with dashes. `does`: what clusterctl does by itself instead."""
-
-    ranks: tuple[str, ...] = ()
-    per_node: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    retries: tuple[str, ...] = ()
-    does: tuple[str, ...] = ()
-    does_flags: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Options that its programs find as variables."""
-    env_flags: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """The same for options without a value."""
-    variables: tuple[str, ...] = ()
-    """Options whose values are variables: `-x NAME=VALUE`, or `-x NAME` for one of this shell."""
-    mpirun: Mapping[str, int] = field(default_factory=dict)
-    """Options that our mpirun gets as they are, by the number of their values."""
-    native: Mapping[str, str] = field(default_factory=dict)
-    """Options that a batch system with this launcher gets, by its names for them."""
-    local_rank: str = ""
-    """The option by which it tells a program its number on the node."""
-    no_local_rank: tuple[str, ...] = ()
-    """Its options that leave this out."""
-    config: tuple[str, ...] = ()
-    """Options that name a file in which its options are keys."""
-    python: bool = True
-    """It starts a Python script or, with -m, a module; else any command."""
-
-
-_MEETING = ("--master-addr", "--master-port")
-_SLURM = (
-    *("account", "constraint", "cpus-per-task", "exclude", "gpu-bind", "gpus", "gpus-per-node"),
-    *("gpus-per-task", "gres", "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "nodelist"),
-    *("partition", "qos", "reservation", "time"),
-)
-_MPIRUN = _Launcher(
-    ranks=("-np", "--np", "-n"),
-    per_node=("-N", "--npernode", "-npernode", "-ppn"),
-    does=("--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-host", "-H"),
-    does_flags=(
-        *("--allow-run-as-root", "--oversubscribe", "-oversubscribe"),
-        *("--tag-output", "-tag-output"),
-    ),
-    variables=("-x",),
-    mpirun={"--map-by": 1, "--bind-to": 1, "--rank-by": 1, "--report-bindings": 0, "--mca": 2},
-    python=False,
-)
-_LAUNCHERS: dict[str, _Launcher] = {
-    # https://docs.pytorch.org/docs/stable/elastic/run.html
-    "torchrun": _Launcher(
-        per_node=("--nproc-per-node",),
-        nodes=("--nnodes",),
-        does=(
-            *(*_MEETING, "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
-            *("--rdzv-conf", "--local-addr", "--monitor-interval", "--start-method"),
-            *("-r", "--redirects", "-t", "--tee", "--log-dir", "--role", "--local-ranks-filter"),
-        ),
-        retries=("--max-restarts",),
-        does_flags=("--standalone",),
-    ),
-    # https://huggingface.co/docs/accelerate/package_reference/cli#accelerate-launch
-    "accelerate launch": _Launcher(
-        ranks=("--num-processes",),
-        nodes=("--num-machines",),
-        does=(
-            *("--machine-rank", "--main-process-ip", "--main-process-port", "--rdzv-backend"),
-            "--gpu-ids",
-        ),
-        does_flags=("--multi-gpu", "--same-network"),
-        config=("--config-file",),
-        env={
-            "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
-            "--num-cpu-threads-per-process": "OMP_NUM_THREADS",
-            "--dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
-            "--gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-        },
-        env_flags={
-            "--cpu": ("ACCELERATE_USE_CPU", "true"),
-            "--debug": ("ACCELERATE_DEBUG_MODE", "true"),
-        },
-    ),
-    # https://www.deepspeed.ai/getting-started/#launching-deepspeed-training
-    "deepspeed": _Launcher(
-        per_node=("--num-gpus",),
-        nodes=("--num-nodes",),
-        does=(*_MEETING, "-H", "--hostfile", "--launcher", "--node-rank"),
-        does_flags=("--no-ssh", "--force-multi"),
-        local_rank="--local_rank",
-        no_local_rank=("--no-local-rank",),
-    ),
-    "mpirun": _MPIRUN,
-    "mpiexec": _MPIRUN,
-    "horovodrun": _MPIRUN,
-    "srun": _Launcher(
-        ranks=("-n", "--ntasks"),
-        per_node=("--ntasks-per-node",),
-        nodes=("-N", "--nodes"),
-        does=("--mpi", "--cpu-bind", "--export", "--kill-on-bad-exit"),
-        does_flags=("-l", "--label", "-u", "--unbuffered", "-K"),
-        native={
-            **{f"--{name}": name for name in _SLURM},
-            **{"-p": "partition", "-t": "time", "-A": "account", "-J": "job-name"},
-            **{"-c": "cpus-per-task", "-w": "nodelist", "-x": "exclude", "-q": "qos"},
-        },
-        python=False,
-    ),
-}
-_LAUNCHERS["torch.distributed.launch"] = replace(
-    _LAUNCHERS["torchrun"], local_rank="--local-rank", no_local_rank=("--use-env",)
-)
 _ALL = re.compile(r"auto|gpu|cpu|\d+:\d+")
 """As many ranks as a node has GPUs or cores, or as many nodes as there are: what clusterctl starts
 unless told."""
@@ -168,7 +57,7 @@ class Asked:
         given += [f"--env {name}={value}" for name, value in self.env.items()]
         given += [f"{self.local_rank}=N for each rank"] * bool(self.local_rank)
         how = f", with {' '.join(given)}" if given else ""
-        what = "ranks" if self.launcher in _LAUNCHERS else "program"
+        what = "ranks" if self.launcher in LAUNCHERS else "program"
         return f"clusterctl starts the {what} itself instead of {self.launcher}{how}"
 
 
@@ -183,6 +72,25 @@ _MODULES = {
     "accelerate.commands.launch": ("accelerate", "launch"),
 }
 """Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
+
+
+_STARTS = re.compile(
+    r"""(?mx)^[ \t]*
+    (?:exec[ \t]+|uv[ ]run[ \t]+|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+
+      |python3?[ \t]+(?:-u[ \t]+)?-m[ \t]+)*
+    (torchrun|accelerate[ ]launch|deepspeed|mpirun|mpiexec|horovodrun|srun
+      |torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)\s"""
+)
+_KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
+"""In a script that starts a launcher as a part of a job."""
+
+
+def find_launcher(script: str) -> str:
+    """The launcher program that a shell script starts as if it were alone; "" without one."""
+    found = _STARTS.search(re.sub(r"\\\n", " ", script))
+    if found is None or _KNOWS.search(script):
+        return ""
+    return f"python -m {found[1]}" if "." in found[1] else found[1]
 
 
 _OF_THIS_MACHINE = re.compile(r"(LD_LIBRARY_|LIBRARY_|PYTHON)?PATH|HOME|PYTHONHOME|VIRTUAL_ENV")
@@ -257,7 +165,7 @@ def _unwrap(words: Sequence[str]) -> list[str]:
 
 def _translate(words: Sequence[str]) -> Asked:
     name = " ".join(words[: 1 + (words[:1] == ["accelerate"])])
-    launcher = _LAUNCHERS.get(name)
+    launcher = LAUNCHERS.get(name)
     if launcher is None:
         return Asked()
     reader = _Reader(name, launcher)
@@ -281,7 +189,7 @@ def _translate(words: Sequence[str]) -> Asked:
 class _Reader:
     """Reads the options of a launcher, up to what it starts."""
 
-    def __init__(self, name: str, launcher: _Launcher) -> None:
+    def __init__(self, name: str, launcher: OtherLauncher) -> None:
         self._name, self._launcher = name, launcher
         self._kinds = {
             **dict.fromkeys(launcher.ranks, "ranks"),

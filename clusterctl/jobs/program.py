@@ -16,7 +16,7 @@ from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import PYTHONS, SHELLS, Program, ProgramKind
 from clusterctl.jobs import own_project, stage
-from clusterctl.jobs.launch_words import Asked
+from clusterctl.jobs.launch_words import Asked, find_launcher
 from clusterctl.model import Cluster
 
 HEAD = 64 << 10
@@ -242,6 +242,27 @@ def backend_note(resolved: Resolved, backend: str) -> str:
         f"--backend {backend} may have no effect: no staged program uses trainlib or reads"
         " CLUSTERCTL_BACKEND"
     )
+
+
+def launcher_note(resolved: Resolved, ranks: int) -> str:
+    """That a shell script of the tree starts ranks of its own on each rank; "" if it does not."""
+    program, tree = resolved.program, resolved.tree
+    words = program.args if program.target in SHELLS else (program.target,)
+    if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
+        return ""
+    for word in words:
+        path = tree.root / program.folder / word
+        if not tree.has(os.path.join(program.folder, word)):
+            continue
+        with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+            text = file.read(HEAD)
+            if text.startswith("#!") or program.target in SHELLS:
+                launcher = find_launcher(text)
+                return launcher and (
+                    f"{word} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
+                    f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
+                )
+    return ""
 
 
 _HEEDS = (b"CLUSTERCTL_BACKEND", b"trainlib")

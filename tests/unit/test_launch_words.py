@@ -235,3 +235,35 @@ def test_once(call: Call, lab: None) -> None:
     assert plan["placement"] == {"worker-1": [0]}
     said = call("run", "--once", "--ranks", "2", "train.py")
     assert (said.code, "--once cannot be combined with --ranks" in said.err) == (2, True)
+
+
+TORCHRUN = """#!/usr/bin/env bash
+# mpirun is not what this uses
+GPUS=$1
+PYTHONPATH="$(dirname $0)/..":$PYTHONPATH \\
+python -m torch.distributed.launch --nproc_per_node=$GPUS \\
+    train.py ${@:2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher"),
+    [
+        (TORCHRUN, "python -m torch.distributed.launch"),
+        ("set -e\n  OMP_NUM_THREADS=1 torchrun --nproc_per_node 8 train.py\n", "torchrun"),
+        ("accelerate launch train.py\n", "accelerate launch"),
+        ("python train.py --deepspeed ds.json\n", ""),
+        ("# torchrun train.py\npython train.py\n", ""),
+        ("torchrun --nnodes 2 --node_rank $RANK --master_addr $MASTER_ADDR train.py\n", ""),
+    ],
+)
+@pytest.mark.parametrize("words", [["bash", "train.sh", "8"], ["./train.sh"]])
+def test_a_script_that_starts_a_launcher_on_each_rank(
+    words: list[str], text: str, launcher: str, call: Call, lab: None
+) -> None:
+    path = Path("train.sh")
+    path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    note = f"train.sh starts {launcher} itself, on each of 2 ranks"
+    assert (note in call("run", "--dry-run", *words).out) == bool(launcher)
+    assert "itself, on each" not in call("run", "--dry-run", "--once", *words).out
