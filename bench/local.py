@@ -26,7 +26,7 @@ from typing import Any
 
 from clusterctl import actions
 from clusterctl.actions import run as run_action
-from clusterctl.actions.attend import attend
+from clusterctl.actions.follow_job import attend
 from clusterctl.job_model import JobSpec
 from clusterctl.state import Store, home
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from math import inf
 
-from clusterctl.actions import show
+from clusterctl.actions import cluster_status
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.model import Charge, Cluster
@@ -86,11 +86,11 @@ def spending(
     warnings = [f"not counted: {line}" for line in damage]
     for at, item in enumerate(known):
         if not _over(item, now):  # its machines may have ended themselves
-            charges, lines = show.find_charges(store, item, now)
+            charges, lines = cluster_status.find_charges(store, item, now)
             known[at] = replace(item, charges=tuple(charges))
             warnings += lines
     if latest := max(known, key=lambda item: item.created, default=None):
-        warnings += show.describe_late_clock(latest, now)
+        warnings += cluster_status.describe_late_clock(latest, now)
     clusters = [
         (item, dollars)
         for item in known

@@ -19,7 +19,7 @@ from clusterctl.insight.doctor import Evidence, Finding, waits
 from clusterctl.insight.evidence import NodeView, Rank
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, systems
-from clusterctl.jobs import spy as own_spy
+from clusterctl.jobs import py_spy as own_spy
 from clusterctl.jobs.logs import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, NodeResult, Phase, Reporter, count

@@ -147,7 +147,7 @@ def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
         found = _own(found)
     if not found:
         raise RecordError(
-            f"no cluster {name!r} without a record is found by its tags in {', '.join(regions)}",
+            f"no cluster {name!r} without a local record was found in {', '.join(regions)}",
             hint="`clusterctl gc` lists all it finds; --region looks in another region",
         )
     if len(found) > 1:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.attend import FindDeadNodes
+from clusterctl.actions.follow_job import FindDeadNodes
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobState
 from clusterctl.jobs import control, fetched, mirror, outputs, systems

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.actions import check_name, require_ready
 from clusterctl.actions import resume as resuming
-from clusterctl.actions.attend import FindDeadNodes, OnJob, OnOutput
+from clusterctl.actions.follow_job import FindDeadNodes, OnJob, OnOutput
 from clusterctl.actions.jobs import lost_cluster
 from clusterctl.actions.run import Prepared, plan_job, run
 from clusterctl.errors import RecordError, UsageError

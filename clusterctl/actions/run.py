@@ -11,7 +11,13 @@ from typing import Any
 
 from clusterctl import launch
 from clusterctl.actions import connect_or_report, open_pool, require_ready
-from clusterctl.actions.attend import FindDeadNodes, OnJob, OnOutput, attend, stopped_by_interrupt
+from clusterctl.actions.follow_job import (
+    FindDeadNodes,
+    OnJob,
+    OnOutput,
+    attend,
+    stopped_by_interrupt,
+)
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
     ClusterctlError,

@@ -12,7 +12,7 @@ from shlex import quote
 from clusterctl import __version__, assets
 from clusterctl.actions import open_pool
 from clusterctl.jobs import archives, stage
-from clusterctl.launch import by_hand
+from clusterctl.launch import terminal_settings
 from clusterctl.model import Cluster, Node, NodeResult, Reporter, hostfile_mark
 from clusterctl.node_results import fold
 from clusterctl.state import Store
@@ -39,7 +39,7 @@ def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
 
     def send(name: str) -> NodeResult:
         node = cluster.node(name)
-        texts = by_hand.files(cluster, node).items()
+        texts = terminal_settings.files(cluster, node).items()
         archive = archives.pack_texts((path, text, mode) for path, (text, mode) in texts)
         return pool.transport(name).run(
             _install(cluster, node),
@@ -60,6 +60,6 @@ def _install(cluster: Cluster, node: Node) -> str:
         "terminal/install.sh.j2",
         node=node,
         mark=hostfile_mark(cluster.id),
-        container=by_hand.is_contained(node),
+        container=terminal_settings.is_contained(node),
     )
     return f"exec /bin/sh -c {quote(script)}"

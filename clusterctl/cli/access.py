@@ -26,17 +26,17 @@ def allow(given: Allow, console: Console) -> None:
 
 def ssh(given: Ssh, console: Console) -> None:
     from clusterctl import actions
-    from clusterctl.actions import reach
+    from clusterctl.actions import access
 
     given = given.within({"json"} if given.json else (), console.note)
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
     node, words = given.node or None, list(given.command)
     if not given.json:
-        raise typer.Exit(reach.shell(store, chosen, node, words, console.note))
+        raise typer.Exit(access.shell(store, chosen, node, words, console.note))
     if not words:
         raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
-    result = reach.execute(store, chosen, node, words, given.timeout)
+    result = access.execute(store, chosen, node, words, given.timeout)
     console.document(
         {
             **pick(result, "node", "exit_code", "error"),
@@ -49,27 +49,27 @@ def ssh(given: Ssh, console: Console) -> None:
 
 def forward(given: Forward, console: Console) -> None:
     from clusterctl import actions
-    from clusterctl.actions import reach
+    from clusterctl.actions import access
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
-    argv, here = reach.forward_argv(chosen, given.target, given.port)
+    argv, here = access.forward_argv(chosen, given.target, given.port)
     console.note(
         f"http://{here} leads to {given.target} of cluster {chosen.name}; press Ctrl-C to stop"
     )
     console.document({"address": here, "target": given.target, "cluster": chosen.name})
-    code = reach.forward(store, chosen, argv, argv[-1])
+    code = access.forward(store, chosen, argv, argv[-1])
     raise typer.Exit(130 if code in (-2, 130, 255) else code)
 
 
 def cp(given: Cp, console: Console) -> None:
     from clusterctl import actions
-    from clusterctl.actions import reach
+    from clusterctl.actions import access
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
     with console.waiting(moved=actions.copied):
-        reach.copy(store, chosen, given.source, given.target, given.timeout)
+        access.copy(store, chosen, given.source, given.target, given.timeout)
     console.document({"source": given.source, "target": given.target})
 
 

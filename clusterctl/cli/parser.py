@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__, config
-from clusterctl.cli import collecting, completing, help
+from clusterctl.cli import completion, detached_launches, help
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
 from clusterctl.options.table import Common, Option, Verb
@@ -51,7 +51,7 @@ class Command(TyperCommand):
         with Console.current().waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
-        with collecting.collected(given, Console.current()):
+        with detached_launches.collected(given, Console.current()):
             return function(given, Console.current())
 
 
@@ -156,13 +156,13 @@ def _parameter(option: Option[Any]) -> Any:
             nargs=None if option.is_flag else option.words,
             metavar=option.metavar or None,
             help=option.help,
-            autocompletion=completing.for_value(option.key) if option.flag == "--cluster" else None,
+            autocompletion=completion.for_value(option.key) if option.flag == "--cluster" else None,
         )
     return TyperArgument(
         param_decls=[option.key],
         nargs=-1 if option.many else 1,
         metavar=option.metavar,
-        autocompletion=completing.for_value(option.key),
+        autocompletion=completion.for_value(option.key),
     )
 
 

@@ -13,8 +13,8 @@ from clusterctl import actions
 from clusterctl.actions import Store, node_loss
 from clusterctl.actions import rerun as repeating
 from clusterctl.actions import run as action
-from clusterctl.actions.attend import OnJob
 from clusterctl.actions.dead_nodes import find_dead
+from clusterctl.actions.follow_job import OnJob
 from clusterctl.actions.run import Prepared, Resolved
 from clusterctl.cli.console import Console, plain
 from clusterctl.cli.job_output import announce, finish, reporting, staging

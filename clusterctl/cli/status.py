@@ -13,12 +13,12 @@ from clusterctl.options.clusters import List, Status
 
 def status(given: Status, console: Console) -> None:
     from clusterctl import actions
-    from clusterctl.actions import launch_mark, show
+    from clusterctl.actions import cluster_status, launch_mark
 
     store = actions.open_store()
     live = given.live
     with console.waiting():
-        found = show.status(store, actions.choose(store, given.wanted()), live=live)
+        found = cluster_status.status(store, actions.choose(store, given.wanted()), live=live)
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
@@ -75,14 +75,14 @@ def list_clusters(given: List, console: Console) -> None:
 def _list_here(given: List, console: Console) -> dict[str, Any]:
     """Shows the clusters on record, and returns them for --json."""
     from clusterctl import actions
-    from clusterctl.actions import show
+    from clusterctl.actions import cluster_status
 
     store = actions.open_store()
     wanted = given.cluster
     if wanted is not None:
         actions.choose(store, wanted)
     with console.waiting():
-        statuses = show.list_statuses(store)
+        statuses = cluster_status.list_statuses(store)
     found = tuple(item for item in statuses if wanted in (None, item.cluster.name))
     damage = store.damage()
     for line in damage:

@@ -10,7 +10,7 @@ from shlex import join, quote
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs import archives, secrets, spy, stage, systems
+from clusterctl.jobs import archives, py_spy, secrets, stage, systems
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.resume_args import shell_words
@@ -164,7 +164,7 @@ def _stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
         folder=f"{node.root}/jobs/{job.id}",
         tag=tag,
         python_folder=node.python.rpartition("/")[0] or "/nowhere",
-        why=spy.missing(archs) or "py-spy does not run on this node",
+        why=py_spy.missing(archs) or "py-spy does not run on this node",
         limit=STACK_LIMIT,
         largest=LARGEST_NOTE,
     )
@@ -204,8 +204,8 @@ def put(
     """
     tree, library = home.stages / job.stage, stage.pack_library()
     placed = list_rank_nodes(job, cluster)
-    if job.spec.hang_timeout and not spy.missing(_archs(job, cluster)):
-        library += archives.pack_file(spy.FILE, spy.compress())
+    if job.spec.hang_timeout and not py_spy.missing(_archs(job, cluster)):
+        library += archives.pack_file(py_spy.FILE, py_spy.compress())
 
     large = tree.stat().st_size > LARGE
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from clusterctl import keys
-from clusterctl.actions import open_pool, open_store, show
+from clusterctl.actions import cluster_status, open_pool, open_store
 from clusterctl.actions.allow import explain
 from clusterctl.actions.extend import extend
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
@@ -160,10 +160,10 @@ def test_a_live_status_of_nodes_that_do_not_answer_another_address_says_so(
     provide(monkeypatch, "ec2", made)
     store = open_store()
     store.save(cluster(deadline=None))
-    [said] = show.status(store, store.cluster("lab"), live=True).warnings
+    [said] = cluster_status.status(store, store.cluster("lab"), live=True).warnings
     assert said == f"{WHY}: `clusterctl allow -c lab` opens the cluster to your present address"
     made.allow(store.cluster("lab"), Path(), ())
-    assert show.status(store, store.cluster("lab"), live=True).warnings == ()
+    assert cluster_status.status(store, store.cluster("lab"), live=True).warnings == ()
 
 
 def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store, show
+from clusterctl.actions import cluster_status, open_store
 from clusterctl.actions.cost import spending
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.unfetched import describe_loss
@@ -111,7 +111,7 @@ def shown(
 ) -> tuple[float, float, str]:
     """What `status` says: money so far and per hour, and its warnings."""
     provide(monkeypatch, "ec2", provider)
-    found = show.status(open_store(), forgotten(**changes), clock=clock)
+    found = cluster_status.status(open_store(), forgotten(**changes), clock=clock)
     return round(found.dollars), found.dollars_per_hour, "".join(found.warnings)
 
 
@@ -179,7 +179,8 @@ def test_a_killed_up_costs_what_its_machines_have_come_to_be(
     open_store().save(forgotten(**cut_off))
     assert round(spending(open_store(), 99 * HOUR, None, clock=clock).dollars) == 72 * 6
     there.price = None
-    assert show.status(open_store(), forgotten(**cut_off), clock=clock).unknown_prices == ("x",)
+    state = cluster_status.status(open_store(), forgotten(**cut_off), clock=clock)
+    assert state.unknown_prices == ("x",)
 
 
 def test_machines_that_ended_at_the_deadline_cost_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +241,7 @@ def test_the_ends_that_the_cloud_tells_are_those_on_the_bill(
     provide(monkeypatch, "ec2", Ends("launcher", "worker-2", ended=ends))
     store = open_store()
     store.save(early)
-    live = show.status(store, early, live=True, clock=clock)
+    live = cluster_status.status(store, early, live=True, clock=clock)
     assert (round(live.dollars), live.dollars_per_hour) == (72 + 72 + 24, 2.0)
     ended = finish_down(store, early, print, clock=clock)
     assert sum(line.hours for line in cost.receipt(ended.charges, NOW)) == 72 + 72 + 24
@@ -255,8 +256,8 @@ def test_machines_of_a_stopped_cluster_that_were_started_elsewhere_are_paid_and_
     rows = (charge("worker-1", until=NOW - 71 * HOUR), charge("worker-1", part="disk", hourly=0.1))
     stopped = forgotten(charges=rows, deadline=NOW + HOUR, phase=Phase.STOPPED)
     provide(monkeypatch, "ec2", provider)
-    assert show.status(open_store(), stopped, clock=clock).dollars_per_hour == 0.1
-    live = show.status(open_store(), stopped, live=True, clock=clock)
+    assert cluster_status.status(open_store(), stopped, clock=clock).dollars_per_hour == 0.1
+    live = cluster_status.status(open_store(), stopped, live=True, clock=clock)
     assert live.dollars_per_hour == 1.1
     assert "is stopped, but worker-1 is running, not started by clusterctl" in live.warnings[0]
     open_store().save(stopped)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import providers
-from clusterctl.actions import open_store, show
+from clusterctl.actions import cluster_status, open_store
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.local import processes
 from clusterctl.providers.local.layout import Site, site
@@ -76,7 +76,7 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     cluster, place = lab
     store = open_store()
     arm(cluster, place, time.time() + HOUR)
-    assert show.status(store, cluster).warnings == ()
+    assert cluster_status.status(store, cluster).warnings == ()
     for process in processes.scan(place):
         with suppress(ProcessLookupError):  # one that has ended by itself since
             os.kill(process.pid, signal.SIGKILL)
@@ -84,18 +84,18 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     while processes.scan(place):
         assert time.monotonic() < until
         time.sleep(0.01)
-    (said,) = show.status(store, cluster).warnings
+    (said,) = cluster_status.status(store, cluster).warnings
     assert "is not running: `clusterctl up lab` starts it again" in said
-    (said,) = show.status(store, replace(cluster, deadline=time.time() - 1)).warnings
+    (said,) = cluster_status.status(store, replace(cluster, deadline=time.time() - 1)).warnings
     assert "`clusterctl down lab` removes it" in said
-    assert show.status(store, replace(cluster, deadline=None)).warnings == ()
+    assert cluster_status.status(store, replace(cluster, deadline=None)).warnings == ()
 
 
 def test_status_says_when_it_cannot_take_the_cluster_down(lab: tuple[Cluster, Site]) -> None:
     cluster, place = lab
     store = open_store()
     arm(cluster, place, time.time() + HOUR)
-    assert show.status(store, replace(cluster, deadline=time.time() - 1)).warnings == ()
-    (said,) = show.status(store, replace(cluster, deadline=time.time() - HOUR)).warnings
+    assert cluster_status.status(store, replace(cluster, deadline=time.time() - 1)).warnings == ()
+    (said,) = cluster_status.status(store, replace(cluster, deadline=time.time() - HOUR)).warnings
     assert "it could not be taken down at its deadline" in said
     assert "`clusterctl down lab` removes it" in said

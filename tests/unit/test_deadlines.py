@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import show
+from clusterctl.actions import cluster_status
 from clusterctl.actions.up_bootstrap import find_troubles
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, clock
 from clusterctl.providers.local.provider import LocalProvider
@@ -169,8 +169,8 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     provide(monkeypatch, "local", Running())
     (tmp_path / name).write_text("read line\n")
 
-    def told() -> show.ClusterStatus:
-        return show.status(where.store, where.where, live=True)
+    def told() -> cluster_status.ClusterStatus:
+        return cluster_status.status(where.store, where.where, live=True)
 
     assert told().warnings == (), "they have no deadline"
     (tmp_path / "deadline").write_text("1700000000\n300\n")

@@ -22,10 +22,12 @@ import pytest
 
 from clusterctl import providers
 from clusterctl.actions import (
+    access,
     allow,
     attach,
     bench,
     check,
+    cluster_status,
     data,
     diff,
     doctor,
@@ -37,11 +39,9 @@ from clusterctl.actions import (
     jobs,
     metrics,
     open_store,
-    reach,
     real_check,
     report,
     rerun,
-    show,
     ssh_config,
     stop,
     top,
@@ -316,6 +316,7 @@ class Planned:
     usual_region = Ec2Provider.usual_region
     find_ids = Ec2Provider.find_ids
     owner = Ec2Provider.owner
+    is_shared = Ec2Provider.is_shared
     _connect = property(lambda self: silent)
     check_pausing = Ec2Provider.check_pausing
     stop = Ec2Provider.stop
@@ -379,12 +380,12 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         images: ("build", "lock"),
         jobs: ("logs", "cancel", "fetch"),
         metrics: ("collect", "follow"),
-        reach: ("shell", "execute", "copy", "forward"),
+        access: ("shell", "execute", "copy", "forward"),
         real_check: ("run",),
         rerun: ("rerun",),
         ssh_config: ("install", "uninstall", "include"),
         init: ("write", "make_text"),
-        show: ("status",),
+        cluster_status: ("status",),
         stop: ("stop",),
         top: ("watch",),
         verify: ("measure",),

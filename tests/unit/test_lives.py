@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store, show
+from clusterctl.actions import cluster_status, open_store
 from clusterctl.actions.down import finish_down
 from clusterctl.errors import LeftoverError
 from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
@@ -121,8 +121,8 @@ def lab(*charges: Charge, **changes: Any) -> Cluster:
     return replace(made, **{"spec": spec, "phase": Phase.CREATING, "nodes": (), **changes})
 
 
-def status(made: Cluster, now: float = NOW) -> show.ClusterStatus:
-    return show.status(open_store(), made, clock=lambda: now)
+def status(made: Cluster, now: float = NOW) -> cluster_status.ClusterStatus:
+    return cluster_status.status(open_store(), made, clock=lambda: now)
 
 
 def test_what_an_interrupted_up_has_started_costs_from_its_launch_on(seen: type[Seen]) -> None:

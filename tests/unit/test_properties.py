@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl import assets, bootstrap, hangs, known_hosts, registry, stacks, terraform
-from clusterctl.actions import check_name, show
+from clusterctl.actions import check_name, cluster_status
 from clusterctl.bootstrap import facts, idle_agent
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import evidence, messages, metrics, top, verify_output
@@ -359,7 +359,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     ),
     "idle agent": (idle_agent.parse, ("ended worker-1", "kept", "ended  1")),
     "deadline": (lambda text: deadlines.parse_answer(text.splitlines()), ("dead", "1750000000")),
-    "load": (show.read_live, ("0.10 0.20 0.30 1/100 77", "1750000000", "dead")),
+    "load": (cluster_status.read_live, ("0.10 0.20 0.30 1/100 77", "1750000000", "dead")),
     "tick.sh": (
         lambda text: top.read("worker-1", text),
         ("time 1750000000 100", "time 1 0", "time nan", "cpu 7 1", "cpu", "memory MemTotal: 1",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import cost, open_store, show
+from clusterctl.actions import cluster_status, cost, open_store
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost as costs
 from clusterctl.job_model import JobState
@@ -163,7 +163,7 @@ def test_cost_status_and_the_receipt_count_the_same(until: float | None, store: 
     )
     store.save(made("gate", *parts))
     spent = cost.spending(store, 30 * DAY, "gate", lambda: NOON)
-    shown = show.status(store, store.cluster("gate"), clock=lambda: NOON).dollars
+    shown = cluster_status.status(store, store.cluster("gate"), clock=lambda: NOON).dollars
     receipt = sum(line.dollars or 0.0 for line in costs.receipt(parts, NOON))
     assert spent.dollars == pytest.approx(shown)
     assert spent.dollars == pytest.approx(receipt)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store, show
+from clusterctl.actions import cluster_status, open_store
 from clusterctl.insight import gpus
 from clusterctl.job_model import JobState
 from clusterctl.model import CloudSpec
@@ -74,8 +74,9 @@ def test_what_gpus_do_and_for_which_job(
     first = replace(first, facts=replace(first.facts, gpus=("Tesla T4", "Tesla T4")))
     open_store().save(replace(made.where, nodes=(launcher, first, second)))
     provide(monkeypatch, "local", Running())
-    monkeypatch.setattr(show, "GPU_ANSWER", 100)  # on a machine that stands still for seconds
-    monkeypatch.setattr(show, "ANSWER", 250.0)
+    # On a machine that stands still for seconds.
+    monkeypatch.setattr(cluster_status, "GPU_ANSWER", 100)
+    monkeypatch.setattr(cluster_status, "ANSWER", 250.0)
     waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")

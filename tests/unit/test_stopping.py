@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.actions import open_store
-from clusterctl.actions.attend import attend, stopped_by_interrupt
+from clusterctl.actions.follow_job import attend, stopped_by_interrupt
 from clusterctl.actions.run import Prepared, submit
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document, format_duration, reporting

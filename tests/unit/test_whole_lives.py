@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import cost, open_store, show
+from clusterctl.actions import cluster_status, cost, open_store
 from clusterctl.actions import extend as extending
 from clusterctl.actions import stop as stopping
 from clusterctl.actions.down import correct_times, finish_down
@@ -345,7 +345,7 @@ class Life:
 
     def check(self) -> None:
         aws = self.account
-        said = show.status(self.store, self.cluster, clock=lambda: aws.now)
+        said = cluster_status.status(self.store, self.cluster, clock=lambda: aws.now)
         assert said.dollars == pytest.approx(aws.bill(), abs=self.slack)
         assert said.dollars_per_hour == pytest.approx(aws.hourly(), abs=0.0001)
         spent = cost.spending(self.store, 99 * HOUR, None, lambda: aws.now)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import show
+from clusterctl.actions import cluster_status
 from clusterctl.bootstrap import idle_agent
 from clusterctl.errors import ProviderError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup
@@ -137,9 +137,9 @@ def test_status_says_that_a_cluster_is_from_the_future(tmp_path: Path) -> None:
     made = cluster(created=NOW, provider="local")
     store = lab(tmp_path / "nodes").store
     store.save(made)
-    [said] = show.status(store, made, clock=lambda: NOW - 2 * HOUR).warnings
+    [said] = cluster_status.status(store, made, clock=lambda: NOW - 2 * HOUR).warnings
     assert said.startswith("this machine's clock is at least 2 h behind")
-    assert show.status(store, made, clock=lambda: NOW + 1).warnings == ()
+    assert cluster_status.status(store, made, clock=lambda: NOW + 1).warnings == ()
 
 
 # ------------------------------------------------------------------------------------- a node's
@@ -214,12 +214,12 @@ def test_a_live_status_names_nodes_with_another_time(
     provide(monkeypatch, "local", Running())
     made = replace(where.where, created=0.0)
     ours = time.time() + 7200
-    said = show.status(where.store, made, live=True, clock=lambda: ours).warnings
+    said = cluster_status.status(where.store, made, live=True, clock=lambda: ours).warnings
     assert said == tuple(
         f"the clock of {name} is 2 h behind this machine's: the times of its jobs are wrong"
         for name in ("launcher", "worker-1", "worker-2")
     )
-    assert show.status(where.store, made, live=True).warnings == ()
+    assert cluster_status.status(where.store, made, live=True).warnings == ()
 
 
 def test_ends_that_a_launcher_reports_are_by_our_clock() -> None:

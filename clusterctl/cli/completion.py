@@ -22,21 +22,21 @@ def for_value(key: str) -> Callable[[Any, list[str], str], list[str]]:
 
 def _offer(context: Any, key: str, begun: str) -> list[str]:
     """The words that begin as what was typed; none where the shell's own files will do."""
-    from clusterctl.actions import suggest
+    from clusterctl.actions import completions
 
     verb = getattr(context.command, "path", "")
     found: list[str] = []
     if key == "cluster" or (key == "name" and not verb.startswith(("image", "data"))):
-        found = suggest.clusters()
+        found = completions.clusters()
     elif key in JOBS:
-        found = suggest.jobs() + (suggest.clusters() if key == "wanted" else [])
+        found = completions.jobs() + (completions.clusters() if key == "wanted" else [])
     elif key == "node" or (verb, key) == ("forward", "target"):
         colon = ":" if verb == "forward" else ""
-        found = [f"{name}{colon}" for name in suggest.nodes(context.params.get("cluster"))]
+        found = [f"{name}{colon}" for name in completions.nodes(context.params.get("cluster"))]
     elif key == "names" and verb.startswith("data"):
-        found = suggest.data_sets() + (_files(begun) if verb == "data push" else [])
+        found = completions.data_sets() + (_files(begun) if verb == "data push" else [])
     elif key == "command" and verb in ("run", "launch") and not context.params.get("command"):
-        found = suggest.programs() + _files(begun)
+        found = completions.programs() + _files(begun)
     return [word for word in found if word.startswith(begun)]
 
 
