@@ -407,13 +407,16 @@ def test_aws_says_whether_there_is_a_nat_gateway(state: str, there_is: bool, bil
 
         def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             assert action == "describe_nat_gateways"
-            return [{"NatGatewayId": "nat-1", "State": state}]
+            made = {"CreateTime": datetime.fromtimestamp(NOW, timezone.utc), "SubnetId": "subnet-1"}
+            return [{"NatGatewayId": "nat-1", "State": state, **made}]
 
     made = cluster(charges=(charge("launcher", part=GATEWAY),))
     there = Gateways("us-east-1")
     assert lives.finds_gateway(there, made) is there_is
     assert lives.finds_gateway(there, made, pending=False) is billed, "removed in time: it is free"
     assert lives.list_billed(there, made) == {}, "it is no node"
+    known = [life.node for life in lives.list_lives(there, made)]
+    assert known == ([] if state == "pending" else [GATEWAY])
     assert not lives.finds_gateway(there, cluster(charges=(charge("launcher"),)))
 
 

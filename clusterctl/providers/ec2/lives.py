@@ -41,11 +41,15 @@ def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
 def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
     """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made one in a
     subnet of each. Of several in one subnet, the first ones failed, or were removed before they
-    were there, and cost nothing."""
+    were there, and cost nothing; nor does one that is still being made."""
     if not any(item.part == GATEWAY for item in cluster.charges):
         return
     found = api.all("describe_nat_gateways", "NatGateways", Filter=[tagged(cluster.id)])
-    known = [item for item in found if "CreateTime" in item and not item.get("FailureCode")]
+    known = [
+        item
+        for item in found
+        if "CreateTime" in item and item.get("State") != "pending" and not item.get("FailureCode")
+    ]
     known.sort(key=lambda item: item["CreateTime"])
     for item in {item["SubnetId"]: item for item in known}.values():
         end = item.get("DeleteTime")
