@@ -36,9 +36,15 @@ def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> 
 
 
 def describe_forgotten(cluster: Cluster, charges: Sequence[Charge], now: float) -> tuple[str, ...]:
-    """What `charges` leave out of an `up` that was cut off: machines that nobody has seen, and that
-    the cloud would no longer show."""
+    """What is not certain about `charges` after the deadline. Of an `up` that was cut off, they
+    leave out machines that nobody has seen, and that the cloud would no longer show; of machines
+    that an interrupted `stop` may have stopped, it shows only their end."""
     end = cluster.deadline
+    if cluster.stopping and end is not None and now > end:
+        return (
+            f"`stop` of cluster {cluster.name} was interrupted, and AWS no longer shows what it has"
+            " stopped: the costs assume that all machines ran until they ended",
+        )
     unfinished = cluster.phase in (Phase.CREATING, Phase.DELETING)
     if not unfinished or end is None or now < end + SHOWN:
         return ()

@@ -220,6 +220,18 @@ def test_each_machine_of_one_plan_costs_from_its_own_start_on() -> None:
     assert measured.correct(charges, shown) == charges, "counted once"
 
 
+def test_after_a_killed_stop_it_is_said_that_machines_may_have_stood_still(
+    seen: type[Seen],
+) -> None:
+    """AWS has ended them at the deadline, and tells only that."""
+    made = lab(charge("launcher", -180), stopping=True, phase=Phase.READY, deadline=at(-60))
+    made = replace(made, nodes=(node("launcher"),))
+    seen.machines = (("launcher", "terminated", -180, -60),)
+    found = status(made)
+    assert found.dollars == pytest.approx(2)
+    assert "the costs assume that all machines ran until they ended" in found.warnings[0]
+
+
 def test_what_aws_has_forgotten_of_an_interrupted_up_is_named(seen: type[Seen]) -> None:
     """Its costs are unknown: it was never on record, and ended more than an hour ago."""
     made = lab(charge("launcher", -600), charge("worker-1", -600), deadline=at(-120))
