@@ -85,7 +85,7 @@ def diagnose(
     # The stacks of an attempt that was ended count until another one runs.
     hang = next((item for item in job.hangs if item.attempt == job.attempt), None)
     if hang and job.state.ended:
-        found = doctor.recall(found, hang)
+        found = doctor.restore_stacks(found, hang)
     findings = doctor.judge(found)
     if hang and job.state.ended:
         findings += (doctor.describe_hang(hang),)

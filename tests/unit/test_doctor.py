@@ -915,7 +915,7 @@ def test_the_stacks_of_an_attempt_that_was_ended_are_judged_as_if_it_ran() -> No
         view("worker-2", "rank 1", "exit 1 143 1 1"),
         made=ended,
     )
-    [cause] = doctor.judge(doctor.recall(found, hang))
+    [cause] = doctor.judge(doctor.restore_stacks(found, hang))
     assert cause.text == (
         "rank 1 waits in all_reduce at a.py:2 for rank 0 on worker-1: blocked at skip, train.py:9"
     )

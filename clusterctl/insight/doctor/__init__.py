@@ -15,8 +15,8 @@ from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
 from clusterctl.insight.doctor.finding import assemble as assemble
 from clusterctl.insight.doctor.finding import is_ending as is_ending
-from clusterctl.insight.doctor.finding import recall as recall
 from clusterctl.insight.doctor.finding import renew as renew
+from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
 from clusterctl.insight.doctor.waits import watchable as watchable
 from clusterctl.job_model import Hang, JobState
 

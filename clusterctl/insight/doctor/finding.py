@@ -89,7 +89,7 @@ def renew(before: Evidence, after: Evidence) -> Evidence:
     return after
 
 
-def recall(evidence: Evidence, hang: Hang) -> Evidence:
+def restore_stacks(evidence: Evidence, hang: Hang) -> Evidence:
     """The same with the ranks as they were when this attempt was ended, as far as that is known."""
     ranks = dict(evidence.ranks)
     for place in hang.places:

@@ -14,7 +14,7 @@ ADVICE = (
 )
 
 
-def meeting(evidence: Evidence) -> Iterator[Finding]:
+def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
     """Of ranks that are all in PyTorch's rendezvous: those that cannot connect to rank 0's store,
     or that there are too few of them. Only C++ frames tell these two apart, and on a busy machine
     a stack may lack them."""

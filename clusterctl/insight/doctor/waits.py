@@ -60,7 +60,7 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
     elif len(waiting) > 1:
         yield from _mismatch(evidence, waiting)
     else:
-        yield from rendezvous.meeting(evidence)
+        yield from rendezvous.judge_rendezvous(evidence)
 
 
 def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
