@@ -83,6 +83,13 @@ MESSAGES: tuple[Message, ...] = (
         "https://man7.org/linux/man-pages/man3/errno.3.html",
     ),
     _row(
+        "torch-file",
+        r"inline_container\.cc:\d+\] \. unexpected pos",
+        "torch.save could not write its file to the end, most likely because a disk is full",
+        "free space where the program saves its files, or create the cluster with a larger --disk",
+        f"{_TORCH}156955",
+    ),
+    _row(
         "host-memory",
         r"(^|\s)MemoryError\b|std::bad_alloc|DefaultCPUAllocator: can't allocate memory"
         r"|Cannot allocate memory \(errno=12\)|Unable to allocate .* for an array",

@@ -192,6 +192,15 @@ def test_ranks_that_end_while_they_are_looked_at(seen_alive: bool) -> None:
     assert "KeyError: 7" in cause.text
 
 
+def test_a_rank_without_a_line_of_python_is_ending() -> None:
+    """What it has printed since the first look may say why."""
+    cleans = stack(("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0))
+    assert doctor.is_ending(two_ranks(reduces(), cleans))
+    assert doctor.is_ending(without_python(two_ranks(reduces(), sleeps()), 1))
+    assert not doctor.is_ending(two_ranks(reduces(), sleeps()))
+    assert not doctor.is_ending(two_ranks(destroys(), destroys()))
+
+
 def test_ranks_without_stacks_are_not_ending() -> None:
     found = two_ranks(reduces(), sleeps())
     found.ranks[1].stack, found.ranks[1].no_stack = None, "solver is not a Python program"

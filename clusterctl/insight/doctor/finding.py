@@ -63,17 +63,27 @@ def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
     return Evidence(job, views, dict(sorted(ranks.items())))
 
 
-_ENDED = re.compile(r"[Cc]heck that the process is running|[Nn]o such process|os error 3\b")
-"""What py-spy says of a process that has ended."""
+_ENDED = re.compile(
+    r"[Cc]heck that the process is running|[Nn]o such process|os error 3\b"
+    r"|find a python interpreter"
+)
+"""What py-spy says of a process that has ended, or is about to."""
 
 
 def is_ending(evidence: Evidence) -> bool:
-    """Whether a rank ends while it is looked at: it has no process and no exit code yet, or is gone
-    when its stack is read. A later look shows how."""
+    """Whether a rank ends while it is looked at: it has no process and no exit code yet, or its
+    program is gone when its stack is read. A later look shows how."""
     return any(
-        bool(_ENDED.search(rank.no_stack)) if rank.alive else rank.exit_code is None
+        (_leaves(rank) if rank.alive else rank.exit_code is None)
         for rank in evidence.ranks.values()
     )
+
+
+def _leaves(rank: Rank) -> bool:
+    stack = rank.stack
+    if stack is None:
+        return bool(_ENDED.search(rank.no_stack))
+    return not stack.collective and not any(frame.python for frame in stack.frames)
 
 
 def renew(before: Evidence, after: Evidence) -> Evidence:
