@@ -505,17 +505,7 @@ def test_slurm_gets_what_is_typed_for_srun(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
     open_store().save(site(system))
-    words = [
-        "srun",
-        "-p",
-        "gpu",
-        "--gres=gpu:2",
-        "-N",
-        "2",
-        "--ntasks-per-node=2",
-        "python",
-        "train.py",
-    ]
+    line = "srun -p gpu --gres=gpu:2 -N 2 --ntasks-per-node=2 python train.py"
     made = call("run", "--emit", "sbatch" if system == "slurm" else "qsub", *line.split()).out
     assert ("#SBATCH --nodes=2\n" in made) == (system == "slurm")
     assert ("#SBATCH --partition=gpu\n" in made) == (system == "slurm")
