@@ -20,7 +20,6 @@ from trainlib.tagi.layers import (
 )
 
 _ACTIVATIONS: dict[str, type[Layer]] = {"relu": ReLU, "mixture": MixtureReLU}
-ACTIVATIONS = tuple(_ACTIVATIONS)
 
 
 def mlp(inputs: int, units: int, activation: str = "relu", gain: float = 1.0) -> Sequential:
