@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from textwrap import indent
 
+from clusterctl.actions import rank_use
 from clusterctl.actions.job_failure import describe_attempt, explain_failure, suggest
 from clusterctl.errors import RecordError
 from clusterctl.job_model import Job, JobState
@@ -61,9 +62,10 @@ def attend(
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
     folder = store.job_folder(job.id)
     look = partial(find_dead, store, cluster) if find_dead else None
+    use = partial(rank_use.describe, job, cluster, pool)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
         mirror.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:

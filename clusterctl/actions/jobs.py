@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
+from clusterctl.actions import check_name, connect_or_report, open_pool, rank_use, require_ready
 from clusterctl.actions.follow_job import FindDeadNodes
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobState
@@ -148,9 +148,10 @@ def _follow(
 ) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
     look = partial(find_dead, store, cluster) if find_dead else None
+    use = partial(rank_use.describe, job, cluster, pool)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
         mirror.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
     ):
         try:

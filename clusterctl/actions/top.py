@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from clusterctl import assets
-from clusterctl.actions import connect_or_report, cost, jobs, open_pool, verify
+from clusterctl.actions import connect_or_report, cost, jobs, open_pool, rank_use, verify
 from clusterctl.insight import top
 from clusterctl.insight.top import GpuLook as GpuLook
 from clusterctl.insight.top import Look
@@ -15,13 +14,9 @@ from clusterctl.insight.top import RankLine as RankLine
 from clusterctl.insight.top import TopFrame as TopFrame
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Node, Reporter
+from clusterctl.jobs.start import list_nodes
+from clusterctl.model import Reporter
 from clusterctl.state import Store
-from clusterctl.transport.pool import Pool
-
-ANSWER = 15.0
-"""Seconds that a node has to answer."""
 
 
 def watch(
@@ -44,39 +39,16 @@ def watch(
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
-        before = _look(job, cluster, pool)
+        before = rank_use.look(job, cluster, pool)
         while True:
             if not job.state.ended:
                 sleep(interval)
                 job = control.refresh(job, cluster, pool)
-            after = _look(job, cluster, pool)
+            after = rank_use.look(job, cluster, pool)
             yield _frame(store, job, before, after, ceilings)
             if once or job.state.ended:
                 return
             before = after
-
-
-def _look(job: Job, cluster: Cluster, pool: Pool) -> dict[str, Look]:
-    names = list_rank_nodes(job, cluster)
-    scripts = {name: _script(job, cluster, cluster.node(name)) for name in names}
-    found = {}
-    for result in pool.run("exec /bin/sh -s", names, stdin=scripts, timeout=ANSWER):
-        look = top.read(result.node, result.text)
-        look.error = look.error and (result.error or look.error)
-        found[result.node] = look
-    return found
-
-
-def _script(job: Job, cluster: Cluster, node: Node) -> bytes:
-    devices = (i.device for i in node.facts.interfaces if i.address == node.private_address)
-    return assets.render(
-        "insight/tick.sh.j2",
-        id=job.id,
-        node=node.name,
-        root=node.root,
-        tag=f"{cluster.id}/{job.id};",
-        device=next(devices, ""),
-    ).encode()
 
 
 def _frame(

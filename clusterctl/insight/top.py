@@ -157,6 +157,26 @@ def rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[R
     return tuple(sorted(found, key=lambda line: line.rank))
 
 
+IDLE = 0.02
+"""Cores, and the part of a GPU, below which ranks use none: looking and waking up take as much."""
+
+
+def describe_use(before: Mapping[str, Look], after: Mapping[str, Look]) -> str:
+    """`, and its ranks use no CPU or GPU`, or what they use; "" where not all are known. The GPUs
+    are those of their nodes."""
+    ranks = [line for line in rank_lines(before, after) if line.alive]
+    cores = [line.cpu for line in ranks if line.cpu is not None]
+    if not cores or len(cores) < len(ranks):
+        return ""
+    used = [gpu.used for node in after.values() for gpu in node.gpus if gpu.used is not None]
+    busy = max(used, default=0.0)
+    what = [f"{sum(cores):.1f} CPU cores"] * (sum(cores) >= IDLE * len(cores))
+    what += [f"{busy:.0%} of a GPU"] * (busy >= IDLE)
+    if not what:
+        return ", and its ranks use no CPU or GPU" if used else ", and its ranks use no CPU"
+    return f", but its ranks use {' and '.join(what)}"
+
+
 def ceilings(types: Mapping[str, str], report: Measurements | None) -> dict[str, float]:
     """Bytes per second that the network of each node carries: the baseline of its instance type,
     else the fastest link of it that `verify` has measured. `types`: instance types by node."""

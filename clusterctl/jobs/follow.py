@@ -11,7 +11,7 @@ import fcntl
 import math
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from io import BufferedWriter
 from pathlib import Path
 
@@ -53,6 +53,7 @@ class Follower:
     what is there now is wanted. Who follows a job to its end tries to reach them again until it has
     ended, and continues where it stopped. It gets NodeUnreachable when the launcher has not
     answered for GIVE_UP seconds, or is known to be gone (`find_dead`): the job goes on without us.
+    `describe_use`: whether the ranks of a job that has written nothing for long compute.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Follower:
         interrupts: Interrupts,
         report: Reporter = lambda text: None,
         find_dead: FindDead | None = None,
+        describe_use: Callable[[], str] = lambda: "",
     ) -> None:
         self.job = job
         self.cut_short = False
@@ -74,6 +76,7 @@ class Follower:
         self._file: BufferedWriter | None = None
         self._nodes = Connections(job, cluster, pool, interrupts, report, find_dead)
         self._report = report
+        self._describe_use = describe_use
         self._told = ""
         self._keep = False
 
@@ -144,13 +147,17 @@ class Follower:
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
             if self.job.state is JobState.RUNNING and clock.should_tell():
-                self._report(
-                    f"job {self.job.id} has written nothing for {pace.STILL / 60:g} minutes;"
-                    f" `clusterctl doctor {self.job.id}` shows what its ranks are doing"
-                )
+                self._tell_silence()
             if not moved:
                 yield []
             clock.rest(moved)
+
+    def _tell_silence(self) -> None:
+        job, minutes = self.job.id, f"{pace.STILL / 60:g} minutes"
+        self._report(
+            f"job {job} has written nothing for {minutes}{self._describe_use()};"
+            f" `clusterctl doctor {job}` shows what its ranks are doing"
+        )
 
     def _read_rest(self) -> Iterator[list[Piece]]:
         """Reads the files as far as they go now, also of nodes that are back soon."""

@@ -64,6 +64,7 @@ class Site:
         pool: type[Pool] = Pool,
         report: Reporter = lambda text: None,
         find_dead: FindDead | None = None,
+        describe_use: Callable[[], str] = lambda: "",
         **options: object,
     ) -> tuple[Follower, list[Piece]]:
         """All that comes; raises what the follower raises."""
@@ -71,7 +72,8 @@ class Site:
             pool(self.cluster.nodes, identity=None, known_hosts=self.home / "none") as nodes,
             Interrupts() as interrupts,
             Follower(
-                self.job, self.cluster, nodes, self.home, interrupts, report, find_dead
+                *(self.job, self.cluster, nodes, self.home, interrupts, report),
+                *(find_dead, describe_use),
             ) as follower,
         ):
             return follower, [
@@ -781,10 +783,10 @@ def test_a_job_that_has_written_nothing_for_long_is_told_once(
         if "has written nothing" in line:
             threading.Timer(1.0, site.state, [ENDED]).start()
 
-    follower, _ = site.follow(report=report)
+    follower, _ = site.follow(report=report, describe_use=lambda: ", and its ranks use no CPU")
     assert follower.job.state is JobState.SUCCEEDED
     silent = [line for line in told if "has written nothing" in line]
     assert silent == [
-        "job 7 has written nothing for 0.01 minutes;"
+        "job 7 has written nothing for 0.01 minutes, and its ranks use no CPU;"
         " `clusterctl doctor 7` shows what its ranks are doing"
     ]

@@ -194,3 +194,40 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
     look = top.read("w", done.stdout)
     assert look.error == ""
     assert [gpu.used for gpu in look.gpus] == ([0.5] if tool == "nvidia-smi" else [None, 0.05])
+
+
+def looked(seconds: float, *ticks: int) -> dict[str, Look]:
+    """A node whose ranks have used so many ticks, a hundredth of a second each."""
+    ranks = (f"process {rank} {stat(rank + 1, used)}" for rank, used in enumerate(ticks))
+    return {"w": top.read("w", said(seconds, *ranks))}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (looked(100, 0, 0), looked(102, 0, 1), ", and its ranks use no CPU"),
+        (looked(100, 0, 0), looked(102, 200, 180), ", but its ranks use 1.9 CPU cores"),
+        (looked(100), looked(102), ""),
+        (looked(100, 0), looked(102, 0, 0), ""),
+        ({"w": Look("w", error="no answer")}, looked(102, 0), ""),
+    ],
+    ids=["asleep", "at work", "no ranks", "one has just begun", "no answer before"],
+)
+def test_whether_silent_ranks_compute(
+    before: dict[str, Look], after: dict[str, Look], words: str
+) -> None:
+    assert top.describe_use(before, after) == words
+
+
+@pytest.mark.parametrize(
+    ("used", "words"),
+    [
+        (0.0, ", and its ranks use no CPU or GPU"),
+        (0.97, ", but its ranks use 97% of a GPU"),
+        (None, ", and its ranks use no CPU"),
+    ],
+)
+def test_whether_silent_ranks_compute_on_gpus(used: float | None, words: str) -> None:
+    after = looked(102, 0)
+    after["w"].gpus = (top.GpuLook(0, used, 0, 1),)
+    assert top.describe_use(looked(100, 0), after) == words
