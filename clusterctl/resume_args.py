@@ -13,7 +13,7 @@ PLACES = {"snapshot": '"$cctl_snapshot"', "folder": '"${cctl_snapshot%/*}"'}
 SNAPSHOTS = ("*.pt", "*.pth", "*.ckpt", "*.safetensors")
 """Outputs that are taken for snapshots, by their names."""
 
-_PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
+_PLACE = rf"\{{({'|'.join(PLACES)})\}}"
 
 
 def check(text: str, option: str) -> str:
@@ -41,7 +41,7 @@ def shell_words(text: str) -> str:
 
 
 def _shell_word(word: str) -> str:
-    parts = _PLACE.split(word)  # every second one is the name of a place
+    parts = re.split(_PLACE, word)  # every second one is the name of a place
     texts = [PLACES[part] if index % 2 else shlex.quote(part) for index, part in enumerate(parts)]
     return "".join(text for part, text in zip(parts, texts, strict=True) if part or len(parts) == 1)
 

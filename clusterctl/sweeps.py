@@ -15,11 +15,12 @@ from clusterctl.errors import UsageError
 MOST = 10_000
 """Points of a job: each leaves files on its node."""
 
-_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
-_VALUE = re.compile(r'"(?P<quoted>(?:[^"]|"")*)"(?=,|$)|(?P<plain>[^,]*)')
+# Compiled when they are first used: every command loads this.
+_NAME = r"(?a)[A-Za-z_][\w.-]*"
+_VALUE = r'"(?P<quoted>(?:[^"]|"")*)"(?=,|$)|(?P<plain>[^,]*)'
 """Quoted as in a CSV file, or up to the next comma."""
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
-_ARRAY = re.compile(r"(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?", re.ASCII)
+_RANGE = r"(-?\d+)\.\.(-?\d+)"
+_ARRAY = r"(?a)(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +97,14 @@ def _name_variable(name: str) -> str:
 def _values(text: str, option: str) -> tuple[str, list[str]]:
     name, equals, values = text.partition("=")
     name = name.removeprefix("--")
-    if not (equals and values and _NAME.fullmatch(name)):
+    if not (equals and values and re.fullmatch(_NAME, name)):
         raise UsageError(
             f"{option} {text!r} is not NAME=VALUE,VALUE...",
             hint="for example --sweep lr=0.1,0.01 or --sweep seed=0..4",
         )
     found: list[str] = []
     for value, is_quoted in _split(values):
-        if not is_quoted and (match := _RANGE.fullmatch(value)):
+        if not is_quoted and (match := re.fullmatch(_RANGE, value)):
             first, last = int(match[1]), int(match[2])
             if abs(last - first) >= MOST:
                 raise _too_many(abs(last - first) + 1)
@@ -116,8 +117,8 @@ def _values(text: str, option: str) -> tuple[str, list[str]]:
 
 def _split(values: str) -> Iterator[tuple[str, bool]]:
     """The values between commas, and whether each was quoted: `1,"a,b"` is `1` and `a,b`."""
-    start = 0
-    while start <= len(values) and (found := _VALUE.match(values, start)):
+    start, value = 0, re.compile(_VALUE)
+    while start <= len(values) and (found := value.match(values, start)):
         quoted = found["quoted"]
         yield found["plain"] if quoted is None else quoted.replace('""', '"'), quoted is not None
         start = found.end() + 1
@@ -128,7 +129,7 @@ def _indices(text: str, option: str) -> tuple[list[int], int]:
         f"{option} {text!r} is not a list of numbers",
         hint="for example --array 0-99, --array 1,3,7 or --array 0-99%8 (at most 8 at a time)",
     )
-    match = _ARRAY.fullmatch(text)
+    match = re.fullmatch(_ARRAY, text)
     if match is None or match["step"] == "0" or match["most"] == "0":
         raise wrong
     step, found = int(match["step"] or 1), dict[int, None]()

@@ -11,12 +11,12 @@ from clusterctl.errors import UsageError
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 OURS = ("CLUSTERCTL_JOB", "CLUSTERCTL_NODE", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTEMPT")
 """Variables by which processes of a job and of a node are found again."""
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CLUSTERCTL_WORLD_SIZE")
 """Variables that say to each rank which one it is, and how many there are."""
-STARTERS = re.compile(
+STARTERS = (
     r"OMPI_COMM_WORLD_\w+|PMIX_(?!MCA_|DEBUG|PREFIX$|INSTALL_PREFIX$)\w+"
     r"|PMI_(RANK|SIZE|ID|FD|PORT|JOBID|LOCAL_RANK|LOCAL_SIZE)|MPI_LOCAL(RANKID|NRANKS)"
     r"|SLURM_(PROCID|LOCALID|NODEID)"
@@ -43,13 +43,13 @@ def environment(
             line = line.strip().removeprefix("export ")
             if line and not line.startswith("#"):
                 name, sign, value = line.partition("=")
-                if not sign or not NAME.fullmatch(name):
+                if not sign or not re.fullmatch(NAME, name):
                     # The line may be the secret itself: it is not repeated.
                     raise UsageError(f"{path}, line {number} is not NAME=VALUE", hint=_NAMES)
                 secrets[name] = _unquote(value)
     for pair in pairs:
         name, sign, value = pair.partition("=")
-        if not NAME.fullmatch(name):
+        if not re.fullmatch(NAME, name):
             raise UsageError(f"--env {name!r} is not NAME=VALUE", hint=_NAMES)
         if not sign:
             if name not in os.environ:
@@ -65,7 +65,7 @@ def environment(
             raise UsageError(f"the value of {name} is not UTF-8", hint="pass it through a file")
         if name in OURS:
             raise UsageError(f"{name} is reserved by clusterctl", hint="choose another name")
-        if name in RANKS or STARTERS.fullmatch(name):
+        if name in RANKS or re.fullmatch(STARTERS, name):
             raise UsageError(
                 f"{name} cannot be set: every rank gets its own",
                 hint="leave it out; --ranks and --ranks-per-node choose how many ranks there are",

@@ -69,7 +69,7 @@ def of_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
     about = FAMILIES.get(name, "Create a cluster, run training jobs on it, and remove it again.")
     lines = [f"Usage: clusterctl {prefix}COMMAND [OPTIONS]", "", about]
     sections["Options"] = [*rows, HELP]
-    column = _column(row for members in sections.values() for row in members)
+    column = 4 + max(len(first) for members in sections.values() for first, _ in members)
     for heading, members in sections.items():
         lines += _section(heading, _format_table(members, column))
     return "\n".join([*lines, "", f"`clusterctl {prefix}COMMAND --help` shows its options."])
