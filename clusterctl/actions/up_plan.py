@@ -197,8 +197,7 @@ def find_owned(store: Store, spec: ClusterSpec) -> Cluster | None:
 
 def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     """The options; what they leave out is taken from the cluster there is, else the defaults."""
-    named = (replace(group, family=catalog.family_of(group.family)) for group in spec.groups)
-    spec = replace(spec, groups=tuple(named))
+    spec = replace(spec, groups=tuple(map(catalog.name_workers, spec.groups)))
     provider = spec.provider or (old.spec.provider if old else providers.DEFAULT)
     if old and old.spec.provider != provider:
         raise RecordError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from clusterctl.errors import UsageError
@@ -38,26 +38,30 @@ FAMILIES = {
 LAUNCHER_TYPE = "t3.micro"
 
 
-def family_of(name: str) -> str:
-    """The family that is meant: by its own name, or by that of its GPU (`T4`), in any case."""
-    plain = name.lower()
+OF_EIGHT = {"a100": "p4d.24xlarge", "h100": "p5.48xlarge", "h200": "p5en.48xlarge"}
+"""By GPU: machines of eight. `A100:8` could mean eight GPUs or eight machines, at $20 an hour and
+more for each, so these are named by type, or by family where that has one size (`p4d`)."""
+ONE_SIZE = {kind.partition(".")[0]: kind for kind in OF_EIGHT.values()}
+
+
+def name_workers(group: NodeGroup) -> NodeGroup:
+    """The group by what its family means: that itself, the one of a GPU (`T4`), or a type that is
+    the only one of its family; in any case."""
+    plain = group.family.lower()
+    if plain in ONE_SIZE and group.instance_type in ("", ONE_SIZE[plain]):
+        return replace(group, family="", instance_type=ONE_SIZE[plain])
     gpus = {row.gpu.rpartition(" ")[2].lower(): row.name for row in FAMILIES.values() if row.gpu}
-    return gpus.get(plain, plain)
-
-
-LARGE = {"a100": "p4d.24xlarge", "h100": "p5.48xlarge", "h200": "p5en.48xlarge"}
-"""Machines of eight GPUs, which are no families of ours: people name them by type."""
-LARGE |= {kind.partition(".")[0]: kind for kind in LARGE.values()}
+    return replace(group, family=gpus.get(plain, plain))
 
 
 def family(name: str) -> Family:
     """The family of that name, or UsageError with the nearest one."""
     if name in FAMILIES:
         return FAMILIES[name]
-    if name in LARGE:
+    if large := OF_EIGHT.get(name) or ONE_SIZE.get(name):
         raise UsageError(
             f"unknown GPU family {name!r}",
-            hint=f"those machines have 8 GPUs each: --instance-type {LARGE[name]}",
+            hint=f"those machines have 8 GPUs each: --instance-type {large}",
         )
     close = get_close_matches(name, FAMILIES, n=1, cutoff=0.5)
     raise UsageError(

@@ -109,7 +109,9 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         check=indices,
         limits=where.DOCKER,
     )
-    gpu = texts("--gpu", EC2, "GPU workers: g4dn or T4, g4ad, g5, g6; repeatable", "FAMILY[:N]")
+    gpu = texts(
+        "--gpu", EC2, "GPU workers: g4dn or T4, g4ad, g5, g6, p4d, p5; repeatable", "FAMILY[:N]"
+    )
     cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
     instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")
     launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")

@@ -230,8 +230,16 @@ def test_a_gpu_by_the_name_that_people_use(
     assert [(group.family, group.count) for group in specs[-1].groups] == [(family, 3)]
 
 
-@pytest.mark.parametrize(("named", "kind"), [("A100", "p4d.24xlarge"), ("p5", "p5.48xlarge")])
-def test_machines_of_eight_gpus_are_named_by_type(named: str, kind: str, call: Call) -> None:
+@pytest.mark.parametrize(("named", "kind"), [("p4d", "p4d.24xlarge"), ("P5", "p5.48xlarge")])
+def test_a_family_of_one_size(named: str, kind: str, call: Call, specs: list[ClusterSpec]) -> None:
+    for words in ([], ["--instance-type", kind]):
+        call("up", "--gpu", f"{named}:3", *words, "--dry-run")
+        [group] = specs[-1].groups
+        assert (group.family, group.instance_type, group.count) == ("", kind, 3)
+
+
+@pytest.mark.parametrize(("named", "kind"), [("A100", "p4d.24xlarge"), ("h100:8", "p5.48xlarge")])
+def test_eight_gpus_or_eight_machines_of_eight(named: str, kind: str, call: Call) -> None:
     judge(
         call("up", "--gpu", named, "--dry-run"), 2, "unknown GPU family", f"--instance-type {kind}"
     )

@@ -237,7 +237,7 @@ def test_every_price_says_where_it_is_from() -> None:
         assert len(price.date) == 10, item
     for family in catalog.FAMILIES.values():
         assert prices.fallback(family.instance_type, "us-east-1").dollars
-    for name in (catalog.LAUNCHER_TYPE, *catalog.LARGE.values()):
+    for name in (catalog.LAUNCHER_TYPE, *catalog.ONE_SIZE.values()):
         assert prices.fallback(name, "us-east-1").dollars
     assert prices.fallback("g4dn.xlarge", "eu-west-1").dollars is None
 
