@@ -32,6 +32,8 @@ LIMIT = 15.0
 """Seconds that the whole look may take."""
 CONNECT, ANSWER = 4.0, 8.0
 """Seconds that a node may take to say its time, and for the first part of the look."""
+RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Where PyTorch's flight recorder writes, by its name now and before: the beginning of a path."""
 SETTLE = 1.0
 """Seconds after which ranks that end are looked at again."""
 DUMP = 6
@@ -209,6 +211,9 @@ def _look_script(job: Job, cluster: Cluster, name: str, there: Sequence[str]) ->
         kernel=evidence.KERNEL,
         tail=TAIL,
         peers=peers,
+        python=node.python,
+        working=job.spec.program.folder,
+        recorder=next((job.spec.env[name] for name in RECORDER if name in job.spec.env), ""),
     ).encode()
 
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Any
 
 from clusterctl.stacks import Stack
 
@@ -69,6 +71,35 @@ class KernelLine:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A collective in PyTorch's flight recorder: its number in its process group, from 1 on, and
+    the sizes of what the rank brought. `done`: it was seen to end."""
+
+    number: int
+    name: str
+    sizes: tuple[tuple[int, ...], ...]
+    done: bool
+
+    def describe(self) -> str:
+        """`all_reduce of [1000, 10]`."""
+        sizes = ", ".join(str(list(size)) for size in self.sizes[:2])
+        return f"{self.name} of {sizes}" if sizes else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGroup:
+    """A process group as a rank has recorded it: who belongs to it, and its latest calls."""
+
+    title: str
+    ranks: tuple[int, ...]
+    calls: tuple[RecordedCall, ...]
+
+    def call(self, number: int) -> RecordedCall | None:
+        """None for one that it has not made, or made too long ago."""
+        return next((call for call in self.calls if call.number == number), None)
+
+
 @dataclass(slots=True)
 class Rank:
     """What its node shows of a rank. Times are by that node's clock."""
@@ -100,6 +131,8 @@ class Rank:
     looks: tuple[Stack, ...] = ()
     """Its stacks, read again while it was watched."""
     silent: tuple[Silence, ...] = ()
+    recorded: Mapping[str, RecordedGroup] = field(default_factory=dict)
+    """By process group: what PyTorch's flight recorder has written of it, if it is on."""
 
     @property
     def alive(self) -> bool:
@@ -229,7 +262,7 @@ def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
             view.kernel += (KernelLine(boot + float(found[1]), found[2]),)
     elif word == "launcher":
         view.launcher_said = _decode(rest)
-    elif word in ("rank", "exit", "written", "out", "err", "process", "silent"):
+    elif word in ("rank", "exit", "written", "out", "err", "process", "silent", "flight"):
         number, _, value = rest.partition(" ")
         rank = view.ranks.setdefault(int(number), Rank(int(number), view.name))
         _add_to_rank(rank, word, value)
@@ -249,6 +282,24 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
         rank.processes += (_process(value),)
     elif word == "silent":
         rank.silent += (_silence(value),)
+    elif word == "flight":
+        rank.recorded = _read_groups(json.loads(_decode(value)))
+
+
+def _read_groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, RecordedGroup]:
+    """What templates/insight/flight.py prints; ValueError, LookupError."""
+    found = {}
+    try:
+        for name, group in groups.items():
+            calls = (
+                RecordedCall(int(number), str(what), tuple(map(tuple, sizes)), bool(done))
+                for number, what, sizes, done in group["calls"]
+            )
+            ranks = tuple(map(int, group["ranks"]))
+            found[name] = RecordedGroup(str(group["title"] or name), ranks, tuple(calls))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"no record of calls: {error}") from error
+    return found
 
 
 def _silence(text: str) -> Silence:

@@ -292,6 +292,15 @@ def read_state(text: str) -> object:
         return terraform.resources(Path(folder), "lab")
 
 
+RECORDS = (
+    b'{"0": 7}',
+    b"[1]",
+    b'{"0": {"title": "", "ranks": ["x"], "calls": []}}',
+    b'{"0": {"title": "", "ranks": [0], "calls": [[1, "a", 7, true]]}}',
+    b'{"0": {"title": null, "ranks": [0], "calls": [[1, "a", [[1]], true]]}}',
+)
+"""What a flight recorder's file may become."""
+
 FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "state": (
         lambda text: job_state.judge(job(state=JobState.RUNNING), text),
@@ -344,6 +353,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("uptime 1 2", "waits", "exe 7 /usr/bin/python3", "disk 1 2 /", "memory MemTotal: 1",
          "elsewhere 1 2 /a", "spot", "peer", "kernel [ 1.5] killed", "launcher eA==", "launcher ^",
          "rank 0", "exit 0", "silent 0 0100007F:1 02 3", "silent 0 :1 02 3", "silent 0 zz",
+         *(f"flight 0 {b64encode(text).decode()}" for text in RECORDS),
          "written 0", "process 0 7 (python) S 1" + " 2" * 20, "process 0 7 (", "absent"),
     ),
     "stacks.sh": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clusterctl.insight.doctor import endings, failures, nodes, waits
+from clusterctl.insight.doctor import endings, failures, nodes, recorded, waits
 from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
 from clusterctl.insight.doctor.finding import assemble as assemble
@@ -40,6 +40,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *nodes.networks(evidence),
         *nodes.silences(evidence),
         *waits.stopped_ranks(evidence),
+        *recorded.calls(evidence),
         *failures.first_failure(evidence),
         *failures.vanished(evidence),
         *endings.unfinished(evidence),
