@@ -435,7 +435,8 @@ def test_an_unshared_folder_is_noticed(cli: Cli, site: Site) -> None:
     """/run is each host's own."""
     options = ["--workdir", "/run/mine"]
     done = cli("attach", "other", f"--{site.system}", *options, code=2)
-    assert "do not see /run/mine/other-" in done.err
+    assert "/run/mine/other-" in done.err
+    assert "is not visible on the compute nodes" in done.err
     assert "--workdir" in done.err
     assert [c["cluster"] for c in cli.json("list")["clusters"]] == ["site"]
 
