@@ -174,7 +174,7 @@ def test_the_regions_where_it_looked_are_named(account: Account, call: Call) -> 
     assert said.document["regions"] == ["ap-south-1"]
     said = call("gc", "--adopt", "nobody")
     assert said.code == 7
-    assert "found by its tags in us-east-1, eu-west-1" in said.err
+    assert "was found in us-east-1, eu-west-1" in said.err
 
 
 def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, call: Call) -> None:
