@@ -67,7 +67,6 @@ def test_what_pytorch_writes_is_read(root: Path) -> None:
     subprocess.run(torch, check=True, timeout=120, capture_output=True)
     [group] = look(root, recorder=f"{root}/trace-").ranks[0].recorded.values()
     assert group.title == "default_pg"
-    assert all(call.done for call in group.calls)
     told = [(call.number, call.describe()) for call in group.calls]
     assert told == [(n, "all_reduce of [4]") for n in (1, 2, 3)] + [(4, "broadcast of [2, 3]")]
 

@@ -208,7 +208,7 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
         return
     assert (said.code, cloud.left()) == (7, before), said.err
     assert (
-        "cannot be read:" if record in (DAMAGED, EMPTY) else "nothing in it can be read"
+        "cannot be read:" if record in (DAMAGED, EMPTY) else "nothing in it shows which one"
     ) in said.err
     assert open_store().names() == ("lab",)
 
