@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
 
+from clusterctl.insight.recorded_calls import RecordedGroup, read_groups
 from clusterctl.stacks import Stack
 
 KERNEL = (
@@ -69,35 +68,6 @@ class KernelLine:
 
     when: float
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
-    """A collective in PyTorch's flight recorder: its number in its process group, from 1 on, and
-    the sizes of what the rank brought. `done`: it was seen to end."""
-
-    number: int
-    name: str
-    sizes: tuple[tuple[int, ...], ...]
-    done: bool
-
-    def describe(self) -> str:
-        """`all_reduce of [1000, 10]`."""
-        sizes = ", ".join(str(list(size)) for size in self.sizes[:2])
-        return f"{self.name} of {sizes}" if sizes else self.name
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedGroup:
-    """A process group as a rank has recorded it: who belongs to it, and its latest calls."""
-
-    title: str
-    ranks: tuple[int, ...]
-    calls: tuple[RecordedCall, ...]
-
-    def call(self, number: int) -> RecordedCall | None:
-        """None for one that it has not made, or made too long ago."""
-        return next((call for call in self.calls if call.number == number), None)
 
 
 @dataclass(slots=True)
@@ -283,23 +253,7 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
     elif word == "silent":
         rank.silent += (_silence(value),)
     elif word == "flight":
-        rank.recorded = _read_groups(json.loads(_decode(value)))
-
-
-def _read_groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, RecordedGroup]:
-    """What templates/insight/flight.py prints; ValueError, LookupError."""
-    found = {}
-    try:
-        for name, group in groups.items():
-            calls = (
-                RecordedCall(int(number), str(what), tuple(map(tuple, sizes)), bool(done))
-                for number, what, sizes, done in group["calls"]
-            )
-            ranks = tuple(map(int, group["ranks"]))
-            found[name] = RecordedGroup(str(group["title"] or name), ranks, tuple(calls))
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"no record of calls: {error}") from error
-    return found
+        rank.recorded = read_groups(_decode(value))
 
 
 def _silence(text: str) -> Silence:

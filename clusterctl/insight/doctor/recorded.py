@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from clusterctl.insight.doctor.finding import Evidence, Finding
-from clusterctl.insight.evidence import RecordedCall, RecordedGroup
+from clusterctl.insight.recorded_calls import RecordedCall, RecordedGroup
 from clusterctl.stacks import name_ranks
 
 _ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_allgather_base", "_reduce_scatter_base")
