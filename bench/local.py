@@ -70,7 +70,7 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "local.json")
-    out: Path = parser.parse_args().out
+    out: Path = parser.parse_args().out.absolute()  # before the folder changes
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
         os.environ["CLUSTERCTL_HOME"] = f"{scratch}/state"
         # Installed programs have their bytecode.

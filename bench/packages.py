@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "packages.json")
     options = parser.parse_args()
+    out = options.out.absolute()  # before the folder changes
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         prepare(Path(name))
         call("up", "--workers", "2")
@@ -52,7 +53,7 @@ def main() -> int:
             found = measure(options.pairs)
         finally:
             call("down", "--discard")
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     return 0 if found["parts_ms"]["together"] <= LIMIT else 1
 

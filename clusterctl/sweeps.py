@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from clusterctl.errors import UsageError
 
@@ -23,8 +23,7 @@ _RANGE = r"(-?\d+)\.\.(-?\d+)"
 _ARRAY = r"(?a)(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """`number` is its name: `logs 12.3`. `args` follow those of the program."""
 
     number: int

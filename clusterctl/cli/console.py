@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import shutil
 import sys
@@ -191,6 +190,8 @@ class Console:
     def document(self, value: dict[str, Any]) -> None:
         """What the verb was asked for, for programs. Nothing without --json."""
         if self.json:
+            import json  # a millisecond, and seldom used
+
             print(json.dumps({"schema": 1, **plain(value)}), flush=True)
 
     def error(self, message: str, hint: str, code: int, log: str = "") -> None:

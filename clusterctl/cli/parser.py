@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__, config
-from clusterctl.cli import completion, detached_launches, help
+from clusterctl.cli import completion, help
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
 from clusterctl.options.table import Common, Option, Verb
@@ -51,6 +51,8 @@ class Command(TyperCommand):
         with Console.current().waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
+        from clusterctl.cli import detached_launches
+
         with detached_launches.collected(given, Console.current()):
             return function(given, Console.current())
 
