@@ -44,6 +44,40 @@ def test_a_program_gets_what_it_is_given(warm: Warm, tmp_path: Path) -> None:
         assert done.returncode == 3
 
 
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit('no such file')", 1, "no such file\n"),
+        ("sys.exit(300)", 44, ""),
+        ("raise ValueError('odd')", 1, "ValueError: odd\n"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
+        ("sys.stdout.close()", 0, ""),
+    ],
+)
+def test_it_ends_as_python_does(
+    warm: Warm, tmp_path: Path, last: str, code: int, said: str
+) -> None:
+    path = script(
+        tmp_path,
+        "import atexit, pathlib, sys, threading\n"
+        "atexit.register(pathlib.Path('left').write_text, 'yes')\n"
+        "threading.Timer(0.2, pathlib.Path('waited').write_text, ['yes']).start()\n"
+        f"print('buffered')\n{last}",
+    )
+    for python in (False, True):
+        if python:
+            argv = [sys.executable, path]
+            done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        else:
+            done = warm.run([path], cwd=tmp_path, env={}, timeout=30)
+        assert (done.stdout, done.returncode) == ("buffered\n", code)
+        assert done.stderr.endswith(said)
+        for name in ("left", "waited"):
+            assert (tmp_path / name).read_text() == "yes"
+            (tmp_path / name).unlink()
+
+
 def test_it_ends_by_a_signal_and_by_its_time(warm: Warm, tmp_path: Path) -> None:
     path = script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)")
     done = warm.run([path], cwd=tmp_path, env={}, timeout=30)

@@ -8,6 +8,8 @@ The import takes longer than most programs.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -21,6 +23,8 @@ import sys
 import time
 from contextlib import suppress
 from typing import Any
+
+C = ctypes.CDLL(None)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -110,6 +114,52 @@ def become(order: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def run(order: dict[str, Any]) -> int:
+    """The exit code, as Python has it for what the program raises."""
+    try:
+        become(order)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+        return -signal.SIGINT if isinstance(raised, KeyboardInterrupt) else 1
+    return 0
+
+
+def finalize_mpi() -> None:
+    """What mpi4py has Python do at the very end; mpirun takes a rank that leaves without it for
+    one that has failed."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if not mpi or sys.modules["mpi4py"].rc.finalize is False:
+        return
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def leave(codes: list[int]) -> None:
+    """The last thing that Python does at exit, when threads have been waited for. It leaves objects
+    where they are: to take them apart would copy every page that is shared with the server, which
+    takes longer than most programs. `codes`: the exit code; empty in the server itself."""
+    if not codes:
+        return
+    code = codes[0]
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if not stream.closed:
+                stream.flush()
+        except OSError:  # nobody reads
+            code = code or 120  # as Python has it
+    finalize_mpi()
+    C.fflush(None)
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 0xFF)
+
+
 def load(name: str) -> None:
     module = importlib.import_module(name.removesuffix(".*"))
     if name.endswith(".*"):
@@ -119,6 +169,8 @@ def load(name: str) -> None:
 
 
 def main() -> None:
+    codes: list[int] = []
+    atexit.register(leave, codes)  # before all others, so it is called after them
     for name in sys.argv[2:]:
         load(name)
     gc.freeze()  # nobody looks for garbage in what all processes share, and seldom in the rest
@@ -137,7 +189,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ended.close()
     wake.close()
-    become(order)
+    codes.append(run(order))
 
 
 if __name__ == "__main__":
