@@ -24,6 +24,7 @@ from clusterctl.errors import ClusterctlError, ProviderError, RecordError, Usage
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.mirror import SAVE_LIMIT
 from clusterctl.model import Cluster, ClusterSpec, Phase, Reporter
+from clusterctl.options.provider_options import BREAKABLE, join_titles
 from clusterctl.providers.protocol import Breakable, Harm
 from clusterctl.providers.shared import nodes
 from clusterctl.state import Store
@@ -68,7 +69,7 @@ def _provider(cluster: Cluster) -> Breakable:
     provider = providers.load(cluster.spec.provider)
     if not isinstance(provider, Breakable):
         raise UsageError(
-            f"drill works only on local and Docker clusters; cluster {cluster.name!r} is"
+            f"drill works only on {join_titles(BREAKABLE)} clusters; cluster {cluster.name!r} is"
             f" {cluster.spec.provider}",
             hint="leave out the name: drill then creates its own cluster",
         )

@@ -8,7 +8,7 @@ from clusterctl.actions import node_images
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
 from clusterctl.options.clusters import Up
-from clusterctl.options.limits import LAUNCHER
+from clusterctl.options.limits import DOCKER, EC2, LAUNCHER
 
 
 def cluster_spec(name: str, given: Up) -> ClusterSpec:
@@ -20,7 +20,7 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
             hint=f"write it right after the option: --shared {name}",
         )
     cloud = given.gpu or given.cpu or given.instance_type
-    implied = "ec2" if cloud else "docker" if given.gpus else ""
+    implied = EC2.owner if cloud else DOCKER.owner if given.gpus else ""
     image, images = node_images.chosen(given.image) if given.image else ("", {})
     return ClusterSpec(
         name=name,

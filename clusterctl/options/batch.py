@@ -10,6 +10,7 @@ from typing import Any, cast
 from clusterctl.options import limits as where
 from clusterctl.options.batch_options import BATCH_SYSTEMS, BatchOptions
 from clusterctl.options.limits import Limit
+from clusterctl.options.provider_options import join_words
 from clusterctl.options.table import Group, Option, flag, text
 
 
@@ -21,13 +22,8 @@ def _load(row: str) -> BatchOptions:
 SYSTEMS: Mapping[str, BatchOptions] = {name: _load(row) for name, row in BATCH_SYSTEMS.items()}
 
 
-def _list(words: Sequence[str], last: str) -> str:
-    """`A, B and C`, where `last` is the word before the last one."""
-    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
 def _titles(names: Iterable[str], last: str = "and") -> str:
-    return _list([SYSTEMS[name].title for name in names], last)
+    return join_words([SYSTEMS[name].title for name in names], last)
 
 
 FLAGS = {f"--{name}": name for name in SYSTEMS}
@@ -42,7 +38,7 @@ ONLY = Limit(
     only=frozenset(SYSTEMS),
     says=f"works only with {_titles(SYSTEMS)}",
     hint="leave it out, or attach a batch system: "
-    + _list([f"`clusterctl attach NAME {_FIRST}`", *(f"`{word}`" for word in _OTHERS)], "or"),
+    + join_words([f"`clusterctl attach NAME {_FIRST}`", *(f"`{word}`" for word in _OTHERS)], "or"),
 )
 TERMINAL = replace(ONLY, hint="`clusterctl ssh` opens a shell on a node of this cluster")
 NODES = Limit(
@@ -68,10 +64,14 @@ GROUP = Group(f"Batch systems ({_titles(SYSTEMS)})", (ONLY, where.STAGED))
 _ALL = Group(GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(SYSTEMS) == 2 else 'any'}")
 
 
-def _group(names: Sequence[str]) -> Group:
+def _limit(names: Sequence[str]) -> Limit:
     """Of the options that only these batch systems have."""
-    limit = Limit(only=frozenset(names), says=f"works only with {_titles(names)}")
-    return Group(GROUP.heading, (limit,), True, f"Passed to {_titles(names)}")
+    return Limit(only=frozenset(names), says=f"works only with {_titles(names)}")
+
+
+def _group(names: Sequence[str]) -> Group:
+    """Their heading."""
+    return Group(GROUP.heading, (_limit(names),), True, f"Passed to {_titles(names)}")
 
 
 def _collect() -> Iterator[Option[Any]]:
@@ -86,7 +86,7 @@ def _collect() -> Iterator[Option[Any]]:
     for word, option in found.items():
         option.group = _group(owners[word])
         instead = {name: row.instead[word] for name, row in SYSTEMS.items() if word in row.instead}
-        own = replace(option.group.limits[0], instead=instead)
+        own = replace(_limit(owners[word]), instead=instead)
         option.limits = (own, *option.limits[1:])
         yield option
 

@@ -17,6 +17,7 @@ from clusterctl.options.checks import (
     names,
     shared_folder,
 )
+from clusterctl.options.provider_options import BREAKABLE, PROVIDER_OPTIONS, join_words
 from clusterctl.options.shared import OPTIONS, YES
 from clusterctl.options.table import (
     ARGUMENTS,
@@ -77,7 +78,10 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     name = NEW_NAME
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
     provider = text(
-        "--provider", MACHINE, "local, docker or ec2 (default: as options imply)", "NAME"
+        "--provider",
+        MACHINE,
+        f"{join_words([*PROVIDER_OPTIONS], 'or')} (default: as options imply)",
+        "NAME",
     )
     workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
     ttl = amount(
@@ -87,7 +91,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--shared",
         MACHINE,
         "Give all nodes one folder, $CLUSTERCTL_SHARED: a new one, which `down` deletes, or this"
-        " file system of EFS or FSx (EC2)",
+        " file system of EFS or FSx",
         "[ID]",
         check=shared_folder,
         alone=where.LAUNCHER,
@@ -96,14 +100,14 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     image = texts(
         "--image",
         MACHINE,
-        "Container image of all nodes, or of a kind of node; repeatable (Docker and EC2)",
+        "Container image of all nodes, or of a kind of node; repeatable",
         "[KIND=]IMAGE",
         limits=where.IMAGE,
     )
     gpus = Option[tuple[str, ...]](
         "--gpus",
         MACHINE,
-        "This machine's GPUs for the workers (Docker)",
+        "This machine's GPUs for the workers",
         "0,1|all",
         empty=(),
         check=indices,
@@ -238,7 +242,10 @@ class Drill(Named, heading=CLUSTERS, module="drill"):
     name = name_argument("drill")
     cluster = cluster_option(help="Name of the cluster (default: drill, removed at the end)")
     provider = choice(
-        "--provider", OPTIONS, "Provider of a new cluster (default: local)", "local", "docker"
+        "--provider",
+        OPTIONS,
+        "Provider of a new cluster (default: local)",
+        *BREAKABLE,
     )
     workers = number("--workers", OPTIONS, "Number of workers of a new cluster (default: 2)")
     faults = Option[tuple[str, ...]](

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from clusterctl.options.provider_options import join_titles, join_words, list_takers
+
 LAUNCHER = "launcher"
 """The value of `up --shared` without an ID: the folder is made with the cluster."""
 
@@ -40,6 +42,30 @@ class Limit:
         return next(found, self.hint)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderLimit:
+    """The limit of options that one provider owns: they work with it, and with those whose row in
+    PROVIDER_OPTIONS shares them. In `says` and `hint`, `{titles}` and `{names}` are all of them."""
+
+    owner: str
+    free: str = ""
+    says: str = "works only with {titles}"
+    hint: str = "add --provider {names}, or leave it out"
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def resolve(self, flag: str) -> Limit:
+        """The limit of that option."""
+        names = list_takers(self.owner, flag)
+        words = {"titles": join_titles(names), "names": join_words(names, "or")}
+        return Limit(
+            only=frozenset(names),
+            free=self.free,
+            says=self.says.format(**words),
+            hint=self.hint.format(**words),
+            instead=self.instead,
+        )
+
+
 def _only(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
     return Limit(only=frozenset(words), says=says, hint=hint)
 
@@ -48,27 +74,21 @@ def _never(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
     return Limit(never=frozenset(words), says=says, hint=hint)
 
 
-EC2 = _only("ec2", says="works only with EC2", hint="add --provider ec2, or leave it out")
-FILE_SYSTEM = Limit(
-    only=frozenset({"ec2"}),
+EC2 = ProviderLimit(owner="ec2")
+FILE_SYSTEM = ProviderLimit(
+    owner="ec2",
     free=LAUNCHER,
-    says="takes an ID only with EC2",
-    hint="add --provider ec2, or leave the ID out: --shared alone makes a folder",
+    says="takes an ID only with {titles}",
+    hint="add --provider {names}, or leave the ID out: --shared alone makes a folder",
 )
-DOCKER = _only(
-    "docker", says="works only with Docker nodes", hint="add --provider docker, or leave it out"
-)
-RUNTIME = Limit(
-    only=frozenset({"ec2"}),
-    says="works only with EC2",
+DOCKER = ProviderLimit(owner="docker", says="works only with {titles} nodes")
+RUNTIME = ProviderLimit(
+    owner="ec2",
+    hint=LEAVE_OUT,
     instead={"docker": "leave it out; choose the image with --image"},
 )
 IMAGE = (
-    _only(
-        *("docker", "ec2"),
-        says="works only with Docker and EC2",
-        hint="add --provider docker or ec2, or leave it out",
-    ),
+    ProviderLimit(owner="docker"),
     _never("host", says="needs containers, which --runtime host does not use", hint=ONE_OF_TWO),
 )
 

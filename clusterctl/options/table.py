@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,8 +19,10 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from clusterctl.errors import UsageError
 from clusterctl.options.checks import ReadValue, cluster_name, integer, one_of, path
-from clusterctl.options.limits import Limit
+from clusterctl.options.limits import Limit, ProviderLimit
+from clusterctl.options.provider_options import join_titles, list_takers
 
+AnyLimit = Limit | ProviderLimit
 T = TypeVar("T")
 Given = TypeVar("Given", bound="Verb")
 
@@ -32,7 +34,7 @@ class Group(NamedTuple):
     batch system as they are."""
 
     heading: str
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[AnyLimit, ...] = ()
     native: bool = False
     lead: str = ""
     """What the help says before those that have no help of their own."""
@@ -62,17 +64,22 @@ class Option(Generic[T]):
         alone: str = "",
         many: bool = False,
         words: int = 1,
-        limits: Limit | tuple[Limit, ...] | None = None,
+        limits: AnyLimit | tuple[AnyLimit, ...] | None = None,
         env: str = "",
         old: str = "",
         settable: bool = True,
     ) -> None:
         self.flags = tuple(flags.split())
-        self.group, self.help, self.empty, self.check = group, help, empty, check
+        self.group, self.empty, self.check = group, empty, check
         self.alone = alone
         self.metavar, self.many, self.words, self.env, self.old = metavar, many, words, env, old
-        own = (limits,) if isinstance(limits, Limit) else limits
-        self.limits = group.limits if own is None else own
+        own = (limits,) if isinstance(limits, Limit | ProviderLimit) else limits
+        declared = group.limits if own is None else own
+        self.limits = tuple(
+            limit.resolve(self.flag) if isinstance(limit, ProviderLimit) else limit
+            for limit in declared
+        )
+        self.help = help + _name_providers(declared, group, self.flag)
         self.settable = settable
         self.is_flag = empty is False
         self.separator = os.pathsep if check is path else None
@@ -129,6 +136,20 @@ class Option(Generic[T]):
             if len(raw) != self.words:
                 raise UsageError(f"{label}: expected {self.metavar}", hint="correct the value")
         return tuple(self.check(r, label) for r in raw) if self.many else self.check(raw, label)
+
+
+def _name_providers(declared: Iterable[AnyLimit], group: Group, flag: str) -> str:
+    """What the help says of the providers that an option works with: those that its heading does
+    not name."""
+    named = {limit.owner for limit in group.limits if isinstance(limit, ProviderLimit)}
+    takers = {
+        name: None
+        for limit in declared
+        if isinstance(limit, ProviderLimit)
+        for name in list_takers(limit.owner, flag)
+        if name not in named
+    }
+    return f" ({'also ' if named else ''}{join_titles(takers)})" if takers else ""
 
 
 # ------------------------------------------------------------------------------------- kinds

@@ -1,4 +1,4 @@
-"""Where machines come from. One folder per provider and one row in a table here.
+"""Where machines come from. One folder per provider, and one row in a table of options.
 
 `protocol` has what providers promise, `shared` what several of them use.
 """
@@ -13,13 +13,13 @@ from typing import cast
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import GATEWAY, Cluster
 from clusterctl.options.batch_options import BATCH_SYSTEMS
+from clusterctl.options.provider_options import PROVIDER_OPTIONS
 from clusterctl.providers.protocol import Billing, Creator, Gatewayed, Provider
 from clusterctl.providers.shared.batch_site import BatchSite
 
 PROVIDERS: dict[str, str] = {
-    "local": "clusterctl.providers.local.provider:LocalProvider",
-    "docker": "clusterctl.providers.docker.provider:DockerProvider",
-    "ec2": "clusterctl.providers.ec2.provider:Ec2Provider",
+    name: f"clusterctl.providers.{name}.provider:{name.capitalize()}Provider"
+    for name in PROVIDER_OPTIONS
 }
 """What `up` makes, and `down` removes."""
 

@@ -20,13 +20,14 @@ from clusterctl.providers.protocol import Created, Features, ProviderPlan
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
 
 
-class ProcessProvider:
+class ProcessesProvider:
     """Implements `Creator`."""
 
     features = Features(pythons=(sys.executable,), shares_machine=True, instant=True)
 
     def plan(self, spec: ClusterSpec, *rest: Any, ahead: Path | None = None) -> ProviderPlan:
-        line = f"{spec.workers + 1} sshd on this machine"
+        disk = f" with {spec.cloud.disk} GB each" if spec.cloud.disk else ""
+        line = f"{spec.workers + 1} sshd on this machine{disk}"
         return ProviderPlan(mode="processes", mode_reason="", one_host=True, lines=(line,))
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:

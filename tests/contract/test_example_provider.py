@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,30 @@ from clusterctl.actions import open_store, up
 from clusterctl.cli import execute
 from clusterctl.node_phases import READY, NodePhases
 
-pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import json, sys
+from importlib import import_module
+from clusterctl.options.provider_options import PROVIDER_OPTIONS, ProviderOptions
+
+PROVIDER_OPTIONS["processes"] = ProviderOptions(title="sshd", shares=frozenset({"--disk"}))
+example = import_module("tests.contract.example_provider")
+sys.modules["clusterctl.providers.processes.provider"] = example
+from clusterctl.cli import execute
+
+for line in json.loads(sys.argv[1]):
+    print("@@", execute(line), flush=True)
+"""
+"""Runs command lines, with a row for the example. The exit code comes behind what each prints."""
 
 
+@pytest.mark.sshd
+@pytest.mark.mpi
 def test_a_row_is_all_that_a_provider_takes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    row = "tests.contract.example_provider:ProcessProvider"
+    row = "tests.contract.example_provider:ProcessesProvider"
     monkeypatch.setitem(providers.PROVIDERS, "processes", row)
     monkeypatch.chdir(tmp_path)
     if os.geteuid() == 0:
@@ -47,3 +66,34 @@ def test_a_row_is_all_that_a_provider_takes(
         assert execute(["down", "--discard"]) == 0
     assert not folder.exists()
     assert open_store().names() == ()
+
+
+def test_help_and_options_follow_from_the_row(tmp_path: Path) -> None:
+    """It says that it shares an option of EC2, and no other one."""
+    lines = [
+        ["up", "--help"],
+        ["up", "--provider", "processes", "--disk", "10", "--dry-run"],
+        ["up", "--provider", "processes", "--spot", "--dry-run"],
+        ["up", "--provider", "docker", "--disk", "10", "--dry-run"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CLUSTERCTL_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    said, shown, *_ = (" ".join(part.split()) for part in done.stdout.split("@@"))
+    assert "local, docker, ec2 or processes (default: as options imply)" in said
+    assert "Disk size of each worker, 8 to 16384 (also sshd)" in said
+    assert shown.startswith("0 mode: processes")
+    assert "3 sshd on this machine with 10 GB" in shown
+    codes = [part.split()[0] for part in done.stdout.split("@@")[1:]]
+    assert codes == ["0", "0", "2", "2"]
+    told = " ".join(done.stderr.split())
+    assert "--spot works only with EC2" in told
+    assert "--disk works only with EC2 and sshd" in told
+    assert "add --provider ec2 or processes, or leave it out" in told

@@ -19,7 +19,8 @@ from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.known_hosts import host_name
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime, clock
-from clusterctl.providers.protocol import Attesting, Created
+from clusterctl.options.provider_options import PROVIDER_OPTIONS
+from clusterctl.providers.protocol import Attesting, Breakable, Created
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 from tests.sim.ec2.network import YOU
@@ -242,6 +243,7 @@ def test_every_row_can_be_loaded(name: str) -> None:
     provider = providers.load(name)
     for verb in ("plan", "create", "describe", "destroy"):
         assert callable(getattr(provider, verb))
+    assert isinstance(provider, Breakable) is PROVIDER_OPTIONS[name].breakable
 
 
 def test_an_unknown_provider_is_named() -> None:

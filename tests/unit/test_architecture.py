@@ -195,6 +195,9 @@ def imports(package: Path, tables: bool = True) -> dict[str, set[str]]:
                 found = found.rpartition(".")[0]
             if found:
                 graph[name].add(found)
+    if tables:  # whose rows are made from the names of options
+        rows = {row.partition(":")[0].removeprefix("clusterctl.") for row in PROVIDERS.values()}
+        graph.get("providers", set()).update(rows & set(paths))
     return graph
 
 
