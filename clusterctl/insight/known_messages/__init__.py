@@ -1,0 +1,1 @@
+"""What libraries print when something is wrong: tables by kind of cause, one row a message."""
