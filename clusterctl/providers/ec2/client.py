@@ -14,6 +14,7 @@ from clusterctl.providers.ec2 import failures
 from clusterctl.providers.ec2.answers import owner_of, read_skew
 from clusterctl.providers.ec2.credentials import LEASE, Credentials
 from clusterctl.providers.ec2.failures import RefusedByAws
+from clusterctl.providers.ec2.known_failures import MAYBE_NOT_ENABLED
 
 DEFAULT_REGION = "us-east-1"
 
@@ -152,7 +153,7 @@ class Client:
         try:
             return self._account(self.region)
         except RefusedByAws as refused:
-            if self.region == DEFAULT_REGION or refused.code not in failures.MAYBE_NOT_ENABLED:
+            if self.region == DEFAULT_REGION or refused.code not in MAYBE_NOT_ENABLED:
                 raise
             try:
                 self._account(DEFAULT_REGION)
