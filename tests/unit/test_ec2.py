@@ -62,7 +62,7 @@ def test_variables_are_those_of_the_module() -> None:
     found = spec.machines(
         wish(NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5")), {}, {}
     )
-    made = spec.variables(
+    made = spec.ModuleVariables(
         cluster_id="lab-1",
         name="lab",
         region="us-east-1",
@@ -81,7 +81,7 @@ def test_variables_are_those_of_the_module() -> None:
         public_key="ssh-ed25519 AAAA",
         user_data={"worker-1": "x"},
         hours=0.5,
-    )
+    ).render()
     text = (Path(__file__).parents[2] / "infra/ec2/variables.tf").read_text()
     for name in made:
         assert f'variable "{name}"' in text
@@ -186,7 +186,7 @@ def test_many_machines_wait_for_their_turn_and_few_leave_a_full_zone_soon() -> N
 
     def attempts(workers: int) -> int:
         found = spec.machines(wish(NodeGroup(count=workers, family="cpu")), {}, {})
-        made = spec.variables(
+        made = spec.ModuleVariables(
             cluster_id="lab-1",
             name="lab",
             region="us-east-1",
@@ -202,7 +202,7 @@ def test_many_machines_wait_for_their_turn_and_few_leave_a_full_zone_soon() -> N
             public_key="",
             user_data={},
             hours=1,
-        )
+        ).render()
         return int(made["max_retries"])
 
     assert attempts(8) == 5

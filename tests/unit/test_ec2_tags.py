@@ -193,9 +193,11 @@ def test_terraform_gets_them(tmp_path: Path) -> None:
     from clusterctl.providers.ec2 import spec as layout
 
     machines = layout.machines(wish(), {}, {})
-    some = layout.variables(**_variables(machines), tags={"team": "ml"}, shared="/shared")
+    some = layout.ModuleVariables(
+        **_variables(machines), tags={"team": "ml"}, shared="/shared"
+    ).render()
     assert (some["tags"], some["shared"]) == ({"team": "ml"}, "/shared")
-    none = layout.variables(**_variables(machines))
+    none = layout.ModuleVariables(**_variables(machines)).render()
     assert not {"tags", "shared"} & set(none), "the module of an older cluster does not know them"
 
 

@@ -74,6 +74,20 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
         help="where rank 0 writes, and resumes from if it exists (default snapshot.pt)",
     )
     add_seed(parser)
+    _add_model(parser)
+    _add_arithmetic(parser)
+    add_metrics(parser)
+    if gpu:
+        parser.add_argument(
+            "--allow-cpu",
+            action="store_true",
+            help=f"run on the CPU where there is no GPU (also {ALLOW_CPU}=1)",
+        )
+    return Options(**{"allow_cpu": False, **vars(parser.parse_args(arguments))})
+
+
+def _add_model(parser: Parser) -> None:
+    """What is trained, and on what."""
     parser.add_argument("--model", choices=MODELS, default="mlp", help="the network (default mlp)")
     add_data(parser, DATASETS, "digits")
     parser.add_argument(
@@ -83,6 +97,10 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
         metavar="N",
         help="side of synthetic images (default 32) and of those of an image folder (default 224)",
     )
+
+
+def _add_arithmetic(parser: Parser) -> None:
+    """How a step is computed, and its gradients exchanged."""
     parser.add_argument(
         "--lr", type=positive_float, default=0.1, metavar="X", help="learning rate (default 0.1)"
     )
@@ -108,11 +126,3 @@ def parse(description: str, arguments: Sequence[str] | None = None, *, gpu: bool
     parser.add_argument(
         "--compile", action="store_true", help="let torch.compile fuse the network's kernels"
     )
-    add_metrics(parser)
-    if gpu:
-        parser.add_argument(
-            "--allow-cpu",
-            action="store_true",
-            help=f"run on the CPU where there is no GPU (also {ALLOW_CPU}=1)",
-        )
-    return Options(**{"allow_cpu": False, **vars(parser.parse_args(arguments))})

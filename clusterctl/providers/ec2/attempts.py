@@ -343,7 +343,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         order.host_keys.share(together)
     user_data = _user_data(order, [m for m in booting if m.name not in apart])
     place = found.subnets.get(state.zone, ZoneSubnets("", ""))
-    return layout.variables(
+    variables = layout.ModuleVariables(
         cluster_id=cluster.id,
         name=cluster.name,
         region=order.api.region,
@@ -371,6 +371,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         tags=tags.parse(order.options.cloud.tag),
         apart=apart,
     )
+    return variables.render()
 
 
 def arm(order: Order, made: set[str], report: Reporter) -> None:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, CloudSpec, Cluster, Reporter, clock, count, span
+from clusterctl.model import (
+    Charge,
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Reporter,
+    Runtime,
+    clock,
+    count,
+    span,
+)
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.answers import Instance
@@ -145,6 +155,37 @@ def place(api: Api, found: Survey, binary: str, tag: Sequence[str] = ()) -> Iter
         yield machine_images.describe(found.theirs)
     if tag:
         yield f"tags of all that is made: {', '.join(tag)}"
+
+
+def describe(
+    api: Api,
+    found: Survey,
+    options: ClusterSpec,
+    cost: Estimate,
+    *,
+    binary: str,
+    ssh: str,
+    stopped: Collection[str],
+    deadline: float,
+    now: float,
+) -> tuple[str, ...]:
+    """The plan, line by line. `binary`: what makes the machines; `ssh`: who may connect."""
+    table = prices.table(
+        found.machines,
+        cost.charges,
+        found.zones[0],
+        deadline - now,
+        cost.traffic,
+        cost.nat_traffic,
+    )
+    end = ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
+    return (*place(api, found, binary, options.cloud.tag), ssh, *table, *end)
+
+
+def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:
+    """The kinds of nodes that are to get a container."""
+    containers = options.runtime is Runtime.DOCKER
+    return tuple(dict.fromkeys(machine.image for machine in found.machines if containers))
 
 
 def ends(

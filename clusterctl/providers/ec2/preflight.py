@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -82,43 +82,29 @@ def survey(
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = background(api.account)
     known = background(lambda: _types(api, options))
-    wanted = options.cloud.file_system
-    shared = background(lambda: file_systems.find(api, wanted) if wanted else None)
+    shared = background(partial(_find_shared, api, options.cloud.file_system))
     running = background(lambda: api.instances(states=("pending", "running")))
     disk_key = background(partial(_disk_key, api))
     zones = background(lambda: (zone,) if present and zone else _zones(api, options))
     by_account = account.result()
     types = known.result()
     share = shared.result()
-    makers = {name: kind.gpu_maker for name, kind in types.items()}
-    machines = layout.machines(options, makers, layout.present(present))
+    machines = _plan_machines(options, types, present)
     type_checks.check(api, options, types)
     amis = background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    subnets = background(
-        lambda: file_systems.choose_subnets(
-            options,
-            share,
-            lambda cloud: networks.choose(api, cloud, len(new), there, me, options.name),
-        )
-    )
-    workers = sum(machine.name != LAUNCHER for machine in new)
-    reserved = background(partial(reservations.check, api, options, workers))
+    subnets = background(partial(_choose_subnets, api, options, share, len(new), there, me))
+    reserved = background(partial(reservations.check, api, options, _count_workers(new)))
+    placed, settled = file_systems.place(options, share), bool(present)
     network = background(
-        lambda: (
-            new_networks.check(api, file_systems.place(options, share), id, there=bool(present))
-            if new
-            else None
-        )
+        lambda: new_networks.check(api, placed, id, there=settled) if new else None
     )
     rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
     quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
-    found_zones = file_systems.keep_reachable(
-        api, share, found_zones, found_subnets, there=bool(present)
-    )
+    found_zones = file_systems.keep_reachable(api, share, found_zones, found_subnets, there=settled)
     rights.result()
     network.result()
     return Survey(
@@ -128,16 +114,50 @@ def survey(
         types=types,
         zones=_choose_reserved(found_zones, reservation),
         amis={kind: image.id for kind, image in found_amis.items()},
-        # Reserved machines are where they are: only in a placement group that was made with them.
-        placement=frozenset(
-            name for name, kind in types.items() if kind.clusters and not reservation
-        ),
+        placement=_choose_placed(types, reservation),
         subnets=found_subnets,
         reservation=reservation,
         nat=options.cloud.private and not found_subnets,
         theirs=next((one for one in found_amis.values() if one.id == options.cloud.ami), None),
         file_system=share,
     )
+
+
+def _plan_machines(
+    options: ClusterSpec, types: Mapping[str, InstanceType], present: Mapping[str, str]
+) -> tuple[PlannedMachine, ...]:
+    makers = {name: kind.gpu_maker for name, kind in types.items()}
+    return layout.machines(options, makers, layout.present(present))
+
+
+def _find_shared(api: Api, wanted: str) -> FileSystem | None:
+    return file_systems.find(api, wanted) if wanted else None
+
+
+def _count_workers(machines: Iterable[PlannedMachine]) -> int:
+    return sum(machine.name != LAUNCHER for machine in machines)
+
+
+def _choose_subnets(
+    api: Api,
+    options: ClusterSpec,
+    share: FileSystem | None,
+    machines: int,
+    there: Collection[str],
+    me: Callable[[], str],
+) -> dict[str, ZoneSubnets]:
+    """By zone, those in which so many more machines can be, and reach what they share."""
+    return file_systems.choose_subnets(
+        options, share, lambda cloud: networks.choose(api, cloud, machines, there, me, options.name)
+    )
+
+
+def _choose_placed(
+    types: Mapping[str, InstanceType], reservation: Reservation | None
+) -> frozenset[str]:
+    """The types that may be in a placement group. Reserved machines are where they are: only in a
+    group that was made with them."""
+    return frozenset(name for name, kind in types.items() if kind.clusters and not reservation)
 
 
 def survey_cluster(

@@ -116,20 +116,13 @@ class Ec2Provider:
         now = self._clock() - preflight.check_clock(api.ahead, report)
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
         old = self._settle(api, current, instances, ahead, now) if current else ()
+        restarted = {item.node for item in instances if item.node in stopped and not item.spot}
         cost = plan.estimate(
-            api,
-            found,
-            options.cloud,
-            old,
-            now,
-            spot=spot,
-            on_demand={item.node for item in instances if item.node in stopped and not item.spot},
-            report=report,
+            *(api, found, options.cloud, old, now), spot=spot, on_demand=restarted, report=report
         )
         budget.check_hourly(options.cloud.max_hourly, cost.dear)
         update_rules.check_stopped(current, present, stopped, now)
-        reserved = found.reservation
-        latest = reserved.latest if reserved else None
+        latest = found.reservation.latest if found.reservation else None
         deadline = update_rules.deadline(options, current, present, cost.dear, now, latest)
         if init_cache:
             self._planned[options.name] = Planned(options, found, api, init_cache, address, spot)
@@ -137,23 +130,19 @@ class Ec2Provider:
             mode="ec2",
             mode_reason=plan.mode(api.region, spot),
             one_host=False,
-            lines=(
-                *plan.place(api, found, binary.name, options.cloud.tag),
-                ssh_cidr.describe(options.cloud.ssh_cidr, address.result, old=bool(current)),
-                *prices.table(
-                    found.machines,
-                    cost.charges,
-                    found.zones[0],
-                    deadline - now,
-                    cost.traffic,
-                    cost.nat_traffic,
-                ),
-                *plan.ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat),
+            lines=plan.describe(
+                api,
+                found,
+                options,
+                cost,
+                binary=binary.name,
+                ssh=ssh_cidr.describe(options.cloud.ssh_cidr, address.result, old=bool(current)),
+                stopped=stopped,
+                deadline=deadline,
+                now=now,
             ),
             spec=options,
-            kinds=tuple(dict.fromkeys(machine.image for machine in found.machines))
-            if options.runtime is Runtime.DOCKER
-            else (),
+            kinds=plan.list_kinds(found, options),
             nodes=tuple(machine.name for machine in found.machines),
             charges=cost.charges,
             deadline=deadline,

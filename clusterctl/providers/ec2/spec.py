@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -131,71 +131,84 @@ def parallelism(nodes: int) -> int:
     return max(least, min(most, nodes + 8))
 
 
-def variables(
-    *,
-    cluster_id: str,
-    name: str,
-    region: str,
-    zone: str,
-    machines: Sequence[PlannedMachine],
-    amis: Mapping[str, str],
-    spot: bool,
-    placement: Container[str],
-    efa: bool,
-    subnet: str,
-    launcher_subnet: str = "",
-    private: bool = False,
-    efa_cards: Mapping[str, Sequence[str]] = {},
-    reservation: Reservation | None,
-    ssh_cidr: str,
-    public_key: str,
-    user_data: Mapping[str, str],
-    hours: float,
-    owner: str = "",
-    client: str = "",
-    deadline: str = "",
-    shared: str = "",
-    tags: Mapping[str, str] | None = None,
-    apart: Collection[str] = (),
-    on_demand: Collection[str] = (),
-) -> dict[str, Any]:
-    """infra/ec2's variables. `placement`: the types that may be in a cluster placement group;
-    `apart`: the workers that Terraform does not make; `on_demand`: those that are no spot instances
-    where the others are; `efa_cards`: the interfaces of types with
-    several network cards; `subnet`: the workers', "" where the cluster makes a network of its own;
-    `hours` is how long a machine may live that has no user data."""
-    disks = {machine.disk for machine in machines if machine.name != LAUNCHER}
-    return {
-        "cluster_id": cluster_id,
-        "cluster_name": name,
-        "region": region,
-        "zone": zone,
-        "groups": _groups(machines, placement),
-        "launcher_type": machines[0].instance_type,
-        "amis": dict(amis),
-        "disk": disks.pop() if len(disks) == 1 else 0,
-        "spot": spot,
-        "efa": efa,
-        "max_retries": ATTEMPTS[len(machines) - len(apart) > FEW],
-        "cidr": cidr(cluster_id),
-        "ssh_cidr": ssh_cidr,
-        "public_key": public_key,
-        "user_data": dict(user_data),
-        "ttl_hours": hours,
-        "owner": owner,
-        "client": client,
-        "deadline": deadline,
-        # Only where they are given: the module of an older cluster does not know them.
-        **({"subnet_id": subnet} if subnet else {}),
-        **({"launcher_subnet_id": launcher_subnet} if launcher_subnet != subnet else {}),
-        **({"private": True} if private else {}),
-        **({"efa_cards": {k: list(v) for k, v in efa_cards.items()}} if efa and efa_cards else {}),
-        **({"shared": shared} if shared else {}),
-        **({"tags": dict(tags)} if tags else {}),
-        **({"apart": sorted(apart)} if apart else {}),
-        **({"on_demand": sorted(on_demand)} if on_demand else {}),
-        **({"reservation": _reservation(reservation)} if reservation else {}),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleVariables:
+    """What infra/ec2 is told."""
+
+    cluster_id: str
+    name: str
+    region: str
+    zone: str
+    machines: Sequence[PlannedMachine]
+    amis: Mapping[str, str]
+    spot: bool
+    placement: Container[str]
+    """The types that may be in a cluster placement group."""
+    efa: bool
+    efa_cards: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The interfaces of types with several network cards."""
+    subnet: str
+    """The workers'; "" where the cluster makes a network of its own."""
+    launcher_subnet: str = ""
+    private: bool = False
+    reservation: Reservation | None
+    ssh_cidr: str
+    public_key: str
+    user_data: Mapping[str, str]
+    hours: float
+    """How long a machine may live that has no user data."""
+    owner: str = ""
+    client: str = ""
+    deadline: str = ""
+    shared: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    apart: Collection[str] = ()
+    """The workers that Terraform does not make."""
+    on_demand: Collection[str] = ()
+    """Those that are no spot instances where the others are."""
+
+    def render(self) -> dict[str, Any]:
+        """By the module's names."""
+        disks = {machine.disk for machine in self.machines if machine.name != LAUNCHER}
+        return {
+            "cluster_id": self.cluster_id,
+            "cluster_name": self.name,
+            "region": self.region,
+            "zone": self.zone,
+            "groups": _groups(self.machines, self.placement),
+            "launcher_type": self.machines[0].instance_type,
+            "amis": dict(self.amis),
+            "disk": disks.pop() if len(disks) == 1 else 0,
+            "spot": self.spot,
+            "efa": self.efa,
+            "max_retries": ATTEMPTS[len(self.machines) - len(self.apart) > FEW],
+            "cidr": cidr(self.cluster_id),
+            "ssh_cidr": self.ssh_cidr,
+            "public_key": self.public_key,
+            "user_data": dict(self.user_data),
+            "ttl_hours": self.hours,
+            "owner": self.owner,
+            "client": self.client,
+            "deadline": self.deadline,
+            **self._render_later(),
+        }
+
+    def _render_later(self) -> dict[str, Any]:
+        """Only what is given: the module of an older cluster does not know these variables."""
+        own_launcher = self.launcher_subnet != self.subnet
+        cards = {name: list(cards) for name, cards in self.efa_cards.items()} if self.efa else {}
+        given = {
+            "subnet_id": self.subnet,
+            "private": self.private,
+            "efa_cards": cards,
+            "shared": self.shared,
+            "tags": dict(self.tags),
+            "apart": sorted(self.apart),
+            "on_demand": sorted(self.on_demand),
+            "reservation": _reservation(self.reservation) if self.reservation else None,
+        }
+        found = {name: value for name, value in given.items() if value}
+        return {**found, "launcher_subnet_id": self.launcher_subnet} if own_launcher else found
 
 
 def _groups(machines: Sequence[PlannedMachine], placement: Container[str]) -> list[dict[str, Any]]:
