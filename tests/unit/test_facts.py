@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -169,36 +171,40 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
     assert found.executable == sys.executable
 
 
-OLD_PYTHON = """\
-#!/bin/sh
-# An older Python, as far as the question goes: {lacks}.
-shift
-code=$1
-shift
-exec {python} -c '
-import importlib.metadata as metadata, sys
-{lacks}
-exec(sys.argv.pop(1))
-' "$code" "$@"
-"""
-
-
-@pytest.mark.parametrize(
-    "lacks",
-    ["del metadata.Distribution.name", 'sys.modules["importlib.metadata"] = None'],
-    ids=["3.8 and 3.9", "3.6 and 3.7"],
-)
-def test_an_older_python_is_a_python(lacks: str, tmp_path: Path) -> None:
-    """Distributions have names since 3.10, and importlib.metadata is there since 3.8."""
+def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:
+    """By pip, by distutils as Debian's are, as an egg, from a checkout; and one that is broken."""
+    about = "Metadata-Version: 2.1\nName: {}\nVersion: {}\nSummary: Name: no\n\nVersion: 9\n"
+    for path, name, version in (
+        ("site/By_Pip-1.0.dist-info/METADATA", "By.Pip", "1.0"),
+        ("site/PyYAML-5.3-py3.9.egg-info", "PyYAML", "5.3"),
+        ("site/linked.egg-info/PKG-INFO", "linked", "2.0+cpu"),
+        ("site/an.egg/EGG-INFO/PKG-INFO", "an", "3"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(about.format(name, version))
+    (tmp_path / "site/broken-1.dist-info").mkdir()
+    (tmp_path / "site/odd-1.dist-info").mkdir()
+    (tmp_path / "site/odd-1.dist-info/METADATA").write_bytes(b"\xff\n")
     python = tmp_path / "python"
-    python.write_text(OLD_PYTHON.format(python=sys.executable, lacks=lacks))
+    path = f"{tmp_path}/site:{tmp_path}/site/an.egg:{tmp_path}/nothing"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     question = facts.questions([str(python)], only=True)["python"]
     done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
     found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
     assert found is not None, done.stderr
-    if "modules" not in lacks:
-        assert "numpy" in found.packages
+    assert found.installed == "an==3 by-pip==1.0 linked==2.0+cpu pyyaml==5.3"
+
+
+def test_the_same_packages_as_python_itself_finds() -> None:
+    question = facts.questions([sys.executable], only=True)["python"]
+    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
+    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
+    assert found is not None, done.stderr
+    known = {one.name.lower(): one.version for one in metadata.distributions()}
+    assert found.packages == {name: known[name] for name in facts.PACKAGES if name in known}
+    named = {re.sub("[-_.]+", "-", name): version for name, version in known.items()}
+    assert dict(one.split("==") for one in found.installed.split()) == named
 
 
 def test_of_two_versions_that_is_told_which_is_imported(tmp_path: Path) -> None:
