@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 from clusterctl import assets, unpack
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import bucket_copies, copies_here, systems
+from clusterctl.jobs import block_copies, bucket_copies, copies_here, systems
 from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, clock
@@ -82,25 +82,43 @@ def unreadable(node: str) -> RecordError:
 
 
 def copy(
-    job: Job, cluster: Cluster, pool: Pool, name: str, paths: Iterable[str], target: Path
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    name: str,
+    paths: Sequence[str],
+    target: Path,
+    old: Path,
 ) -> NodeResult:
-    """Copies the copies of these files of a node into the folder `target`."""
+    """Copies the copies of these files of a node into the folder `target`. `old`: where older ones
+    may be here."""
     launcher = cluster.launcher.name
     # A folder of links gives the transport one tree that holds them and nothing else.
     links = f"{_folder(job, cluster)}/.{name}.{secrets.token_hex(4)}"
     held = shlex.quote(links)
     command = (
-        f"mkdir {held} && cd {shlex.quote(_folder(job, cluster))}/{name} &&"
+        f"rm -rf {held} && mkdir {held} && cd {shlex.quote(_folder(job, cluster))}/{name} &&"
         f" xargs -0 -r cp -lP --parents -t {held}"
     )
-    names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
     transport = pool.transport(launcher)
+
+    def link(paths: Sequence[str]) -> NodeResult:
+        names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+        return transport.run(command, stdin=names, timeout=LIST_TIMEOUT)
+
+    script = f"{cluster.launcher.root}/jobs/{job.id}/blocks.sh"
     try:
-        linked = transport.run(command, stdin=names, timeout=LIST_TIMEOUT)
-        if not linked.ok:
-            return replace(linked, node=name)
-        got = transport.get(links, target, timeout=COPY_TIMEOUT, partly=True)
-        return replace(got, node=name, stderr=linked.stdout + got.stderr)
+        got = block_copies.get(
+            transport,
+            link,
+            links,
+            paths,
+            script=script,
+            old=old,
+            target=target,
+            timeout=COPY_TIMEOUT,
+        )
+        return replace(got, node=name)
     finally:
         with suppress(ClusterctlError, OSError):
             transport.run(f"rm -rf {held}", timeout=LIST_TIMEOUT)
@@ -268,7 +286,8 @@ def _bring_node(
     with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
         if wanted:
             paths = [path for path, _, _ in wanted]
-            got = copy(job, cluster, pool, name, paths, Path(scratch, name))
+            came_to = Path(scratch, name)
+            got = copy(job, cluster, pool, name, paths, came_to, target / name)
         left = {path for path, _, _ in files}
         for path, _, _ in had:
             if path not in left:

@@ -9,14 +9,14 @@ import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.job_model import Job
-from clusterctl.jobs import mirror, stage
+from clusterctl.jobs import block_copies, mirror, stage
 from clusterctl.jobs.fetched import read_state
 from clusterctl.jobs.resumed_copies import persist
 from clusterctl.jobs.start import list_rank_nodes, make_error
@@ -253,18 +253,27 @@ def copy(
 
     def get_files(name: str, mine: Collection[Output]) -> NodeResult:
         # A folder of links gives the transport one tree that holds the outputs and nothing else.
-        paths = [output.path for output in mine]
+        paths, here = [output.path for output in mine], target / name
         if any(output.copied for output in mine):
-            return mirror.copy(job, cluster, pool, name, paths, target / name)
-        names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+            return mirror.copy(job, cluster, pool, name, paths, here, here)
         command = f"exec /bin/sh {_script(job, cluster, name)} link"
-        linked = pool.transport(name).run(command, stdin=names, timeout=LIST_TIMEOUT)
-        if not linked.ok:
-            return linked
-        folder = f"{_folder(job, cluster, name)}/outputs"
         transport = pool.transport(name)
-        got = transport.get(folder, target / name, timeout=FETCH_TIMEOUT, partly=True)
-        return replace(got, stderr=linked.stdout + got.stderr)
+
+        def link(paths: Sequence[str]) -> NodeResult:
+            names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+            return transport.run(command, stdin=names, timeout=LIST_TIMEOUT)
+
+        folder = _folder(job, cluster, name)
+        return block_copies.get(
+            transport,
+            link,
+            f"{folder}/outputs",
+            paths,
+            script=f"{folder}/blocks.sh",
+            old=here,
+            target=here,
+            timeout=FETCH_TIMEOUT,
+        )
 
     return pool.each(get, sorted({output.node for output in wanted}))
 

@@ -10,7 +10,7 @@ from shlex import join, quote
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs import archives, py_spy, secrets, stage, systems
+from clusterctl.jobs import archives, block_copies, py_spy, secrets, stage, systems
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.resume_args import shell_words
@@ -67,7 +67,10 @@ def node_files(
             output=OUTPUT,
             least=LEAST_OUTPUT,
         )
-        files[name] = {"processes.sh": (script, 0o755)}
+        files[name] = {
+            "processes.sh": (script, 0o755),
+            "blocks.sh": (block_copies.render_script(MIRROR_RESERVE), 0o755),
+        }
         if job.spec.hang_timeout:
             files[name]["stacks.sh"] = (_stacks_script(job, node, tag, _archs(job, cluster)), 0o755)
         if name not in plan.programs:

@@ -115,7 +115,7 @@ def chosen(**wanted: Any) -> list[str]:
     """What `find` is asked for on each node whose outputs the supervisor copies."""
     text = scripts(**wanted)["supervise.sh"]
     [line] = [line for line in text.splitlines() if " mirror $cctl_room " in line]
-    quoted = line.partition("$cctl_room ")[2].partition(' <"$cctl_list"')[0]
+    quoted = line.partition("$cctl_room ")[2].partition(" 2>>")[0]
     # The shell here takes the quotes away, and then the one on the node.
     [once] = shlex.split(quoted.removeprefix('"'))
     return shlex.split(once)

@@ -908,3 +908,104 @@ def test_only_files_of_the_given_patterns_are_copied(apart: Site) -> None:
     }
     apart.cancel(job)
     apart.ended(job)
+
+
+COUNTING = """#!/bin/sh
+case $2 in
+*" mirror "*) /bin/sh -c "$2" | tee -a {sent} ;;
+*) exec /bin/sh -c "$2" ;;
+esac
+"""
+MIB = 1 << 20
+
+
+def sent(site: Site) -> int:
+    """Bytes that have come to the launcher for copies of outputs so far."""
+    return (Path(site.where.launcher.root) / "sent").stat().st_size
+
+
+@pytest.fixture
+def counted(apart: Site) -> Site:
+    """Two workers, of which the first is to have outputs."""
+    root = Path(apart.where.launcher.root)
+    text = COUNTING.format(sent=shlex.quote(str(root / "sent")))
+    (root / "bin" / "clusterctl-ssh").write_text(text)
+    return apart
+
+
+def copied(site: Site, name: str) -> bytes:
+    path = site.folder("launcher", 1) / "mirror" / "worker-1" / name
+    return path.read_bytes() if path.exists() else b""
+
+
+def save(site: Site, name: str, data: bytes) -> None:
+    """As a program does that replaces its snapshot."""
+    path = site.folder("worker-1", 1) / "work" / name
+    path.with_name("new").write_bytes(data)
+    path.with_name("new").replace(path)
+
+
+def noted(site: Site, name: str) -> bool:
+    return (site.folder("launcher", 1) / "mirror/.worker-1.sums" / name).exists()
+
+
+def test_only_the_blocks_of_a_large_file_that_have_changed_are_copied(counted: Site) -> None:
+    """In the middle, at the end, and of one that becomes longer or shorter, under an odd name."""
+    name = "it's  $a\nsnap=shot.pt"
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    data = os.urandom(8 * MIB + 4711)
+    save(counted, name, data)
+    until(lambda: copied(counted, name) == data and noted(counted, name))
+    for change in (
+        lambda data: data[: 3 * MIB] + b"changed" + data[3 * MIB + 7 :],
+        lambda data: data + os.urandom(100_000),
+        lambda data: data[: 6 * MIB + 815],
+        lambda data: data[: 5 * MIB],
+    ):
+        before, data = sent(counted), change(data)
+        save(counted, name, data)
+        until(lambda data=data: copied(counted, name) == data)
+        assert sent(counted) - before < MIB
+    state = (counted.folder("worker-1", 1) / "work" / name).stat()
+    copy = (counted.folder("launcher", 1) / "mirror" / "worker-1" / name).stat()
+    assert (copy.st_mode, int(copy.st_mtime)) == (state.st_mode, int(state.st_mtime))
+    counted.cancel(job)
+    counted.ended(job)
+
+
+def test_a_file_that_changes_throughout_is_summed_up_once(counted: Site) -> None:
+    """From then on it is copied as a whole, and its node computes nothing for it."""
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    for _ in range(3):
+        data = os.urandom(2 * MIB)
+        save(counted, "weights", data)
+        until(lambda data=data: copied(counted, "weights") == data and noted(counted, "weights"))
+    note = counted.folder("launcher", 1) / "mirror/.worker-1.sums" / "weights"
+    assert note.read_bytes() == b""
+    save(counted, "weights", b"small")
+    until(lambda: copied(counted, "weights") == b"small")
+    counted.cancel(job)
+    counted.ended(job)
+
+
+def test_a_copy_of_blocks_that_do_not_fit_is_replaced_by_the_whole_file(counted: Site) -> None:
+    """The launcher's copy is not what it has noted: nothing is made of old and new parts."""
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    data = os.urandom(4 * MIB)
+    save(counted, "weights", data)
+    until(lambda: copied(counted, "weights") == data and noted(counted, "weights"))
+    seen = {data}
+    path = counted.folder("launcher", 1) / "mirror/worker-1/weights"
+    damaged = os.urandom(MIB) + data[MIB:]
+    path.with_name("damaged").write_bytes(damaged)
+    path.with_name("damaged").replace(path)
+    seen.add(damaged)
+    data = data[: 3 * MIB] + b"changed" + data[3 * MIB + 7 :]
+    save(counted, "weights", data)
+    until(lambda: seen.add(copied(counted, "weights")) or copied(counted, "weights") == data)
+    assert len(seen) == 3
+    counted.cancel(job)
+    counted.ended(job)
