@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl import assets, providers
 from clusterctl.actions import ended_workers
-from clusterctl.actions.running_costs import describe_forgotten
+from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost, gpus
 from clusterctl.insight.gpus import GpuLook
@@ -83,7 +83,7 @@ def status(
     now = clock()
     charges, uncertain = find_charges(store, cluster, now)
     if live and charges is cluster.charges and charges and not uncertain:
-        _, charges = _settle(store, cluster, now)
+        _, charges, uncertain = _settle(store, cluster, now)
     return ClusterStatus(
         cluster=cluster,
         nodes=tuple(
@@ -207,19 +207,20 @@ def _charge_between(
     """The charges of what there is, and a warning where that is unknown or is left by an
     interrupted `stop`."""
     try:
-        _, charges = _settle(store, cluster, now)
+        _, charges, doubts = _settle(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
             f"it is unknown which machines of cluster {cluster.name} are running ({reason(error)});"
             " the costs shown are those that were planned, and assume that all are",
         )
     if not cluster.stopping:
-        return charges, ()
+        return charges, doubts
     going = [item for item in charges if item.until is None]
     running = sum(item.part == "instance" for item in going)
     many = f"{count(running, 'machine')} {'is' if running == 1 else 'are'} still running"
     rate = cost.render(cost.per_hour(going), cost.is_exact(going), 4)
     return charges, (
+        *doubts,
         f"`stop` has not finished for cluster {cluster.name}:"
         f" {many if running else 'no machine is running'}, {rate}/h:"
         f" `clusterctl stop {cluster.name}` completes it, `clusterctl start {cluster.name}` starts"
@@ -234,7 +235,7 @@ def _overdue(
     where that is not known."""
     remove = f"`clusterctl down {cluster.name}` removes it"
     try:
-        there, charges = _settle(store, cluster, now)
+        there, charges, doubts = _settle(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
             f"the deadline of cluster {cluster.name} has passed, and it is unknown whether its"
@@ -244,14 +245,16 @@ def _overdue(
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.per_hour(running), cost.is_exact(running))
     if not there and not running:
-        return charges, describe_forgotten(cluster, charges, now)
+        return charges, doubts
     if not there:
         return charges, (
+            *doubts,
             f"the machines of cluster {cluster.name} have ended at their deadline, but its NAT"
             f" gateway still costs {rate}/h: {remove}",
         )
     many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
     return charges, (
+        *doubts,
         f"the deadline of cluster {cluster.name} has passed, but {many}"
         f" ({ranges(sorted(there))}), {rate}/h: {remove}",
     )
@@ -274,9 +277,10 @@ def _charge_unused(
 
 def _settle(
     store: Store, cluster: Cluster, now: float
-) -> tuple[Collection[str], tuple[Charge, ...]]:
-    """The nodes that cost money, and the charges, as whoever bills them has it: also the prices of
-    an `up` that was cut off, whose machines may have come to be others than planned."""
+) -> tuple[Collection[str], tuple[Charge, ...], tuple[str, ...]]:
+    """The nodes that cost money, the charges, as whoever bills them has it, and what is not certain
+    about them: also the prices of an `up` that was cut off, whose machines may have come to be
+    others than planned."""
     provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
     if cluster.phase is Phase.CREATING and isinstance(provider, Repricing):
         charges = provider.reprice(cluster, folder, lambda line: None)
@@ -292,7 +296,8 @@ def _settle(
         leaving=measured.find_leaving(cluster, kept),
     )
     charges = measured.add_restarts(cluster, charges, lives, ends)
-    return there, measured.correct(charges, lives)
+    charges = measured.correct(charges, lives)
+    return there, charges, describe_doubts(cluster, ends, charges, now)
 
 
 ASKED_AT_ONCE = 16

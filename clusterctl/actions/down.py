@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from clusterctl import providers
 from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
-from clusterctl.actions.running_costs import describe_forgotten, report_left, report_price
+from clusterctl.actions.running_costs import describe_doubts, report_left, report_price
 from clusterctl.actions.unfetched import Unfetched
 from clusterctl.errors import (
     ClusterctlError,
@@ -25,7 +25,7 @@ from clusterctl.errors import (
 from clusterctl.insight import cost
 from clusterctl.job_model import JobState
 from clusterctl.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter
-from clusterctl.providers.protocol import Life, Recovering, Repricing
+from clusterctl.providers.protocol import Ended, Life, Recovering, Repricing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store
 
@@ -135,28 +135,29 @@ def finish_down(
     if cluster.charges and cluster.phase is Phase.CREATING:
         cluster = reprice(cluster, folder, report)
     planned = cluster
-    cluster, unseen = _bear_out(planned, folder, clock())
+    cluster, unseen, ends = _bear_out(planned, folder, clock())
     cluster = replace(cluster, phase=Phase.DELETING)
     # With what it has cost, which nobody knows any more when it is gone.
+    kept = _leave_open(cluster, planned, ends)
     with _continue_without(report):
-        store.save(cluster)
+        store.save(kept)
     store.event(cluster.name, "deleting")
     try:
         providers.load(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
         if not (force and cluster.attached):
-            _note_left(store, cluster, report, clock())
+            _note_left(store, kept, report, clock())
             raise
         report(error.message)
     except ClusterctlError:
-        _note_left(store, cluster, report, clock())
+        _note_left(store, kept, report, clock())
         raise
     now = clock()
     lives = _lives(cluster, folder)
     never = {item.node for item in unseen} - {life.node for life in lives}
     charges = measured.correct([item for item in cluster.charges if item.node not in never], lives)
     cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))
-    for line in describe_forgotten(planned, charges, now):
+    for line in describe_doubts(planned, ends, cluster.charges, now):
         report(line)
     how = "detached" if cluster.attached else "taken down"
     for job in store.open_jobs(cluster):
@@ -168,24 +169,35 @@ def finish_down(
     return cluster
 
 
-def _bear_out(cluster: Cluster, folder: Path, now: float) -> tuple[Cluster, Sequence[Charge]]:
-    """The cluster with the charges of what there is or was, and those of them that nobody has seen:
-    a machine of an `up` that was cut off a moment ago may not be shown yet, and whether there was
-    one is known when all are gone."""
+def _bear_out(
+    cluster: Cluster, folder: Path, now: float
+) -> tuple[Cluster, Sequence[Charge], Mapping[str, Ended]]:
+    """The cluster with the charges of what there is or was, those of them that nobody has seen (a
+    machine of an `up` that was cut off a moment ago may not be shown yet, and whether there was one
+    is known when all are gone), and the ends that the cloud tells."""
     if not cluster.charges:
-        return cluster, ()
-    found = _find_made(cluster, folder, now)
+        return cluster, (), {}
+    found, ends = _find_made(cluster, folder, now)
     seen = {item.node for item in found}
     unseen = [item for item in cluster.charges if not (item.until or item.node in seen)]
-    return replace(cluster, charges=(*found, *unseen)), unseen
+    return replace(cluster, charges=(*found, *unseen)), unseen, ends
+
+
+def _leave_open(cluster: Cluster, planned: Cluster, ends: Mapping[str, Ended]) -> Cluster:
+    """For the record: what nobody tells the end of is asked for again by the next `down`."""
+    unknown = {name for name, end in ends.items() if end.doubt}
+    kept = [item for item in cluster.charges if item.node not in unknown]
+    still = [item for item in planned.charges if item.node in unknown]
+    return replace(cluster, charges=(*kept, *still))
 
 
 def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> None:
     """After a removal that broke off: says what runs, and keeps the ends of what does not, which
     are forgotten an hour later."""
-    cluster, _ = _bear_out(cluster, store.folder(cluster.name), now)
+    planned = cluster
+    cluster, _, ends = _bear_out(planned, store.folder(cluster.name), now)
     with _continue_without(report):
-        store.save(cluster)
+        store.save(_leave_open(cluster, planned, ends))
     report_left(cluster, report)
 
 
@@ -199,23 +211,25 @@ def _living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]
         raise
 
 
-def _find_made(cluster: Cluster, folder: Path, now: float) -> tuple[Charge, ...]:
-    """The charges of machines that there are, or were: an `up` that broke off has planned more, and
-    those that are gone cost no more."""
+def _find_made(
+    cluster: Cluster, folder: Path, now: float
+) -> tuple[tuple[Charge, ...], Mapping[str, Ended]]:
+    """The charges of machines that there are, or were, and the ends that the cloud tells: an `up`
+    that broke off has planned more, and those that are gone cost no more."""
     provider = providers.load_billing(cluster)
     try:
         gateway = providers.find_gateway(cluster, folder, pending=False)
         there = {*provider.list_billed(cluster, folder), *gateway}
         ends = provider.list_ended(cluster, folder)
     except ClusterctlError:
-        return cluster.charges
+        return cluster.charges, {}
     lives = _lives(cluster, folder)
     kept = provider.list_made(folder)
     made = measured.find_made(cluster, kept, lives)
     leaving = measured.find_leaving(cluster, kept)
     charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends, leaving=leaving)
     charges = measured.add_restarts(cluster, charges, lives, ends)
-    return measured.correct(charges, lives)
+    return measured.correct(charges, lives), ends
 
 
 def reprice(cluster: Cluster, folder: Path, report: Reporter) -> Cluster:

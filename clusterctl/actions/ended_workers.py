@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from clusterctl import providers
 from clusterctl.actions import open_pool
+from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.bootstrap import idle_agent as agent
 from clusterctl.errors import ClusterctlError, RecordError, reason
 from clusterctl.insight import cost
@@ -55,8 +56,13 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
             result = pool.transport(cluster.launcher.name).run(question, timeout=TIMEOUT)
             report = agent.parse(result.text)
     report = replace(report, ended=report.ends(now))
-    ends = {name: Ended(when) for name, when in report.ended.items()}
-    ends |= provider.list_ended(cluster, folder)
+    ends = dict(provider.list_ended(cluster, folder))
+    # What AWS does not tell, the launcher may know.
+    ends |= {
+        name: Ended(when)
+        for name, when in report.ended.items()
+        if name not in ends or ends[name].doubt
+    }
     charges = measured.settle(
         cluster,
         living=there,
@@ -64,7 +70,11 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
         now=now,
         ends=ends,
     )
-    return Looked(gone, charges, tuple(_describe(cluster, gone, report, charges)))
+    lines = (
+        *_describe(cluster, gone, report, charges),
+        *describe_doubts(cluster, ends, charges, now),
+    )
+    return Looked(gone, charges, lines)
 
 
 def _describe(

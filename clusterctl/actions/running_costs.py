@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from clusterctl.errors import ClusterctlError, ProviderError
 from clusterctl.insight import cost
 from clusterctl.model import Charge, Cluster, Phase, Reporter, clock, count
 from clusterctl.node_results import ranges
+from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared.charges import SHOWN
 
 
@@ -35,28 +36,51 @@ def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> 
     )
 
 
-def describe_forgotten(cluster: Cluster, charges: Sequence[Charge], now: float) -> tuple[str, ...]:
-    """What is not certain about `charges` after the deadline. Of an `up` that was cut off, they
-    leave out machines that nobody has seen, and that the cloud would no longer show; of machines
-    that an interrupted `stop` may have stopped, it shows only their end."""
+def describe_doubts(
+    cluster: Cluster, ends: Mapping[str, Ended], charges: Sequence[Charge], now: float
+) -> tuple[str, ...]:
+    """What is not certain about `charges`, from the cloud's `ends`. After the deadline, those of an
+    `up` that was cut off leave out machines that nobody has seen, and that the cloud would no
+    longer show; of machines that an interrupted `stop` may have stopped, it shows only their end.
+    """
+    doubts = _describe_unknown(ends, charges, now)
     end = cluster.deadline
-    if cluster.stopping and end is not None and now > end:
+    if end is None or now <= end or any(item.until is None for item in charges):
+        return doubts
+    told = {name for name, one in ends.items() if one.ran is not None}
+    if cluster.stopping and not told.issuperset(node.name for node in cluster.nodes):
         return (
+            *doubts,
             f"`stop` of cluster {cluster.name} was interrupted, and AWS no longer shows what it has"
             " stopped: the costs assume that all machines ran until they ended",
         )
     unfinished = cluster.phase in (Phase.CREATING, Phase.DELETING)
-    if not unfinished or end is None or now < end + SHOWN:
-        return ()
     seen = {item.node for item in charges}
     missing = [i for i in cluster.charges if i.until is None and i.node not in seen]
-    if not missing:
-        return ()
+    if cluster.stopping or not unfinished or now < end + SHOWN or not missing:
+        return doubts
     exact, names = cost.is_exact(missing), ranges(sorted({item.node for item in missing}))
     most = f" (up to ${cost.dollars(missing, end):.2f})" if exact else ""
     return (
+        *doubts,
         f"`up` of cluster {cluster.name} was interrupted, and AWS shows machines for only about an"
         f" hour after their end: the costs do not include {names}{most}, which may have run",
+    )
+
+
+def _describe_unknown(
+    ends: Mapping[str, Ended], charges: Sequence[Charge], now: float
+) -> tuple[str, ...]:
+    """Machines of which nobody tells when they ended."""
+    whose = {name: end.doubt for name, end in ends.items() if end.doubt}
+    if not whose:
+        return ()
+    most = "assume the latest possible time"
+    if cost.is_exact(charges):
+        most = f"are up to ${cost.dollars(charges, now):.2f}"
+    return (
+        f"the end of {ranges(sorted(whose))} is unknown: EC2 no longer shows it, and CloudTrail has"
+        f" not told it ({next(iter(whose.values()))}); the costs {most}",
     )
 
 

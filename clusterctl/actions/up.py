@@ -365,7 +365,8 @@ def record_failed_create(
     cluster = reprice(cluster, folder, report)
     planned = {item.node: item.since for item in cluster.charges if item.until is None}
     # A spot instance, or one that another person has removed meanwhile.
-    made = {name for name, since in planned.items() if name in ends and ends[name].when > since}
+    told = {name: end.when for name, end in ends.items() if not end.doubt}
+    made = {name for name, since in planned.items() if name in told and told[name] > since}
     charges = measured.settle(
         cluster, living={*there, *gateway}, made=ran | made, now=clock(), ends=ends
     )

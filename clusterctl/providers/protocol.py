@@ -228,6 +228,10 @@ class Ended:
 
     when: float
     stopped: bool = False
+    ran: float | None = None
+    """Until when it ran, of one that may have been stopped before it ended; None: unknown."""
+    doubt: str = ""
+    """Why nobody knows when it ended: `when` is the latest that it can be."""
 
 
 @dataclass(frozen=True, slots=True)

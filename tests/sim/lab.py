@@ -236,7 +236,10 @@ class Lab:
 
     def remove(self) -> None:
         if self._ids:
-            self.api.terminate_instances(InstanceIds=list(self._ids.values()))
+            ours = [{"Name": "instance-id", "Values": list(self._ids.values())}]
+            found = self.api.describe_instances(Filters=ours)["Reservations"]
+            if ids := [one["InstanceId"] for group in found for one in group["Instances"]]:
+                self.api.terminate_instances(InstanceIds=ids)
         for group in self.groups:
             self.api.delete_security_group(GroupId=group)
         for vpc in self.vpcs:

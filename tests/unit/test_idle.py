@@ -506,6 +506,17 @@ def test_the_times_of_aws_win(call: Call, old: Staged, cloud: Cloud) -> None:
     assert round(cost["dollars"], 1) == 10 + 5 + 5
 
 
+def test_what_aws_does_not_tell_the_launcher_may_know(
+    call: Call, old: Staged, cloud: Cloud
+) -> None:
+    """EC2 shows no machine for longer than an hour after its end."""
+    unknown = Ended(time.time(), doubt="its events may be late")
+    cloud.ended = {"worker-1": unknown, "worker-2": unknown}
+    found = call("status", "--json").document
+    assert round(found["dollars"], 1) == 10 + 4 + 4
+    assert "is unknown" not in "".join(found["warnings"])
+
+
 def test_a_worker_that_is_gone_for_another_reason(call: Call, old: Staged, cloud: Cloud) -> None:
     cloud.living, cloud.ended = ("launcher", "worker-2"), {"worker-1": Ended(time.time())}
     (Path(old.where.launcher.root) / "idle" / "report").write_text("kept worker-2 1700000000\n")

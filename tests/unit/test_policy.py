@@ -96,7 +96,7 @@ def test_every_action_is_looked_at_here() -> None:
     """A new one has to say what it is about."""
     known = {f"ec2:{name}" for name in (*CALLS, *NEW)}
     looks = ("ec2:Describe", "ec2:Get", "pricing:Get", "servicequotas:Get", "sts:GetCallerIdentity")
-    looks += ("ecr:BatchGet", "ecr:Get")
+    looks += ("cloudtrail:Lookup", "ecr:BatchGet", "ecr:Get")
     looks += ("scheduler:List", "elasticfilesystem:Describe", "fsx:Describe")
     rest = {one for one in actions() if not one.startswith(looks)} - known
     rest -= DISK_KEY
@@ -156,7 +156,9 @@ down (EC2_CALLS, tests/ec2/conftest.py)."""
 
 def called_by_us() -> set[str]:
     """The actions that clusterctl's own code names."""
-    verbs = "authorize|cancel|create|delete|describe|detach|disassociate|get|list|release|revoke"
+    verbs = (
+        "authorize|cancel|create|delete|describe|detach|disassociate|get|list|lookup|release|revoke"
+    )
     verbs += "|run|start|stop|update"
     named = re.compile(rf"[\".]((?:{verbs}|terminate)_[a-z_]+)[\"(]")
     found = {kind.action for kind in KINDS} | {kind.remove for kind in KINDS}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from math import inf
 
 from clusterctl.model import GATEWAY, Cluster, Phase, clock
+from clusterctl.providers.ec2 import history
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances
@@ -76,11 +77,14 @@ def describe(api: Api, cluster: Cluster) -> dict[str, str]:
 
 def list_ended(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]:
     """What has stopped or ended, and when; `now` in seconds since the epoch."""
-    return find_gateway_end(api, cluster, now) | {
+    shown = list_last(api, cluster)
+    ends = {
         item.node: Ended(item.ended, item.state in STOPPED)
-        for item in list_last(api, cluster)
+        for item in shown
         if item.node and item.ended and item.state not in ("pending", "running")
     }
+    forgotten = history.list_forgotten(api, cluster, now, {item.node for item in shown})
+    return find_gateway_end(api, cluster, now) | ends | forgotten
 
 
 def list_ending(api: Api, cluster: Cluster, reclaimed: Collection[str]) -> frozenset[str]:

@@ -29,6 +29,7 @@ from clusterctl.providers.ec2 import (
     diagnostics,
     extension,
     file_systems,
+    history,
     leftovers,
     lives,
     plan,
@@ -173,6 +174,7 @@ class Ec2Provider:
             if item.ended and item.state in STOPPED
         }
         ends |= lives.find_gateway_end(api, current, now)
+        ends |= history.list_forgotten(api, current, now, {life.node for life in started})
         if current.phase is Phase.CREATING and current.spec.cloud.spot:
             # Of what is removed now, nobody asks for the price later.
             shown = lives.list_last(api, current)

@@ -36,15 +36,16 @@ def settle(
         if item.part in NETWORK_PARTS:  # until `down`, if AWS has not removed it at the deadline
             return item.ended(ends[GATEWAY].when) if GATEWAY in ends else item
         if item.node not in living:
-            return item.ended(end.when)
+            return item.ended(end.when if item.part in STORED or end.ran is None else end.ran)
         return item.ended(end.when) if end.stopped and item.part not in STORED else item
 
     def never_was(item: Charge) -> bool:
         if item.until is not None:
             return False
         end = ends.get(item.node)
-        if end and end.stopped and item.part not in STORED:
-            return end.when < item.since  # `start` was cut off
+        stopped = (end.when if end.stopped else end.ran) if end else None
+        if stopped is not None and item.part not in STORED:
+            return stopped < item.since  # `start` was cut off
         if item.part in NETWORK_PARTS and GATEWAY in {*living, *made, *ends}:
             return False
         return item.node not in living and item.node not in made

@@ -57,6 +57,8 @@ class Control:
             self._layer.world.quotas[fault["code"]] = fault["value"]
         elif fault["kind"] == "late":
             self._layer.late = self._layer.schedules.settling = fault["seconds"]
+        elif fault["kind"] == "late_events":
+            self._layer.trail.late = fault["seconds"]
         elif fault["kind"] == "clock":
             self._layer.ahead = fault["seconds"]
         elif fault["kind"] == "slow_end":
@@ -77,6 +79,7 @@ class Control:
         self._layer.world.nat.kept = False
         self._layer.late = self._layer.ahead = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
+        self._layer.trail.late = 0.0
 
     def do_policy(self, document: dict[str, Any] | None) -> None:
         self._layer.policy = document
@@ -86,6 +89,13 @@ class Control:
 
     def do_forget(self) -> None:
         self._layer.calls.clear()
+
+    def do_forget_ended(self) -> None:
+        """As an hour after their end: EC2 does not show machines any more."""
+        for region in gaps.regions():
+            for reservation in gaps.backend(region).reservations.values():
+                kept = [one for one in reservation.instances if one.state != "terminated"]
+                reservation.instances[:] = kept
 
     def do_refill(self) -> None:
         """As if no call had been made for long: what EC2 rations may be called again."""
@@ -144,6 +154,7 @@ class Control:
         self._layer.calls.clear()
         self._layer.buckets.clear()
         self._layer.births.clear()
+        self._layer.trail.clear()
         self._layer.schedules.groups.clear()
         self._layer.schedules.failed.clear()
         self._layer.schedules.ahead = 0.0
@@ -167,6 +178,7 @@ def main() -> int:
     responses.method_names_from_class = cache(responses.method_names_from_class)
     layer = Layer(moto, world, faults)
     loop = Loop(folder / "machines", world, faults, prefix="sim")
+    loop.evicted = layer.trail.note_eviction
     layer.control = Control(layer, loop, bill)
     server = make_server("127.0.0.1", 0, layer, threaded=True, request_handler=_Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()

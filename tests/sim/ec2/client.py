@@ -217,6 +217,10 @@ class Ec2:
     def forget_calls(self) -> None:
         self._ask("forget")
 
+    def forget_ended(self) -> None:
+        """An hour has passed for EC2: it does not show ended machines any more."""
+        self._ask("forget_ended")
+
     def refill(self) -> None:
         """Forgets how often what EC2 rations was called, for tests that are not about that."""
         self._ask("refill")

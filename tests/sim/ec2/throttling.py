@@ -14,7 +14,11 @@ from collections.abc import Callable
 Bucket = tuple[int, float]
 """Tokens at most, and those that come back each second."""
 
-CALLS: dict[str, Bucket] = {"RunInstances": (5, 2.0), "CreateTags": (100, 10.0)}
+CALLS: dict[str, Bucket] = {
+    "RunInstances": (5, 2.0),
+    "CreateTags": (100, 10.0),
+    "LookupEvents": (2, 2.0),  # CloudTrail API Reference
+}
 DESCRIBE: Bucket = (100, 20.0)
 """Of each action that changes nothing."""
 OTHERS: Bucket = (50, 5.0)
