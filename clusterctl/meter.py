@@ -52,7 +52,7 @@ class Meter:
             self._bytes += size
 
     @contextmanager
-    def copying(self, size: int | None) -> Iterator[Copy]:
+    def count_copy(self, size: int | None) -> Iterator[Copy]:
         """Around a copy of `size` bytes; None: nobody knows how many there are."""
         copy = Copy(self, size)
         with self._lock:
@@ -64,7 +64,7 @@ class Meter:
                 self._open.remove(copy)
 
     @contextmanager
-    def downloading(self) -> Iterator[None]:
+    def count_download(self) -> Iterator[None]:
         """Around a program that downloads, or uploads, and does not tell how much."""
         began = self._count()
         with self._lock:

@@ -145,7 +145,7 @@ def kill_group(pid: int) -> None:
         return
 
 
-def foreground(argv: Sequence[str], *, cwd: Path) -> int:
+def run_in_foreground(argv: Sequence[str], *, cwd: Path) -> int:
     """Runs `argv` on our own terminal and waits for it; Ctrl-C there is the program's business, and
     a signal that ends us ends it too."""
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}

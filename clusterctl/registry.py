@@ -22,7 +22,7 @@ from typing import Any
 
 from clusterctl import process
 from clusterctl.errors import ProviderError, UsageError, reason
-from clusterctl.timeouts import Deadline, background
+from clusterctl.timeouts import Deadline, run_in_background
 
 HUB = "docker.io"
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"
@@ -131,7 +131,9 @@ def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> FoundImag
     """
     reference = parse(text)
     try:
-        return Deadline(LIMIT).result(background(partial(_resolve, reference, more_logins)))
+        return Deadline(LIMIT).await_result(
+            run_in_background(partial(_resolve, reference, more_logins))
+        )
     except TimeoutError:
         raise ProviderError(
             f"{reference.registry} took more than {LIMIT:g} s to describe the image {text}",

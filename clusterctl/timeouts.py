@@ -94,18 +94,18 @@ class Deadline:
                 return False
         return True
 
-    def result(self, future: Future[T]) -> T:
-        """What `background` has found. TimeoutError if it has not ended in time."""
+    def await_result(self, future: Future[T]) -> T:
+        """What `run_in_background` has found. TimeoutError if it has not ended in time."""
         if not self.wait(lambda left: bool(futures.wait((future,), left).done)):
             raise TimeoutError
         return future.result()
 
-    def within(self, seconds: float) -> Deadline:
+    def limit(self, seconds: float) -> Deadline:
         """A deadline for a part: `seconds` from now, and no later than this one."""
         return Deadline(min(seconds, self.left))
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Does not count the time that the block takes, such as that of a person's answer."""
         began = now()
         try:
@@ -117,7 +117,7 @@ class Deadline:
 NEVER = Deadline(math.inf)
 
 
-def background(action: Callable[[], T]) -> Future[T]:
+def run_in_background(action: Callable[[], T]) -> Future[T]:
     """Starts `action` in a thread that does not keep the interpreter from ending, unlike those of
     an executor: what it waits for may never come."""
     future: Future[T] = Future()

@@ -74,7 +74,7 @@ def shell(
     _prepare_ssh(store, cluster)
     if not words and node_of(cluster, name).role is not Role.LOGIN:
         terminal.prepare(store, cluster, report)
-    code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
+    code = process.run_in_foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
             pool.transport(node_of(cluster, name).name).connect(CONNECT_TIMEOUT)
@@ -114,7 +114,7 @@ def _check_free(port: int) -> None:
 def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
     """Runs ssh until it is interrupted; raises NodeUnreachable where it gets no connection."""
     _prepare_ssh(store, cluster)
-    code = process.foreground(argv, cwd=store.folder(cluster.name) / "ssh")
+    code = process.run_in_foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
             pool.transport(node).connect(CONNECT_TIMEOUT)

@@ -79,7 +79,7 @@ def diagnose(
     else:
         with open_pool(store, cluster) as pool:
             if not job.state.ended and store.is_handed_in(job.id):
-                job = control.refresh(job, cluster, pool, deadline.within(ANSWER))
+                job = control.refresh(job, cluster, pool, deadline.limit(ANSWER))
                 store.save_job(job)
             found = _collect(job, cluster, pool, report, deadline)
         if all(view.absent or view.error for view in found.nodes.values()):
@@ -174,7 +174,7 @@ def read_clocks(names: Sequence[str], pool: Pool, deadline: Deadline) -> tuple[N
     clocks: dict[str, tuple[float, float]] = {}
 
     def read_clock(name: str) -> NodeResult:
-        limit = deadline.within(CONNECT)
+        limit = deadline.limit(CONNECT)
         pool.transport(name).connect(limit.left)
         before = time.time()
         result = pool.transport(name).run("date +%s.%N", timeout=limit.left)

@@ -33,7 +33,7 @@ STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
 
 
 @contextmanager
-def stopped_by_interrupt(
+def stop_on_interrupt(
     store: Store, number: int, cluster: Cluster, pool: Pool, report: Reporter
 ) -> Iterator[None]:
     """A Ctrl-C inside, wherever it comes, ends the job on all nodes before it is raised again."""

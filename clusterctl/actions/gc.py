@@ -15,7 +15,7 @@ from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import ID_PATTERN, Cluster, Reporter
 from clusterctl.providers.protocol import Discovery, Resource, describe
 from clusterctl.state import ClusterLock, Store, name_client
-from clusterctl.timeouts import Deadline, background
+from clusterctl.timeouts import Deadline, run_in_background
 
 
 def describe_owner(owner: str, client: str) -> str:
@@ -229,11 +229,11 @@ def _search(
     provider: Discovery, regions: Iterable[str]
 ) -> Iterator[tuple[str, tuple[Resource, ...] | ProviderError]]:
     """What every region has, or why it could not be searched; all are asked at once."""
-    asked = {region: background(partial(provider.find, region)) for region in regions}
+    asked = {region: run_in_background(partial(provider.find, region)) for region in regions}
     limit = Deadline(SEARCH_LIMIT)
     for region, answer in asked.items():
         try:
-            yield region, limit.result(answer)
+            yield region, limit.await_result(answer)
         except TimeoutError:
             yield region, _make_timeout_error(region)
         except ProviderError as error:
@@ -248,7 +248,7 @@ def _regions(
     unknown: ProviderError | None = None
     enabled: tuple[str, ...] = ()
     try:
-        enabled = Deadline(SEARCH_LIMIT).result(background(provider.regions))
+        enabled = Deadline(SEARCH_LIMIT).await_result(run_in_background(provider.regions))
     except TimeoutError:
         unknown = _make_timeout_error(provider.usual_region())
     except ProviderError as error:

@@ -50,7 +50,7 @@ def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Bu
     `base`: an image to build on instead of the pinned one. Raises ProviderError where the engine,
     a download or a step fails.
     """
-    with COPIED.downloading():
+    with COPIED.count_download():
         return _build(name, push, base, on_line)
 
 
@@ -93,7 +93,7 @@ def lock(name: str, *, on_line: Reporter) -> dict[str, str]:
 
     Raises ProviderError where one cannot be fetched, or the list not be written.
     """
-    with COPIED.downloading():
+    with COPIED.count_download():
         return _lock(name, on_line)
 
 

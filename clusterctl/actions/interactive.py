@@ -28,7 +28,7 @@ class Terminal:
 
     def open(self) -> int:
         """Hands the terminal over; returns the command's exit code."""
-        return process.foreground(self.argv, cwd=self.folder)
+        return process.run_in_foreground(self.argv, cwd=self.folder)
 
 
 def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:

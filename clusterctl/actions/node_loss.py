@@ -140,7 +140,7 @@ def _follow_losses(
         how = _choose(job, store.cluster(job.cluster), lost) if due and left else FAIL
         if lost and how == FAIL:
             _advise(job, store.cluster(job.cluster), error, report)
-        elif how != FAIL and not held.enter_context(store.continuing(job.id)):
+        elif how != FAIL and not held.enter_context(store.claim_continuing(job.id)):
             how = FAIL
             _refer(job, error, report)
         if how == FAIL:

@@ -57,7 +57,7 @@ class CheckReport:
     failed: str = ""
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def time_part(self, name: str) -> Iterator[None]:
         """Notes how long a part took, and why it failed."""
         began = time.monotonic()
         try:
@@ -156,7 +156,7 @@ def run(
     aborted = False
     with _end_as_by_ctrl_c() as hold_off:
         try:
-            with summary.part("up"):
+            with summary.time_part("up"):
                 made = up(store, spec, note, consent)
             summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
         except (UsageError, KeyboardInterrupt):
@@ -167,7 +167,7 @@ def run(
             try:
                 if name in store.names():
                     summary.rows += _provider_version(store.folder(name))
-                    with summary.part("down"):
+                    with summary.time_part("down"):
                         _remove(store, name, summary, note)
             finally:
                 if not aborted:

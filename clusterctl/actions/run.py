@@ -16,7 +16,7 @@ from clusterctl.actions.follow_job import (
     OnJob,
     OnOutput,
     attend,
-    stopped_by_interrupt,
+    stop_on_interrupt,
 )
 from clusterctl.compiling import compilation
 from clusterctl.errors import (
@@ -229,7 +229,7 @@ def submit(
     logs.remove_old(store)
     if job.spec.sync:
         mirror.claim(job, store.job_folder(job.id))
-    with store.handing_in(job.id):
+    with store.mark_handing_in(job.id):
         return _ship(store, replace(prepared, job=job), pool, report, carry)
 
 
@@ -301,7 +301,7 @@ def run(
     cluster = prepared.cluster
     with (
         nullcontext(pool) if pool else open_pool(store, cluster) as pool,
-        stopped_by_interrupt(store, prepared.job.id, cluster, pool, report),
+        stop_on_interrupt(store, prepared.job.id, cluster, pool, report),
     ):
         with carried or nullcontext() as carry:
             job = submit(store, prepared, pool, report, carry=carry)

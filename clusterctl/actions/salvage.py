@@ -64,7 +64,7 @@ def save(
     """
     # On machines that are not ours jobs would run on: ending those has no deadline.
     deadline = Deadline(LIMIT if not cluster.attached else math.inf)
-    look = deadline.within(LOOK_LIMIT)
+    look = deadline.limit(LOOK_LIMIT)
     store.check_jobs(cluster)
     jobs = store.jobs_of(cluster)
     shares = shared_folder.was_usable(store, cluster)
@@ -94,12 +94,12 @@ def save(
             there = shared_folder.look(cluster, pool, away, look.left)
             loss += [there.text] * there.worth_asking
         running = [job for job in jobs if not job.state.ended]
-        with deadline.paused():
+        with deadline.pause():
             if running and not ask(f"job {list_numbers(running)} is still running; end it?"):
                 return None
             if not agree_to_lose(cluster, loss, unfetched, act, report):
                 return None
-        limit = deadline.within(END_LIMIT if not cluster.attached else math.inf)
+        limit = deadline.limit(END_LIMIT if not cluster.attached else math.inf)
         cancelled = _cancel(store, running, here, pool, limit, report)
         save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
         fetched = bring(store, jobs, cluster, pool, away, unfetched, report)

@@ -127,7 +127,7 @@ def _up(
     wall: Callable[[], float],
 ) -> UpResult:
     clock = Clock(phases)
-    with clock.phase("plan"):
+    with clock.time_phase("plan"):
         old = find_owned(store, spec)
         if old and ended_workers.may_have_ended(store, old, time.time()):
             with ClusterLock(store.home, spec.name, "up", report):
@@ -140,19 +140,19 @@ def _up(
     clock.report = None if features.instant else report
     with ClusterLock(store.home, spec.name, "up", report):
         if intent.plan.recipes:
-            with clock.phase("images"):
+            with clock.time_phase("images"):
                 _build(intent.plan.recipes, report)
         intent, cluster = _record(store, spec, intent, report, consent, wall)
         if intent.old:
             ended_workers.count_as_used(store, intent.old)
-        with clock.phase("create"):
+        with clock.time_phase("create"):
             cluster, created = _create(store, cluster, intent, report, phases)
         store.event(cluster.name, "created", nodes=len(cluster.nodes))
         with created.pool or open_pool(store, cluster) as pool:
             cluster = _make_ready(store, cluster, intent, created, pool, clock, report)
             measured = None
             if measures(cluster.charges, measure):
-                with clock.phase("verify"):
+                with clock.time_phase("verify"):
                     measured = _verify(store, cluster, pool, report)
     return UpResult(cluster, clock.all, measured)
 
@@ -168,9 +168,9 @@ def _make_ready(
 ) -> Cluster:
     """From nodes that answer to a cluster that is on record as ready."""
     features, phases = intent.provider.features, clock.nodes
-    with clock.phase("connect"):
+    with clock.time_phase("connect"):
         connect(pool, cluster, phases)
-    with clock.phase(BOOTSTRAP):
+    with clock.time_phase(BOOTSTRAP):
         progress = StepReporter(report, nodes=phases, sizes=_sizes(cluster, intent))
         nodes = bootstrap_nodes(
             pool,
@@ -189,18 +189,18 @@ def _make_ready(
         for line in find_troubles(pool, cluster, created.nodes, nodes, features):
             report(line)
         cluster = replace(cluster, nodes=nodes)
-    with clock.phase("mesh"):
+    with clock.time_phase("mesh"):
         hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
         bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
     if cluster.shared:
-        with clock.phase("shared folder"):
+        with clock.time_phase("shared folder"):
             if why := bootstrap.check_shared(pool, cluster):
                 report(why)
     store.save(cluster)
     cluster = replace(cluster, phase=Phase.READY)
     if not features.instant:
         # Ranks that do not add up, or that nobody waited for, make no cluster ready.
-        with clock.phase("all-reduce"):
+        with clock.time_phase("all-reduce"):
             smoke_test.run_all_reduce(store, cluster, pool, report)
     store.save(cluster)
     store.event(cluster.name, "ready", phases=dict(clock.all))

@@ -40,7 +40,7 @@ class Clock:
         return (*self.phases[:after], *self.parts, *self.phases[after:])
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def time_phase(self, name: str) -> Iterator[None]:
         if self.report and self.phases:
             self.report(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
         self.nodes.stage(STAGES.get(name, ""))

@@ -18,7 +18,7 @@ def allow(given: Allow, console: Console) -> None:
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
-    with console.waiting():
+    with console.show_waiting():
         allowed = action.allow(store, chosen.name, given.networks, console.report)
     console.note(f"cluster {chosen.name} accepts SSH from {', '.join(allowed)}")
     console.document({"cluster": chosen.name, "networks": list(allowed)})
@@ -68,7 +68,7 @@ def cp(given: Cp, console: Console) -> None:
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
-    with console.waiting(moved=actions.copied):
+    with console.show_waiting(moved=actions.copied):
         access.copy(store, chosen, given.source, given.target, given.timeout)
     console.document({"source": given.source, "target": given.target})
 

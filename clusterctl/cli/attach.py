@@ -78,7 +78,7 @@ def detach(given: Detach, console: Console) -> None:
     wanted = given.wanted() or actions.find_only_name(store)
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     unfetched = Unfetched(ask=ask)
-    with console.waiting():
+    with console.show_waiting():
         gone = down.down(
             store, wanted, console.report, ask, unfetched, force=given.force, verb="detach"
         )

@@ -19,7 +19,7 @@ def check(given: Check, console: Console) -> None:
     if given.real:
         _check_real(given, console)
         return
-    with console.waiting():
+    with console.show_waiting():
         found = action.check(actions.open_store())
     console.result(table((item.level, item.subject, item.text) for item in found))
     for item in found:

@@ -20,7 +20,7 @@ from clusterctl.options.table import DEFAULT_NAME
 def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
     # Also for our modules: on a busy machine they take seconds to load.
-    with console.waiting(), node_view.watch(console) as nodes:
+    with console.show_waiting(), node_view.watch(console) as nodes:
         _up(given, console, then, nodes)
 
 
@@ -78,7 +78,7 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
 def down(given: Down, console: Console) -> None:
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
-    with console.waiting(moved=_count_copied):
+    with console.show_waiting(moved=_count_copied):
         _down(given, console)
 
 

@@ -80,7 +80,7 @@ class Console:
             self._stderr(line)
 
     @contextlib.contextmanager
-    def waiting(
+    def show_waiting(
         self,
         silence: float | None = None,
         moved: Callable[[], Moved] | None = None,

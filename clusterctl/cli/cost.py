@@ -15,7 +15,7 @@ from clusterctl.options.clusters import Cost
 
 
 def show(given: Cost, console: Console) -> None:
-    with console.waiting():
+    with console.show_waiting():
         found = cost.spending(actions.open_store(), given.since, given.cluster)
     rows: dict[str, Sequence[Any]] = {
         "day": [item for item in found.days if item.dollars or not item.exact],

@@ -27,7 +27,7 @@ def data_get(given: DataGet, console: Console) -> None:
     options = action.GetOptions(
         given.mirror, given.cluster, not given.no_push, given.name, given.sha256
     )
-    with console.waiting(moved=actions.copied):
+    with console.show_waiting(moved=actions.copied):
         got = [
             (download if name in urls else action).get(store, name, options, bar, console.report)
             for name in given.names
@@ -39,7 +39,7 @@ def data_push(given: DataPush, console: Console) -> None:
     if given.name is not None and len(given.names) > 1:
         raise UsageError("--name works with one folder", hint="push the folders one by one")
     store, name, cluster = actions.open_store(), given.name, given.cluster
-    with console.waiting(moved=actions.copied):
+    with console.show_waiting(moved=actions.copied):
         got = [action.push(store, n, name, cluster, console.report) for n in given.names]
     _report(console, got)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def collected(given: Verb, console: Console) -> Iterator[None]:
+def collect_afterwards(given: Verb, console: Console) -> Iterator[None]:
     """Around a command. One about clusters or jobs that has answered goes on with what there is to
     collect."""
     try:
@@ -56,7 +56,7 @@ def _bring(store: Store, names: tuple[str, ...], given: Verb, console: Console) 
     for name in names:
         console.after_interrupt = "the next command continues"
         try:
-            with console.waiting(moved=actions.copied):
+            with console.show_waiting(moved=actions.copied):
                 ended = detached_launches.bring(store, name, console.report)
             if ended:
                 _remove(store, name, given, console)

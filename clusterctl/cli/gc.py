@@ -20,7 +20,7 @@ def gc(given: Gc, console: Console) -> None:
     store, region = actions.open_store(), list(given.region)
     if given.adopt:
         return _adopt(given, store, console)
-    with console.waiting():
+    with console.show_waiting():
         search = action.find(store, region)
     looked = searched(search.regions)
     for item in search.overdue:
@@ -48,7 +48,7 @@ def gc(given: Gc, console: Console) -> None:
             continue
         if given.yes or console.consent(f"remove {item.text}?"):
             try:
-                with console.waiting():
+                with console.show_waiting():
                     gone = action.remove(store, item, console.report)
                 removed += [item.id] * gone
             except ClusterctlError as error:
@@ -73,13 +73,13 @@ def gc(given: Gc, console: Console) -> None:
 
 def _adopt(given: Gc, store: Store, console: Console) -> None:
     """Takes a cluster back whose record is lost."""
-    with console.waiting():
+    with console.show_waiting():
         orphan = action.find_adoptable(store, given.adopt, given.region)
     if given.dry_run:
         console.result(f"would take back cluster {orphan.text}")
         console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
         return
-    with console.waiting():
+    with console.show_waiting():
         taken = action.adopt(store, orphan, console.report)
     console.note(
         f"cluster {taken.name} was taken back: {count(len(taken.nodes), 'node')}. Next:\n"
@@ -126,7 +126,7 @@ def cloud_document(store: Store, item: action.Orphan) -> dict[str, Any]:
 def list_all(console: Console) -> dict[str, Any]:
     """Every cluster of the account, whoever made it: shown, and returned for --json."""
     store = actions.open_store()
-    with console.waiting():
+    with console.show_waiting():
         search = action.find(store)
     console.result(table([HEAD, *(_row(store, item) for item in search.tagged)]))
     console.note(searched(search.regions).partition(";")[0])

@@ -26,7 +26,7 @@ EXIT_TIMEOUT = 124
 EXIT_CANCELLED = 130
 
 
-def staging(console: Console) -> ExitStack:
+def show_staging(console: Console) -> ExitStack:
     """Tells how far the copies of a job's files are. Close it when the job starts: from then on,
     the screen is the job's."""
     from clusterctl import actions
@@ -34,7 +34,7 @@ def staging(console: Console) -> ExitStack:
     stack = ExitStack()
     # Lines in a pipe are about copies alone.
     moved = actions.moved if sys.stderr.isatty() else actions.copied
-    stack.enter_context(console.waiting(moved=moved, only_copies=True))
+    stack.enter_context(console.show_waiting(moved=moved, only_copies=True))
     return stack
 
 
@@ -122,7 +122,7 @@ def fetched_document(fetched: Fetched) -> dict[str, Any]:
 
 
 @contextmanager
-def reporting(console: Console, latest: Callable[[], Job | None]) -> Iterator[None]:
+def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterator[None]:
     """With --json, a run that ends by an error or by Ctrl-C still ends with a result object.
 
     One that is told to end (SIGTERM, a closed terminal), or that can no longer write, leaves its

@@ -37,7 +37,7 @@ from clusterctl.user_variables import environment
 
 def jobs(given: Jobs, console: Console) -> None:
     store = actions.open_store()
-    with console.waiting():
+    with console.show_waiting():
         found = action.list_jobs(store, given.cluster, console.note)
     if given.job is not None:
         wanted = action.find_job(store, given.job, given.cluster).id
@@ -231,7 +231,7 @@ def _no_metrics(job: int) -> str:
 def cancel(given: Cancel, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
-    with console.waiting():
+    with console.show_waiting():
         ended = action.cancel(store, job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
     before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
@@ -246,7 +246,7 @@ def cancel(given: Cancel, console: Console) -> None:
 def fetch(given: Fetch, console: Console) -> None:
     store = actions.open_store()
     job = number_of(given, store, console)
-    with console.waiting(moved=actions.copied):
+    with console.show_waiting(moved=actions.copied):
         got = action.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:

@@ -104,7 +104,7 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
         return
     made = [job.id for job in store.jobs() if job.cluster == name and job.id not in before]
     for number in made[-1:]:  # the last one: a job may have been continued as a new one
-        with console.waiting(moved=actions.copied):
+        with console.show_waiting(moved=actions.copied):
             got = jobs.fetch(store, number, name, None, console.report)
         if got.brought.outputs:
             console.note(f"output files of job {number} are in {got.folder}")

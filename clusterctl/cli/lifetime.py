@@ -20,7 +20,7 @@ def extend(given: Extend, console: Console) -> None:
     store = actions.open_store()
     chosen = actions.choose(store, given.wanted())
     consent = (lambda question: True) if given.yes else console.consent
-    with console.waiting():
+    with console.show_waiting():
         done = extending.extend(store, chosen.name, given.ttl, console.report, consent)
     console.note(
         f"cluster {done.cluster.name} shuts down at {clock(done.deadline)};"
@@ -35,7 +35,7 @@ def stop(given: Stop, console: Console) -> None:
     store = actions.open_store()
     chosen = actions.choose(store, given.wanted())
     ask = (lambda question: True) if given.yes else console.confirm
-    with console.waiting():
+    with console.show_waiting():
         done = stopping.stop(store, chosen.name, console.report, ask)
     if done is None:
         console.note("aborted; nothing was stopped")

@@ -48,12 +48,12 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         given = read(self.path, ctx.params, ctx.args)
-        with Console.current().waiting():  # on a busy machine modules take seconds to load
+        with Console.current().show_waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
         from clusterctl.cli import detached_launches
 
-        with detached_launches.collected(given, Console.current()):
+        with detached_launches.collect_afterwards(given, Console.current()):
             return function(given, Console.current())
 
 

@@ -17,7 +17,7 @@ from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.follow_job import OnJob
 from clusterctl.actions.run import Prepared, Resolved
 from clusterctl.cli.console import Console, plain
-from clusterctl.cli.job_output import announce, finish, reporting, staging
+from clusterctl.cli.job_output import announce, finish, report_result, show_staging
 from clusterctl.cli.jobs import number_of
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
@@ -161,7 +161,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
     else:
         console.detail(f"staging {prepared.tree.describe()}")
     number = prepared.job.id
-    copying = staging(console)
+    copying = show_staging(console)
 
     def on_start(started: Job) -> None:
         nonlocal number
@@ -171,7 +171,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 
     with (
         copying,
-        reporting(console, lambda: action.find_job(store, number)),
+        report_result(console, lambda: action.find_job(store, number)),
         Printer(console) as printer,
     ):
         seen: Any = {"on_output": printer, "report": console.report}
@@ -203,7 +203,7 @@ def rerun(given: Rerun, console: Console) -> None:
         variables, secrets, tuple(kept), given.arguments, given.ranks, given.failed
     )
     number = 0
-    copying = staging(console)
+    copying = show_staging(console)
 
     def on_start(started: Job) -> None:
         nonlocal number
@@ -213,7 +213,7 @@ def rerun(given: Rerun, console: Console) -> None:
 
     with (
         copying,
-        reporting(console, lambda: action.find_job(store, number)),
+        report_result(console, lambda: action.find_job(store, number)),
         Printer(console) as printer,
     ):
         seen: Any = {"on_output": printer, "report": console.report}

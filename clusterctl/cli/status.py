@@ -17,7 +17,7 @@ def status(given: Status, console: Console) -> None:
 
     store = actions.open_store()
     live = given.live
-    with console.waiting():
+    with console.show_waiting():
         found = cluster_status.status(store, actions.choose(store, given.wanted()), live=live)
     what = found.cluster
     lines = [
@@ -81,7 +81,7 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
     wanted = given.cluster
     if wanted is not None:
         actions.choose(store, wanted)
-    with console.waiting():
+    with console.show_waiting():
         statuses = cluster_status.list_statuses(store)
     found = tuple(item for item in statuses if wanted in (None, item.cluster.name))
     damage = store.damage()

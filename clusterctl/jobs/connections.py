@@ -21,7 +21,7 @@ from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.options.checks import MIN_IDLE
-from clusterctl.timeouts import background, now
+from clusterctl.timeouts import now, run_in_background
 from clusterctl.transport import Channel, uptime
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
 from clusterctl.transport.pool import Pool
@@ -206,7 +206,7 @@ class Connections:
 
     def _wait(self, action: Callable[[], T]) -> T:
         """Does what may take its time, and raises a Ctrl-C that comes meanwhile."""
-        future = background(action)
+        future = run_in_background(action)
         while not futures.wait((future,), GLANCE).done:
             self._interrupts.check()
         return future.result()

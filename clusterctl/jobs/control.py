@@ -82,10 +82,10 @@ def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NE
     """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
     here, over our own connections. Returned as it is where it has not ended by the deadline."""
     known, system = job.state.ended, systems.load(cluster)
-    job = _wait_for_end(job, cluster, pool, deadline.within(system.end_limit))
+    job = _wait_for_end(job, cluster, pool, deadline.limit(system.end_limit))
     if not job.state.ended and (force := system.force_argv(job)):
         _on_launcher(job, cluster, pool, force, deadline)
-        job = _wait_for_end(job, cluster, pool, deadline.within(FORCE_TIMEOUT))
+        job = _wait_for_end(job, cluster, pool, deadline.limit(FORCE_TIMEOUT))
     if deadline.passed:
         return job
     survivors = kill_processes(job, cluster, pool, deadline)

@@ -23,7 +23,7 @@ from clusterctl.jobs.logs import Piece
 from clusterctl.jobs.reconnecting import FindDead
 from clusterctl.model import Cluster, Reporter
 from clusterctl.schedulers import job_state
-from clusterctl.state.home import writing
+from clusterctl.state.home import explain_write_errors
 from clusterctl.timeouts import now
 from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
@@ -85,7 +85,7 @@ class Follower:
         return self._nodes.lost
 
     def __enter__(self) -> Follower:
-        with writing(self._folder):
+        with explain_write_errors(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = (self._folder / ".following").open("ab")
         try:
@@ -142,7 +142,7 @@ class Follower:
             self._nodes.welcome_back()
             moved = yield from self._round(seal=False)
             if self._nodes.launcher_is_away:
-                clock.heard = now()  # nobody knows what it has to say
+                clock.last_output = now()  # nobody knows what it has to say
             elif clock.should_ask(moved):
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._say()
@@ -234,7 +234,7 @@ class Follower:
             if file.copy:
                 if missing:
                     logs.leave_out(file.copy, file.stored, offset)
-                with writing(file.copy), file.copy.open("ab") as sink:
+                with explain_write_errors(file.copy), file.copy.open("ab") as sink:
                     sink.write(data)
                 logs.shorten(file.copy, len(watch.files))
             file.stored = offset + len(data)
@@ -285,7 +285,7 @@ class Follower:
             file = OutputFile(rank, "stdout" if match["stream"] == "out" else "stderr")
             if self._keep:
                 file.copy = self._folder / watch.node / name.removeprefix("out/")
-                with writing(file.copy):
+                with explain_write_errors(file.copy):
                     file.copy.parent.mkdir(mode=0o700, exist_ok=True)
         watch.files[name] = file
         return file

@@ -19,7 +19,7 @@ from clusterctl.formats import format_bytes
 from clusterctl.jobs.stage import KEPT_JOBS
 from clusterctl.schedulers.direct import LEAST_OUTPUT, OUTPUT
 from clusterctl.state import Store
-from clusterctl.state.home import writing
+from clusterctl.state.home import explain_write_errors
 
 CHUNK = 1 << 20
 """Bytes that are read at a time."""
@@ -57,7 +57,7 @@ def cuts(path: Path) -> list[tuple[int, int]]:
 
 def leave_out(path: Path, start: int, end: int) -> None:
     """Notes that these bytes are left out, and makes the file so long."""
-    with writing(path):
+    with explain_write_errors(path):
         with path.with_name(f"{path.name}.cut").open("a") as file:
             file.write(f"{start} {end}\n")
         with path.open("ab") as file:

@@ -24,8 +24,8 @@ from clusterctl.jobs import block_copies, bucket_copies, copies_here, systems
 from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, clock
-from clusterctl.state.home import make_private, write_atomic, writing
-from clusterctl.timeouts import Deadline, background, now
+from clusterctl.state.home import explain_write_errors, make_private, write_atomic
+from clusterctl.timeouts import Deadline, now, run_in_background
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
@@ -146,7 +146,7 @@ def claim(job: Job, job_folder: Path) -> None:
         bucket_copies.claim(job)
         return
     target = Path(job.spec.sync, f"job-{job.id}")
-    with writing(target):
+    with explain_write_errors(target):
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UsageError(
@@ -194,7 +194,7 @@ class Keeper:
 
     def __enter__(self) -> Keeper:
         if self._works:
-            background(self._keep)
+            run_in_background(self._keep)
         return self
 
     def __exit__(self, *_: object) -> None:

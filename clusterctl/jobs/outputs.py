@@ -22,7 +22,7 @@ from clusterctl.jobs.resumed_copies import persist
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Home
-from clusterctl.state.home import write_atomic, writing
+from clusterctl.state.home import explain_write_errors, write_atomic
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
@@ -156,7 +156,7 @@ def fetch(
     Raises UsageError where nothing can be written, and RecordError while another clusterctl is
     fetching to the same folder.
     """
-    with writing(target):
+    with explain_write_errors(target):
         if not target.exists():
             target.mkdir(parents=True)
             (target / stage.MARK).touch()
@@ -168,7 +168,7 @@ def fetch(
 def _lock(target: Path, home: Home) -> Iterator[None]:
     home.make(home.fetched)
     path = home.fetched / f"{_digest(target)}.lock"
-    with writing(path):
+    with explain_write_errors(path):
         lock = path.open("ab")
     with lock:
         try:

@@ -35,25 +35,25 @@ class Pace:
     streams: bool = False
     """Whether the last poll had news."""
     patience: float = SUSPICION
-    heard: float = field(default_factory=now)
+    last_output: float = field(default_factory=now)
     asked: float = field(default_factory=now)
     told: float = 0.0
     """The silence that was told last began then."""
 
     def should_tell(self) -> bool:
         """Whether nothing has come for long, and that was not said yet."""
-        if self.told == self.heard or now() - self.heard < STILL:
+        if self.told == self.last_output or now() - self.last_output < STILL:
             return False
-        self.told = self.heard
+        self.told = self.last_output
         return True
 
     def should_ask(self, moved: int) -> bool:
         """Whether it is time to ask, after a look that saw news or did not."""
         at = now()
         if moved:
-            self.heard, self.patience = at, SUSPICION
+            self.last_output, self.patience = at, SUSPICION
         longest = LONGEST if self.backoff > 1 else STEADY
-        if at - max(self.heard, self.asked) <= self.patience and at - self.asked <= longest:
+        if at - max(self.last_output, self.asked) <= self.patience and at - self.asked <= longest:
             return False
         self.asked = at
         self.patience = min(self.patience * self.backoff, LONGEST)

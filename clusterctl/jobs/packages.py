@@ -221,7 +221,7 @@ class _Environment:
                 # Versions are decided: one that only a later index has is looked for there.
                 options += ["--index-strategy", "unsafe-best-match"]
                 target = uv.target(node)
-                with COPIED.downloading():
+                with COPIED.count_download():
                     uv.call("packages", "pip", "install", "--quiet", *options, *target)
             self._check_platform(packages, node)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.timeouts import background, now
+from clusterctl.timeouts import now, run_in_background
 from clusterctl.transport import Channel
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
 
@@ -64,7 +64,7 @@ class Absences:
         for name, item in list(self._away.items()):
             if item.attempt is None:
                 if now() >= item.due:
-                    item.attempt = background(partial(self._connect, name))
+                    item.attempt = run_in_background(partial(self._connect, name))
             elif item.attempt.done():
                 try:
                     found[name] = item.attempt.result(), self.seconds(name)
@@ -81,7 +81,7 @@ class Absences:
         if self._question is None:
             if self._asked and now() - self._asked < LOOK:
                 return {}
-            self._question, self._asked = background(self._find_dead), now()
+            self._question, self._asked = run_in_background(self._find_dead), now()
         if not self._question.done():
             return {}
         question, self._question = self._question, None

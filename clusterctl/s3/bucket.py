@@ -35,7 +35,7 @@ class Bucket:
         return not found.get("KeyCount")
 
     def read(self, name: str) -> bytes:
-        with self._answering(name):
+        with self._explain_errors(name):
             content: bytes = self._call("get_object", Key=self._key(name))["Body"].read()
         return content
 
@@ -44,11 +44,11 @@ class Bucket:
 
     def upload(self, file: Path, name: str) -> None:
         """In parts, where it is large. Raises OSError where the file cannot be read."""
-        with self._answering(name):
+        with self._explain_errors(name):
             self._call("upload_file", Filename=str(file), Key=self._key(name))
 
     def download(self, name: str, file: Path) -> None:
-        with self._answering(name):
+        with self._explain_errors(name):
             self._call("download_file", Filename=str(file), Key=self._key(name))
 
     def delete(self, names: Iterable[str]) -> None:
@@ -63,7 +63,7 @@ class Bucket:
         return self._api.call(action, "s3", Bucket=self._name, **arguments)
 
     @contextmanager
-    def _answering(self, name: str) -> Iterator[None]:
+    def _explain_errors(self, name: str) -> Iterator[None]:
         """Around what moves an object in parts, whose errors have classes of their own."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError

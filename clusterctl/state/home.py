@@ -142,7 +142,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Replaces `path` by `data`: after a crash it holds the old bytes or the new ones, after a
     power loss that comes later the new ones."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
-    with writing(path):
+    with explain_write_errors(path):
         try:
             fd = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(fd, "wb") as file:
@@ -173,7 +173,7 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Turns a failure to write into an error that says where and what to do."""
     try:
         yield

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clusterctl.errors import RecordError
 from clusterctl.model import Reporter
-from clusterctl.state.home import Home, writing
+from clusterctl.state.home import Home, explain_write_errors
 from clusterctl.timeouts import Deadline
 
 ORPHAN_LIMIT = 3600.0
@@ -57,7 +57,7 @@ class ClusterLock:
 
     def __enter__(self) -> ClusterLock:
         self._home.make(self._home.locks)
-        with writing(self.path):
+        with explain_write_errors(self.path):
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

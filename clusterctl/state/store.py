@@ -18,7 +18,7 @@ from clusterctl.errors import RecordError
 from clusterctl.job_model import Job, Provenance
 from clusterctl.model import Cluster, Phase, Role
 from clusterctl.state import versions
-from clusterctl.state.home import Home, write_atomic, writing
+from clusterctl.state.home import Home, explain_write_errors, write_atomic
 from clusterctl.timeouts import Deadline
 
 PATIENCE = 10.0
@@ -108,7 +108,7 @@ class Store:
             _write(past / "cluster.json", cluster)
             for name in ("events.jsonl", *MEASURED.values()):
                 if (folder / name).is_file():
-                    with writing(past / name):
+                    with explain_write_errors(past / name):
                         (folder / name).replace(past / name)
         finally:
             _remove(folder)
@@ -137,7 +137,7 @@ class Store:
 
     def save_measurements(self, name: str, verb: str, found: bytes) -> None:
         path = self.home.make(self.folder(name)) / MEASURED[verb]
-        with writing(path):
+        with explain_write_errors(path):
             write_atomic(path, found)
 
     def _own_folder(self, cluster: Cluster) -> Path:
@@ -203,7 +203,7 @@ class Store:
         """Others may have fetched the job's outputs, or ended it with its cluster, while the caller
         stood still: such a job is not on record as running again, for nobody could ask how it
         goes, nor are its outputs as unfetched."""
-        with _alone(self.home.make(self.job_folder(job.id))):
+        with _lock_folder(self.home.make(self.job_folder(job.id))):
             with suppress(RecordError):
                 known = self.job(job.id)
                 if known.state.ended and not job.state.ended and not self._remains(job):
@@ -227,15 +227,15 @@ class Store:
 
     def save_provenance(self, number: int, found: Provenance) -> None:
         folder = self.home.make(self.job_folder(number))
-        with writing(folder / "provenance.json"):
+        with explain_write_errors(folder / "provenance.json"):
             write_atomic(folder / "provenance.json", msgspec.json.encode(found))
 
     @contextmanager
-    def handing_in(self, number: int) -> Iterator[None]:
+    def mark_handing_in(self, number: int) -> Iterator[None]:
         """Open while this process stages a job and hands it in. The kernel closes it should the
         process die."""
         path = self.home.make(self.job_folder(number)) / ".handing-in"
-        with writing(path):
+        with explain_write_errors(path):
             file = path.open("ab")
         with file:
             with suppress(OSError):  # some shared disks have no locks
@@ -243,11 +243,11 @@ class Store:
             yield
 
     @contextmanager
-    def continuing(self, number: int) -> Iterator[bool]:
+    def claim_continuing(self, number: int) -> Iterator[bool]:
         """Open while this process continues a failed job as a new one. False: another process does
         that, or somebody has run the job again."""
         path = self.home.make(self.job_folder(number)) / ".continuing"
-        with writing(path):
+        with explain_write_errors(path):
             file = path.open("ab")
         with file:
             free = True
@@ -274,7 +274,7 @@ class Store:
         be lost, the records themselves say where it was."""
         self.home.make(self.home.jobs)
         counter = self.home.jobs / "last-id"
-        with writing(counter), (self.home.jobs / ".counting").open("ab") as lock:
+        with explain_write_errors(counter), (self.home.jobs / ".counting").open("ab") as lock:
             if not _lock(lock.fileno()):
                 raise RecordError(
                     f"another clusterctl has held the lock of the job numbers for {PATIENCE:g} s",
@@ -289,7 +289,7 @@ class Store:
 def _write(path: Path, record: Cluster | Job) -> None:
     """Raises NewerRecordError where a later clusterctl has written the record meanwhile."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
-        versions.refuse_newer(path, versions.only(path.read_bytes()))
+        versions.refuse_newer(path, versions.pick_version(path.read_bytes()))
     # Without a copy of all that is in it: a record of 1,000 workers is 700 kB.
     data = msgspec.json.encode(
         versions.stamp({field.name: getattr(record, field.name) for field in fields(record)})
@@ -298,7 +298,7 @@ def _write(path: Path, record: Cluster | Job) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Only one process at a time is inside for this folder. One that was stopped in there does not
     hold up the others."""
     file = os.open(folder, os.O_RDONLY)
@@ -359,7 +359,7 @@ def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record],
     """Raises RecordError for a file that cannot be read, and for a record that fails the check."""
     try:
         data = path.read_bytes()
-        if versions.is_current(versions.only(data)):
+        if versions.is_current(versions.pick_version(data)):
             record = msgspec.json.decode(data, type=kind)
         else:
             raw = msgspec.json.decode(data, type=dict[str, Any])

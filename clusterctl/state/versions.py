@@ -31,7 +31,7 @@ def stamp(raw: dict[str, Any]) -> dict[str, Any]:
     return {KEY: VERSION, **raw}
 
 
-def only(data: bytes) -> dict[str, Any]:
+def pick_version(data: bytes) -> dict[str, Any]:
     """Of a record as it was read: nothing but what tells its version. Raises msgspec.DecodeError
     for what is no record."""
     raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])

@@ -54,7 +54,7 @@ def put(
         values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
             command = render("transport/put_folder.sh.j2", **values)
-            with start(command, collect=True) as session, COPIED.copying(_size(source)) as copy:
+            with start(command, collect=True) as session, COPIED.count_copy(_size(source)) as copy:
                 return _finish_sending(
                     session, lambda: _send_folder(session, source, without, values["mark"], copy)
                 )
@@ -64,7 +64,7 @@ def put(
             size = os.fstat(file.fileno()).st_size
             parent = shell.path(posixpath.dirname(target) or ".")
             command = render("transport/put_file.sh.j2", **values, parent=parent, size=size)
-            with start(command, collect=True) as session, COPIED.copying(size) as copy:
+            with start(command, collect=True) as session, COPIED.count_copy(size) as copy:
                 return _finish_sending(session, lambda: _send_file(session, file, size, copy))
     except OSError as error:
         if error.errno is None:  # the session's
@@ -139,7 +139,7 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
     """Raises FAILURES."""
     mark = "clusterctl-" + secrets.token_hex(8)
     command = render("transport/get.sh.j2", source=shell.path(source), mark=mark)
-    with start(command, collect=False) as session, COPIED.copying(None) as copy:
+    with start(command, collect=False) as session, COPIED.count_copy(None) as copy:
         stream = io.BufferedReader(_Stream(session, copy), CHUNK)
         # What the login shell's start files print may stand before it, in the same line, too.
         header = re.compile(rf"{mark} (?:folder|file ([0-7]+) (\d+))\n".encode())

@@ -9,7 +9,7 @@ from typing import Any
 import paramiko
 
 from clusterctl import process
-from clusterctl.timeouts import Deadline, background
+from clusterctl.timeouts import Deadline, run_in_background
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import Target
@@ -61,11 +61,11 @@ def open_piped(command: str) -> Socket:
 
 def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:
     """Socket family and address, in the resolver's order."""
-    lookup = background(  # the resolver knows no time limit
+    lookup = run_in_background(  # the resolver knows no time limit
         lambda: socket.getaddrinfo(*target.place, type=socket.SOCK_STREAM)
     )
     try:
-        answer = deadline.result(lookup)
+        answer = deadline.await_result(lookup)
     except TimeoutError:
         raise diagnosis.name_unknown(target, TimeoutError(), deadline.seconds) from None
     except (OSError, UnicodeError) as error:

@@ -12,7 +12,7 @@ from secrets import token_hex
 
 from clusterctl import process
 from clusterctl.model import Node, NodeResult
-from clusterctl.timeouts import Deadline, background
+from clusterctl.timeouts import Deadline, run_in_background
 from clusterctl.transport import OnStdout
 from clusterctl.transport.diagnosis import failed
 
@@ -58,7 +58,7 @@ class LocalTransport:
         result = NodeResult(node="", exit_code=0)
         try:
             # On a file server that hangs, no signal ends a copy.
-            Deadline(timeout).result(background(partial(_copy, source, target)))
+            Deadline(timeout).await_result(run_in_background(partial(_copy, source, target)))
         except TimeoutError as error:
             result = failed(error, timeout)
         except OSError as error:

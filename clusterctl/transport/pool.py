@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
-from clusterctl.timeouts import background
+from clusterctl.timeouts import run_in_background
 from clusterctl.transport import Transport, uptime
 from clusterctl.transport.diagnosis import FAILURES, Target, failed
 from clusterctl.transport.local import LocalTransport
@@ -172,7 +172,7 @@ class Pool(AbstractContextManager["Pool"]):
 
         # Not an executor: its threads keep the interpreter alive after Ctrl-C.
         for _ in range(min(limit, len(chosen))):
-            background(work)
+            run_in_background(work)
         try:
             wait(results)
         except BaseException:

@@ -108,7 +108,7 @@ class Session(AbstractContextManager["Session"]):
         # sshd counts a session for a moment longer than it lasts, so that a refusal may be early.
         # Which exception it is says little: threads that open at the same time share one slot
         # for it in paramiko, and mix theirs up.
-        pause, patience = 0.005, self._deadline.within(PATIENCE)
+        pause, patience = 0.005, self._deadline.limit(PATIENCE)
         while True:
             try:
                 return self._connection.open_session(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import NodeResult
-from clusterctl.timeouts import Deadline, background
+from clusterctl.timeouts import Deadline, run_in_background
 from clusterctl.transport import OnStdout, copying
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, describe_failure, failed
 from clusterctl.transport.ssh_config import MAX_DEPTH
@@ -34,7 +34,7 @@ node that hangs is named before anybody wonders. `connect` has its own limit."""
 
 def preload() -> None:
     """Loads paramiko and fabric in the background: the first connection need not wait for it."""
-    background(partial(import_module, "clusterctl.transport.connect"))
+    run_in_background(partial(import_module, "clusterctl.transport.connect"))
 
 
 class SshTransport:
@@ -122,7 +122,7 @@ class SshTransport:
         self, deadline: Deadline, command: str, *, collect: bool, on_stdout: OnStdout | None = None
     ) -> Session:
         """Connects if need be and starts `command`. Raises FAILURES."""
-        connection = self._ensure_connected(deadline.within(CONNECT_LIMIT))
+        connection = self._ensure_connected(deadline.limit(CONNECT_LIMIT))
         from clusterctl.transport.session import Session
 
         return Session(connection, command, deadline, collect=collect, on_stdout=on_stdout)

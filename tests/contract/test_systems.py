@@ -88,7 +88,7 @@ def test_a_terminal_is_given_or_refused(name: str, system: JobSystem) -> None:
 def test_nobody_is_asked_when_there_is_no_time(name: str, system: JobSystem) -> None:
     made, _ = plan_job(site(name), spec(launcher="auto"), number=7)
     pool = cast(Pool, Unreachable())
-    late = NEVER.within(0)
+    late = NEVER.limit(0)
     assert system.refresh([made], pool, pytest.fail, late) == (made,)
     assert system.refresh([], pool, pytest.fail, NEVER) == ()
 

@@ -62,7 +62,7 @@ def test_credentials_that_end_during_terraform_are_replaced(
         terraform.find(),
         cluster="lab",
         cache=tmp_path / "plugins",
-        lent=lambda: Api("us-east-1").lent(lease=1),
+        lent=lambda: Api("us-east-1").lend_credentials(lease=1),
     )
     runner.init()
     variables = {"public_key": keypair(tmp_path / "user")}
@@ -86,7 +86,7 @@ from tests.sim.ec2.provider import StayingProvider
 
 terraform, folder, *programs = sys.argv[1:]
 mine = Credentials("us-east-1")
-with mine.lent(LEASE) as lent, ExitStack() as end:
+with mine.lend(LEASE) as lent, ExitStack() as end:
     if programs:
         provider = StayingProvider(terraform, programs[-1], Path(folder), lent)
         end.callback(provider.close)

@@ -83,7 +83,7 @@ def test_terraform_gets_what_boto3_finds(
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     for name, value in environment.items():
         monkeypatch.setenv(name, value.format(aws=aws.url))
-    with Api("us-east-1").lent() as lent:
+    with Api("us-east-1").lend_credentials() as lent:
         assert got(lent)["AccessKeyId"] == key
         assert not lent["AWS_PROFILE"], "the provider would take that instead"
         assert lent["AWS_CONFIG_FILE"] == lent["AWS_SHARED_CREDENTIALS_FILE"] == "/dev/null"
@@ -93,7 +93,7 @@ IN_A_PROCESS = """
 import urllib.request
 from clusterctl.providers.ec2.api import Api
 
-with Api("us-east-1").lent() as lent:
+with Api("us-east-1").lend_credentials() as lent:
     url = lent["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
     token = {"Authorization": lent["AWS_CONTAINER_AUTHORIZATION_TOKEN"]}
     print(urllib.request.urlopen(urllib.request.Request(url, headers=token)).read().decode())
@@ -120,7 +120,7 @@ def test_credentials_that_end_are_fetched_again(home: Path) -> None:
     )
     script.chmod(0o755)
     (home / ".aws/config").write_text(f"[default]\ncredential_process = {script}\n")
-    with Api("us-east-1").lent() as lent:
+    with Api("us-east-1").lend_credentials() as lent:
         first, second = got(lent), got(lent)
         assert first["AccessKeyId"] != second["AccessKeyId"]
         url = lent["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
@@ -138,7 +138,7 @@ def test_a_terraform_that_dies_while_it_asks_is_no_news(
 ) -> None:
     (home / ".aws/config").write_text(PROCESS.replace("{home}", str(home)))
     (home / "process.json").write_text(json.dumps(printed("PROCESS")))
-    with Api("us-east-1").lent() as lent:
+    with Api("us-east-1").lend_credentials() as lent:
         address = lent["AWS_CONTAINER_CREDENTIALS_FULL_URI"].split("/")[2].split(":")
         with socket.create_connection((address[0], int(address[1]))) as asking:
             asking.sendall(b"GET / HTTP/1.1\r\n")
@@ -165,7 +165,7 @@ def test_a_profile_with_mfa_is_refused_until_aws_has_asked(
 
     keep_session("guarded", "123456")
     assert "123456" in aws.asked[0]
-    with Api("us-east-1").lent() as lent:
+    with Api("us-east-1").lend_credentials() as lent:
         assert got(lent)["AccessKeyId"] == "AKIAFIRST"
     assert len(aws.asked) == 1
 
@@ -178,19 +178,19 @@ def test_a_role_works_where_its_session_cannot_be_kept(
     (home / ".aws/cli").write_text("no folder")
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     monkeypatch.setenv("AWS_PROFILE", "first")
-    with Api("us-east-1").lent() as lent:
+    with Api("us-east-1").lend_credentials() as lent:
         assert got(lent)["AccessKeyId"] == "AKIAFIRST"
 
 
 def test_settings_of_the_profile_go_along(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     (home / ".aws/config").write_text(ROLES.replace("[default]", "[default]\nca_bundle = /ca.pem"))
-    with Api("us-east-1").lent() as lent:
+    with Api("us-east-1").lend_credentials() as lent:
         assert lent["AWS_CA_BUNDLE"] == "/ca.pem"
 
 
 def test_no_credentials_are_one_line(home: Path) -> None:
-    with pytest.raises(ProviderError) as caught, Api("us-east-1").lent():
+    with pytest.raises(ProviderError) as caught, Api("us-east-1").lend_credentials():
         pass
     assert caught.value.message == "no AWS credentials found"
     assert "get-caller-identity" not in caught.value.hint, "it would fail as well"

@@ -194,7 +194,7 @@ def test_a_node_that_restarted_counts_as_lost_although_it_answers(
 
 def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: Path) -> None:
     """Nor does one whose job somebody has run again meanwhile."""
-    with site.store.continuing(1) as first:
+    with site.store.claim_continuing(1) as first:
         assert first
         ended, said, _ = run(site, tmp_path, "shrink")
     assert isinstance(ended, NodeUnreachable), said
@@ -202,7 +202,7 @@ def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: P
     assert "job 1 is continued, as a new job, by another clusterctl" in said
     assert [job.id for job in site.store.jobs()] == [1]
     site.store.save_job(replace(site.store.job(1), id=2, rerun_of=1))
-    with site.store.continuing(1) as second:
+    with site.store.claim_continuing(1) as second:
         assert not second
 
 

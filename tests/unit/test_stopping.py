@@ -13,15 +13,15 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.actions import open_store
-from clusterctl.actions.follow_job import attend, stopped_by_interrupt
+from clusterctl.actions.follow_job import attend, stop_on_interrupt
 from clusterctl.actions.run import Prepared, submit
 from clusterctl.cli.console import Console
-from clusterctl.cli.job_output import document, format_duration, reporting
+from clusterctl.cli.job_output import document, format_duration, report_result
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.job_model import JobState
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import NodeResult
-from clusterctl.state.home import writing
+from clusterctl.state.home import explain_write_errors
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, request
 
@@ -65,7 +65,7 @@ def stop(impatient: Impatient) -> list[str]:
     store = open_store()
     store.save_job(running)
     where, pool = cluster(), cast(Pool, impatient)
-    with stopped_by_interrupt(store, running.id, where, pool, said.append):
+    with stop_on_interrupt(store, running.id, where, pool, said.append):
         attend(store, running, where, pool, on_output=lambda pieces: None, report=said.append)
     return said
 
@@ -117,8 +117,8 @@ def test_a_job_whose_record_cannot_be_written_is_not_said_to_go_on(
     running = job(cluster(), state=JobState.RUNNING)
     with (
         pytest.raises(ProviderError),
-        reporting(Console(), lambda: running),
-        writing(Path("/state/jobs/7/job.json")),
+        report_result(Console(), lambda: running),
+        explain_write_errors(Path("/state/jobs/7/job.json")),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert capsys.readouterr().err == (

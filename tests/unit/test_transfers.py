@@ -63,12 +63,12 @@ def test_a_terminal_has_one_line_with_a_bar(encoding: str, half: str) -> None:
 def test_copies_under_way_know_what_is_left() -> None:
     copies = Meter()
     assert copies.left is None
-    with copies.copying(100) as first:
+    with copies.count_copy(100) as first:
         first.add(30)
-        with copies.copying(50) as second:
+        with copies.count_copy(50) as second:
             second.add(60)  # an archive is larger than the files in it
             assert (copies.read(), copies.left) == (90, 70)
-            with copies.copying(None):
+            with copies.count_copy(None):
                 assert copies.left is None
         assert copies.left == 70
     assert (copies.read(), copies.left) == (90, None)
@@ -78,14 +78,14 @@ def test_what_other_programs_download_counts_while_they_run() -> None:
     carried = [10_000_000]
     downloads = Meter(lambda: carried[0])
     assert downloads.downloaded == 0
-    with downloads.downloading():
+    with downloads.count_download():
         carried[0] += 1_900_000
         assert downloads.downloaded == 1_000_000, "whole megabytes"
         carried[0] += 600_000
         assert downloads.downloaded == 2_000_000
     carried[0] += 50_000_000
     assert (downloads.downloaded, downloads.read()) == (2_000_000, 0)
-    with downloads.downloading():
+    with downloads.count_download():
         carried[0] += 3_500_000
         assert downloads.downloaded == 6_000_000
 

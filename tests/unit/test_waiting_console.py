@@ -26,7 +26,7 @@ def wait_for(capsys: pytest.CaptureFixture[str], word: str) -> str:
 def test_what_is_waited_for_is_said_again(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     console.report("launcher: starts")
-    with console.waiting(silence=0.05):
+    with console.show_waiting(silence=0.05):
         said = wait_for(capsys, "still")
     assert "s  still working; last step: launcher: starts\n" in said
     assert [thread.name for thread in threading.enumerate()].count("waiting") == 0
@@ -38,13 +38,13 @@ def test_silence_from_before_counts(capsys: pytest.CaptureFixture[str]) -> None:
     shows = [0.0]
     console = Console(lambda: shows[0])
     shows[0] = 100.0
-    with console.waiting(silence=1.0):
+    with console.show_waiting(silence=1.0):
         assert "still working" in wait_for(capsys, "still")
 
 
 def test_quiet_means_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console().set(quiet=True)
-    with console.waiting(silence=0.01):
+    with console.show_waiting(silence=0.01):
         time.sleep(0.2)
     assert capsys.readouterr().err == ""
 
@@ -70,7 +70,7 @@ def test_a_question_is_not_talked_over(
 
     monkeypatch.setattr("sys.stdin", Person())
     console = Terminal()
-    with console.waiting(silence=0.1):
+    with console.show_waiting(silence=0.1):
         assert console.confirm("start 3 machines?")
     assert seen[0].endswith("start 3 machines? [y/N] ")
 
@@ -102,7 +102,7 @@ def test_a_copy_says_how_much_has_come_and_how_fast(capsys: pytest.CaptureFixtur
     moved = iter(range(0, 10**15, 2_000_000))
     console = Console()
     console.report("fetching")
-    with console.waiting(silence=0.05, moved=lambda: (next(moved), None)):
+    with console.show_waiting(silence=0.05, moved=lambda: (next(moved), None)):
         said = wait_for(capsys, "MB/s")
     assert re.search(
         r"still working; last step: fetching, \d+\.0 MB copied, \d+\.\d MB/s\n", said
@@ -115,7 +115,7 @@ def test_a_copy_of_known_size_says_how_long_it_will_take(
 ) -> None:
     moved = iter(range(0, 10**15, 2_000_000))
     console = Console()
-    with console.waiting(silence=0.05, moved=lambda: (next(moved), 10**15)):
+    with console.show_waiting(silence=0.05, moved=lambda: (next(moved), 10**15)):
         said = wait_for(capsys, "left")
     assert re.search(r"MB/s, \d+\.\d d left\n", said), said
 
@@ -126,7 +126,7 @@ def test_copies_alone_are_told_where_the_rest_is_told_otherwise(
     """As by a job, whose output is on the screen."""
     moved, still = iter(range(0, 10**9, 2_000_000)), threading.Event()
     console = Console()
-    with console.waiting(
+    with console.show_waiting(
         silence=0.02, moved=lambda: (0 if not still.is_set() else next(moved), 0), only_copies=True
     ):
         time.sleep(0.2)
@@ -141,7 +141,7 @@ from clusterctl.cli.console import Console
 console = Console()
 console.report("fetching")
 moved = itertools.count(0, 1_000_000)
-with console.waiting(silence=0.2, moved=lambda: (next(moved), None)):
+with console.show_waiting(silence=0.2, moved=lambda: (next(moved), None)):
     sys.stdin.readline()
 console.note("done")
 """
@@ -189,7 +189,7 @@ def test_elsewhere_a_step_is_what_one_waits_for(capsys: pytest.CaptureFixture[st
     console = Console()
     console.step("pulling")
     assert capsys.readouterr().err == ""
-    with console.waiting(silence=0.05):
+    with console.show_waiting(silence=0.05):
         assert "still working; last step: pulling\n" in wait_for(capsys, "still")
     Console().set(verbose=True).step("building")
     assert capsys.readouterr().err.endswith("s  building\n")

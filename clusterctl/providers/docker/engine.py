@@ -118,12 +118,12 @@ def containers(cluster: str) -> tuple[Container, ...]:
 
 def parse(text: str) -> tuple[Container, ...]:
     """What `docker inspect` printed of containers. Raises ProviderError."""
-    with _reading("inspect"):
+    with _explain_errors("inspect"):
         return tuple(map(_container, json.loads(text or "[]")))
 
 
 @contextmanager
-def _reading(command: str) -> Iterator[None]:
+def _explain_errors(command: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -172,7 +172,7 @@ def subnets(names: Iterable[str] = ()) -> tuple[IPv4Network, ...]:
 
 def parse_subnets(text: str) -> tuple[IPv4Network, ...]:
     """The IPv4 subnets in what `docker network inspect` printed. Raises ProviderError."""
-    with _reading("network inspect"):
+    with _explain_errors("network inspect"):
         rows = json.loads(text or "[]")
         configs = [config for row in rows for config in (row.get("IPAM", {}).get("Config") or ())]
         found = [config.get("Subnet", "") for config in configs]

@@ -36,13 +36,13 @@ class Api(Client):
     def regions(self) -> tuple[str, ...]:
         """Those that the account has enabled."""
         found = self.all("describe_regions", "Regions")
-        with self._asking("describe regions"):
+        with self._explain_errors("describe regions"):
             return tuple(sorted(str(item["RegionName"]) for item in found))
 
     def registry_login(self, account: str) -> tuple[str, str]:
         """User and password, for twelve hours, of the registry of an account in this region."""
         client = self._client("ecr")
-        with self._asking("asking Amazon ECR for a login"):
+        with self._explain_errors("asking Amazon ECR for a login"):
             answer = client.get_authorization_token(registryIds=[account])
             token = answer["authorizationData"][0]["authorizationToken"]
             user, _, password = base64.b64decode(token).decode().partition(":")
@@ -56,7 +56,7 @@ class Api(Client):
             "InstanceTypes",
             Filters=[{"Name": "instance-type", "Values": wanted}],
         )
-        with self._asking("describe instance types"):
+        with self._explain_errors("describe instance types"):
             return {item["InstanceType"]: read_instance_type(item) for item in found}
 
     def with_efa(self, families: Iterable[str]) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Api(Client):
             LocationType="availability-zone",
             Filters=[{"Name": "instance-type", "Values": sorted(wanted)}],
         )
-        with self._asking("describe instance type offerings"):
+        with self._explain_errors("describe instance type offerings"):
             for item in found:
                 offered.setdefault(item["Location"], set()).add(item["InstanceType"])
         usual = re.compile(rf"{re.escape(self.region)}[a-z]")
@@ -113,7 +113,7 @@ class Api(Client):
         # Asked for by ImageIds, one that is unknown would be an error like any other.
         wanted = [{"Name": "image-id", "Values": sorted(set(ids))}]
         found = self.all("describe_images", "Images", Filters=wanted)
-        with self._asking("describe images"):
+        with self._explain_errors("describe images"):
             return {item["ImageId"]: read_image(item) for item in found}
 
     def may_launch(
@@ -181,7 +181,7 @@ class Api(Client):
         [found] = self.all("describe_vpcs", "Vpcs", VpcIds=[vpc])
         wanted = [{"Name": "dhcp-options-id", "Values": [found["DhcpOptionsId"]]}]
         said = self.all("describe_dhcp_options", "DhcpOptions", Filters=wanted)
-        with self._asking("describe DHCP options"):
+        with self._explain_errors("describe DHCP options"):
             return any(
                 value["Value"] != "AmazonProvidedDNS"
                 for options in said
@@ -202,7 +202,7 @@ class Api(Client):
     def key_state(self, key: str) -> str:
         """`Enabled`, or why a key cannot be used."""
         client = self._client("kms")
-        with self._asking("describe key"):
+        with self._explain_errors("describe key"):
             return str(client.describe_key(KeyId=key)["KeyMetadata"]["KeyState"])
 
     def block_mode(self) -> str:
@@ -213,7 +213,7 @@ class Api(Client):
     def quota(self, code: str, service: str = "ec2") -> float:
         """The value of a quota: of EC2 in vCPUs, of networks in pieces."""
         client = self._client("service-quotas")
-        with self._asking("asking for your EC2 quotas"):
+        with self._explain_errors("asking for your EC2 quotas"):
             answer = client.get_service_quota(ServiceCode=service, QuotaCode=code)
             return float(answer["Quota"]["Value"])
 
@@ -224,7 +224,7 @@ class Api(Client):
             "Reservations",
             Filters=[*filters, {"Name": "instance-state-name", "Values": list(states)}],
         )
-        with self._asking("describe instances"):
+        with self._explain_errors("describe instances"):
             return [read_instance(item) for group in reservations for item in group["Instances"]]
 
     def price(self, instance_type: str) -> float | None:
@@ -272,7 +272,7 @@ class Api(Client):
         """The highest price of the products that have these attributes, and whose type of usage
         ends so."""
         client = self._client("pricing", PRICING_REGION)
-        with self._asking("asking for prices"):
+        with self._explain_errors("asking for prices"):
             answer = client.get_products(
                 ServiceCode=service,
                 Filters=[
@@ -295,7 +295,7 @@ class Api(Client):
             StartTime=now,  # the price that is in force then, of each zone
             EndTime=now,
         )
-        with self._asking("describe spot price history"):
+        with self._explain_errors("describe spot price history"):
             newest = {}
             for row in sorted(rows, key=lambda row: row["Timestamp"]):
                 newest[row["AvailabilityZone"]] = float(row["SpotPrice"])

@@ -67,7 +67,7 @@ class Client:
         """Made once: that takes longer than many an answer."""
         key = service, region or self.region
         # A session may make clients for one thread at a time.
-        with self._making, self._asking(f"talking to {service}"):
+        with self._making, self._explain_errors(f"talking to {service}"):
             if key not in self._clients:
                 self._clients[key] = self._make(*key)
             return self._clients[key]
@@ -95,16 +95,16 @@ class Client:
         return self._credentials
 
     @contextmanager
-    def lent(self, lease: float = LEASE) -> Iterator[dict[str, str]]:
+    def lend_credentials(self, lease: float = LEASE) -> Iterator[dict[str, str]]:
         """Our credentials for a program, by its environment, as long as the block runs. It asks for
         them again after `lease` seconds, where they end. Raises ProviderError."""
         with ExitStack() as stack:
-            with self._making, self._asking("reading your AWS credentials"):
-                environment = stack.enter_context(self._find_credentials().lent(lease))
+            with self._making, self._explain_errors("reading your AWS credentials"):
+                environment = stack.enter_context(self._find_credentials().lend(lease))
             yield environment
 
     @contextmanager
-    def _asking(self, doing: str) -> Iterator[None]:
+    def _explain_errors(self, doing: str) -> Iterator[None]:
         """Around a question and the reading of its answer."""
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
@@ -128,13 +128,13 @@ class Client:
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
         """One call, such as `terminate_instances`. Raises ProviderError."""
         client = self._client(service)
-        with self._asking(action.replace("_", " ")):
+        with self._explain_errors(action.replace("_", " ")):
             return getattr(client, action)(**arguments)
 
     def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
         """All pages of one `describe_…` or `list_…` call."""
         client = self._client(service)
-        with self._asking(action.replace("_", " ")):
+        with self._explain_errors(action.replace("_", " ")):
             if not client.can_paginate(action):
                 return list(getattr(client, action)(**arguments).get(key, ()))
             pages = client.get_paginator(action).paginate(**arguments)
@@ -164,7 +164,7 @@ class Client:
 
     def _account(self, region: str) -> str:
         client = self._client("sts", region)
-        with self._asking("checking your AWS credentials"):
+        with self._explain_errors("checking your AWS credentials"):
             found = client.get_caller_identity()
             self.owner = owner_of(str(found["Arn"]))
             self.ahead = read_skew(found)

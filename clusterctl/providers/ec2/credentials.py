@@ -86,7 +86,7 @@ class Credentials:
         self.session = boto3.session.Session(botocore_session=core, region_name=region)
 
     @contextmanager
-    def lent(self, lease: float) -> Iterator[dict[str, str]]:
+    def lend(self, lease: float) -> Iterator[dict[str, str]]:
         """What Terraform's environment has to hold while the block runs; "" is what must not be
         there. `lease`: seconds after which it asks again. Raises as boto3 does."""
         from botocore.credentials import RefreshableCredentials

@@ -18,7 +18,7 @@ from clusterctl.providers.ec2.answers import InstanceType
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.protocol import CheckRow
-from clusterctl.timeouts import Deadline, background
+from clusterctl.timeouts import Deadline, run_in_background
 
 LIMIT = 12.0
 """Seconds for everything together."""
@@ -39,7 +39,7 @@ class _Asked:
 
     def get(self, future: Future[T]) -> T | None:
         try:
-            return self._end.result(future)
+            return self._end.await_result(future)
         except ProviderError as error:
             self.wrong = CheckRow("warning", self._subject, error.message, error.hint)
         except TimeoutError:
@@ -56,15 +56,15 @@ def diagnose() -> tuple[CheckRow, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
     end = Deadline(LIMIT)
     asked = _Asked("AWS", end)
-    region = asked.get(background(default_region))
+    region = asked.get(run_in_background(default_region))
     api = Api(region or "", hurried=True)
-    account = asked.get(background(api.account)) if region else None
+    account = asked.get(run_in_background(api.account)) if region else None
     if account is None:
         assert asked.wrong
         return (_make_row(asked.wrong),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
-    types = background(partial(api.instance_types, names))
-    used = background(lambda: quotas.used(api, api.instances(states=("pending", "running"))))
+    types = run_in_background(partial(api.instance_types, names))
+    used = run_in_background(lambda: quotas.used(api, api.instances(states=("pending", "running"))))
     rows: list[Callable[[], CheckRow]] = []
     others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:
@@ -72,18 +72,18 @@ def diagnose() -> tuple[CheckRow, ...]:
             name = quota.spot_name or quota.name
             others["spot quotas"][name.partition(" (")[0]] = quota.spot
         if any(catalog.quota(name) == quota for name in names):
-            limit = background(partial(api.quota, quota.on_demand))
+            limit = run_in_background(partial(api.quota, quota.on_demand))
             rows.append(partial(_quota, api, quota, limit, types, used, end))
         else:
             others["quotas of other types"][quota.name] = quota.on_demand
-    found_others = background(lambda: [_texts(api, codes) for codes in others.values()])
+    found_others = run_in_background(lambda: [_texts(api, codes) for codes in others.values()])
     rows += [
         partial(_check_others, found_others, n, subject, end) for n, subject in enumerate(others)
     ]
     for family in catalog.FAMILIES.values():
-        zones = background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
+        zones = run_in_background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
         image = catalog.MACHINE_IMAGES[family.image]
-        found = background(partial(api.image, image.owner_in(api.region), image.name))
+        found = run_in_background(partial(api.image, image.owner_in(api.region), image.name))
         rows.append(partial(_family, api, family, zones, found, end))
     return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 

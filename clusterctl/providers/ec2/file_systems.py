@@ -14,7 +14,7 @@ from clusterctl.model import SHARED, CloudSpec, ClusterSpec
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.networks import ZoneSubnets
-from clusterctl.timeouts import background
+from clusterctl.timeouts import run_in_background
 
 NFS = 2049
 _UNKNOWN = "FileSystemNotFound"
@@ -73,7 +73,9 @@ def find(api: Api, wanted: str) -> FileSystem:
     """The file system of this ID (and folder, after a colon). EFS and FSx call theirs alike, so
     both are asked. Raises UsageError for one that cannot be mounted, and ProviderError."""
     id, _, path = wanted.partition(":")
-    asked = [background(partial(ask, api, wanted, id, path)) for ask in (_find_efs, _find_fsx)]
+    asked = [
+        run_in_background(partial(ask, api, wanted, id, path)) for ask in (_find_efs, _find_fsx)
+    ]
     refusals: list[ProviderError] = []
     for answer in asked:
         try:

@@ -12,7 +12,7 @@ from clusterctl.providers.ec2 import quotas, tags
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.tags import TAG
-from clusterctl.timeouts import background
+from clusterctl.timeouts import run_in_background
 
 CIDR = "10.77.0.0/16"
 """As infra/ec2 has it."""
@@ -26,11 +26,11 @@ def check(api: Api, options: ClusterSpec, id: str = "", *, there: bool = False) 
     cloud = options.cloud
     if cloud.vpc or cloud.subnet:
         return
-    asked = [background(partial(_check_open, api))]
+    asked = [run_in_background(partial(_check_open, api))]
     if not there:
         parts = [*quotas.PARTS, *([quotas.ADDRESS] if cloud.private else [])]
-        asked.append(background(partial(_rights, api, options)))
-        asked += [background(partial(quotas.check_part, api, part, id)) for part in parts]
+        asked.append(run_in_background(partial(_rights, api, options)))
+        asked += [run_in_background(partial(quotas.check_part, api, part, id)) for part in parts]
     for answer in asked:
         answer.result()
 

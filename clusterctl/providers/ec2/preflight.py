@@ -32,7 +32,7 @@ from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.timeouts import background
+from clusterctl.timeouts import run_in_background
 
 _ENABLED, _AWS_KEY = "Enabled", "alias/aws/ebs"
 """A key's state, and the key for disks where an account has chosen none."""
@@ -80,26 +80,26 @@ def survey(
     if options.cloud.spot_fallback and not options.cloud.spot:
         report("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
-    account = background(api.account)
-    known = background(lambda: _types(api, options))
-    shared = background(partial(_find_shared, api, options.cloud.file_system))
-    running = background(lambda: api.instances(states=("pending", "running")))
-    disk_key = background(partial(_disk_key, api))
-    zones = background(lambda: (zone,) if present and zone else _zones(api, options))
+    account = run_in_background(api.account)
+    known = run_in_background(lambda: _types(api, options))
+    shared = run_in_background(partial(_find_shared, api, options.cloud.file_system))
+    running = run_in_background(lambda: api.instances(states=("pending", "running")))
+    disk_key = run_in_background(partial(_disk_key, api))
+    zones = run_in_background(lambda: (zone,) if present and zone else _zones(api, options))
     by_account = account.result()
     types = known.result()
     share = shared.result()
     machines = _plan_machines(options, types, present)
     type_checks.check(api, options, types)
-    amis = background(lambda: machine_images.choose(api, options, machines))
+    amis = run_in_background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    subnets = background(partial(_choose_subnets, api, options, share, len(new), there, me))
-    reserved = background(partial(reservations.check, api, options, _count_workers(new)))
+    subnets = run_in_background(partial(_choose_subnets, api, options, share, len(new), there, me))
+    reserved = run_in_background(partial(reservations.check, api, options, _count_workers(new)))
     placed, settled = file_systems.place(options, share), bool(present)
-    network = background(
+    network = run_in_background(
         lambda: new_networks.check(api, placed, id, there=settled) if new else None
     )
-    rights = background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
+    rights = run_in_background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
     quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
@@ -240,7 +240,7 @@ def _rights(
         worker = machine.name != LAUNCHER
         spot = options.cloud.spot and worker
         public = not (options.cloud.private and worker)
-        asked[spot, public, machine.instance_type] = background(
+        asked[spot, public, machine.instance_type] = run_in_background(
             partial(
                 api.may_launch,
                 machine.instance_type,

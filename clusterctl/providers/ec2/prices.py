@@ -16,7 +16,7 @@ from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.timeouts import background
+from clusterctl.timeouts import run_in_background
 
 ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
 NAT, NAT_TRAFFIC = "NAT gateway", "GB through a NAT gateway"
@@ -55,18 +55,19 @@ def quotes(
     spots = {for_worker(kind): kind for kind in spot}
     found: dict[str, Quote] = {}
     told = False
-    asked = {kind: background(partial(api.price, kind)) for kind in dict.fromkeys(types)}
+    asked = {kind: run_in_background(partial(api.price, kind)) for kind in dict.fromkeys(types)}
     asked |= {
-        name: background(partial(api.spot_price, kind, *zones)) for name, kind in spots.items()
+        name: run_in_background(partial(api.spot_price, kind, *zones))
+        for name, kind in spots.items()
     }
     asked |= {
-        DISK: background(api.disk_price),
-        ADDRESS: background(api.address_price),
-        TRAFFIC: background(api.traffic_price),
+        DISK: run_in_background(api.disk_price),
+        ADDRESS: run_in_background(api.address_price),
+        TRAFFIC: run_in_background(api.traffic_price),
     }
     if nat:
-        asked[NAT] = background(api.nat_price)
-        asked[NAT_TRAFFIC] = background(api.nat_traffic_price)
+        asked[NAT] = run_in_background(api.nat_price)
+        asked[NAT_TRAFFIC] = run_in_background(api.nat_traffic_price)
     for kind, answer in asked.items():
         live: float | None = None
         source = "AWS spot price" if kind in spots else "AWS price list"

@@ -60,7 +60,7 @@ from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.registry import RegistryLogin
 from clusterctl.state import Home
-from clusterctl.timeouts import background
+from clusterctl.timeouts import run_in_background
 
 ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?")
 """The hosts of AWS's own registries."""
@@ -327,7 +327,7 @@ class Ec2Provider:
 
     def _ask_address(self, options: ClusterSpec) -> Future[str]:
         """This machine's, as the internet sees it; "" where nobody has to know."""
-        return background(lambda: "" if options.cloud.ssh_cidr else self._my_address())
+        return run_in_background(lambda: "" if options.cloud.ssh_cidr else self._my_address())
 
     def _replan(self, cluster: Cluster, folder: Path, report: Reporter) -> Planned:
         options = update_rules.resolve(cluster.spec, cluster)

@@ -15,7 +15,7 @@ from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.ec2.tags import TAG
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.timeouts import background
+from clusterctl.timeouts import run_in_background
 
 
 def check(
@@ -47,7 +47,7 @@ def check(
         needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
     if not needed:
         return
-    limits = {code: background(partial(api.quota, code)) for _, code in needed}
+    limits = {code: run_in_background(partial(api.quota, code)) for _, code in needed}
     taken_by_code = _count_used(api, running, report)
     for (name, code), vcpus in needed.items():
         try:

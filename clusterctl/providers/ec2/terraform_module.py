@@ -47,7 +47,7 @@ def open_terraform(api: Api, folder: Path, name: str, report: Reporter) -> terra
         lock=lock.fileno() if lock else None,
         on_start=lock.lend if lock else lambda pid, command: None,
         report=report,
-        lent=api.lent,
+        lent=api.lend_credentials,
     )
 
 

@@ -155,7 +155,7 @@ def end(
         dying = {process for process in dying if is_alive(process.pid, process.start)}
         if not dying or deadline.passed:
             return sorted(dying, key=lambda process: process.pid)
-        _await_ends(dying, deadline.within(_LOOK))
+        _await_ends(dying, deadline.limit(_LOOK))
 
 
 def _await_ends(dying: set[Process], deadline: Deadline) -> None:
