@@ -79,7 +79,7 @@ class Cluster:
         given = _read_options(Up, options)
         resolved = up_plan.resolve(store, spec.cluster_spec(name, given))
         place = f"the provider is {resolved.provider}"
-        given = given.within(up_plan.circumstances(resolved), lambda line: None, place)
+        given = given.apply_limits(up_plan.circumstances(resolved), lambda line: None, place)
         before = store.names()
         made = cls(store, name, created=name not in before, report=report)
 
@@ -164,7 +164,7 @@ class Cluster:
         given = _read_options(Run, options)
         ways = {"detach"} if given.detach else set()
         place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
-        given = given.within({cluster.system, *ways}, self._report, place)
+        given = given.apply_limits({cluster.system, *ways}, self._report, place)
         prepared = self._prepare(cluster, given, program, args, env or {})
         lines = _Lines(output)
         seen: Any = {"on_output": lines, "report": self._report}
@@ -211,7 +211,7 @@ class Cluster:
         pairs = (f"{name}={value}" for name, value in env.items())
         variables, secrets = environment((*given.variables, *pairs), given.env_file)
         wanted = replace(
-            JobSpec(program=resolved.program, native=given.native(), **given.into(JobSpec)),
+            JobSpec(program=resolved.program, native=given.native(), **given.pick_fields(JobSpec)),
             ranks=1 if given.once else given.ranks,
             env=variables,
             secret_names=tuple(sorted(secrets)),

@@ -304,16 +304,16 @@ class Charge:
 
     def dollars(self, now: float) -> float:
         """What it has cost until `now`; 0 where the price is unknown."""
-        return self.between(self.since, self.since + self.seconds(now))
+        return self.cost_between(self.since, self.since + self.seconds(now))
 
-    def between(self, start: float, end: float) -> float:
+    def cost_between(self, start: float, end: float) -> float:
         """What it costs from one time to a later one, as long as it is billed."""
         if end <= start:
             return 0.0
         hours = _month_hours(start, end) if self.part == "disk" else (end - start) / 3600
         return (self.hourly or 0.0) * hours
 
-    def ended(self, when: float) -> Charge:
+    def end_at(self, when: float) -> Charge:
         """The same, as one that has ended then if it had not before."""
         return self if self.until is not None else replace(self, until=max(self.since, when))
 
@@ -403,7 +403,7 @@ class Cluster:
         """Whether there is such a node: a smaller `up` may have removed it since."""
         return any(node.name == name for node in self.nodes)
 
-    def without(self, names: Container[str]) -> Cluster:
+    def drop_nodes(self, names: Container[str]) -> Cluster:
         """The cluster as far as its other nodes go."""
         return replace(self, nodes=tuple(node for node in self.nodes if node.name not in names))
 
@@ -450,11 +450,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """`1 min`, `1.5 h`."""
     return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
 
 
-def clock(when: float) -> str:
+def format_time(when: float) -> str:
     """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))

@@ -158,7 +158,7 @@ def _resolve(reference: Reference, more_logins: MoreLogins) -> FoundImage:
             manifest, _ = connection.manifest(inner)
         size = count_bytes(manifest)
     except ValueError as error:
-        raise connection.strange("an invalid manifest") from error
+        raise connection.make_strange_error("an invalid manifest") from error
     return FoundImage(reference.pinned(digest), digest, size, login)
 
 
@@ -220,7 +220,7 @@ class _Registry:
                 raise self._explain_refusal(again) from again
         digest = name if name.startswith("sha256:") else headers.get("Docker-Content-Digest", "")
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise self.strange("an answer without a digest")
+            raise self.make_strange_error("an answer without a digest")
         return answer, digest
 
     def _get(
@@ -234,7 +234,7 @@ class _Registry:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                 found = json.loads(answer.read(_LIMIT))
                 if not isinstance(found, dict):
-                    raise self.strange("something else than a JSON object")
+                    raise self.make_strange_error("something else than a JSON object")
                 return found, answer.headers
         except urllib.error.HTTPError:
             raise
@@ -248,7 +248,7 @@ class _Registry:
                 transient=True,
             ) from error
         except (ValueError, RecursionError) as error:
-            raise self.strange("something else than JSON") from error
+            raise self.make_strange_error("something else than JSON") from error
 
     def _authorize(self, challenge: str) -> str:
         """The header that answers `WWW-Authenticate`."""
@@ -259,7 +259,7 @@ class _Registry:
         words = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         realm = words.get("realm", "")
         if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
-            raise self.strange("a challenge of an unknown kind")
+            raise self.make_strange_error("a challenge of an unknown kind")
         scope = f"repository:{self._reference.repository}:pull"
         query = {"service": words.get("service", ""), "scope": words.get("scope", scope)}
         try:
@@ -294,7 +294,7 @@ class _Registry:
             transient=error.code >= 500,
         )
 
-    def strange(self, what: str) -> ProviderError:
+    def make_strange_error(self, what: str) -> ProviderError:
         return ProviderError(
             f"{self._reference.registry} sent {what} when asked for the image"
             f" {self._reference.text}",

@@ -68,7 +68,7 @@ def points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
     for _, values in axes:
         total *= len(values)
     if total > MOST:
-        raise _too_many(total)
+        raise _make_too_many_error(total)
     found = []
     for number, chosen in enumerate(product(*(values for _, values in axes))):
         pairs = list(zip(names, chosen, strict=True))
@@ -106,7 +106,7 @@ def _values(text: str, option: str) -> tuple[str, list[str]]:
         if not is_quoted and (match := re.fullmatch(_RANGE, value)):
             first, last = int(match[1]), int(match[2])
             if abs(last - first) >= MOST:
-                raise _too_many(abs(last - first) + 1)
+                raise _make_too_many_error(abs(last - first) + 1)
             step = 1 if last >= first else -1
             found += map(str, range(first, last + step, step))
         else:
@@ -141,14 +141,14 @@ def _indices(text: str, option: str) -> tuple[list[int], int]:
             raise wrong
         count = (end - int(first)) // step + 1
         if count > MOST:
-            raise _too_many(count)
+            raise _make_too_many_error(count)
         found |= dict.fromkeys(range(int(first), end + 1, step))
         if len(found) > MOST:
-            raise _too_many(len(found))
+            raise _make_too_many_error(len(found))
     return sorted(found), int(match["most"] or 0)
 
 
-def _too_many(total: int) -> UsageError:
+def _make_too_many_error(total: int) -> UsageError:
     return UsageError(
         f"{total} points are more than a job may have ({MOST})", hint="split them into several jobs"
     )

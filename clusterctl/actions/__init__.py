@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.meter import COPIED
-from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter, clock
+from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter, format_time
 from clusterctl.state import Store as Store
 from clusterctl.state import home
 from clusterctl.transport.pool import Pool
@@ -58,7 +58,7 @@ def require_ready(cluster: Cluster) -> Cluster:
     """The cluster, if jobs can run on it."""
     if cluster.deadline and cluster.deadline < time.time():
         raise RecordError(
-            f"cluster {cluster.name!r} shut down at {clock(cluster.deadline)}, its deadline",
+            f"cluster {cluster.name!r} shut down at {format_time(cluster.deadline)}, its deadline",
             hint=f"`clusterctl down {cluster.name}` removes it,"
             f" `clusterctl up {cluster.name}` creates it again",
         )

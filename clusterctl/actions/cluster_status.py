@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError, reason
 from clusterctl.insight import cost, gpus
 from clusterctl.insight.gpus import GpuLook
 from clusterctl.job_model import Job
-from clusterctl.model import Charge, Cluster, Node, Phase, count, span
+from clusterctl.model import Charge, Cluster, Node, Phase, count, format_span
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue, Repricing
 from clusterctl.providers.shared import charges as measured
@@ -157,8 +157,9 @@ def describe_late_clock(cluster: Cluster, now: float) -> tuple[str, ...]:
     if behind <= NOTICED:
         return ()
     return (
-        f"this machine's clock is at least {span(round(behind / 60) * 60)} behind, by the creation"
-        " of the cluster: ages and costs are wrong until it is set (`timedatectl set-ntp true`)",
+        f"this machine's clock is at least {format_span(round(behind / 60) * 60)} behind, by the"
+        " creation of the cluster: ages and costs are wrong until it is set"
+        " (`timedatectl set-ntp true`)",
     )
 
 

@@ -99,7 +99,10 @@ def spending(
     ]
     billed = {item.id: item.charges for item, _ in clusters}
     jobs = [
-        (job, cost.between(billed[job.cluster_id], max(since, job.started), _end(job, now), now))
+        (
+            job,
+            cost.between(billed[job.cluster_id], max(since, job.started), _end(job, now), now),
+        )
         for job in store.jobs()
         if job.cluster_id in billed and job.started and _end(job, now) > since
     ]

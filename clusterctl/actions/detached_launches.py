@@ -13,7 +13,7 @@ from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, Phase, Reporter, clock, count
+from clusterctl.model import Cluster, Phase, Reporter, count, format_time
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -34,7 +34,8 @@ def describe(store: Store, name: str) -> list[str]:
         rate = cost.render(cost.per_hour(stays), cost.is_exact(stays), 4)
         lines.append(
             f"until then its launcher, which keeps copies of all outputs, costs {rate}/h; it ends"
-            f" at {clock(cluster.deadline)}, and outputs that were not fetched by then are lost"
+            f" at {format_time(cluster.deadline)}, and outputs that were not fetched by then are"
+            " lost"
         )
     return lines
 
@@ -59,7 +60,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
     if cluster.deadline and cluster.deadline <= time.time():
         lost = [str(job.id) for job in jobs if not job.fetched]
         what = f"; the outputs of job {', '.join(lost)} were not fetched" if lost else ""
-        report(f"cluster {name} ended at its deadline, {clock(cluster.deadline)}{what}")
+        report(f"cluster {name} ended at its deadline, {format_time(cluster.deadline)}{what}")
         return True
     with open_pool(store, cluster) as pool:
         if not _have_ended(store, jobs, cluster, pool):

@@ -156,7 +156,7 @@ def finish_down(
     lives = _lives(cluster, folder)
     never = {item.node for item in unseen} - {life.node for life in lives}
     charges = measured.correct([item for item in cluster.charges if item.node not in never], lives)
-    cluster = replace(cluster, charges=tuple(item.ended(now) for item in charges))
+    cluster = replace(cluster, charges=tuple(item.end_at(now) for item in charges))
     for line in describe_doubts(planned, ends, cluster.charges, now):
         report(line)
     how = "detached" if cluster.attached else "taken down"

@@ -15,7 +15,7 @@ from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.bootstrap import idle_agent as agent
 from clusterctl.errors import ClusterctlError, RecordError, reason
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Phase, Reporter, clock, span
+from clusterctl.model import Charge, Cluster, Phase, Reporter, format_span, format_time
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared import charges as measured
@@ -81,13 +81,13 @@ def _describe(
     cluster: Cluster, gone: tuple[str, ...], report: agent.AgentReport, charges: tuple[Charge, ...]
 ) -> list[str]:
     lines = []
-    hours = span(cluster.spec.cloud.idle or 0.0)
+    hours = format_span(cluster.spec.cloud.idle or 0.0)
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.per_hour(running), cost.is_exact(running), 4)
     rest = f"what still runs costs {rate}/h; {up_again(cluster)}"
     unused = [name for name in gone if name in report.ended]
     if unused:
-        when = clock(max(report.ended[name] for name in unused))
+        when = format_time(max(report.ended[name] for name in unused))
         lines.append(
             f"{ranges(unused)} ended after {hours} idle at {when}; the launcher has copies of all"
             f" logs and outputs; {rest}"

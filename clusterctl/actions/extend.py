@@ -129,7 +129,9 @@ def _sooner(store: Store, cluster: Cluster, end: float, now: float) -> str:
     if before is None and not running:
         return ""
     jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"
-    instead = f"at {model.clock(end)}" + (f" instead of {model.clock(before)}" if before else "")
+    instead = f"at {model.format_time(end)}" + (
+        f" instead of {model.format_time(before)}" if before else ""
+    )
     return (
         f"cluster {cluster.name} would end {instead}"
         + f", and {jobs}" * bool(running)

@@ -85,7 +85,7 @@ def find_cluster(store: Store, job: Job) -> Cluster | None:
     return next((c for c in store.clusters() if c.id == job.cluster_id), None)
 
 
-def lost_cluster(job: Job, hint: str) -> RecordError:
+def make_lost_cluster_error(job: Job, hint: str) -> RecordError:
     return RecordError(f"the cluster of job {job.id} ({job.cluster}) is gone", hint=hint)
 
 
@@ -94,7 +94,9 @@ def require_cluster(store: Store, job: Job) -> Cluster:
     if cluster is None:
         folder = fetched.find_folder(store.home, job)
         files = f"; its files were fetched to {folder}" if folder else ""
-        raise lost_cluster(job, f"`clusterctl logs {job.id}` shows what was saved{files}")
+        raise make_lost_cluster_error(
+            job, f"`clusterctl logs {job.id}` shows what was saved{files}"
+        )
     return require_ready(cluster)
 
 
@@ -277,7 +279,7 @@ def fetch_from(
     absent = [name for name in away if name in list_rank_nodes(job, cluster)]
     saved = find_saved(job, cluster, pool) if asks and absent else frozenset()
     missing = {name: away[name] for name in absent if name not in saved}
-    found = outputs.find(job, cluster.without(absent), pool)
+    found = outputs.find(job, cluster.drop_nodes(absent), pool)
     wanted, failed = found.outputs, found.failed
     if asks:
         try:

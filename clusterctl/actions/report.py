@@ -24,7 +24,7 @@ from clusterctl.insight.report import (
     to_markdown,
 )
 from clusterctl.job_model import Job, JobState, Provenance
-from clusterctl.model import Cluster, Reporter, clock, count
+from clusterctl.model import Cluster, Reporter, count, format_time
 from clusterctl.state import Store
 
 Redact = Callable[[str], str]
@@ -73,13 +73,13 @@ def _of_cluster(store: Store, cluster: Cluster, redact: Redact, report: Reporter
         ("id", cluster.id),
         ("provider", _join(cluster.spec.provider, cluster.mode)),
         ("state", cluster.phase.value),
-        ("created", clock(cluster.created)),
+        ("created", format_time(cluster.created)),
         ("nodes", str(len(cluster.nodes))),
         ("jobs", str(len(mine))),
-        ("report of", clock(now)),
+        ("report of", format_time(now)),
     ]
     if cluster.deadline:
-        facts.insert(5, ("deadline", clock(cluster.deadline)))
+        facts.insert(5, ("deadline", format_time(cluster.deadline)))
     source = ReportData(
         title=f"Cluster {cluster.name}",
         now=now,
@@ -111,7 +111,7 @@ def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportD
         ("state", ": ".join(filter(None, (job.state.value, why)))),
         ("cluster", job.cluster),
         ("ranks", f"{job.ranks} on {count(len(job.placement), 'node')}"),
-        ("started", clock(job.started) if job.started else "-"),
+        ("started", format_time(job.started) if job.started else "-"),
         ("took", _took(job)),
         *([("cost", f"${dollars:.4f}")] if dollars is not None else []),
         *_origin(found, redact),
@@ -155,7 +155,7 @@ def _with_measurements(store: Store, cluster: Cluster, source: ReportData) -> Re
         source,
         verdicts=found.verdicts,
         links=found.links,
-        measured=clock(found.time),
+        measured=format_time(found.time),
     )
 
 
@@ -227,7 +227,7 @@ def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | Non
             str(job.id),
             job.state.value,
             str(job.ranks),
-            clock(job.started) if job.started else "-",
+            format_time(job.started) if job.started else "-",
             _took(job),
             f"{dollars[job.id]:.4f}" if job.id in dollars else "-",
             _command(job, redact),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from clusterctl.actions import check_name, require_ready
 from clusterctl.actions import resume as resuming
 from clusterctl.actions.follow_job import FindDeadNodes, OnJob, OnOutput
-from clusterctl.actions.jobs import lost_cluster
+from clusterctl.actions.jobs import make_lost_cluster_error
 from clusterctl.actions.run import Prepared, plan_job, run
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import Job, JobSpec
@@ -55,11 +55,11 @@ def rerun(
     old = store.job(number)
     if where is None and store.names() and old.cluster not in store.names():
         other = store.names()[0]
-        raise lost_cluster(
+        raise make_lost_cluster_error(
             old, f"`clusterctl rerun {number} -c {other}` runs it on cluster {other}"
         )
     cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
-    cluster = cluster.without(without)
+    cluster = cluster.drop_nodes(without)
     spec, secrets = _with(old.spec, given)
     if given.failed:
         spec = replace(spec, only=_points_again(old))

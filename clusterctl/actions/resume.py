@@ -17,7 +17,7 @@ from clusterctl.job_model import Job
 from clusterctl.jobs import bucket_copies, control, copies_here, fetched, outputs, systems
 from clusterctl.jobs.fetched import Files
 from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Phase, Reporter, clock
+from clusterctl.model import Cluster, Phase, Reporter, format_time
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -81,7 +81,7 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporte
                 )
             else:
                 old = _require_ended(control.refresh(old, cluster, pool))
-            there = control.find_staged(old, cluster.without(away), pool)
+            there = control.find_staged(old, cluster.drop_nodes(away), pool)
             copies = ()
             if cluster.launcher.name not in away:
                 copies = _find_copies(old, cluster, pool, names, there, report)
@@ -162,7 +162,8 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
         files |= newer
         if newer and name in lost:
             report(
-                f"using copies of the files of {name} on this machine, as of {clock(copies.when)}"
+                f"using copies of the files of {name} on this machine,"
+                f" as of {format_time(copies.when)}"
             )
     return {name: files for name, files in found.items() if files}
 
@@ -280,7 +281,7 @@ def _bring(
     if source.there:
         report(f"copying the files of job {source.old.id} from {', '.join(source.there)}")
     others = {node.name for node in cluster.nodes}.difference(source.there)
-    here = cluster.without(others)
+    here = cluster.drop_nodes(others)
     found: dict[str, Files] = {name: {} for name in source.there}
     found |= {output.node: {} for output in source.copies}
     with open_pool(store, cluster) as pool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from clusterctl.errors import ClusterctlError, ProviderError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Phase, Reporter, clock, count
+from clusterctl.model import Charge, Cluster, Phase, Reporter, count, format_time
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared.charges import SHOWN
@@ -17,7 +17,7 @@ def report_left(cluster: Cluster, report: Reporter, done: str = "removed", verb:
     """After a removal or `stop` that broke off: what may run, as far as the record tells."""
     running = {item.node for item in cluster.charges if item.until is None}
     if running:
-        end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
+        end = f", until {format_time(cluster.deadline)}" if cluster.deadline else ""
         report(
             f"not everything was {done}: up to {count(len(running), 'machine')} may keep running"
             f" {describe_rate(cluster.charges)}{end}; `clusterctl {verb or cluster.end}"
@@ -28,7 +28,7 @@ def report_left(cluster: Cluster, report: Reporter, done: str = "removed", verb:
 def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> None:
     """After an `up` that broke off, where the cloud does not say what it has made."""
     running = {item.node for item in cluster.charges if item.until is None}
-    end = f", until {clock(cluster.deadline)}" if cluster.deadline else ""
+    end = f", until {format_time(cluster.deadline)}" if cluster.deadline else ""
     report(
         f"what runs now is unknown ({why.message}): up to {count(len(running), 'machine')}"
         f" {describe_rate(cluster.charges)}{end}; `clusterctl up {cluster.name}` continues,"
@@ -103,7 +103,7 @@ def report_failure(cluster: Cluster, report: Reporter, what: str) -> Iterator[No
 
 
 def report_price(cluster: Cluster, report: Reporter, what: str = "nothing was removed") -> None:
-    end = f" until {clock(cluster.deadline)}" if cluster.deadline else ""
+    end = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
     rate = describe_rate(cluster.charges)
     goes_on = f"machines keep running {rate}"
     if cluster.phase is Phase.STOPPED:

@@ -80,7 +80,7 @@ def save(
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         for name, why in away.items():
             report(f"files on {name} cannot be saved: {why}")
-        here = cluster.without(away)
+        here = cluster.drop_nodes(away)
         if all(node.role is Role.WORKER for node in here.nodes):
             blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
             return Saved() if blind else None
@@ -118,7 +118,7 @@ def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...
     ended: list[int] = []
     with open_pool(store, cluster) as pool:
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
-        here = cluster.without(away)
+        here = cluster.drop_nodes(away)
         for job in jobs:
             try:
                 if cluster.launcher.name in away:

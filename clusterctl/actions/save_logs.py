@@ -42,7 +42,7 @@ def save_logs(
         for index, job in enumerate(turn):
             share = max(SLICE, deadline.left / (len(turn) - index))
             gone = set(away) - find_saved(job, cluster, pool)
-            rest = cluster.without(gone)
+            rest = cluster.drop_nodes(gone)
             if not _save_log(store, job, rest, pool, min(share, deadline.left), report):
                 late.append(job)
     if late:

@@ -45,7 +45,7 @@ def confirm_removal(
         away = connect_or_report(pool, used, report)
         for name, why in away.items():
             report(f"files on {name} cannot be saved: {why}")
-        here = old.without(away)
+        here = old.drop_nodes(away)
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
         found, unknown = find_unfetched(jobs, going, pool, Deadline(LOOK_LIMIT))
         for number, size in found:

@@ -32,7 +32,9 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
         images=images,
         gpus=given.gpus,
         shared=bool(given.shared),
-        cloud=CloudSpec(**given.into(CloudSpec), file_system=given.shared.removeprefix(LAUNCHER)),
+        cloud=CloudSpec(
+            **given.pick_fields(CloudSpec), file_system=given.shared.removeprefix(LAUNCHER)
+        ),
     )
 
 

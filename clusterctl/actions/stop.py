@@ -97,4 +97,4 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
 
 
 def _charge_stopped(charge: Charge, end: Ended) -> Charge:
-    return charge if charge.part in measured.STORED else charge.ended(end.when)
+    return charge if charge.part in measured.STORED else charge.end_at(end.when)

@@ -406,7 +406,7 @@ def _describe_running(
     one = machines + gateway == 1
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.per_hour(running), cost.is_exact(running))
-    until = f" until {model.clock(cluster.deadline)}" if cluster.deadline else ""
+    until = f" until {model.format_time(cluster.deadline)}" if cluster.deadline else ""
     return (
         f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h{until}: `clusterctl up {name}`"
         f" continues, `clusterctl down {name}` removes {'it' if one else 'them'}"

@@ -22,7 +22,7 @@ from clusterctl.model import (
     Reporter,
     Runtime,
     count,
-    span,
+    format_span,
 )
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPlan
@@ -149,7 +149,7 @@ def agree(
         took = clock() - asked
         if not intent.plan.question or took < STALE:
             return intent
-        report(f"the answer took {span(round(took / 60) * 60)}: making the plan again")
+        report(f"the answer took {format_span(round(took / 60) * 60)}: making the plan again")
         intent = renew(intent)
 
 

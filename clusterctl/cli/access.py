@@ -28,7 +28,7 @@ def ssh(given: Ssh, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import access
 
-    given = given.within({"json"} if given.json else (), console.note)
+    given = given.apply_limits({"json"} if given.json else (), console.note)
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
     node, words = given.node or None, list(given.command)
@@ -77,7 +77,7 @@ def ssh_config(given: SshConfig, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import ssh_config as plain_ssh
 
-    given = given.within({"print"} if given.show else (), console.note)
+    given = given.apply_limits({"print"} if given.show else (), console.note)
     store = actions.open_store()
     config = Path.home() / ".ssh" / "config"
     names = () if given.remove else plain_ssh.refresh(store)

@@ -29,14 +29,14 @@ def attach(given: Attach, console: Console) -> None:
     system = chosen[0].removeprefix("--")
     host = given.logins.get(chosen[0]) or ""
     here = given.hosts is None and not host
-    given = given.within({system, *(["here"] if here else [])}, console.note)
+    given = given.apply_limits({system, *(["here"] if here else [])}, console.note)
     identity, user, workdir = given.identity, given.user, given.workdir
     if identity is not None and not identity.is_file():
         raise UsageError(f"--identity {identity}: no such file", hint="give a private key file")
 
     store = actions.open_store()
     key = str(identity.absolute()) if identity else ""
-    wanted = given.wanted() or DEFAULT_NAME
+    wanted = given.choose_name() or DEFAULT_NAME
     if given.hosts is not None:
         machines = action.Machines(
             file=given.hosts, user=user, identity=key, workdir=workdir, sudo=given.bootstrap
@@ -75,7 +75,7 @@ def _either(words: list[str]) -> str:
 
 def detach(given: Detach, console: Console) -> None:
     store = actions.open_store()
-    wanted = given.wanted() or actions.find_only_name(store)
+    wanted = given.choose_name() or actions.find_only_name(store)
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     unfetched = Unfetched(ask=ask)
     with console.show_waiting():

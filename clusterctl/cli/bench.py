@@ -71,7 +71,7 @@ def _notes(found: Curves) -> Iterator[str]:
 
 
 def bench_scaling(given: BenchScaling, console: Console) -> None:
-    running = given.part(Run)
+    running = given.pick_options(Run)
     if not (running.python_module or running.command):
         raise UsageError("nothing to run", hint="clusterctl bench scaling --ranks 1,2 SCRIPT")
     if not given.counts:
@@ -79,8 +79,8 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     store = actions.open_store()
     cluster = actions.choose(store, given.cluster)
     place = f"the provider of cluster {cluster.name!r} is {cluster.spec.provider}"
-    given = given.within({cluster.system, running.launcher}, console.note, place)
-    running = given.part(Run)
+    given = given.apply_limits({cluster.system, running.launcher}, console.note, place)
+    running = given.pick_options(Run)
     resolved, spec, secrets = read_program(running)
     series = action.Series(
         spec=spec,

@@ -15,7 +15,7 @@ from clusterctl.options.machine import Check
 
 
 def check(given: Check, console: Console) -> None:
-    given = given.within({"real"} if given.real else (), console.note)
+    given = given.apply_limits({"real"} if given.real else (), console.note)
     if given.real:
         _check_real(given, console)
         return

@@ -11,7 +11,7 @@ from clusterctl.cli import node_view
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, clock, count
+from clusterctl.model import Cluster, count, format_time
 from clusterctl.node_phases import NodePhases
 from clusterctl.options.clusters import Down, Up
 from clusterctl.options.table import DEFAULT_NAME
@@ -30,12 +30,12 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     from clusterctl.actions import up as action
     from clusterctl.actions import up_plan
 
-    called = given.wanted() or DEFAULT_NAME
+    called = given.choose_name() or DEFAULT_NAME
     store = actions.open_store()
     resolved = up_plan.resolve(store, specs.cluster_spec(called, given))
     of = f" of cluster {called!r}" if called in store.names() else ""
     place = f"the provider{of} is {resolved.provider}"
-    given = given.within(up_plan.circumstances(resolved), console.note, place)
+    given = given.apply_limits(up_plan.circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
     if given.dry_run:
         plan = up_plan.plan(store, spec, console.report)
@@ -94,7 +94,7 @@ def _down(given: Down, console: Console) -> None:
     from clusterctl.actions.unfetched import Unfetched
 
     store = actions.open_store()
-    wanted = given.wanted()
+    wanted = given.choose_name()
     if wanted is None:
         wanted = actions.find_only_name(store) if store.names() else DEFAULT_NAME
     ask = (lambda question: True) if given.yes or given.force else console.confirm
@@ -110,7 +110,7 @@ def _down(given: Down, console: Console) -> None:
         if wanted in before:
             console.note("aborted; nothing was removed")
             raise typer.Exit(2)
-        which = f"named {wanted} " if given.wanted() else ""
+        which = f"named {wanted} " if given.choose_name() else ""
         console.note(f"no cluster {which}exists; nothing to remove")
         console.document({"cluster": wanted, "existed": False})
         return
@@ -148,7 +148,7 @@ def ends(cluster: Cluster) -> str:
     if not cluster.deadline:
         return ""
     word = "ends" if cluster.deadline > time.time() else "ended"
-    return f", {word} {clock(cluster.deadline)}"
+    return f", {word} {format_time(cluster.deadline)}"
 
 
 def _program(cluster: Cluster) -> str:

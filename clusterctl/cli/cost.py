@@ -10,7 +10,7 @@ from typing import Any
 from clusterctl import actions
 from clusterctl.actions import cost
 from clusterctl.cli.console import Console, plain, table
-from clusterctl.model import clock
+from clusterctl.model import format_time
 from clusterctl.options.clusters import Cost
 
 
@@ -37,7 +37,7 @@ def show(given: Cost, console: Console) -> None:
     least = "" if found.exact else "at least "
     sum_of_all = f"{least}${found.dollars:.2f}{' so far' * found.running}"
     console.note(
-        f"{sum_of_all} since {clock(found.since)}, without traffic to the internet;"
+        f"{sum_of_all} since {format_time(found.since)}, without traffic to the internet;"
         " from the records on this machine"
     )
     console.document(

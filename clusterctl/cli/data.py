@@ -19,7 +19,7 @@ from clusterctl.options.data import DataGet, DataIndex, DataList, DataPush
 def data_get(given: DataGet, console: Console) -> None:
     urls = [name for name in given.names if download.is_url(name)]
     words = {"url"} if urls else set()
-    given = given.within({*words, "no-push"} if given.no_push else words, console.note)
+    given = given.apply_limits({*words, "no-push"} if given.no_push else words, console.note)
     if len(given.names) > 1 and (given.name or given.sha256):
         option = "--name" if given.name else "--sha256"
         raise UsageError(f"{option} works with one URL", hint="get them one by one")
@@ -51,7 +51,7 @@ def _report(console: Console, copies: list[Any]) -> None:
 
 
 def data_list(given: DataList, console: Console) -> None:
-    given.within((), console.note)
+    given.apply_limits((), console.note)
     found = action.list_data(actions.open_store())
     console.result(
         table(
@@ -63,5 +63,5 @@ def data_list(given: DataList, console: Console) -> None:
 
 
 def data_index(given: DataIndex, console: Console) -> None:
-    given.within((), console.note)
+    given.apply_limits((), console.note)
     raise typer.Exit(action.write_index(list(given.words)))

@@ -72,5 +72,5 @@ def _remove(store: Store, name: str, given: Verb, console: Console) -> None:
 
     cluster = store.find(name)
     ended = bool(cluster and cluster.deadline and cluster.deadline <= time.time())
-    wanted = given.part(Down, name=name, cluster=None, yes=True, discard=not ended)
+    wanted = given.pick_options(Down, name=name, cluster=None, yes=True, discard=not ended)
     clusters.down(wanted, console)

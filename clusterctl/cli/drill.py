@@ -21,7 +21,7 @@ HEAD = ("fault", "node", "step", "reported", "reason", "outcome", "lost", "left"
 
 def drill(given: Drill, console: Console) -> None:
     store = actions.open_store()
-    name = actions.check_name(given.wanted() or action.NAME)
+    name = actions.check_name(given.choose_name() or action.NAME)
     there = action.find(store, name)
     if there and (given.provider or given.workers):
         raise UsageError(

@@ -11,12 +11,12 @@ from clusterctl.actions import Store
 from clusterctl.actions import gc as action
 from clusterctl.cli.console import Console, ago, pick, table
 from clusterctl.errors import ClusterctlError
-from clusterctl.model import clock, count
+from clusterctl.model import count, format_time
 from clusterctl.options.clusters import Gc
 
 
 def gc(given: Gc, console: Console) -> None:
-    given = given.within({"adopt"} if given.adopt else (), console.note)
+    given = given.apply_limits({"adopt"} if given.adopt else (), console.note)
     store, region = actions.open_store(), list(given.region)
     if given.adopt:
         return _adopt(given, store, console)
@@ -104,7 +104,7 @@ def _row(store: Store, item: action.Orphan) -> tuple[object, ...]:
     return (
         *(item.id, item.name or "-", item.region, item.owner or "-", item.client or "-"),
         ago(time.time() - item.made) if item.made else "-",
-        clock(item.deadline) if item.deadline else "-",
+        format_time(item.deadline) if item.deadline else "-",
         f"{'' if item.priced else '>= '}{item.hourly:.2f}",
         len(_running(store, item)) if known else "?",
     )

@@ -12,7 +12,7 @@ from clusterctl.options.data import ImageBuild, ImageLock
 
 
 def image_build(given: ImageBuild, console: Console) -> None:
-    given.within((), console.note)
+    given.apply_limits((), console.note)
     with console.show_waiting(moved=actions.moved if sys.stderr.isatty() else None):
         built = images.build(given.name, push=given.push, base=given.base, on_line=console.step)
     console.result(built.reference)
@@ -23,7 +23,7 @@ def image_build(given: ImageBuild, console: Console) -> None:
 
 
 def image_lock(given: ImageLock, console: Console) -> None:
-    given.within((), console.note)
+    given.apply_limits((), console.note)
     with console.show_waiting(moved=actions.moved if sys.stderr.isatty() else None):
         found = images.lock(given.name, on_line=console.step)
     for wheel, digest in found.items():

@@ -10,7 +10,7 @@ from clusterctl.options.machine import Init
 
 
 def init(given: Init, console: Console) -> None:
-    given = given.within((), console.note)
+    given = given.apply_limits((), console.note)
     if given.only_print:
         text = action.make_text(Path.cwd())
         console.result(text.rstrip(), raw=True)

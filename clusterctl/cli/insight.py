@@ -78,7 +78,7 @@ def _stack(item: Any) -> dict[str, Any]:
 
 def verify(given: Verify, console: Console) -> None:
     store = actions.open_store()
-    cluster = actions.choose(store, given.wanted())
+    cluster = actions.choose(store, given.choose_name())
     found = measuring.measure(store, cluster, console.report, quick=given.quick, now=given.now)
     console.result(table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
     low = len(found.low)

@@ -133,7 +133,7 @@ def _cell(text: str) -> str:
 
 def logs(given: Logs, console: Console) -> None:
     ways = {way for way in ("follow", "metrics", "json", "export") if getattr(given, way)}
-    given = given.within(ways, console.note)
+    given = given.apply_limits(ways, console.note)
     store, follow = actions.open_store(), given.follow
     job = number_of(given, store, console)
     try:

@@ -23,7 +23,7 @@ from clusterctl.options.run import Launch, Run
 
 
 def launch(given: Launch, console: Console) -> None:
-    running = given.part(Run)
+    running = given.pick_options(Run)
     words, module = list(running.command), running.python_module
     if not (words or module):
         raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
@@ -50,7 +50,7 @@ def launch(given: Launch, console: Console) -> None:
             f"cluster {name!r} already exists", hint=f"`clusterctl run -c {name}` uses it"
         )
     new = {"name": name, "cluster": None, "dry_run": given.dry_run}
-    creation = given.part(Up, **new, **_idle(given, store, name))
+    creation = given.pick_options(Up, **new, **_idle(given, store, name))
     if given.dry_run:
         clusters.up(creation, console)
         return
@@ -58,7 +58,7 @@ def launch(given: Launch, console: Console) -> None:
         clusters.up(creation, console, then=False)
         if given.detach:
             launch_mark.mark(store, name, Path.cwd())
-        code = _run(running.part(Run, cluster=name, detach=given.detach), console)
+        code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console)
     except KeyboardInterrupt:
         if name not in store.names():
             raise
@@ -86,7 +86,7 @@ def launch(given: Launch, console: Console) -> None:
 def _check(running: Run, detach: bool) -> None:
     """Raises UsageError for options that no new cluster has; of settings, `run` speaks later."""
     circumstances = {"direct", running.launcher, *(["detach", "detach direct"] if detach else [])}
-    running.within(circumstances, lambda note: None, "a new cluster has no batch system")
+    running.apply_limits(circumstances, lambda note: None, "a new cluster has no batch system")
 
 
 def _run_there(store: Store, name: str, given: Launch, console: Console) -> None:
@@ -98,7 +98,7 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
             hint="leave it out",
         )
     before = {job.id for job in store.jobs()}
-    running = given.part(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
+    running = given.pick_options(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
     code = _run(running, console)
     if given.detach or given.dry_run:
         return
@@ -117,7 +117,7 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
 def _idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
     """Nobody watches a detached launch: its workers end soon after the program, where they cost
     money."""
-    wanted = given.part(Up, name=name, cluster=None)
+    wanted = given.pick_options(Up, name=name, cluster=None)
     if not given.detach or wanted.idle is not None:
         return {}
     spec = up_plan.resolve(store, specs.cluster_spec(name, wanted))
@@ -135,7 +135,7 @@ def _run(given: Run, console: Console) -> int:
 
 def _remove(name: str, given: Launch, console: Console) -> None:
     """With the outputs of the program brought here first."""
-    clusters.down(given.part(Down, name=name, cluster=None, fetch=True, yes=True), console)
+    clusters.down(given.pick_options(Down, name=name, cluster=None, fetch=True, yes=True), console)
 
 
 def _describe_kept(name: str) -> str:

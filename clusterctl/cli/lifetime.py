@@ -10,7 +10,7 @@ from clusterctl.actions import stop as stopping
 from clusterctl.cli import clusters
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
-from clusterctl.model import clock
+from clusterctl.model import format_time
 from clusterctl.options.clusters import Extend, Start, Stop, Up
 
 
@@ -18,12 +18,12 @@ def extend(given: Extend, console: Console) -> None:
     if not given.ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
     store = actions.open_store()
-    chosen = actions.choose(store, given.wanted())
+    chosen = actions.choose(store, given.choose_name())
     consent = (lambda question: True) if given.yes else console.consent
     with console.show_waiting():
         done = extending.extend(store, chosen.name, given.ttl, console.report, consent)
     console.note(
-        f"cluster {done.cluster.name} shuts down at {clock(done.deadline)};"
+        f"cluster {done.cluster.name} shuts down at {format_time(done.deadline)};"
         f" cost until then: {'' if done.exact else 'at least '}${done.dollars:.2f}"
     )
     console.document(
@@ -33,7 +33,7 @@ def extend(given: Extend, console: Console) -> None:
 
 def stop(given: Stop, console: Console) -> None:
     store = actions.open_store()
-    chosen = actions.choose(store, given.wanted())
+    chosen = actions.choose(store, given.choose_name())
     ask = (lambda question: True) if given.yes else console.confirm
     with console.show_waiting():
         done = stopping.stop(store, chosen.name, console.report, ask)
@@ -41,7 +41,7 @@ def stop(given: Stop, console: Console) -> None:
         console.note("aborted; nothing was stopped")
         raise typer.Exit(2)
     rate = f"{'' if done.exact else 'at least '}${done.hourly:.4f}/h"
-    end = f" until {clock(done.cluster.deadline)}" if done.cluster.deadline else ""
+    end = f" until {format_time(done.cluster.deadline)}" if done.cluster.deadline else ""
     console.note(
         f"cluster {chosen.name} is stopped; its {done.what} cost"
         f" {rate}{end}. Next:\n"
@@ -59,6 +59,6 @@ def stop(given: Stop, console: Console) -> None:
 
 
 def start(given: Start, console: Console) -> None:
-    chosen = actions.choose(actions.open_store(), given.wanted())
+    chosen = actions.choose(actions.open_store(), given.choose_name())
     stopping.require_pausing(chosen)
-    clusters.up(given.part(Up, name=chosen.name, cluster=None), console)
+    clusters.up(given.pick_options(Up, name=chosen.name, cluster=None), console)

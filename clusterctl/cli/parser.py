@@ -69,7 +69,7 @@ class Verbs(TyperGroup):
         shared = Common.spellings()
         end = 0
         while end < len(args) and args[end].partition("=")[0] in shared:
-            end += Common.width(args[end])
+            end += Common.count_words(args[end])
         ahead, rest = args[:end], args[end:]
         if ahead and rest and not rest[0].startswith("-"):
             args = [rest[0], *ahead, *rest[1:]]

@@ -35,7 +35,7 @@ def run(given: Run, console: Console) -> None:
     chosen = _choose(store, given.cluster)
     circumstances = _circumstances(given, chosen)
     place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
-    given = given.within(circumstances, console.note, place)
+    given = given.apply_limits(circumstances, console.note, place)
     if given.interactive:
         _open_terminal(given, console, store, chosen)
         return
@@ -100,7 +100,7 @@ def _circumstances(given: Run, chosen: Cluster) -> set[str]:
 
 
 def _spec(given: Run, program: Program) -> JobSpec:
-    return JobSpec(program=program, native=given.native(), **given.into(JobSpec))
+    return JobSpec(program=program, native=given.native(), **given.pick_fields(JobSpec))
 
 
 def _count(given: Run) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.cli.clusters import ends, node_document
 from clusterctl.cli.console import Console, ago, pick, plain, table
-from clusterctl.model import Cluster, clock
+from clusterctl.model import Cluster, format_time
 from clusterctl.options.clusters import List, Status
 
 
@@ -18,7 +18,7 @@ def status(given: Status, console: Console) -> None:
     store = actions.open_store()
     live = given.live
     with console.show_waiting():
-        found = cluster_status.status(store, actions.choose(store, given.wanted()), live=live)
+        found = cluster_status.status(store, actions.choose(store, given.choose_name()), live=live)
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
@@ -105,7 +105,7 @@ def _node_row(item: Any) -> list[object]:
 
 
 def _live(item: Any) -> list[object]:
-    return [item.live, clock(item.deadline) if item.deadline else "-"]
+    return [item.live, format_time(item.deadline) if item.deadline else "-"]
 
 
 def _gpus(node: Any) -> str:

@@ -9,7 +9,7 @@ from clusterctl.insight.allreduce import Curves, describe, ring_seconds
 from clusterctl.insight.page import Section, Table
 from clusterctl.insight.scaling import SPLIT, Curve
 from clusterctl.insight.verify import bytes_rate
-from clusterctl.model import clock, count
+from clusterctl.model import count, format_time
 
 Lines = dict[str, list[tuple[float, float]]]
 Errors = dict[str, list[tuple[float, float]]]
@@ -31,7 +31,7 @@ def of_allreduce(found: Curves, draw: bool) -> Section:
     head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
     limit = f" Limit: {bytes_rate(found.limit.rate)} ({found.limit.of})."
     text = (
-        f"Measured by clusterctl bench allreduce on {clock(found.time)} with"
+        f"Measured by clusterctl bench allreduce on {format_time(found.time)} with"
         f" {count(found.rows[0].ranks, 'rank')}: median of {count(found.repeats, 'repeat')}, with"
         f" the smallest and the largest.{limit if found.limit.rate else ''}"
     )
@@ -89,8 +89,8 @@ def of_scaling(found: Curve, draw: bool) -> Section:
     head = ("ranks", "nodes", *times, *split, f"$ per {found.unit}")
     cheapest = f", cheapest: {count(found.cheapest, 'rank')}" if found.cheapest else ""
     text = (
-        f"{found.program}, measured by clusterctl bench scaling on {clock(found.time)}. Fastest:"
-        f" {count(found.fastest, 'rank')}{cheapest}. Predicted from {found.assumes}."
+        f"{found.program}, measured by clusterctl bench scaling on {format_time(found.time)}."
+        f" Fastest: {count(found.fastest, 'rank')}{cheapest}. Predicted from {found.assumes}."
     )
     table = Table(head, rows, frozenset(range(len(head))))
     return Section("Scaling", table, _scaling_plots(found) if draw else (), text)

@@ -26,7 +26,7 @@ def unknown(charges: Iterable[Charge]) -> tuple[str, ...]:
 def between(charges: Iterable[Charge], start: float, end: float, now: float) -> float:
     """Spent from `start` to `end`; the minute that is billed at least begins with the charge."""
     return sum(
-        item.between(max(start, item.since), min(end, item.since + item.seconds(now)))
+        item.cost_between(max(start, item.since), min(end, item.since + item.seconds(now)))
         for item in charges
     )
 

@@ -23,7 +23,7 @@ from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import block_copies, bucket_copies, copies_here, systems
 from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
-from clusterctl.model import Cluster, NodeResult, clock
+from clusterctl.model import Cluster, NodeResult, format_time
 from clusterctl.state.home import explain_write_errors, make_private, write_atomic
 from clusterctl.timeouts import Deadline, now, run_in_background
 from clusterctl.transport.pool import Pool
@@ -70,11 +70,11 @@ def parse(launcher: str, printed: bytes) -> dict[str, Copies]:
             else:
                 found[name][1].append((path.removeprefix("./"), int(size), float(modified)))
     except (ValueError, KeyError) as error:
-        raise unreadable(launcher) from error
+        raise make_unreadable_error(launcher) from error
     return {name: Copies(when, tuple(files)) for name, (when, files) in found.items()}
 
 
-def unreadable(node: str) -> RecordError:
+def make_unreadable_error(node: str) -> RecordError:
     return RecordError(
         f"the list of output files that {node} sent cannot be read",
         hint=f"`clusterctl ssh {node} -- true` must print nothing: check the login files there",
@@ -127,7 +127,7 @@ def copy(
 def describe(copies: Mapping[str, Copies]) -> list[str]:
     """From when they are, for people."""
     return [
-        f"using the launcher's copies of the files of {name}, as of {clock(found.when)}"
+        f"using the launcher's copies of the files of {name}, as of {format_time(found.when)}"
         for name, found in sorted(copies.items())
     ]
 

@@ -122,7 +122,7 @@ def parse(node: str, printed: bytes) -> list[Output]:
             path = path.removeprefix("./")
             found.append(Output(node, path, int(size), float(modified)))
     except ValueError as error:
-        raise mirror.unreadable(node) from error
+        raise mirror.make_unreadable_error(node) from error
     return found
 
 

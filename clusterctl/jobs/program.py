@@ -74,7 +74,7 @@ def resolve(
     if kind is ProgramKind.SOURCE:
         source, target = target, f"./{Path(target).with_suffix('')}"
     elif sources:
-        raise _not_compiled(script)
+        raise _make_not_compiled_error(script)
     elif kind is ProgramKind.BINARY or target.startswith("-"):
         target = f"./{target}"
     further = tuple(_place_source(source, tree, working) for source in sources)
@@ -176,7 +176,7 @@ def resolve_command(
     if ours or stage.find_bundled(word):
         return resolve(word, rest, chosen=chosen, sources=sources, limit=limit)
     if sources:
-        raise _not_compiled(word)
+        raise _make_not_compiled_error(word)
     here = Path.cwd()
     # A relative path is one of the copied files: those of nodes are on PATH, or absolute.
     relative = "/" in word and not os.path.isabs(word)
@@ -196,7 +196,7 @@ def resolve_command(
     return Resolved(program, tree or stage.Tree(here, (), 0, by_git=False))
 
 
-def _not_compiled(script: str) -> UsageError:
+def _make_not_compiled_error(script: str) -> UsageError:
     return UsageError(
         f"--source: {script} is not compiled",
         hint="--source names files that are compiled together with a C, C++ or Fortran SCRIPT",

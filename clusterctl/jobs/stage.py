@@ -127,7 +127,7 @@ def find_tree(
         if time.monotonic() - too_large_since > LOOK_ON:
             break
     if too_large_since < math.inf:
-        raise _too_large(root, sizes, limit)
+        raise _make_too_large_error(root, sizes, limit)
     return Tree(root, tuple(sorted(sizes)), size, top is not None, _largest(sizes))
 
 
@@ -155,11 +155,11 @@ def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
                 sizes[str(file.relative_to(tree.root))] = file.lstat().st_size
     size = sum(sizes.values())
     if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
-        raise _too_large(tree.root, sizes, limit)
+        raise _make_too_large_error(tree.root, sizes, limit)
     return replace(tree, files=tuple(sorted(sizes)), size=size, largest=_largest(sizes))
 
 
-def _too_large(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
+def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
     """Names what has to go: large files, or folders with many."""
     reasons = []
     size = sum(sizes.values())

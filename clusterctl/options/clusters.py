@@ -51,9 +51,9 @@ def join_shared(verb: type[Verb], words: list[str]) -> list[str]:
     while index < len(words):
         word, following = words[index], words[index + 1 : index + 2]
         option = word.startswith("-")
-        if word == "--" or (verb.spelled(word)[0] == "-m" if option else verb.ends_at_argument):
+        if word == "--" or (verb.read_word(word)[0] == "-m" if option else verb.ends_at_argument):
             break
-        end = index + (verb.width(word) if option else 1)
+        end = index + (verb.count_words(word) if option else 1)
         if word == "--shared":
             given = following and begins_file_system(following[0])
             end = index + 1 + bool(given)

@@ -42,11 +42,11 @@ class Ssh(Common, heading=MACHINES, module="access"):
     def arrange(cls, words: list[str]) -> list[str]:
         """Options before the command are ours, also between NODE and the command, which begins at
         `--` or at the first word after NODE; all from there on is the command's."""
-        end = cls.leading(words)
+        end = cls.count_leading(words)
         ours, rest, node = words[:end], words[end:], ""
         if rest and rest[0] != "--":
             node, *rest = rest
-            end = cls.leading(rest)
+            end = cls.count_leading(rest)
             ours, rest = ours + rest[:end], rest[end:]
         return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
 

@@ -60,8 +60,8 @@ class Started(Common):
                 return [*words[:index], "--", *words[index:]]
             if not word.startswith("-"):
                 break
-            if cls.spelled(word)[0] == "-m":
-                index += cls.width(word)
+            if cls.read_word(word)[0] == "-m":
+                index += cls.count_words(word)
                 return [*words[:index], "--", *words[index:]]
             if word == "-np":
                 count = next(iter(words[index + 1 :]), "N")
@@ -70,7 +70,7 @@ class Started(Common):
                 raise UsageError(
                     f"unknown option {word[:2]}", hint=f"did you mean {batch.SHORT[word[:2]]}?"
                 )
-            index += cls.width(word)
+            index += cls.count_words(word)
         return words
 
 
@@ -292,5 +292,5 @@ class Rerun(Common, heading=JOBS, module="run"):
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
         """Without a number before it, all after `--` is still the program's."""
-        end = cls.leading(words)
+        end = cls.count_leading(words)
         return [*words[:end], "", *words[end:]] if words[end : end + 1] == ["--"] else words

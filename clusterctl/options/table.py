@@ -268,7 +268,7 @@ class Verb:
         return words
 
     @classmethod
-    def spelled(cls, word: str) -> tuple[str, bool]:
+    def read_word(cls, word: str) -> tuple[str, bool]:
         """The last option that a word gives, and whether its value stands in the word, too:
         `-m` and False in `-qm`, `-n` and True in `-n4`."""
         flags = cls.spellings()
@@ -281,22 +281,22 @@ class Verb:
         return word[:1] + word[-1:], False
 
     @classmethod
-    def width(cls, word: str) -> int:
+    def count_words(cls, word: str) -> int:
         """How many words an option has with its value; 1 for what is none of ours."""
-        flag, complete = cls.spelled(word)
+        flag, complete = cls.read_word(word)
         option = cls.spellings().get(flag)
         wanted = 0 if option is None or option.is_flag else option.words
         return 1 if complete else 1 + wanted
 
     @classmethod
-    def leading(cls, words: list[str]) -> int:
+    def count_leading(cls, words: list[str]) -> int:
         """How many of `words` are options with their values, from the first on."""
         end = 0
         while end < len(words) and words[end].startswith("-") and words[end] != "--":
-            end += cls.width(words[end])
+            end += cls.count_words(words[end])
         return end
 
-    def into(self, spec: type[Any]) -> dict[str, Any]:
+    def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
         """What was given of the options that are fields of a dataclass, by their names."""
         names = {field.name for field in fields(spec)}
         given = ((item, self.values[key]) for key, item in self.options().items())
@@ -307,7 +307,7 @@ class Verb:
             if item.attribute in names and (value or value != item.empty)
         }
 
-    def part(self, verb: type[Given], **values: Any) -> Given:
+    def pick_options(self, verb: type[Given], **values: Any) -> Given:
         """What was given of another verb's options, by their keys, and `values` besides."""
         own = self.options()
         taken = {
@@ -316,7 +316,7 @@ class Verb:
         }
         return verb({**taken, **values}, self.typed, self.settings)
 
-    def within(
+    def apply_limits(
         self: Given, circumstances: Collection[str], note: Callable[[str], None], place: str = ""
     ) -> Given:
         """What was given, as it holds in these circumstances (see `limits`). An option that
@@ -366,7 +366,7 @@ class Named(Common):
 
     name = name_argument("the only one")
 
-    def wanted(self) -> str | None:
+    def choose_name(self) -> str | None:
         """The cluster's name as the argument or as --cluster says it. UsageError where this command
         line has both; a name in the settings or the environment gives way to the argument."""
         name, other = self.name, self.cluster

@@ -75,5 +75,5 @@ class Bucket:
             if isinstance(error.__context__, ClientError):
                 said = error.__context__.response.get("Error", {})
                 code, message = str(said.get("Code", "")), str(said.get("Message", ""))
-                raise failures.refused(doing, code, message, self._api.region) from error
-            raise failures.not_asked(doing, type(error).__name__, str(error)) from error
+                raise failures.make_refusal(doing, code, message, self._api.region) from error
+            raise failures.make_unanswered_error(doing, type(error).__name__, str(error)) from error

@@ -210,7 +210,7 @@ class Terraform:
             planned = self._change("plan", on_event, parallelism, out=PLAN).planned
             lost = [item for item in planned if item.destroys and item.address in lasting]
             if lost:
-                raise _destructive(lost, ids, self.binary.name, self._cluster)
+                raise _make_destruction_error(lost, ids, self.binary.name, self._cluster)
             return self._change("apply", on_event, parallelism, PLAN).outputs
         finally:
             path.unlink(missing_ok=True)  # it holds the nodes' first host keys
@@ -281,7 +281,7 @@ class Terraform:
         return listener
 
 
-def _destructive(
+def _make_destruction_error(
     lost: list[PlannedChange], ids: Mapping[str, str], binary: str, cluster: str
 ) -> TerraformError:
     """The error for a plan that nobody has agreed to."""

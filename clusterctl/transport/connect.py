@@ -107,9 +107,9 @@ class Destination:
             if isinstance(error, ConnectError) or not isinstance(error, LOST):
                 raise
             if deadline.passed:
-                raise diagnosis.timed_out(self.target, stage, deadline.seconds) from error
+                raise diagnosis.explain_timeout(self.target, stage, deadline.seconds) from error
             if refused:
-                raise diagnosis.login_refused(self.target, error, self.keys) from error
+                raise diagnosis.explain_refused_login(self.target, error, self.keys) from error
             raise diagnosis.explain_break(self.target, stage, error, self.keys) from error
 
 
@@ -160,7 +160,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             what = f"its host key {offered} is not known"
             files = ", ".join(map(str, self._files))
             hint = f"it is not listed in {files}; `clusterctl up` or `attach` adds missing keys"
-        raise self._target.error(f"{what}; nothing was sent", hint)
+        raise self._target.make_error(f"{what}; nothing was sent", hint)
 
 
 @contextmanager
@@ -188,14 +188,14 @@ def _load(path: Path, target: Target) -> Any:
     try:
         return paramiko.PKey.from_path(path)
     except OSError as error:
-        raise target.error(f"the key {path} cannot be read: {error.strerror}") from error
+        raise target.make_error(f"the key {path} cannot be read: {error.strerror}") from error
     except TypeError as error:
-        raise target.error(
+        raise target.make_error(
             f"the key {path} has a passphrase, which clusterctl does not ask for",
             "load it into ssh-agent, and leave out --identity",
         ) from error
     except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-        raise target.error(f"{path} is not a usable private key: {error}") from error
+        raise target.make_error(f"{path} is not a usable private key: {error}") from error
 
 
 def _from_agent(agent: Any, files: list[str]) -> Any:

@@ -41,7 +41,7 @@ def describe_failure(error: BaseException, seconds: float) -> str:
     return str(error)
 
 
-def failed(error: BaseException, seconds: float) -> NodeResult:
+def make_failed_result(error: BaseException, seconds: float) -> NodeResult:
     """What a node's command or copy came to that ended with one of FAILURES, as above."""
     why = describe_failure(error, seconds)
     return NodeResult(node="", error=why, cut=isinstance(error, ConnectionError))
@@ -66,31 +66,31 @@ class Target:
     def place(self) -> tuple[str, int]:
         return self.node.address, self.node.ssh_port
 
-    def error(self, what: str, hint: str = "", *, transient: bool = False) -> ConnectError:
+    def make_error(self, what: str, hint: str = "", *, transient: bool = False) -> ConnectError:
         address = self.node.address
         host = f"[{address}]" if ":" in address else address
         who = f"{self.node.name} ({host}:{self.node.ssh_port})"
         return ConnectError(who, what, hint=hint, transient=transient)
 
-    def behind(self, gateway: str, why: str, transient: bool) -> ConnectError:
-        return self.error(f"not reachable through {gateway}: {why}", transient=transient)
+    def make_behind_error(self, gateway: str, why: str, transient: bool) -> ConnectError:
+        return self.make_error(f"not reachable through {gateway}: {why}", transient=transient)
 
 
-def name_unknown(target: Target, error: Exception, seconds: float) -> ConnectError:
+def explain_unknown_name(target: Target, error: Exception, seconds: float) -> ConnectError:
     """`error` is what the resolver said: socket.gaierror, UnicodeError or TimeoutError."""
     name = target.node.address
     if isinstance(error, TimeoutError):
         what = f"the name {name} was not resolved within {seconds:.3g} s (DNS)"
         hint = "check this machine's resolver, or use an address"
-        return target.error(what, hint, transient=True)
-    return target.error(
+        return target.make_error(what, hint, transient=True)
+    return target.make_error(
         f"the name {name} is not known (DNS: {getattr(error, 'strerror', '') or error})",
         "check the spelling, or use an address",
         transient=isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,
     )
 
 
-def no_connection(target: Target, error: OSError, seconds: float) -> ConnectError:
+def explain_no_connection(target: Target, error: OSError, seconds: float) -> ConnectError:
     """`error` is what TCP's connect said."""
     port, said, hint = target.node.ssh_port, error.strerror or error, ""
     if isinstance(error, ConnectionRefusedError):
@@ -103,10 +103,10 @@ def no_connection(target: Target, error: OSError, seconds: float) -> ConnectErro
         what = f"no route to it ({said}): is the machine up, and this one on its network?"
     else:
         what = f"TCP connection failed: {said}"
-    return target.error(what, hint, transient=True)
+    return target.make_error(what, hint, transient=True)
 
 
-def timed_out(target: Target, stage: str, seconds: float) -> ConnectError:
+def explain_timeout(target: Target, stage: str, seconds: float) -> ConnectError:
     """The deadline passed on an open TCP connection; `stage` as in Connection.stage."""
     what = {
         "banner": "the port is open but sshd does not answer",
@@ -114,18 +114,18 @@ def timed_out(target: Target, stage: str, seconds: float) -> ConnectError:
         "auth": "sshd does not answer the log-in",
     }[stage]
     hint = "the node may be overloaded, out of memory, or still booting"
-    return target.error(f"{what} (within {seconds:.3g} s)", hint, transient=True)
+    return target.make_error(f"{what} (within {seconds:.3g} s)", hint, transient=True)
 
 
 def explain_break(target: Target, stage: str, error: BaseException, keys: str) -> ConnectError:
     """The SSH handshake failed before the deadline, and not for the key. `keys` were offered."""
     if "Indecipherable" in str(error):
         what = f"what listens on port {target.node.ssh_port} is not sshd"
-        return target.error(what, "check the port")
+        return target.make_error(what, "check the port")
     if type(error).__name__ == "IncompatiblePeer":
-        return target.error(f"sshd and this client have no algorithm in common: {error}")
+        return target.make_error(f"sshd and this client have no algorithm in common: {error}")
     if stage == "auth":
-        return target.error(
+        return target.make_error(
             f"sshd closed the connection during the log-in of user {target.node.user} with "
             f"{keys}: too many keys refused (MaxAuthTries), or the user is locked out",
         )
@@ -137,10 +137,10 @@ def explain_break(target: Target, stage: str, error: BaseException, keys: str) -
     else:
         said = f": {error}" if str(error) else ""
         what = f"the connection broke during the key exchange{said}"
-    return target.error(what, transient=True)
+    return target.make_error(what, transient=True)
 
 
-def login_refused(target: Target, error: BaseException, keys: str) -> ConnectError:
+def explain_refused_login(target: Target, error: BaseException, keys: str) -> ConnectError:
     """sshd took none of `keys`."""
     user, methods = target.node.user, getattr(error, "allowed_types", ())
     if methods and "publickey" not in methods:
@@ -149,4 +149,6 @@ def login_refused(target: Target, error: BaseException, keys: str) -> ConnectErr
         what = f"there is no key to offer for user {user} ({keys})"
     else:
         what = f"sshd refused user {user} with {keys}"
-    return target.error(what, f"is its public half in ~{user}/.ssh/authorized_keys on the node?")
+    return target.make_error(
+        what, f"is its public half in ~{user}/.ssh/authorized_keys on the node?"
+    )

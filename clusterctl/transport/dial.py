@@ -30,7 +30,7 @@ def open_direct(target: Target, deadline: Deadline) -> Socket:
         except OSError as error:
             sock.close()
             failure = error
-    raise diagnosis.no_connection(target, failure, deadline.seconds) from failure
+    raise diagnosis.explain_no_connection(target, failure, deadline.seconds) from failure
 
 
 def open_through(hop: Connection, name: str, target: Target, deadline: Deadline) -> Socket:
@@ -50,7 +50,7 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
             why += f" within {deadline.seconds:.3g} s"
         elif not hop.is_active():
             why = "the connection to it was lost"
-        raise target.behind(name, why, transient) from error
+        raise target.make_behind_error(name, why, transient) from error
 
 
 def open_piped(command: str) -> Socket:
@@ -67,7 +67,7 @@ def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:
     try:
         answer = deadline.await_result(lookup)
     except TimeoutError:
-        raise diagnosis.name_unknown(target, TimeoutError(), deadline.seconds) from None
+        raise diagnosis.explain_unknown_name(target, TimeoutError(), deadline.seconds) from None
     except (OSError, UnicodeError) as error:
-        raise diagnosis.name_unknown(target, error, deadline.seconds) from error
+        raise diagnosis.explain_unknown_name(target, error, deadline.seconds) from error
     return [(family, address) for family, _, _, _, address in answer]

@@ -14,7 +14,7 @@ from clusterctl import process
 from clusterctl.model import Node, NodeResult
 from clusterctl.timeouts import Deadline, run_in_background
 from clusterctl.transport import OnStdout
-from clusterctl.transport.diagnosis import failed
+from clusterctl.transport.diagnosis import make_failed_result
 
 
 class LocalTransport:
@@ -60,7 +60,7 @@ class LocalTransport:
             # On a file server that hangs, no signal ends a copy.
             Deadline(timeout).await_result(run_in_background(partial(_copy, source, target)))
         except TimeoutError as error:
-            result = failed(error, timeout)
+            result = make_failed_result(error, timeout)
         except OSError as error:
             where = error.filename or source
             result = NodeResult(node="", error=f"{where}: {error.strerror or error}")

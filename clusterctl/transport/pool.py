@@ -15,7 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.timeouts import run_in_background
 from clusterctl.transport import Transport, uptime
-from clusterctl.transport.diagnosis import FAILURES, Target, failed
+from clusterctl.transport.diagnosis import FAILURES, Target, make_failed_result
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
 
@@ -198,7 +198,7 @@ def _answer(future: Future[NodeResult], action: Action, name: str, on_done: OnDo
             result = action(name)
         except FAILURES as error:
             seconds = time.monotonic() - started
-            result = replace(failed(error, seconds), node=name, seconds=seconds)
+            result = replace(make_failed_result(error, seconds), node=name, seconds=seconds)
         if on_done:
             on_done(result)
         future.set_result(result)

@@ -19,7 +19,13 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.model import NodeResult
 from clusterctl.timeouts import Deadline, run_in_background
 from clusterctl.transport import OnStdout, copying
-from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target, describe_failure, failed
+from clusterctl.transport.diagnosis import (
+    FAILURES,
+    ConnectError,
+    Target,
+    describe_failure,
+    make_failed_result,
+)
 from clusterctl.transport.ssh_config import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ class SshTransport:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
         connection = self._alive()
         if connection is None:
-            raise self._target.error("there is no connection", transient=True)
+            raise self._target.make_error("there is no connection", transient=True)
         key: Any = connection.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"
 
@@ -75,7 +81,7 @@ class SshTransport:
                     session.send_eof()
                     result = NodeResult(node="", exit_code=session.exit_code())
                 except FAILURES as error:
-                    result = failed(error, timeout)
+                    result = make_failed_result(error, timeout)
                 out, err = session.output()
                 return replace(result, stdout=out, stderr=err)
 
@@ -87,7 +93,7 @@ class SshTransport:
         except ClusterctlError:
             raise
         except FAILURES as error:
-            raise self._target.error(describe_failure(error, timeout)) from error
+            raise self._target.make_error(describe_failure(error, timeout)) from error
 
     def put(
         self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
@@ -115,7 +121,7 @@ class SshTransport:
         try:
             result = action(partial(self._session, Deadline(timeout)))
         except FAILURES as error:
-            result = failed(error, timeout)
+            result = make_failed_result(error, timeout)
         return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
     def _session(
@@ -136,7 +142,7 @@ class SshTransport:
         if connection := self._alive():
             return connection
         if not deadline.wait(lambda left: self._connecting.acquire(timeout=left)):
-            raise self._target.error(
+            raise self._target.make_error(
                 f"another attempt to connect did not end within {deadline.seconds:g} s",
                 transient=True,
             )
@@ -160,7 +166,7 @@ class SshTransport:
             try:
                 hop = gateway._ensure_connected(deadline)
             except ConnectError as error:
-                raise target.behind(name, error.what, error.transient) from error
+                raise target.make_behind_error(name, error.what, error.transient) from error
             sock = dial.open_through(hop, name, target, deadline)
         elif destination.proxy:
             sock = dial.open_piped(destination.proxy)
@@ -176,7 +182,7 @@ class SshTransport:
         gateway = None
         for host in hosts:
             if self._depth == MAX_DEPTH:
-                raise self._target.error("the jump hosts in your ssh_config form a loop")
+                raise self._target.make_error("the jump hosts in your ssh_config form a loop")
             node = replace(self.node, name=host, address=host, ssh_port=0, user="")
             target = replace(self._target, node=node, use_ssh_config=True)
             gateway = SshTransport(target, gateway, self._depth + 1)

@@ -18,7 +18,16 @@ import pytest
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.known_hosts import host_name
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime, clock
+from clusterctl.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    NodeGroup,
+    Phase,
+    Role,
+    Runtime,
+    format_time,
+)
 from clusterctl.options.provider_options import PROVIDER_OPTIONS
 from clusterctl.providers.protocol import Attesting, Breakable, Created
 from clusterctl.transport.diagnosis import Target
@@ -161,7 +170,7 @@ def test_plan_says_what_create_will_do(machines: Machines) -> None:
     assert plan.lines
     assert all(line and "\n" not in line for line in plan.lines)
     if plan.deadline:
-        assert any(clock(plan.deadline) in line for line in plan.lines)
+        assert any(format_time(plan.deadline) in line for line in plan.lines)
     assert machines.said == []
 
 

@@ -63,7 +63,7 @@ class FakeApi(Api):
     def _checked(self, action: str) -> None:
         self._cloud.calls.append(action)
         if refusal := self._cloud.refusals.get(action):
-            raise failures.refused(action.replace("_", " "), *refusal, self.region)
+            raise failures.make_refusal(action.replace("_", " "), *refusal, self.region)
 
     def account(self) -> str:
         self._checked("get_caller_identity")

@@ -41,7 +41,7 @@ def check(error: ProviderError, case: dict[str, Any]) -> None:
     ],
 )
 def test_an_answer_of_many_lines_becomes_one(answer: str, said: str) -> None:
-    error = failures.refused("tag resource", "500", answer, "us-east-1")
+    error = failures.make_refusal("tag resource", "500", answer, "us-east-1")
     assert said in error.message
     assert "\n" not in error.message
 
@@ -54,7 +54,7 @@ def test_there_are_many_and_each_has_a_source() -> None:
 
 @pytest.mark.parametrize("case", [*cases("answer"), *cases("documented")])
 def test_an_answer_of_the_api(case: dict[str, Any]) -> None:
-    error = failures.refused("run instances", case["code"], case["text"], "us-east-1")
+    error = failures.make_refusal("run instances", case["code"], case["text"], "us-east-1")
     check(error, case)
     assert case["text"] in error.message, "people search for AWS's own words"
     quoted = f"creating EC2 Instance: api error {case['code']}: {case['text']}"
@@ -90,19 +90,22 @@ def test_what_was_denied_and_by_whom_is_on_the_line() -> None:
     quoted = f'aws_instance.this["worker-1"]: creating EC2 Instance: {SENT}, {denied}'
     known = failures.from_terraform([quoted])
     assert known
-    asked = failures.refused("run instances", "UnauthorizedOperation", f"{DENIED} {CODED}", "")
+    asked = failures.make_refusal("run instances", "UnauthorizedOperation", f"{DENIED} {CODED}", "")
     for error in (known, asked):
         assert DENIED in error.message
         assert "g4oZ" not in error.message
     assert "RequestID" not in known.message
     old = "You are not authorized to perform this operation."
-    asked = failures.refused("run instances", "UnauthorizedOperation", f"{old} {CODED}", "")
+    asked = failures.make_refusal("run instances", "UnauthorizedOperation", f"{old} {CODED}", "")
     assert CODED in asked.message, "all that AWS has said"
 
 
 @pytest.mark.parametrize("case", cases("exception"))
 def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
-    check(failures.not_asked("checking your AWS credentials", case["code"], case["text"]), case)
+    check(
+        failures.make_unanswered_error("checking your AWS credentials", case["code"], case["text"]),
+        case,
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,7 @@ def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
 )
 def test_what_a_dry_run_tells_about_the_account(code: str, text: str, account: bool) -> None:
     """Anything else depends on what is not made yet."""
-    refused: RefusedByAws = failures.refused("run instances", code, text, "us-east-1")
+    refused: RefusedByAws = failures.make_refusal("run instances", code, text, "us-east-1")
     assert failures.is_account_error(refused) is account
 
 

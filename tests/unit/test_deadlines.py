@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.actions import cluster_status
 from clusterctl.actions.up_bootstrap import find_troubles
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, clock
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, format_time
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared import deadlines
@@ -206,7 +206,9 @@ def test_a_node_that_an_extend_did_not_reach_is_named() -> None:
     made = cluster(deadline=2000.0)
     assert deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 2000.0}) == ""
     said = deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 1000.0})
-    assert said.startswith(f"worker-1 ends at {clock(1000.0)}, and the record says {clock(2000.0)}")
+    assert said.startswith(
+        f"worker-1 ends at {format_time(1000.0)}, and the record says {format_time(2000.0)}"
+    )
     assert "`clusterctl extend lab --ttl …` sets it everywhere" in said
     assert deadlines.describe_difference(cluster(), {"worker-1": 1000.0}) == ""
 
@@ -229,5 +231,7 @@ def test_up_names_nodes_that_keep_another_deadline_or_none(
     assert "`clusterctl extend lab --ttl …` sets it everywhere" in none
     (tmp_path / "deadline").write_text("1000\n300\n")
     [other] = troubles(2000.0)
-    assert other.startswith(f"launcher,worker-[1-2] end at {clock(1000.0)}, and the record says")
+    assert other.startswith(
+        f"launcher,worker-[1-2] end at {format_time(1000.0)}, and the record says"
+    )
     assert troubles(1000.0) == troubles(None) == ()

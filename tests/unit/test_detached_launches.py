@@ -111,7 +111,7 @@ def test_a_file_that_was_changed_here_is_kept_and_so_is_the_cluster(
 
 def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> None:
     charge = Charge(node="launcher", part="instance", item="x", hourly=1, source="", since=1.0)
-    here.store.save(replace(here.where, deadline=2.0, charges=(charge.ended(2.0),)))
+    here.store.save(replace(here.where, deadline=2.0, charges=(charge.end_at(2.0),)))
     said: list[str] = []
     assert detached_launches.bring(here.store, "lab", said.append)
     assert "job 7" in said[0]

@@ -40,7 +40,7 @@ class Market(Api):
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
         if action in self.refused:
             said = f"User x is not authorized to perform: {service}"
-            raise failures.refused(action, "AccessDenied", said, self.region)
+            raise failures.make_refusal(action, "AccessDenied", said, self.region)
         return {}
 
     def account(self) -> str:
@@ -267,7 +267,7 @@ def test_a_cluster_that_others_have_removed_is_not_extended(
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
             if action == "list_schedules":
                 code = "ResourceNotFoundException"
-                raise failures.refused("list schedules", code, "no such group", "us-east-1")
+                raise failures.make_refusal("list schedules", code, "no such group", "us-east-1")
             return {}
 
     Gone.living = living
@@ -621,7 +621,7 @@ def test_what_has_just_gone_keeps_no_other_from_its_tag(
         def call(self, action: str, **arguments: Any) -> Any:
             if "vol-gone" in arguments["Resources"]:
                 said = "The volume 'vol-gone' does not exist"
-                raise failures.refused(action, "InvalidVolume.NotFound", said, self.region)
+                raise failures.make_refusal(action, "InvalidVolume.NotFound", said, self.region)
             labelled.extend(arguments["Resources"])
 
     Ec2Provider(Tagged).label_deadline(cluster(provider="ec2"), tmp_path, NOW)

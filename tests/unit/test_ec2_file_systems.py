@@ -54,7 +54,7 @@ class Region(Offering):
         self.asked.append(f"{service}:{action}")
         if service == self._account.denied:
             code, text = "AccessDeniedException", "User: me is not authorized to perform: that"
-            raise failures.refused(action.replace("_", " "), code, text, self.region)
+            raise failures.make_refusal(action.replace("_", " "), code, text, self.region)
         found = getattr(self, f"_{service}")(key, arguments)
         values = {
             value
@@ -95,7 +95,9 @@ class Region(Offering):
     def _efs(self, key: str, arguments: Any) -> list[Any]:
         if arguments["FileSystemId"] != EFS:
             text = "File system 'fs-1' does not exist."
-            raise failures.refused("describe file systems", "FileSystemNotFound", text, self.region)
+            raise failures.make_refusal(
+                "describe file systems", "FileSystemNotFound", text, self.region
+            )
         if key == "FileSystems":
             return [{"LifeCycleState": self._account.state, "Name": "team data"}]
         return [
@@ -127,7 +129,9 @@ class Region(Offering):
             return [{"Endpoints": {"Nfs": {"DNSName": f"svm-00000000000000001.{FSX}.fsx.example"}}}]
         if arguments["FileSystemIds"] != [FSX] or not self._account.fsx:
             text = "File system 'fs-1' does not exist."
-            raise failures.refused("describe file systems", "FileSystemNotFound", text, self.region)
+            raise failures.make_refusal(
+                "describe file systems", "FileSystemNotFound", text, self.region
+            )
         return [
             {
                 "FileSystemType": self._account.fsx,

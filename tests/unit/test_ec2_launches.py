@@ -13,7 +13,7 @@ from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import attempts, cleanup, launches, numbers, spec
 from clusterctl.providers.ec2.answers import Image, Instance
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.failures import CapacityError, refused
+from clusterctl.providers.ec2.failures import CapacityError, make_refusal
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider import Ec2Provider
@@ -69,7 +69,7 @@ class Region(Api):
         assert action == "run_instances"
         self.asked.append(arguments)
         if not self.left:
-            raise refused(action, "InsufficientInstanceCapacity", "none left", self.region)
+            raise make_refusal(action, "InsufficientInstanceCapacity", "none left", self.region)
         self.left -= 1
         tags = arguments["TagSpecifications"][0]["Tags"]
         text = next(tag["Value"] for tag in tags if tag["Key"] == numbers.TAG)
@@ -400,7 +400,9 @@ class OneZone(Full):
             return super().call(action, service, **arguments)
         before = self.tokens.get(arguments["ClientToken"], arguments)
         if before != arguments:
-            raise refused(action, "IdempotentParameterMismatch", "other arguments", self.region)
+            raise make_refusal(
+                action, "IdempotentParameterMismatch", "other arguments", self.region
+            )
         if "InstanceMarketOptions" not in arguments:
             self.left = 100
         answer = super().call(action, service, **arguments)

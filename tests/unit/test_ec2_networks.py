@@ -216,7 +216,7 @@ def test_who_may_not_look_at_network_acls_is_not_kept() -> None:
     class Silent(Region):
         def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             if action == "describe_network_acls":
-                raise failures.refused(action, "UnauthorizedOperation", "", "us-east-1")
+                raise failures.make_refusal(action, "UnauthorizedOperation", "", "us-east-1")
             return super().all(action, key, service, **how)
 
     assert networks.choose(Silent(public=1, closed=3), CLOUD, 3)
@@ -243,7 +243,7 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
     class Kept(Region):
         def may_make(self, action: str, **arguments: Any) -> None:
             asked.append({"action": action, **arguments})
-            raise failures.refused("create security group", "UnauthorizedOperation", "no", "r")
+            raise failures.make_refusal("create security group", "UnauthorizedOperation", "no", "r")
 
     cloud = replace(CLOUD, tag=("team=ml",))
     with pytest.raises(ProviderError, match=r"vpc-1: create security group: .*not allowed") as told:

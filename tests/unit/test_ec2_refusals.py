@@ -93,7 +93,7 @@ def test_workers_that_run_outlive_their_reservation(gone: bool) -> None:
     class Ended(Offering):
         def call(self, action: str, **arguments: Any) -> Any:
             if gone:
-                raise failures.refused(action, "InvalidCapacityReservationId.NotFound", "", "")
+                raise failures.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
             row = {
                 "InstanceType": "c7i.xlarge",
                 "InstancePlatform": "Linux/UNIX",
@@ -120,7 +120,7 @@ def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Pa
         def call(self, action: str, **arguments: Any) -> Any:
             assert arguments == {"CapacityReservationIds": ["cr-1"]}
             if kind == "gone":
-                raise failures.refused(action, "InvalidCapacityReservationId.NotFound", "", "")
+                raise failures.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
             end = datetime.now(timezone.utc) + timedelta(hours=4)
             row = {"ReservationType": kind, "EndDate": end, "AvailabilityZone": "us-east-1b"}
             return {"CapacityReservations": [row]}
@@ -747,7 +747,9 @@ def test_an_endpoint_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch)
 )
 def test_codes_with_dots_are_understood(code: str, said: str) -> None:
     """From AWS to us, and as Terraform quotes it."""
-    asked = failures.refused("starting instances", code, "The provided credentials", "us-east-1")
+    asked = failures.make_refusal(
+        "starting instances", code, "The provided credentials", "us-east-1"
+    )
     quoted = failures.from_terraform([f"RunInstances, api error {code}: The provided credentials"])
     assert quoted
     assert said in asked.message
@@ -756,5 +758,5 @@ def test_codes_with_dots_are_understood(code: str, said: str) -> None:
 
 def test_the_role_for_spot_instances_says_how_to_make_it() -> None:
     code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
-    error = failures.refused("starting instances", code, "", "us-east-1")
+    error = failures.make_refusal("starting instances", code, "", "us-east-1")
     assert "create-service-linked-role --aws-service-name spot.amazonaws.com" in error.hint

@@ -169,9 +169,9 @@ def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
             asked.append((action, arguments))
             if action == "create_schedule_group":
-                raise failures.refused(action, "ConflictException", "exists", "us-east-1")
+                raise failures.make_refusal(action, "ConflictException", "exists", "us-east-1")
             if action == "tag_resource" and refused:
-                raise failures.refused(action, "AccessDeniedException", "no", "us-east-1")
+                raise failures.make_refusal(action, "AccessDeniedException", "no", "us-east-1")
             return {}
 
     eventbridge.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
@@ -183,7 +183,7 @@ def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
 
 def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
     text = "The tag policy does not allow the specified value for the following tag key: 'team'."
-    error = failures.refused("run instances", "TagPolicyViolation", text, "us-east-1")
+    error = failures.make_refusal("run instances", "TagPolicyViolation", text, "us-east-1")
     assert "tag policy" in error.message
     assert "'team'" in error.message
     assert "--tag" in error.hint

@@ -404,7 +404,7 @@ def money(scene: Scene, name: str) -> dict[str, Any]:
     since = time.time() - 7200
     hourly = float(len(name))
     spent = Charge(node="w", part="instance", item="x", hourly=hourly, source="", since=since)
-    return {"id": f"{name}-1", "charges": (spent.ended(since + 3900),)}
+    return {"id": f"{name}-1", "charges": (spent.end_at(since + 3900),)}
 
 
 def recorder(name: str, reached: list[str], *answer: Any) -> Callable[..., Any]:
@@ -424,7 +424,7 @@ def part(name: str, scene: Scene, reached: list[str]) -> Callable[..., None]:
     """Notes with what options another verb is called."""
 
     def note(given: Verb, console: Any, **more: Any) -> None:
-        reached.append(f"{name} {given.within(scene.circumstances, print).values}")
+        reached.append(f"{name} {given.apply_limits(scene.circumstances, print).values}")
 
     return note
 

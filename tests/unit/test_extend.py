@@ -16,7 +16,7 @@ from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, Reporter, clock
+from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, Reporter, format_time
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
@@ -150,7 +150,7 @@ def test_a_deadline_that_the_cloud_does_not_move_stays_on_record(
     assert machines.store.cluster("lab").deadline == end
     [line] = told
     assert line.startswith("the deadline was not changed: the machines keep running at $")
-    assert line.endswith(f" until {clock(end)}")
+    assert line.endswith(f" until {format_time(end)}")
 
 
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])
@@ -234,7 +234,7 @@ def test_an_earlier_end_is_asked_for(machines: Machines) -> None:
     with pytest.raises(UsageError, match="the deadline of cluster lab stays as it is"):
         extend(machines.store, "lab", HOUR / 2, print, lambda text: bool(asked.append(text)))
     [question] = asked
-    assert f"instead of {clock(end or 0.0)}" in question
+    assert f"instead of {format_time(end or 0.0)}" in question
     assert "job" not in question
     assert machines.noted == []
     assert machines.store.cluster("lab").deadline == end

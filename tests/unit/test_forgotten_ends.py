@@ -56,7 +56,7 @@ class Trail:
     ) -> dict[str, Any]:
         if self.refused:
             said = "User: x is not authorized to perform: cloudtrail:LookupEvents"
-            raise failures.refused("lookup events", "AccessDeniedException", said, "us-east-1")
+            raise failures.make_refusal("lookup events", "AccessDeniedException", said, "us-east-1")
         [asked] = LookupAttributes
         key, value = asked["AttributeKey"], asked["AttributeValue"]
         self.asked.append(value)

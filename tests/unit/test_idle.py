@@ -17,7 +17,7 @@ from clusterctl.actions.save_logs import save_logs
 from clusterctl.bootstrap import idle_agent
 from clusterctl.errors import ProviderError
 from clusterctl.jobs.logs import is_complete, read_stored
-from clusterctl.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, clock
+from clusterctl.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, format_time
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.schedulers import direct
@@ -480,7 +480,7 @@ def test_status_and_list_say_what_is_left_and_why(call: Call, old: Staged, cloud
     status = call("status", "--json").document
     assert (round(status["dollars"], 1), status["dollars_per_hour"]) == (10 + 4 + 4, 1.0)
     [line] = status["warnings"]
-    when = clock(float(int(time.time() - 6 * HOUR)))[:13]
+    when = format_time(float(int(time.time() - 6 * HOUR)))[:13]
     assert re.match(rf"worker-\[1-2\] ended after 1 h idle at {when}", line), line
     assert "the launcher has copies of all logs and outputs" in line
     assert "what still runs costs $1.0000/h; `clusterctl up lab` starts them again" in line

@@ -31,7 +31,7 @@ def test_each_command_exists(command: str) -> None:
     end = 2 if words[0] in FAMILIES else 1
     verb = VERBS[" ".join(words[:end])]
     rest = words[end:]
-    for word in rest[: verb.leading(rest)]:
+    for word in rest[: verb.count_leading(rest)]:
         assert not word.startswith("--") or word in verb.spellings(), word
 
 

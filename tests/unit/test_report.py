@@ -34,7 +34,7 @@ def recorded(ranks: int = 1) -> Cluster:
     charge = Charge(
         node="worker-1", part="instance", item="g4dn.xlarge", hourly=0.5, source="", since=1000.0
     )
-    where = cluster(charges=(charge.ended(4600.0),), created=1000.0)
+    where = cluster(charges=(charge.end_at(4600.0),), created=1000.0)
     store.save(where)
     store.event("lab", "ready", phases={"plan": 0.5, "create": 30.0, "bootstrap": 12.5})
     what = spec(program=program("--lr", "0.1", "--token", "hunter2", "a<b>|c"))

@@ -22,7 +22,7 @@ from clusterctl.model import (
     NodeGroup,
     Phase,
     Runtime,
-    clock,
+    format_time,
 )
 from clusterctl.providers.protocol import (
     Created,
@@ -333,7 +333,7 @@ def test_new_machines_of_old_names_are_no_old_cluster(
     bills = Bills(launcher=machines[0], worker_1=machines[1])
     found, told = broken_off(lab(), bills, deadline=armed)
     assert (found.phase, found.deadline) == (Phase.CREATING, armed)
-    until = f"until {clock(armed)}"
+    until = f"until {format_time(armed)}"
     assert told.startswith(f"2 machines run, $2.00/h {until}: `clusterctl up lab` continues")
 
 
@@ -463,7 +463,7 @@ def test_a_nat_gateway_without_machines_is_named_and_paid() -> None:
     began = replace(lab(), phase=Phase.CREATING, nodes=(), charges=())
     found, told = broken_off(began, Gateways(), charges=planned)
     assert found.charges == (gateway,)
-    until = f"until {clock(NOW + 7 * HOUR)}"
+    until = f"until {format_time(NOW + 7 * HOUR)}"
     assert told.startswith(f"a NAT gateway runs, $0.05/h {until}: `clusterctl up lab` continues")
     assert "`clusterctl down lab` removes it" in told
     _, told = broken_off(began, Gateways(launcher="i-1"), charges=planned)

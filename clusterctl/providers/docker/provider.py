@@ -36,7 +36,7 @@ from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan
 from clusterctl.providers.protocol import Created, Features, Harm, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
-from clusterctl.providers.shared.nodes import LAUNCHER, span
+from clusterctl.providers.shared.nodes import LAUNCHER, name_span
 from clusterctl.providers.shared.sshd_probe import greet
 
 MODE = "containers"
@@ -89,7 +89,7 @@ class DockerProvider:
             one_host=False,
             lines=(
                 f"{len(machines)} containers on this machine's engine: launcher,"
-                f" {span(spec.workers)}",
+                f" {name_span(spec.workers)}",
                 f"image {machines[-1].image}, launcher {machines[0].image}",
                 *todo,
                 *shares,

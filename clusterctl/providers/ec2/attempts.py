@@ -98,7 +98,7 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
         try:
             return _try(order, runner, variables, apart, running, report)
         except (terraform.TerraformError, CapacityError) as error:
-            known = error if isinstance(error, CapacityError) else _no_capacity(error)
+            known = error if isinstance(error, CapacityError) else _require_capacity_error(error)
             if following is None:
                 raise _give_up(order, runner, todo, known, settled) from error
         running = find_instances(order.api, order.cluster.id)
@@ -206,7 +206,7 @@ def _may_go(order: Order, runner: terraform.Terraform) -> list[str]:
     ]
 
 
-def _no_capacity(error: terraform.TerraformError) -> CapacityError:
+def _require_capacity_error(error: terraform.TerraformError) -> CapacityError:
     """What is wrong, where it is that; raises anything else."""
     known = failures.from_terraform(item.text for item in error.diagnostics)
     if isinstance(known, CapacityError):

@@ -44,7 +44,7 @@ def default_region() -> str:
         return botocore.session.get_session().get_config_variable("region") or DEFAULT_REGION
     except BotoCoreError as error:
         doing = "reading your AWS configuration"
-        raise failures.not_asked(doing, type(error).__name__, str(error)) from error
+        raise failures.make_unanswered_error(doing, type(error).__name__, str(error)) from error
 
 
 class Client:
@@ -87,7 +87,9 @@ class Client:
         try:
             return session.client(service, region_name=region, config=limits)
         except ValueError as error:  # an AWS_ENDPOINT_URL that is none
-            raise failures.not_asked(f"talking to {service}", "ValueError", str(error)) from error
+            raise failures.make_unanswered_error(
+                f"talking to {service}", "ValueError", str(error)
+            ) from error
 
     def _find_credentials(self) -> Credentials:
         if self._credentials is None:
@@ -113,7 +115,7 @@ class Client:
             yield
         except ClientError as error:
             said = error.response.get("Error", {})
-            raise failures.refused(
+            raise failures.make_refusal(
                 doing,
                 str(said.get("Code", "")),
                 str(said.get("Message", "")),
@@ -121,9 +123,11 @@ class Client:
                 read_skew(error.response),
             ) from error
         except BotoCoreError as error:
-            raise failures.not_asked(doing, type(error).__name__, str(error)) from error
+            raise failures.make_unanswered_error(doing, type(error).__name__, str(error)) from error
         except (ResponseParserError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise failures.unreadable(doing, f"{type(error).__name__}: {error}") from error
+            raise failures.make_unreadable_error(
+                doing, f"{type(error).__name__}: {error}"
+            ) from error
 
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
         """One call, such as `terminate_instances`. Raises ProviderError."""
@@ -160,7 +164,7 @@ class Client:
                 self._account(DEFAULT_REGION)
             except ProviderError:
                 raise refused from None
-            raise failures.not_enabled(self.region) from refused
+            raise failures.make_not_enabled_error(self.region) from refused
 
     def _account(self, region: str) -> str:
         client = self._client("sts", region)

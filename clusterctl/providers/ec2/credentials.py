@@ -142,7 +142,9 @@ def _cache() -> Any:
 
 
 def _refuse(prompt: str) -> str:
-    raise failures.not_asked("reading your AWS credentials", "RefreshWithMFAUnsupportedError", "")
+    raise failures.make_unanswered_error(
+        "reading your AWS credentials", "RefreshWithMFAUnsupportedError", ""
+    )
 
 
 class _Endpoint(ThreadingHTTPServer):

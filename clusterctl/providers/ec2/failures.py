@@ -40,7 +40,9 @@ SKEW = 300.0
 """Seconds that a signature may be from AWS's own time."""
 
 
-def refused(doing: str, code: str, message: str, region: str, skew: float = 0.0) -> RefusedByAws:
+def make_refusal(
+    doing: str, code: str, message: str, region: str, skew: float = 0.0
+) -> RefusedByAws:
     """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
     ahead of AWS's, negative where it is behind."""
     message = _readable(message)
@@ -67,12 +69,12 @@ def describe_skew(seconds: float) -> str:
     return f"this machine's clock is {far} {'ahead of' if seconds > 0 else 'behind'} AWS's"
 
 
-def wrong_clock(skew: float) -> WrongClock:
+def make_clock_error(skew: float) -> WrongClock:
     """The error for a clock that no deadline can be computed with."""
     return WrongClock(describe_skew(skew), hint=CLOCK)
 
 
-def not_enabled(region: str) -> ProviderError:
+def make_not_enabled_error(region: str) -> ProviderError:
     """The error for a region that the account has to opt in to first."""
     known = CODES["OptInRequired"]
     return ProviderError(f"{region}: {known.what}", hint=known.hint)
@@ -105,7 +107,7 @@ def is_account_error(refused: RefusedByAws) -> bool:
     return known is not None and known.account
 
 
-def unreadable(doing: str, what: str) -> ProviderError:
+def make_unreadable_error(doing: str, what: str) -> ProviderError:
     """The error for an answer that is not what AWS sends, such as the login page of a network."""
     return ProviderError(
         f"{doing}: the answer cannot be read ({what}), so it is probably not from AWS",
@@ -114,7 +116,7 @@ def unreadable(doing: str, what: str) -> ProviderError:
     )
 
 
-def not_asked(doing: str, exception: str, message: str) -> ProviderError:
+def make_unanswered_error(doing: str, exception: str, message: str) -> ProviderError:
     """The error for a call that did not get through."""
     known = EXCEPTIONS.get(exception) or _find_known("", message)
     if known is None:

@@ -302,7 +302,7 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
         living = {item.node for item in found}
         for item in lost:
             if item.node not in living:
-                raise failures.refused(
+                raise failures.make_refusal(
                     f"starting {item.node}", item.why, "it ended at once", api.region
                 )
         if limit.passed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from math import inf
 
-from clusterctl.model import GATEWAY, Cluster, Phase, clock
+from clusterctl.model import GATEWAY, Cluster, Phase, format_time
 from clusterctl.providers.ec2 import history
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
@@ -146,6 +146,6 @@ def _describe(item: Instance) -> str:
     """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
     if item.state in ("pending", "running"):
         return item.state
-    when = f" {clock(item.ended)}" if item.ended else ""
+    when = f" {format_time(item.ended)}" if item.ended else ""
     why = _WHY.get(item.why, item.why)
     return f"{item.state}{when}" + (f": {why}" if why else "")

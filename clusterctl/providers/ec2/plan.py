@@ -14,9 +14,9 @@ from clusterctl.model import (
     ClusterSpec,
     Reporter,
     Runtime,
-    clock,
     count,
-    span,
+    format_span,
+    format_time,
 )
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
@@ -206,7 +206,7 @@ def ends(
             f"EC2 may reclaim spot workers: {kind} machine replaces each, started by `run"
             " --on-node-loss replace` while it follows the job, else by the next `logs -f` or `up`"
         )
-    yield f"every node shuts down at {clock(deadline)}, even if this machine is off"
+    yield f"every node shuts down at {format_time(deadline)}, even if this machine is off"
     yield _guard(api, nat)
     yield _idle(cloud.idle)
     for name in sorted(stopped):
@@ -238,8 +238,8 @@ def _idle(seconds: float | None) -> str:
     if not seconds:
         return "unused workers keep running until the deadline (--idle off)"
     return (
-        f"unused workers end after {span(seconds)} without a job or a login; their logs and outputs"
-        " are copied to the launcher first (--idle off keeps them running)"
+        f"unused workers end after {format_span(seconds)} without a job or a login; their logs and"
+        " outputs are copied to the launcher first (--idle off keeps them running)"
     )
 
 

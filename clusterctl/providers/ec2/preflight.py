@@ -202,7 +202,7 @@ def check_clock(ahead: float, report: Reporter = lambda line: None) -> float:
     """Seconds to take off this machine's clock, to have AWS's time: `ahead`, unless that is next to
     nothing. Raises WrongClock beyond what AWS accepts."""
     if abs(ahead) > failures.SKEW:
-        raise failures.wrong_clock(ahead)
+        raise failures.make_clock_error(ahead)
     if abs(ahead) > NOTICED:
         report(f"{failures.describe_skew(ahead)}: the deadline is computed with AWS's time")
     return ahead if abs(ahead) > _EXACT else 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import ClusterSpec, clock, count
+from clusterctl.model import ClusterSpec, count, format_time
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
 
@@ -38,7 +38,7 @@ class Reservation:
                 f"workers run in the Capacity Reservation {self.id}, which AWS bills with or"
                 " without them"
             )
-        end = f", until {clock(self.latest)} at most" if self.latest else ""
+        end = f", until {format_time(self.latest)} at most" if self.latest else ""
         return f"workers run in the Capacity Block {self.id}, which is paid in advance{end}"
 
 
@@ -89,8 +89,8 @@ def check_end(api: Api, id: str, deadline: float) -> None:
     if latest is not None and deadline > latest:
         left = max(0.0, latest - time.time())
         raise ProviderError(
-            f"the Capacity Block {id} keeps its machines until {clock(latest)}, but the new"
-            f" deadline would be {clock(deadline)}",
+            f"the Capacity Block {id} keeps its machines until {format_time(latest)}, but the new"
+            f" deadline would be {format_time(deadline)}",
             hint=f"give at most --ttl {int(left / 60)}m; AWS can extend a block that has not ended:"
             " `aws ec2 describe-capacity-block-extension-offerings`",
         )
@@ -104,7 +104,7 @@ def _describe(api: Api, id: str) -> list[dict[str, Any]]:
 def _check_available(id: str, found: dict[str, Any], workers: int) -> None:
     if found["State"] != "active":
         start = found.get("StartDate")
-        when = f" and starts at {clock(start.timestamp())}" if start else ""
+        when = f" and starts at {format_time(start.timestamp())}" if start else ""
         scheduled = found["State"] == "scheduled"
         raise ProviderError(
             f"{id} is {found['State']}{when if scheduled else ''}: it takes no machines now",

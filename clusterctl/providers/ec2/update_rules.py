@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge, Cluster, ClusterSpec, clock
+from clusterctl.model import Charge, Cluster, ClusterSpec, format_time
 from clusterctl.providers.ec2 import ssh_cidr, tags
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.spec import PlannedMachine, check
@@ -144,8 +144,8 @@ def deadline(
             raise _make_overdue_error(current, present, armed)
         if options.ttl != current.spec.ttl:
             raise UsageError(
-                f"the machines of cluster {options.name} end at {clock(armed)}, and `up` does not"
-                " change that",
+                f"the machines of cluster {options.name} end at {format_time(armed)}, and `up` does"
+                " not change that",
                 hint=f"leave --ttl out; `clusterctl extend {options.name} --ttl …` moves it",
             )
         changed = options.cloud.budget != current.spec.cloud.budget
@@ -158,7 +158,7 @@ def deadline(
         seconds = min(seconds, budget.limit_life(options.cloud.budget, charges, now))
     if latest is not None and latest < now + budget.SHORTEST:
         raise UsageError(
-            f"the Capacity Block of --reservation ends its machines at {clock(latest)}",
+            f"the Capacity Block of --reservation ends its machines at {format_time(latest)}",
             hint="choose another --reservation",
         )
     return float(int(now + seconds if latest is None else min(now + seconds, latest)))
@@ -186,7 +186,7 @@ def check_stopped(
     ):
         raise UsageError(
             f"the stopped machines of cluster {current.name} should have ended at"
-            f" {clock(current.deadline)}",
+            f" {format_time(current.deadline)}",
             hint=f"`clusterctl down {current.name}` removes them",
         )
 
@@ -195,7 +195,7 @@ def _make_overdue_error(current: Cluster, present: Mapping[str, str], armed: flo
     """`extend` needs nodes on record; what is none yet can only go."""
     name, known = current.name, all(map(current.has, present))
     return UsageError(
-        f"the machines of cluster {name} should have ended at {clock(armed)}, and are still"
+        f"the machines of cluster {name} should have ended at {format_time(armed)}, and are still"
         " running",
         hint=(f"`clusterctl extend {name} --ttl …` keeps them, " if known else "")
         + f"`clusterctl down {name}` removes them",

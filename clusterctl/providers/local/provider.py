@@ -22,7 +22,7 @@ from clusterctl.providers.local.loopback import Loopback, drop_privsep
 from clusterctl.providers.local.namespaces import Namespaces, drop_interface
 from clusterctl.providers.protocol import Created, Features, Harm, ProviderPlan
 from clusterctl.providers.shared import deadlines
-from clusterctl.providers.shared.nodes import LAUNCHER, span
+from clusterctl.providers.shared.nodes import LAUNCHER, name_span
 from clusterctl.providers.shared.sshd_probe import Endpoint, greet
 from clusterctl.timeouts import Deadline
 
@@ -64,7 +64,7 @@ class LocalProvider:
             mode_reason=mode.reason,
             one_host=mode.name == modes.LOOPBACK,
             lines=(
-                f"{len(names)} nodes on this machine: launcher, {span(spec.workers)}",
+                f"{len(names)} nodes on this machine: launcher, {name_span(spec.workers)}",
                 f"{kind} ({mode.name} mode: {mode.reason})",
                 "cost: free",
                 *deadlines.describe_deadline(deadline),

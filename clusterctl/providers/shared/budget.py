@@ -13,7 +13,7 @@ from clusterctl.model import (
     Charge,
     Cluster,
     ClusterSpec,
-    clock,
+    format_time,
 )
 from clusterctl.providers.shared.charges import ENDED, REMOVED, cost_until_removed, hourly
 
@@ -103,7 +103,8 @@ def check_until(
         more, minutes = f"--budget {total + 0.01:.2f}", int(seconds / 60)
         sooner = f"first an earlier end: `clusterctl extend {options.name} --ttl {minutes}m`"
         raise UsageError(
-            f"until {clock(deadline)} that costs ${total:.2f}, more than --budget {budget:.2f}",
+            f"until {format_time(deadline)} that costs ${total:.2f}, more than --budget"
+            f" {budget:.2f}",
             hint=f"{more}, fewer --workers, or {sooner}"
             if minutes > 0
             else f"{more}, or `clusterctl down {options.name}`: ${spent:.2f} is spent already",

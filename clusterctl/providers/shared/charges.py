@@ -34,10 +34,10 @@ def settle(
     def bear_out(item: Charge) -> Charge:
         end = ends.get(item.node, gone)
         if item.part in NETWORK_PARTS:  # until `down`, if AWS has not removed it at the deadline
-            return item.ended(ends[GATEWAY].when) if GATEWAY in ends else item
+            return item.end_at(ends[GATEWAY].when) if GATEWAY in ends else item
         if item.node not in living:
-            return item.ended(end.when if item.part in STORED or end.ran is None else end.ran)
-        return item.ended(end.when) if end.stopped and item.part not in STORED else item
+            return item.end_at(end.when if item.part in STORED or end.ran is None else end.ran)
+        return item.end_at(end.when) if end.stopped and item.part not in STORED else item
 
     def never_was(item: Charge) -> bool:
         if item.until is not None:

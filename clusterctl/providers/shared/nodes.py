@@ -18,6 +18,6 @@ def node_names(workers: int, *, most: int, what: str) -> tuple[str, ...]:
     return (LAUNCHER, *(f"worker-{number}" for number in range(1, workers + 1)))
 
 
-def span(workers: int) -> str:
+def name_span(workers: int) -> str:
     """For people: `worker-1 to worker-3`."""
     return "worker-1" if workers == 1 else f"worker-1 to worker-{workers}"
