@@ -123,15 +123,15 @@ def _ended(job: Job, last: Attempt) -> Job:
 
 
 def _state(job: Job, last: Attempt) -> JobState:
-    """A launcher may say 0 after it has lost a node, and something else after it has only lost its
-    connections: how every rank has ended counts. Who was told to end may do so with 0, and has not
-    finished."""
+    """A launcher may say 0 after it has lost a node, or after MPI_Abort(comm, 0), and something
+    else after it has only lost its connections: how every rank has ended counts. Who was told to
+    end may do so with 0, and has not finished."""
     told = CAUSES.get(last.stop, JobState.RUNNING)
     if told.ended:
         return told
     if last.dead:
         return JobState.LOST
-    broken = last.launcher_code != 0 and (last.told or last.events or last.hung)
+    broken = last.told or (last.launcher_code != 0 and (last.events or last.hung))
     well = last.launcher_code is not None and not broken and _well(last) >= len(job.processes)
     return JobState.SUCCEEDED if well else JobState.FAILED
 
@@ -182,6 +182,8 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
         return ""
     launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
     ended = f"{launcher} ended with {last.launcher_code or 0}"
+    if last.told and last.launcher_code == 0:
+        return f"{_abort(job, last)} ({ended})"
     missing = [rank for rank in range(job.ranks) if rank not in last.exits]
     if missing and last.exits and last.started >= job.ranks:
         return f"{_killed(job, missing)} ({ended})"
@@ -207,6 +209,13 @@ def _describe_points(job: Job) -> str:
         f"{len(names)} of {len(job.processes)} points did not succeed:"
         f" {', '.join(names[:_NAMED])}{more}"
     )
+
+
+def _abort(job: Job, last: Attempt) -> str:
+    """Who has ended the others, as MPI_Abort(comm, 0) does."""
+    others = [rank for rank in range(job.ranks) if rank not in last.told]
+    who = f"rank {others[0]} on {job.node_of(others[0])}" if len(others) == 1 else "a rank"
+    return f"{who} ended the other ranks before they had finished, with MPI_Abort(…, 0)"
 
 
 def _killed(job: Job, missing: Sequence[int]) -> str:

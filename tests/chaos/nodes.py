@@ -47,15 +47,6 @@ def expect_job(site: Site, running: Running, number: int) -> Done:
     return done
 
 
-def is_replaced(site: Site, node: str, done: Done) -> bool:
-    """Whether `run` could not ask a worker how its ranks had ended, and has started it again."""
-    if f"lost {node}: starting it again" not in done.err:
-        return False
-    site.expect(site.cli("ssh", "-c", "lab", node, "--", "true", code=None), (0,))
-    site.expect_lines(max(site.cli.jobs()))
-    return True
-
-
 def on_node(site: Site, node: str, script: str) -> None:
     site.cli("ssh", "-c", "lab", node, "--", f"PATH=$PATH:/usr/sbin:/sbin; {script}")
 
@@ -74,11 +65,10 @@ def attack_sshd(site: Site) -> None:
     # A local node ends with its sshd. Who knocks hears what a kernel says where nobody listens.
     reset = "-p tcp --dport 22 --syn -j REJECT --reject-with tcp-reset"
     on_node(site, node, f"iptables -I INPUT {reset}")
-    done = expect_job(site, running, 1)
-    if not is_replaced(site, node, done):
-        words = ("ssh", "-c", "lab", node, "--", "true")
-        site.expect(site.cli(*words, code=None), (4,), "nothing listens on port 22")
-        site.expect(site.cli("up", "lab", code=None), (0,))
+    expect_job(site, running, 1)
+    words = ("ssh", "-c", "lab", node, "--", "true")
+    site.expect(site.cli(*words, code=None), (4,), "nothing listens on port 22")
+    site.expect(site.cli("up", "lab", code=None), (0,))
     site.expect(site.cli("run", "-c", "lab", "program/program.py", code=None), (0,))
     site.expect_lines(max(site.cli.jobs()))
     site.expect_end()
@@ -134,14 +124,11 @@ def attack_rotated_key(site: Site) -> None:
     on_node(site, node, f"(sleep 1; {told}) >/dev/null 2>&1 &")
     for name in ("", ".pub"):
         Path(f"{key}{name}").write_text(Path(f"{fresh}{name}").read_text())
-    done = expect_job(site, running, 1)
-    if is_replaced(site, node, done):
-        site.expect(done, (0,), f"{node} has a new host key, confirmed by the provider")
-    else:
-        words = ("ssh", "-c", "lab", node, "--", "true")
-        site.expect(site.cli("status", "lab", "--live", code=None), (0, 4), "SHA256:")
-        site.expect(site.cli(*words, code=None), (4,), "SHA256:")
-        site.expect(site.cli("up", "lab", code=None), (0,), "new host key")
+    expect_job(site, running, 1)
+    words = ("ssh", "-c", "lab", node, "--", "true")
+    site.expect(site.cli("status", "lab", "--live", code=None), (0, 4), "SHA256:")
+    site.expect(site.cli(*words, code=None), (4,), "SHA256:")
+    site.expect(site.cli("up", "lab", code=None), (0,), "new host key")
     site.expect(site.cli("run", "-c", "lab", "program/program.py", code=None), (0,))
     site.expect_lines(max(site.cli.jobs()))
     site.expect_end()

@@ -141,6 +141,22 @@ def test_a_job_without_an_exit_code_of_its_program(
     assert advice in error.hint
 
 
+@pytest.mark.parametrize(
+    ("told", "who"), [((0,), "rank 1 on worker-2"), ((0, 1), "a rank")], ids=["one", "all"]
+)
+def test_ranks_that_were_told_to_end_by_an_abort_with_0_have_not_finished(
+    told: tuple[int, ...], who: str
+) -> None:
+    facts = ["launcher 30 0", "started 30 2", "exit 29 0 0 1", "exit 29 1 0 1"]
+    facts += [f"told 30 {rank} 1" for rank in told]
+    found = job_state.judge(job(), "\n".join(["running 12 1", *facts, "ended 31"]))
+    assert found.state is JobState.FAILED
+    assert found.reason == (
+        f"{who} ended the other ranks before they had finished, with MPI_Abort(…, 0)"
+        " (mpirun on the launcher ended with 0)"
+    )
+
+
 def test_a_job_with_an_exit_code_of_its_program_needs_no_other() -> None:
     facts = "running 12 1\nlauncher 30 1\nstarted 30 2\nexit 29 1 3 1\nended 31"
     assert explain_failure(job_state.judge(job(), facts)) is None

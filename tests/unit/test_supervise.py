@@ -407,6 +407,7 @@ def test_a_node_whose_sshd_is_just_starting_is_asked_again(
     restart = "echo another >../out/boot;" * code
     end = f"[ $RANK = 0 ] || {{ touch {away}; {restart} }}; exit {code}"
     job = site.ended(site.submit(1, end, "rank 0; rank 1"))
+    job = site.until(job, lambda job: "worker-2" in job.survivors)
     assert job.survivors["worker-2"] == 0, site.story(job)
     assert job.state is (JobState.FAILED if code else JobState.SUCCEEDED)
     assert job.reason == "worker-2 restarted while the job ran" * code
