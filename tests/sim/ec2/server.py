@@ -234,7 +234,7 @@ class Layer:
                 if id in young:
                     raise ApiError(f"{code}.NotFound", f"The {kind} ID '{id}' does not exist")
         if any(name.startswith("tag") for name in request.filters()):
-            body = wire.drop_nodes(given[1], young)
+            body = wire.without(given[1], young)
             (status, headers, *rest) = given[0]
             kept = [pair for pair in headers if pair[0].lower() != "content-length"]
             return (status, [*kept, ("Content-Length", str(len(body)))], *rest), body
