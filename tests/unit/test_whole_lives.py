@@ -4,13 +4,11 @@ shares no code with ours: `status`, `cost`, the receipt and the budget have to a
 from __future__ import annotations
 
 import calendar
-import math
 import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,19 +18,24 @@ from clusterctl.actions import extend as extending
 from clusterctl.actions import stop as stopping
 from clusterctl.actions.down import correct_times, finish_down
 from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Reporter
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import provider_state
-from clusterctl.providers.ec2.answers import LIVING, Instance
-from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
+from tests.unit.billed_account import (
+    ADDRESS,
+    EVICTED,
+    GATEWAY,
+    HOUR,
+    SPOT,
+    Account,
+    Answers,
+    Killed,
+    Machine,
+    Provider,
+)
 from tests.unit.making import node
 from tests.unit.provided import provide
-from tests.unit.test_ec2_again import Market
 
-HOUR = 3600.0
-MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}
-SPOT = {"us-east-1a": 0.07, "us-east-1b": 0.095}
-GIB, ADDRESS, GATEWAY = 0.08, 0.005, 0.045
 CENT = 0.01
 STARTS = tuple(
     float(calendar.timegm(time.strptime(text, "%Y-%m-%d %H")))
@@ -42,155 +45,6 @@ STARTS = tuple(
 the clock of this machine."""
 
 ONCE_WRONG = (27, 40, 81, 90, 444)
-
-
-@dataclass
-class Machine:
-    """As EC2 bills it: `runs` from each start to the stop or end after it."""
-
-    name: str
-    id: str
-    rate: float
-    born: float
-    gib: int
-    public: bool
-    spot: bool
-    zone: str
-    runs: list[list[float]] = field(default_factory=list)
-    state: str = "running"
-    ended: float | None = None
-
-    def switch(self, state: str, now: float) -> None:
-        if state == "running":
-            self.runs.append([now, math.inf])
-        elif self.state == "running":
-            self.runs[-1][1] = now
-        self.state, self.ended = state, None if state == "running" else now
-
-    def cost(self, now: float) -> float:
-        run = sum(max(60.0, min(end, now) - since) for since, end in self.runs) / HOUR
-        gone = self.ended if self.state == "terminated" and self.ended else now
-        kept, price = max(60.0, gone - self.born), self.gib * GIB
-        parts = (min(60.0, kept - at) / month(self.born + at) for at in range(0, int(kept), 60))
-        return run * (self.rate + ADDRESS * self.public) + price * sum(parts)
-
-
-def month(when: float) -> float:
-    """Seconds of the calendar month."""
-    moment = time.gmtime(when)
-    return calendar.monthrange(moment.tm_year, moment.tm_mon)[1] * 86400.0
-
-
-@dataclass
-class Account:
-    """What EC2 has and bills. `now`: its clock, and everyone's."""
-
-    now: float
-    machines: list[Machine] = field(default_factory=list)
-    gateway: float | None = None
-    gateway_end: float = math.inf
-
-    @property
-    def alive(self) -> list[Machine]:
-        return [one for one in self.machines if one.state != "terminated"]
-
-    def launch(self, name: str, gib: int, *, public: bool, spot: bool, zone: str) -> None:
-        rate = SPOT[zone] if spot else MACHINE[kind(name)]
-        id = f"i-{len(self.machines)}"
-        made = Machine(name, id, rate, self.now, gib, public, spot, zone, [[self.now, math.inf]])
-        self.machines.append(made)
-
-    def end(self) -> None:
-        """All of it."""
-        for one in self.alive:
-            one.switch("terminated", self.now)
-        self.gateway_end = min(self.gateway_end, self.now)
-
-    def bill(self) -> float:
-        total = sum(one.cost(self.now) for one in self.machines)
-        if self.gateway is not None:
-            seconds = min(self.now, self.gateway_end) - self.gateway
-            total += GATEWAY * max(1, math.ceil(seconds / HOUR)) + ADDRESS * seconds / HOUR
-        return total
-
-    def hourly(self) -> float:
-        running = [one for one in self.alive if one.state == "running"]
-        rate = sum(one.rate + ADDRESS * one.public for one in running)
-        rate += sum(one.gib * GIB / 730 for one in self.alive)
-        return rate + (GATEWAY + ADDRESS) * (self.gateway is not None and self.gateway_end > 1e10)
-
-
-def kind(name: str) -> str:
-    return "t3.micro" if name == "launcher" else "c7i.xlarge"
-
-
-class Answers(Market):
-    account_: Account
-    found_zones = tuple(SPOT)
-
-    def price(self, instance_type: str) -> float:
-        return MACHINE[instance_type]
-
-    def spot_price(self, instance_type: str, *zones: str) -> float:
-        return max(SPOT[zone] for zone in zones or SPOT)
-
-    def disk_price(self) -> float:  # type: ignore[override]
-        return GIB
-
-    def address_price(self) -> float:  # type: ignore[override]
-        return ADDRESS
-
-    def nat_price(self) -> float:
-        return GATEWAY
-
-    def nat_traffic_price(self) -> float:
-        return 0.045
-
-    def instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
-        """EC2 tells whole seconds, and forgets a machine an hour after its end."""
-        now = self.account_.now
-        return [
-            Instance(
-                id=one.id,
-                node=one.name,
-                type=kind(one.name),
-                state=one.state,
-                zone=one.zone,
-                address="",
-                private_address="",
-                launched=float(int(one.runs[-1][0])),
-                spot=one.spot,
-                ended=None if one.ended is None else float(int(one.ended)),
-            )
-            for one in self.account_.machines
-            if one.state in states and (one in self.account_.alive or now - (one.ended or 0) < HOUR)
-        ]
-
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
-        if action == "describe_nat_gateways" and self.account_.gateway is not None:
-            gone = self.account_.gateway_end <= self.account_.now
-            return [{"State": "deleted" if gone else "available", "NatGatewayId": "nat-1"}]
-        return super().all(action, key, service, **arguments)
-
-
-class Provider(Ec2Provider):
-    """Its machines obey at once."""
-
-    account: Account
-
-    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        """Its nodes have nothing to be told."""
-
-    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        since = self.account.now
-        for one in self.account.alive:
-            if one.state == "running":
-                one.switch("stopped", since)
-        self.account.now += 20
-        return since
-
-    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        self.account.end()
 
 
 class Life:
@@ -205,7 +59,7 @@ class Life:
             account_ = account
 
         self.provider = Provider(Mine, lambda: account.now, lambda: "203.0.113.9")
-        self.provider.account = account
+        self.provider.account, self.provider.chance = account, chance
         provide(monkeypatch, "ec2", self.provider)
         self.store = open_store()
         self.spot, self.private = chance.random() < 0.4, chance.random() < 0.4
@@ -262,7 +116,9 @@ class Life:
         aws, chance, made = self.account, self.chance, {one.name for one in self.account.alive}
 
         def switch(one: Machine) -> None:
-            one.switch("running" if one.name in wanted else "terminated", aws.now)
+            stays = one.name in wanted
+            aws.tell("StartInstances" if stays else "TerminateInstances", one)
+            one.switch("running" if stays else "terminated", aws.now)
 
         def launch(name: str) -> None:
             first = name == "launcher"
@@ -295,16 +151,19 @@ class Life:
         self.store.save(replace(self.cluster, stopping=True))
         for one in self.account.alive:
             if self.chance.random() < 0.6 and one.state == "running":
+                self.account.tell("StopInstances", one)
                 one.switch("stopped", self.account.now)
         self.account.now += 9
 
     def lose(self) -> None:
         """EC2 takes a worker, and `up` starts another. Where the budget does not last for that,
         the record goes on with the lost one, and the person gives up."""
-        self.chance.choice(self.account.alive[1:] or self.account.alive).switch(
-            "terminated", self.account.now
-        )
-        self.account.now += 60
+        lost = self.chance.choice(self.account.alive[1:] or self.account.alive)
+        self.account.tell(EVICTED if lost.spot else "TerminateInstances", lost)
+        lost.switch("terminated", self.account.now)
+        assert self.cluster.deadline
+        left = self.cluster.deadline - self.account.now
+        self.account.now += 5000 if left > 9000 and self.chance.random() < 0.5 else 60
         try:
             self.up(self.cluster.spec.workers)
         except UsageError:
@@ -391,6 +250,37 @@ def test_what_is_said_of_money_is_what_aws_charges(
         assert not life.budget or aws.bill() + ADDRESS / 4 <= life.budget + CENT / 2
         aws.now += chance.choice((100, 9 * HOUR))
         life.check()
+    done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
+    receipt = sum(item.dollars(aws.now) for item in done.charges)
+    assert receipt == pytest.approx(aws.bill(), abs=life.slack)
+
+
+@pytest.mark.usefixtures("terraform")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_down_that_was_killed_and_forgotten_counts_what_aws_charges(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EC2 shows nothing of it by then; `status` and the next `down` ask CloudTrail."""
+    life = Life(monkeypatch, seed)
+    aws, chance = life.account, life.chance
+    life.private = False  # CloudTrail is not asked about gateways
+    life.up(chance.choice((1, 2)))
+    for _ in range(chance.randrange(5)):
+        assert life.cluster.deadline
+        aws.now += min(chance.choice((3, 500, 3000)), life.cluster.deadline - 3000 - aws.now)
+        life.step()
+        if life.given_up or life.cluster.deadline - aws.now < 4000:
+            break
+    life.provider.ends = chance.choice((0.5, 1.0))
+    with pytest.raises(Killed):
+        finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
+    life.provider.ends = None
+    later = aws.now + chance.choice((100, 2 * HOUR, 9 * HOUR, 60 * HOUR))
+    if aws.alive and life.cluster.deadline and life.cluster.deadline < later:
+        aws.now = life.cluster.deadline
+        life.reach_deadline()
+    aws.now = max(aws.now, later)
+    life.check()
     done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
     receipt = sum(item.dollars(aws.now) for item in done.charges)
     assert receipt == pytest.approx(aws.bill(), abs=life.slack)

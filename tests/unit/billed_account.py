@@ -1,0 +1,213 @@
+"""An account of AWS whose machines cost money: what EC2 and CloudTrail tell of it, and its bill,
+which shares no code with ours."""
+
+from __future__ import annotations
+
+import calendar
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from clusterctl.model import Cluster, Reporter
+from clusterctl.providers.ec2.answers import LIVING, Instance
+from clusterctl.providers.ec2.provider import Ec2Provider
+from tests.unit.test_ec2_again import Market
+
+HOUR = 3600.0
+MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}
+SPOT = {"us-east-1a": 0.07, "us-east-1b": 0.095}
+GIB, ADDRESS, GATEWAY = 0.08, 0.005, 0.045
+EVICTED = "BidEvictedEvent"
+
+
+@dataclass
+class Machine:
+    """As EC2 bills it: `runs` from each start to the stop or end after it."""
+
+    name: str
+    id: str
+    rate: float
+    born: float
+    gib: int
+    public: bool
+    spot: bool
+    zone: str
+    runs: list[list[float]] = field(default_factory=list)
+    state: str = "running"
+    ended: float | None = None
+
+    def switch(self, state: str, now: float) -> None:
+        if state == "running":
+            self.runs.append([now, math.inf])
+        elif self.state == "running":
+            self.runs[-1][1] = now
+        self.state, self.ended = state, None if state == "running" else now
+
+    def cost(self, now: float) -> float:
+        run = sum(max(60.0, min(end, now) - since) for since, end in self.runs) / HOUR
+        gone = self.ended if self.state == "terminated" and self.ended else now
+        kept, price = max(60.0, gone - self.born), self.gib * GIB
+        parts = (min(60.0, kept - at) / month(self.born + at) for at in range(0, int(kept), 60))
+        return run * (self.rate + ADDRESS * self.public) + price * sum(parts)
+
+
+def month(when: float) -> float:
+    """Seconds of the calendar month."""
+    moment = time.gmtime(when)
+    return calendar.monthrange(moment.tm_year, moment.tm_mon)[1] * 86400.0
+
+
+@dataclass
+class Account:
+    """What EC2 has and bills. `now`: its clock, and everyone's."""
+
+    now: float
+    machines: list[Machine] = field(default_factory=list)
+    gateway: float | None = None
+    gateway_end: float = math.inf
+    trail: list[tuple[float, str, str]] = field(default_factory=list)
+    """What CloudTrail knows: when which call, or EC2 itself, ended or stopped which machine."""
+
+    def tell(self, name: str, one: Machine) -> None:
+        self.trail.append((self.now, name, one.id))
+
+    @property
+    def alive(self) -> list[Machine]:
+        return [one for one in self.machines if one.state != "terminated"]
+
+    def launch(self, name: str, gib: int, *, public: bool, spot: bool, zone: str) -> None:
+        rate = SPOT[zone] if spot else MACHINE[kind(name)]
+        id = f"i-{len(self.machines)}"
+        made = Machine(name, id, rate, self.now, gib, public, spot, zone, [[self.now, math.inf]])
+        self.machines.append(made)
+
+    def end(self) -> None:
+        """All of it, by calls."""
+        for one in self.alive:
+            self.tell("TerminateInstances", one)
+            one.switch("terminated", self.now)
+        self.gateway_end = min(self.gateway_end, self.now)
+
+    def bill(self) -> float:
+        total = sum(one.cost(self.now) for one in self.machines)
+        if self.gateway is not None:
+            seconds = min(self.now, self.gateway_end) - self.gateway
+            total += GATEWAY * max(1, math.ceil(seconds / HOUR)) + ADDRESS * seconds / HOUR
+        return total
+
+    def hourly(self) -> float:
+        running = [one for one in self.alive if one.state == "running"]
+        rate = sum(one.rate + ADDRESS * one.public for one in running)
+        rate += sum(one.gib * GIB / 730 for one in self.alive)
+        return rate + (GATEWAY + ADDRESS) * (self.gateway is not None and self.gateway_end > 1e10)
+
+
+def kind(name: str) -> str:
+    return "t3.micro" if name == "launcher" else "c7i.xlarge"
+
+
+class Answers(Market):
+    account_: Account
+    found_zones = tuple(SPOT)
+
+    def price(self, instance_type: str) -> float:
+        return MACHINE[instance_type]
+
+    def spot_price(self, instance_type: str, *zones: str) -> float:
+        return max(SPOT[zone] for zone in zones or SPOT)
+
+    def disk_price(self) -> float:  # type: ignore[override]
+        return GIB
+
+    def address_price(self) -> float:  # type: ignore[override]
+        return ADDRESS
+
+    def nat_price(self) -> float:
+        return GATEWAY
+
+    def nat_traffic_price(self) -> float:
+        return 0.045
+
+    def instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
+        """EC2 tells whole seconds, and forgets a machine an hour after its end."""
+        now = self.account_.now
+        return [
+            Instance(
+                id=one.id,
+                node=one.name,
+                type=kind(one.name),
+                state=one.state,
+                zone=one.zone,
+                address="",
+                private_address="",
+                launched=float(int(one.runs[-1][0])),
+                spot=one.spot,
+                ended=None if one.ended is None else float(int(one.ended)),
+            )
+            for one in self.account_.machines
+            if one.state in states and (one in self.account_.alive or now - (one.ended or 0) < HOUR)
+        ]
+
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        if action != "lookup_events":
+            return super().call(action, service, **arguments)
+        [asked] = arguments["LookupAttributes"]
+        return {
+            "Events": [shown(*one) for one in self.account_.trail if asked["AttributeValue"] in one]
+        }
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        if action == "describe_nat_gateways" and self.account_.gateway is not None:
+            gone = self.account_.gateway_end <= self.account_.now
+            return [{"State": "deleted" if gone else "available", "NatGatewayId": "nat-1"}]
+        return super().all(action, key, service, **arguments)
+
+
+def shown(when: float, name: str, id: str) -> dict[str, Any]:
+    """An event of CloudTrail, which tells whole seconds."""
+    record = {"requestParameters": {"instancesSet": {"items": [{"instanceId": id}]}}}
+    if name == EVICTED:
+        record = {"serviceEventDetails": {"instanceIdSet": [id]}}
+    moment = datetime.fromtimestamp(int(when), timezone.utc)
+    return {"EventName": name, "EventTime": moment, "CloudTrailEvent": json.dumps(record)}
+
+
+class Killed(BaseException):
+    """clusterctl, by SIGKILL."""
+
+
+class Provider(Ec2Provider):
+    """Its machines obey at once."""
+
+    account: Account
+    ends: float | None = None
+    """How many of its machines a `down` ends before it is killed; None: it is not killed."""
+    chance: random.Random
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Its nodes have nothing to be told."""
+
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        since = self.account.now
+        for one in self.account.alive:
+            if one.state == "running":
+                self.account.tell("StopInstances", one)
+                one.switch("stopped", since)
+        self.account.now += 20
+        return since
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        self.account.now += 5
+        if self.ends is None:
+            return self.account.end()
+        for one in self.account.alive:
+            if self.chance.random() < self.ends:
+                self.account.tell("TerminateInstances", one)
+                one.switch("terminated", self.account.now)
+        raise Killed
