@@ -14,7 +14,7 @@ from clusterctl.actions import gc, open_store
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.job_model import JobState
 from clusterctl.model import Cluster, Reporter
-from clusterctl.providers.ec2 import provider_state
+from clusterctl.providers.ec2 import failures, provider_state
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
@@ -279,6 +279,28 @@ def test_a_region_that_hangs_is_named_and_keeps_no_other_waiting(
     assert (
         "region ap-south-1 could not be searched: no answer from ap-south-1 within 1 s" in said.err
     )
+
+
+@pytest.mark.parametrize("verb", [("gc", "--dry-run"), ("list", "--all")], ids=" ".join)
+def test_regions_that_hang_and_that_refuse_at_once_are_both_named(
+    verb: tuple[str, ...], account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found in the others is shown."""
+
+    def closed(region: str) -> None:
+        if region == "me-south-1":
+            said = "You are not authorized to perform this operation. User: x is not authorized"
+            raise failures.refused("describe tags", "UnauthorizedOperation", said, region)
+
+    monkeypatch.setattr(gc, "SEARCH_LIMIT", 1.0)
+    account.enabled, account.hangs, account.meanwhile = REGIONS, "ap-south-1", closed
+    said = call(*verb, "--json")
+    assert said.code == (3 if "gc" in verb else 0), "a list shows what there is"
+    assert sorted(said.document["regions"]) == ["eu-west-1", "us-east-1", "us-west-2"]
+    found = said.document["cloud" if "list" in verb else "found"]
+    assert {item["region"] for item in found} == {"eu-west-1", "us-east-1", "us-west-2"}
+    assert "region ap-south-1 could not be searched: no answer from ap-south-1" in said.err
+    assert re.search(r"region me-south-1 could not be searched: .*UnauthorizedOperation", said.err)
 
 
 @pytest.mark.parametrize("whose", ["user/bob", ""], ids=["bob", "unknown"])
