@@ -150,16 +150,30 @@ def test_a_network_acl_that_lets_a_cluster_work_is_no_trouble(rules: list[dict[s
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ([OUT], f"blocks SSH from {ME}/32 (TCP 22)"),
-        ([rule(90, "deny", "0.0.0.0/0", 22), IN, OUT], f"blocks SSH from {ME}/32 (TCP 22)"),
+        ([OUT], f"blocks SSH from {ME}/32 (TCP 22, no rule allows it)"),
+        (
+            [rule(90, "deny", "0.0.0.0/0", 22), IN, OUT],
+            f"blocks SSH from {ME}/32 (TCP 22, rule 90)",
+        ),
         ([rule(90, "allow", "203.0.113.0/24", 22), *PACKAGES], "blocks SSH from"),
-        ([IN], f"blocks answers of SSH to {ME}/32 (TCP 1024-65535)"),
-        ([IN, *PACKAGES[1:]], "blocks traffic to the internet (TCP 443)"),
-        ([IN, PACKAGES[0], *PACKAGES[2:]], "blocks traffic to the internet (TCP 80)"),
-        ([IN, rule(90, "deny", "0.0.0.0/0", 400, 500, out=True), OUT], "(TCP 443)"),
+        ([IN], f"blocks answers of SSH to {ME}/32 (TCP 1024-65535, no rule"),
+        ([IN, *PACKAGES[1:]], "blocks traffic to the internet (TCP 443, no rule allows it)"),
+        (
+            [IN, PACKAGES[0], *PACKAGES[2:]],
+            "blocks traffic to the internet (TCP 80, no rule allows it)",
+        ),
+        ([IN, rule(90, "deny", "0.0.0.0/0", 400, 500, out=True), OUT], "(TCP 443, rule 90)"),
         # The own network is no part of the internet.
-        ([IN, rule(90, "allow", INSIDE, out=True), *PACKAGES[2:]], "(TCP 443)"),
+        ([IN, rule(90, "allow", INSIDE, out=True), *PACKAGES[2:]], "(TCP 443, no rule"),
         ([SSH_IN, rule(95, "allow", INSIDE), OUT], "blocks answers from the internet"),
+        (
+            [IN, rule(90, "deny", "0.0.0.0/0", out=True), {**OUT, "RuleNumber": 32767}],
+            "(TCP 1024-65535, rule 90)",
+        ),
+        (
+            [SSH_IN, {**rule(1, "deny"), "RuleNumber": 32767}, OUT],
+            "(TCP 32768-60999, no rule allows it)",
+        ),
     ],
 )
 def test_a_network_acl_that_keeps_a_cluster_from_working_is_named(
@@ -205,9 +219,9 @@ def test_private_workers_and_their_launcher_have_to_reach_each_other() -> None:
     ):
         pair([IN, rule(90, "allow", INSIDE, out=True)], everything)
     said = r"closed is closed to public: network ACL acl-closed blocks traffic from the launcher"
-    with pytest.raises(UsageError, match=rf"{said} \(10.0.0.0/24, TCP 22\)"):
+    with pytest.raises(UsageError, match=rf"{said} \(10.0.0.0/24, TCP 22, no rule allows it\)"):
         pair(PACKAGES, everything)
-    said = r"network ACL acl-public blocks traffic to the workers \(10.0.1.0/24, TCP 22\)"
+    said = r"acl-public blocks traffic to the workers \(10.0.1.0/24, TCP 22, no rule allows it\)"
     with pytest.raises(UsageError, match=said):
         pair(everything, [IN, *PACKAGES])
 

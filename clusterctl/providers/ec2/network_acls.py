@@ -19,6 +19,8 @@ _INSIDE = tuple(
 """Networks that are no part of the internet."""
 
 _ALL, _TCP = "-1", "6"
+_LAST = 32767
+"""The number of the rule `*`, which denies what no other rule has matched."""
 Ports = tuple[int, int]
 SSH, HTTP, HTTPS = (22, 22), (80, 80), (443, 443)
 ANSWERS = (32768, 60999)
@@ -34,12 +36,13 @@ class Acl:
     id: str
     rules: Sequence[Mapping[str, Any]]
 
-    def closes(self, ports: Ports, networks: Sequence[IPv4Network], *, out: bool) -> bool:
-        """Whether it certainly lets nothing through to (`out`), or from, any of these networks on
-        any of these TCP ports. ANYWHERE is the internet."""
-        return all(self._closes(ports, network, out) for network in networks)
+    def find_block(self, ports: Ports, networks: Sequence[IPv4Network], *, out: bool) -> str:
+        """What keeps it from letting anything through to (`out`), or from, any of these networks on
+        any of these TCP ports; "" where it may let something through. ANYWHERE is the internet."""
+        found = [self._find_block(ports, network, out) for network in networks]
+        return found[0] if all(found) else ""
 
-    def _closes(self, ports: Ports, network: IPv4Network, out: bool) -> bool:
+    def _find_block(self, ports: Ports, network: IPv4Network, out: bool) -> str:
         for rule in sorted(self.rules, key=lambda rule: int(rule["RuleNumber"])):
             if bool(rule["Egress"]) != out or str(rule["Protocol"]) not in (_ALL, _TCP):
                 continue
@@ -52,10 +55,11 @@ class Acl:
             if network == ANYWHERE and any(map(theirs.subnet_of, _INSIDE)):
                 continue
             if rule["RuleAction"] == "allow":
-                return False
-            if network.subnet_of(theirs) and first <= ports[0] and ports[1] <= last:
-                return True
-        return True
+                return ""
+            whole = network.subnet_of(theirs) and first <= ports[0] and ports[1] <= last
+            if whole and int(rule["RuleNumber"]) != _LAST:
+                return f"rule {rule['RuleNumber']}"
+        return "no rule allows it"
 
 
 def _ports(rule: Mapping[str, Any]) -> Ports:
@@ -76,10 +80,10 @@ def ssh_trouble(acl: Acl | None, sources: Sequence[IPv4Network]) -> str:
     if acl is None:
         return ""
     wanted, who = sources or (ANYWHERE,), ", ".join(map(str, sources)) or "anywhere"
-    if acl.closes(SSH, wanted, out=False):
-        return f"its network ACL {acl.id} blocks SSH from {who} (TCP 22)"
-    if acl.closes(ANY_ANSWERS, wanted, out=True):
-        return f"its network ACL {acl.id} blocks answers of SSH to {who} (TCP 1024-65535)"
+    if why := acl.find_block(SSH, wanted, out=False):
+        return f"its network ACL {acl.id} blocks SSH from {who} (TCP 22, {why})"
+    if why := acl.find_block(ANY_ANSWERS, wanted, out=True):
+        return f"its network ACL {acl.id} blocks answers of SSH to {who} (TCP 1024-65535, {why})"
     return ""
 
 
@@ -89,15 +93,15 @@ def internet_trouble(acl: Acl | None, *, http: bool) -> str:
     if acl is None:
         return ""
     for ports in (HTTPS, *([HTTP] if http else [])):
-        if acl.closes(ports, [ANYWHERE], out=True):
+        if why := acl.find_block(ports, [ANYWHERE], out=True):
             return (
-                f"its network ACL {acl.id} blocks traffic to the internet (TCP {ports[0]}), so"
-                " machines could not fetch packages"
+                f"its network ACL {acl.id} blocks traffic to the internet (TCP {ports[0]}, {why}),"
+                " so machines could not fetch packages"
             )
-    if acl.closes(ANSWERS, [ANYWHERE], out=False):
+    if why := acl.find_block(ANSWERS, [ANYWHERE], out=False):
         return (
-            f"its network ACL {acl.id} blocks answers from the internet (TCP 32768-60999), so"
-            " machines could not fetch packages"
+            f"its network ACL {acl.id} blocks answers from the internet (TCP 32768-60999, {why}),"
+            " so machines could not fetch packages"
         )
     return ""
 
@@ -116,7 +120,7 @@ def pair_trouble(
         (launcher, ANSWERS, inner, True, "to the workers"),
         (launcher, ANSWERS, inner, False, "from the workers"),
     ):
-        if acl and acl.closes(ports, [other], out=out):
+        if acl and (why := acl.find_block(ports, [other], out=out)):
             port = "-".join(map(str, dict.fromkeys(ports)))
-            return f"network ACL {acl.id} blocks traffic {what} ({other}, TCP {port})"
+            return f"network ACL {acl.id} blocks traffic {what} ({other}, TCP {port}, {why})"
     return ""
