@@ -79,7 +79,7 @@ class Cluster:
         given = _read_options(Up, options)
         resolved = up_plan.resolve(store, spec.cluster_spec(name, given))
         place = f"the provider is {resolved.provider}"
-        given = given.apply_limits(up_plan.circumstances(resolved), lambda line: None, place)
+        given = given.apply_limits(up_plan.find_circumstances(resolved), lambda line: None, place)
         before = store.names()
         made = cls(store, name, created=name not in before, report=report)
 
@@ -321,11 +321,11 @@ def _read_options(verb: type[V], options: Mapping[str, Any]) -> V:
             hint = f"did you mean {close[0]}?" if close else hint
             raise UsageError(f"unknown option {key}", hint=hint)
         known[key].check_given(value, key)
-        values[key] = known[key].read(_raw(known[key], value), key)
+        values[key] = known[key].read(_make_text(known[key], value), key)
     return verb(values, [key for key in options if values[key]], {})
 
 
-def _raw(option: Option[Any], value: Any) -> Any:
+def _make_text(option: Option[Any], value: Any) -> Any:
     """The value as text, as on the command line."""
     if value is None or option.is_flag:
         return value and bool(value)

@@ -102,12 +102,12 @@ def explain(native: Iterable[str], libraries: Iterable[tuple[str, str]]) -> Wait
         for pattern, path, wait in _LIBRARIES:
             if re.fullmatch(pattern, name.rpartition(".")[2]) and re.search(path, file):
                 return wait
-    return _first(native, _FUNCTIONS)
+    return _find_first(native, _FUNCTIONS)
 
 
 def guess(native: Iterable[str]) -> Wait | None:
     """The same by functions that wait for many things."""
-    return _first(native, _UNCLEAR)
+    return _find_first(native, _UNCLEAR)
 
 
 _KERNEL = (
@@ -131,7 +131,7 @@ def explain_kernel(function: str) -> Wait | None:
     return next((wait for pattern, wait in _KERNEL if re.search(pattern, function)), None)
 
 
-def _first(names: Iterable[str], rows: Iterable[tuple[str, Wait]]) -> Wait | None:
+def _find_first(names: Iterable[str], rows: Iterable[tuple[str, Wait]]) -> Wait | None:
     table = tuple(rows)
     for name in names:
         for pattern, wait in table:

@@ -150,7 +150,7 @@ def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]
     for key, value in read_toml(path).items():
         if isinstance(value, dict):
             _check_known(path, key, "table", set(verbs))
-            options = _by_key(verbs[key])
+            options = _index_by_key(verbs[key])
             for name in value:
                 _check_settable(path, f"{key}.{name}", verbs[key].get(name))
                 _check_known(
@@ -161,7 +161,7 @@ def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]
                 for n, v in value.items()
             }
         else:
-            by_verb = {verb: _by_key(options) for verb, options in verbs.items()}
+            by_verb = {verb: _index_by_key(options) for verb, options in verbs.items()}
             _check_settable(path, key, next((o[key] for o in verbs.values() if key in o), None))
             _check_known(path, key, "key", set().union(*by_verb.values()))
             for verb, options in by_verb.items():
@@ -173,7 +173,7 @@ def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]
     return found
 
 
-def _by_key(options: Mapping[str, Option[Any]]) -> dict[str, Option[Any]]:
+def _index_by_key(options: Mapping[str, Option[Any]]) -> dict[str, Option[Any]]:
     """The options of a verb, by their present and former keys."""
     found = {option.old: option for option in options.values() if option.old}
     own = {key: option for key, option in options.items() if option.flags and option.settable}

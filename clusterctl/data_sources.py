@@ -72,7 +72,9 @@ def find(url: str, objects: Objects) -> Source:
             "a URL with a password in it would be seen by everyone on this machine",
             hint=f"put a token into the environment variable {TOKEN}",
         )
-    found = {"s3": _in_bucket, "hf": _on_hub}.get(parts.scheme, _at)(parts, objects)
+    found = {"s3": _find_in_bucket, "hf": _find_on_hub}.get(parts.scheme, _find_at_url)(
+        parts, objects
+    )
     for file in found.files:
         _check_path(file.path)
     return found
@@ -84,7 +86,7 @@ def _check_path(path: str) -> None:
         raise UsageError(f"{path!r} is not a valid file path", hint="choose another source")
 
 
-def _at(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
+def _find_at_url(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     name = urllib.parse.unquote(PurePosixPath(parts.path).name)
     if not parts.hostname or not name or parts.path.endswith("/"):
         raise UsageError(
@@ -97,7 +99,7 @@ def _at(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     return Source(stem, (Remote(name, parts.geturl(), headers=headers),))
 
 
-def _in_bucket(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
+def _find_in_bucket(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     """A key, or all below a prefix."""
     prefix = urllib.parse.unquote(parts.path.lstrip("/"))
     found = list(objects(parts.netloc, prefix))
@@ -114,7 +116,7 @@ def _in_bucket(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     return Source(name.partition(".")[0] or name, files)
 
 
-def _on_hub(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
+def _find_on_hub(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     """hf://datasets/OWNER/NAME[@REVISION][/PATH], or without `datasets/` for a model."""
     words = [urllib.parse.unquote(word) for word in f"{parts.netloc}{parts.path}".split("/")]
     kind = _KINDS.get(words[0], "")

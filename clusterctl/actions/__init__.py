@@ -94,15 +94,15 @@ def require_owned(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def copied() -> tuple[int, int | None]:
+def count_copied() -> tuple[int, int | None]:
     """Bytes that copies to and from nodes have moved in this process, and those that the copies
     under way still have to move (None: unknown)."""
     return COPIED.read(), COPIED.left
 
 
-def moved() -> tuple[int, int | None]:
+def count_moved() -> tuple[int, int | None]:
     """The same with what programs have downloaded that this process has started."""
-    size, left = copied()
+    size, left = count_copied()
     return size + COPIED.downloaded, left
 
 

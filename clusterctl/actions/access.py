@@ -43,9 +43,9 @@ def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
     node's shell reads: `-- 'ls | wc'`."""
     node = node_of(cluster, name)
     if node.here:
-        return ["/bin/sh", *(["-c", _at_home(words)] if words else [])]
+        return ["/bin/sh", *(["-c", _start_at_home(words)] if words else [])]
     if words:
-        return ["ssh", "-F", "config", node.name, _at_home(words)]
+        return ["ssh", "-F", "config", node.name, _start_at_home(words)]
     tty = ["-t"] if sys.stdin.isatty() else []
     return ["ssh", "-F", "config", *tty, node.name, f"cd; {_open_shell(node)}"]
 
@@ -56,7 +56,7 @@ def _open_shell(node: Node) -> str:
     return f'[ ! -x {enter} ] || exec {enter}; exec "${{SHELL:-/bin/sh}}" -l'
 
 
-def _at_home(words: list[str]) -> str:
+def _start_at_home(words: list[str]) -> str:
     """A command for a node's shell, in the node's own home: sshd starts it in the one that the
     account has, which local nodes share with this machine."""
     return f"cd; {words[0] if len(words) == 1 else shlex.join(words)}"
@@ -128,7 +128,7 @@ def execute(
     node = node_of(cluster, name)
     _prepare_ssh(store, cluster)
     with open_pool(store, cluster) as pool:
-        return pool.transport(node.name).run(_at_home(words), timeout=timeout)
+        return pool.transport(node.name).run(_start_at_home(words), timeout=timeout)
 
 
 def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: float) -> None:

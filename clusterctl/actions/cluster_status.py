@@ -129,7 +129,7 @@ def find_charges(
     long as no command changes the machines or was interrupted at that, and they are not to have
     ended themselves by now."""
     if _is_overdue(cluster, now):
-        return _overdue(store, cluster, now)
+        return _charge_overdue(store, cluster, now)
     if _is_unfinished(cluster):
         return _charge_between(store, cluster, now)
     if ended_workers.may_have_ended(store, cluster, now):
@@ -229,7 +229,7 @@ def _charge_between(
     )
 
 
-def _overdue(
+def _charge_overdue(
     store: Store, cluster: Cluster, now: float
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of what really runs after the deadline, and a warning where something does or

@@ -75,7 +75,7 @@ class Spending:
         return self.complete and all(item.exact for item in self.clusters)
 
 
-def spending(
+def sum_spending(
     store: Store, seconds: float, name: str | None, clock: Callable[[], float] = time.time
 ) -> Spending:
     """Of the last `seconds`, of all clusters or those of that name, also of those that are gone."""
@@ -85,7 +85,7 @@ def spending(
     damage = store.cluster_damage(name)
     warnings = [f"not counted: {line}" for line in damage]
     for at, item in enumerate(known):
-        if not _over(item, now):  # its machines may have ended themselves
+        if not _is_over(item, now):  # its machines may have ended themselves
             charges, lines = cluster_status.find_charges(store, item, now)
             known[at] = replace(item, charges=tuple(charges))
             warnings += lines
@@ -95,7 +95,7 @@ def spending(
         (item, dollars)
         for item in known
         # Also the minute, or the hour of a NAT gateway, that has begun, as a receipt counts them.
-        if (dollars := cost.between(item.charges, since, inf, now)) or not _over(item, since)
+        if (dollars := cost.between(item.charges, since, inf, now)) or not _is_over(item, since)
     ]
     billed = {item.id: item.charges for item, _ in clusters}
     jobs = [
@@ -109,13 +109,13 @@ def spending(
     exact = {id: cost.is_exact(mine) for id, mine in billed.items()}
     days = (
         (day, [cost.between(mine, max(since, a), b, now) for mine in billed.values()])
-        for day, a, b in _days(max(since, _first(billed)), now)
+        for day, a, b in _days(max(since, _find_first(billed)), now)
     )
     return Spending(
         since,
-        tuple(DayCost(day, sum(each), _exact(each, list(exact.values()))) for day, each in days),
+        tuple(DayCost(day, sum(each), _is_exact(each, list(exact.values()))) for day, each in days),
         tuple(
-            ClusterCost(item.name, item.id, not _over(item, now), dollars, exact[item.id])
+            ClusterCost(item.name, item.id, not _is_over(item, now), dollars, exact[item.id])
             for item, dollars in clusters
         ),
         tuple(
@@ -135,7 +135,7 @@ def find_billed(store: Store) -> Mapping[str, Cluster]:
     return {id: item for id, item in found.items() if item.charges}
 
 
-def of_jobs(
+def sum_by_job(
     store: Store, jobs: Iterable[Job], clock: Callable[[], float] = time.time
 ) -> dict[int, float]:
     """What the cluster of each job cost while it ran, by the number of the job; without those that
@@ -150,11 +150,11 @@ def of_jobs(
     }
 
 
-def _first(charges: Mapping[str, Sequence[Charge]]) -> float:
+def _find_first(charges: Mapping[str, Sequence[Charge]]) -> float:
     return min((item.since for mine in charges.values() for item in mine), default=0.0)
 
 
-def _over(cluster: Cluster, when: float) -> bool:
+def _is_over(cluster: Cluster, when: float) -> bool:
     return all(item.until is not None and item.until <= when for item in cluster.charges)
 
 
@@ -162,7 +162,7 @@ def _end(job: Job, now: float) -> float:
     return job.finished or now
 
 
-def _exact(each: list[float], exact: list[bool]) -> bool:
+def _is_exact(each: list[float], exact: list[bool]) -> bool:
     """Whether those that cost something then are exact."""
     return all(known for dollars, known in zip(each, exact, strict=True) if dollars)
 

@@ -90,7 +90,7 @@ def down(
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
         cluster = ended_workers.settle(store, cluster, report)
-        living = _living(store, cluster, report) if cluster.charges else None
+        living = _list_living(store, cluster, report) if cluster.charges else None
         saved = salvage.Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
             done = salvage.save(store, cluster, living, report, ask, unfetched, _ACT[verb])
@@ -153,7 +153,7 @@ def finish_down(
         _note_left(store, kept, report, clock())
         raise
     now = clock()
-    lives = _lives(cluster, folder)
+    lives = _list_lives(cluster, folder)
     never = {item.node for item in unseen} - {life.node for life in lives}
     charges = measured.correct([item for item in cluster.charges if item.node not in never], lives)
     cluster = replace(cluster, charges=tuple(item.end_at(now) for item in charges))
@@ -201,7 +201,7 @@ def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> 
     report_left(cluster, report)
 
 
-def _living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]:
+def _list_living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]:
     """The nodes that are billed. Raises the provider's error where it does not let us in: before a
     job is ended for a cluster that would then stay."""
     try:
@@ -223,7 +223,7 @@ def _find_made(
         ends = provider.list_ended(cluster, folder)
     except ClusterctlError:
         return cluster.charges, {}
-    lives = _lives(cluster, folder)
+    lives = _list_lives(cluster, folder)
     kept = provider.list_made(folder)
     made = measured.find_made(cluster, kept, lives)
     leaving = measured.find_leaving(cluster, kept)
@@ -245,10 +245,10 @@ def reprice(cluster: Cluster, folder: Path, report: Reporter) -> Cluster:
 def correct_times(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
     """The charges with the times of whoever bills the machines, where those are told. For the
     record: AWS forgets machines an hour after their end."""
-    return measured.correct(cluster.charges, _lives(cluster, folder))
+    return measured.correct(cluster.charges, _list_lives(cluster, folder))
 
 
-def _lives(cluster: Cluster, folder: Path) -> Sequence[Life]:
+def _list_lives(cluster: Cluster, folder: Path) -> Sequence[Life]:
     """When machines began and ended; () where that is not told."""
     if not cluster.charges:
         return ()

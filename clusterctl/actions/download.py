@@ -75,7 +75,7 @@ def get(
             report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
         path = _download_here(store, name, source, progress, report)
         return CopiedDataSet(name, str(path), ())
-    return _on_nodes(store, target, name, source, progress, report)
+    return _copy_to_nodes(store, target, name, source, progress, report)
 
 
 def _find(url: str) -> Source:
@@ -87,7 +87,7 @@ def _find(url: str) -> Source:
     return data_sources.find(url, objects)
 
 
-def _on_nodes(
+def _copy_to_nodes(
     store: Store, cluster: Cluster, name: str, source: Source, progress: Progress, report: Reporter
 ) -> CopiedDataSet:
     # The nodes of a batch system see the login node's folders.
@@ -100,7 +100,7 @@ def _on_nodes(
                 f"{node} does not answer: {why}", hint="check with `status --live`"
             )
         try:
-            report(f"{first.name} downloads {_what(source)}")
+            report(f"{first.name} downloads {_describe_source(source)}")
             channel = pool.transport(first.name).open(_command(first))
             listing = _follow(channel, f"{first.root}/data", name, source, progress, report)
         except UnreachableSource as error:
@@ -115,7 +115,7 @@ def _on_nodes(
     return CopiedDataSet(name, f"{first.root}/data/{name}", (first.name, *got))
 
 
-def _what(source: Source) -> str:
+def _describe_source(source: Source) -> str:
     size = f", {format_bytes(source.size)}" if source.size else ""
     files = f"{len(source.files)} files" if len(source.files) > 1 else source.files[0].path
     return files + size
@@ -209,7 +209,7 @@ def _send(
         (place, entry["size"], entry["sha256"])
         for place, entry in json.loads((path.parent / f".{name}.files").read_bytes()).items()
     ]
-    if _holders([node], name, _mark(listing), pool):
+    if _find_holders([node], name, _mark(listing), pool):
         return listing
     report(f"copying {name} to {node.name}")
     transport, target = pool.transport(node.name), f"{node.root}/data/{name}"
@@ -241,14 +241,14 @@ def _spread(
 ) -> list[str]:
     """From the first node to the others over the network between them: each that has it passes it
     on. The names of those that got it."""
-    have = _holders(others, name, mark, pool)
+    have = _find_holders(others, name, mark, pool)
     missing = [node for node in others if node.name not in have]
     size = sum(size for _, size, _ in listing)
     holders, got = [first], list[str]()
     while missing:
         pairs = list(zip(holders, missing, strict=False))
         report(f"copying {name} ({format_bytes(size)}) between nodes to {_names(pairs)}")
-        commands = {s.name: _passing(s, t, name, size) for s, t in pairs}
+        commands = {s.name: _render_pass(s, t, name, size) for s, t in pairs}
         results = pool.run(commands, timeout=_limit(listing))
         target = {source.name: node.name for source, node in pairs}
         require_copied([replace(result, node=target[result.node]) for result in results], name)
@@ -260,7 +260,7 @@ def _spread(
     return got
 
 
-def _holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> set[str]:
+def _find_holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> set[str]:
     """Those that have a complete copy."""
     asked = {n.name: f"cat {_quote(n, f'.{name}.complete')} 2>&1" for n in nodes}
     found = pool.run(asked, timeout=30) if asked else ()
@@ -275,7 +275,7 @@ def _quote(node: Node, place: str) -> str:
     return shlex.quote(f"{node.root}/data/{place}")
 
 
-def _passing(source: Node, target: Node, name: str, size: int) -> str:
+def _render_pass(source: Node, target: Node, name: str, size: int) -> str:
     """What `source` runs to copy the folder to `target`, where it lies unfinished at first."""
     new = _quote(target, f".{name}.new")
     there = (

@@ -153,12 +153,12 @@ class _Drill:
         self._strike_now(client)
         reported = None
         while client.poll() is None and time.monotonic() - struck < self._limit:
-            if reported is None and _ours(self._read_output()[at:]):
+            if reported is None and _find_our_lines(self._read_output()[at:]):
                 reported = time.monotonic() - struck
             time.sleep(0.05)
         took = time.monotonic() - struck
         ended = client.poll()
-        said = _ours(self._read_output()[at:])
+        said = _find_our_lines(self._read_output()[at:])
         if reported is None and said and not self._fault.client:
             reported = took
         outcome, more = self._recover(ended)
@@ -218,7 +218,7 @@ class _Drill:
     def _call(self, *words: str) -> tuple[bool, list[str]]:
         """Whether a command succeeded, and its messages."""
         result = process.run(process.own_command(*words), timeout=self._limit)
-        said = _ours(result.stderr.decode(errors="replace"))
+        said = _find_our_lines(result.stderr.decode(errors="replace"))
         return result.ok, [*said, *([f"{words[0]}: {result.error}"] if result.error else [])]
 
     def _recover(self, ended: int | None) -> tuple[str, list[str]]:
@@ -259,7 +259,7 @@ class _Drill:
 _LINE = re.compile(r"^(?: *\d+\.\d s  (?!job \d+ succeeded)|clusterctl: |  → )(.*)$", re.MULTILINE)
 
 
-def _ours(text: str) -> list[str]:
+def _find_our_lines(text: str) -> list[str]:
     """The lines of clusterctl, not those of ranks, without the one about success."""
     return _LINE.findall(text)
 

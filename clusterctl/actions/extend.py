@@ -58,7 +58,7 @@ def extend(
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         dollars = measured.cost_until_removed(cluster.charges, end)
         budget.check_extension(cluster, end, dollars)
-        question = _sooner(store, cluster, end, now)
+        question = _ask_about_sooner_end(store, cluster, end, now)
         if question and not consent(question):
             raise UsageError(
                 f"aborted; the deadline of cluster {name} stays as it is", hint="choose a later end"
@@ -120,12 +120,12 @@ def _let_in(
     provider.allow(cluster, store.folder(cluster.name), ())
 
 
-def _sooner(store: Store, cluster: Cluster, end: float, now: float) -> str:
+def _ask_about_sooner_end(store: Store, cluster: Cluster, end: float, now: float) -> str:
     """What to ask where something would end sooner than it does now; "" for nothing."""
     before = cluster.deadline
     if before is not None and (before <= now or before <= end):
         return ""  # it is over, or only gets longer
-    running = [str(job.id) for job in store.open_jobs(cluster) if not _done_by(job, end)]
+    running = [str(job.id) for job in store.open_jobs(cluster) if not _is_done_by(job, end)]
     if before is None and not running:
         return ""
     jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"
@@ -139,7 +139,7 @@ def _sooner(store: Store, cluster: Cluster, end: float, now: float) -> str:
     )
 
 
-def _done_by(job: Job, end: float) -> bool:
+def _is_done_by(job: Job, end: float) -> bool:
     """Whether the job's own time limit ends it before."""
     return bool(job.spec.timeout and job.started and job.started + job.spec.timeout <= end)
 

@@ -128,7 +128,7 @@ def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
         if orphan.id in _list_known(store):
             report(f"{orphan.id} now has a record here; keeping it")
             return False
-        _discovering()[orphan.provider].remove(orphan.id, orphan.region, report)
+        _load_discoveries()[orphan.provider].remove(orphan.id, orphan.region, report)
     return True
 
 
@@ -144,7 +144,7 @@ def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     if not found and failed:
         raise failed[0]
     if found and name not in (item.id for item in found):
-        found = _own(found)
+        found = _pick_own(found)
     if not found:
         raise RecordError(
             f"no cluster {name!r} without a local record was found in {', '.join(regions)}",
@@ -160,7 +160,7 @@ def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
     return orphan
 
 
-def _own(found: list[Orphan]) -> list[Orphan]:
+def _pick_own(found: list[Orphan]) -> list[Orphan]:
     """Those that are ours. Raises UsageError where there is none: people who share an account call
     their clusters alike."""
     mine = _owner()
@@ -193,13 +193,13 @@ def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
     name = orphan.name
     with ClusterLock(store.home, name, "gc", report):
         _free(store, name)
-        cluster = _discovering()[orphan.provider].adopt(orphan.id, name, orphan.region)
+        cluster = _load_discoveries()[orphan.provider].adopt(orphan.id, name, orphan.region)
         store.save(cluster)
         store.event(name, "adopted", id=orphan.id)
     return cluster
 
 
-def _discovering() -> dict[str, Discovery]:
+def _load_discoveries() -> dict[str, Discovery]:
     """The providers that find clusters by tag."""
     return {
         name: provider
@@ -211,14 +211,14 @@ def _discovering() -> dict[str, Discovery]:
 def _owner() -> str:
     """Who we are; "" where that is not told."""
     try:
-        return next(iter(_discovering().values())).owner()
+        return next(iter(_load_discoveries().values())).owner()
     except ProviderError:
         return ""
 
 
 def _is_shared(owner: str) -> bool:
     """Whether several people may be that owner."""
-    return any(provider.is_shared(owner) for provider in _discovering().values())
+    return any(provider.is_shared(owner) for provider in _load_discoveries().values())
 
 
 SEARCH_LIMIT = 45.0
@@ -274,7 +274,7 @@ def _find_tagged(
     found = []
     failed: dict[str, ProviderError] = {}
     errors: list[ProviderError] = []
-    for name, provider in _discovering().items():
+    for name, provider in _load_discoveries().items():
         regions, unknown = (wanted, None) if wanted else _regions(provider, on_record)
         if unknown:
             errors.append(_make_partial_error(regions, unknown))
@@ -315,7 +315,7 @@ def _list_recorded(store: Store) -> set[str]:
 def _list_known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
     kept: set[str] = set()
-    for provider in _discovering().values():
+    for provider in _load_discoveries().values():
         for name in store.names():
             with suppress(RecordError):  # nothing tells which it is: it can be found here alone
                 kept |= provider.find_ids(store.folder(name))

@@ -70,7 +70,7 @@ def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path,
         ) from error
 
 
-def stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
+def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
     """The same from the output that is on this machine, without asking any node."""
     reader, found = Reader(), []
     for pieces in read_stored(store.job_folder(job.id)):
@@ -80,7 +80,7 @@ def stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
     return tuple(sorted([*found, *reader.finish()], key=lambda point: point.rank))
 
 
-def by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:
+def find_last_by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:
     """The last value of each metric that each rank, or point of a sweep, has printed so far."""
     found: dict[int, dict[str, float]] = {}
     for point in collect(store, job.id, None, report):

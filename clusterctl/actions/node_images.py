@@ -25,7 +25,7 @@ class NodeImage:
     """Bytes that the node downloads of it, or of its bases."""
 
 
-def chosen(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
+def parse_images(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
     """What --image says: the image of all nodes, and those of some kinds of nodes. The name of a
     recipe alone is for the nodes that it was made for."""
     everywhere, by_kind = "", dict[str, str]()
@@ -72,15 +72,15 @@ def resolve(
         return answers[text]
 
     found = {}
-    for kind, chosen in catalog.chosen_images(kinds, spec.image, spec.images).items():
+    for kind, chosen in catalog.choose_images(kinds, spec.image, spec.images).items():
         if chosen in catalog.RECIPES:
-            found[kind] = _built(kind, chosen, ask)
+            found[kind] = _resolve_recipe(kind, chosen, ask)
         else:
             found[kind] = _choose_pulled(kind, chosen, known.get(kind, chosen), ask)
     return found
 
 
-def _built(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) -> NodeImage:
+def _resolve_recipe(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) -> NodeImage:
     listed = recipes.downloads()
     recipes.check_complete(recipe, listed)
     bases = recipes.bases(recipe, listed)

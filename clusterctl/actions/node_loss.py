@@ -171,7 +171,7 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
     try:
         if cluster.charges:
             _await_end(store, cluster, lost, reclaimed, report)
-        _when_unlocked(
+        _run_when_unlocked(
             lambda: up(store, spec, report, lambda question: job.spec.on_node_loss == REPLACE),
             report,
         )
@@ -184,7 +184,7 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
         store.save_job(note_restart(job, new))
 
 
-def _when_unlocked(action: Callable[[], object], report: Reporter) -> None:
+def _run_when_unlocked(action: Callable[[], object], report: Reporter) -> None:
     """Does it as soon as no other clusterctl changes the cluster: that one may be repairing it for
     a job of its own. Raises RecordError after LOCK_LIMIT."""
     limit, told = Deadline(LOCK_LIMIT), False

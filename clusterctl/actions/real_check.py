@@ -82,7 +82,7 @@ class CheckReport:
         text = "\n".join(f"| {name} | {_cell(what)} |" for name, what in rows)
         story = "\n".join(self.story)
         body = f"# clusterctl check --real\n\n| | |\n|---|---|\n{text}\n\n```\n{story}\n```\n"
-        write_atomic(self.path, anonymous(body, self.name).encode())
+        write_atomic(self.path, anonymize(body, self.name).encode())
 
 
 def _cell(text: str) -> str:
@@ -90,14 +90,14 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def anonymous(text: str, name: str) -> str:
+def anonymize(text: str, name: str) -> str:
     """Without the account, who that is to AWS, its owner's name in that of the cluster, addresses
     of mail, public addresses, and the folders of home and work."""
     text = re.sub(r"\b(arn:[\w-]+:(?:iam|sts)::\d*:)[^\s\"')]+", r"\1<identity>", text)
     text = re.sub(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*", "<person>", text)
     text = re.sub(r"\b\d{12}\b", "<account>", text)
     text = re.sub(rf"(?<![\w-])[\w-]+-(?={re.escape(name)})", "<owner>-", text)
-    text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _private_or_hidden, text)
+    text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _hide_public, text)
     text = re.sub(
         r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hide_addresses, text
     )
@@ -107,7 +107,7 @@ def anonymous(text: str, name: str) -> str:
     return text
 
 
-def _private_or_hidden(found: re.Match[str]) -> str:
+def _hide_public(found: re.Match[str]) -> str:
     try:
         private = ip_address(found[0]) in _OF_A_VPC
     except ValueError:

@@ -38,9 +38,9 @@ def make(
     """The report, as `html` or `md`. `wanted`: a number of a job, or the name of a cluster; None:
     the cluster `where`, or the only one."""
     if wanted is not None and wanted.isdigit():
-        source = _of_job(store, jobs.find_job(store, int(wanted), where), redact, report)
+        source = _collect_job(store, jobs.find_job(store, int(wanted), where), redact, report)
     else:
-        source = _of_cluster(store, _find(store, wanted or where), redact, report)
+        source = _collect_cluster(store, _find(store, wanted or where), redact, report)
     if kind == "md":
         return to_markdown(source)
     if (plots := count_plots(source)) > FEW_PLOTS:
@@ -65,7 +65,9 @@ def _find(store: Store, name: str | None) -> Cluster:
     return max(past, key=lambda item: item.created)
 
 
-def _of_cluster(store: Store, cluster: Cluster, redact: Redact, report: Reporter) -> ReportData:
+def _collect_cluster(
+    store: Store, cluster: Cluster, redact: Redact, report: Reporter
+) -> ReportData:
     mine = [job for job in _list_jobs(store, cluster, report) if job.cluster_id == cluster.id]
     now = time.time()
     facts = [
@@ -93,17 +95,17 @@ def _of_cluster(store: Store, cluster: Cluster, redact: Redact, report: Reporter
         allreduce=bench.recall_allreduce(store, cluster),
         scaling=bench.recall_scaling(store, cluster),
     )
-    return _with_measurements(store, cluster, source)
+    return _add_measurements(store, cluster, source)
 
 
-def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportData:
+def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportData:
     known = {item.id: item for item in (*store.past(), *store.clusters())}
     cluster = known.get(job.cluster_id)
     if cluster:
         fresh = {item.id: item for item in _list_jobs(store, cluster, report)}
         job = fresh.get(job.id, job)
     found = store.provenance(job.id)
-    dollars = cost.of_jobs(store, [job]).get(job.id)
+    dollars = cost.sum_by_job(store, [job]).get(job.id)
     why = job.reason or (job.failure.text if job.failure else "")
     facts = [
         ("job", str(job.id)),
@@ -112,7 +114,7 @@ def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportD
         ("cluster", job.cluster),
         ("ranks", f"{job.ranks} on {count(len(job.placement), 'node')}"),
         ("started", format_time(job.started) if job.started else "-"),
-        ("took", _took(job)),
+        ("took", _format_duration(job)),
         *([("cost", f"${dollars:.4f}")] if dollars is not None else []),
         *_origin(found, redact),
     ]
@@ -127,7 +129,7 @@ def _of_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportD
         jobs=(job,),
         points={job.id: points} if (points := _points(store, job, report)) else {},
     )
-    return _with_measurements(store, cluster, source) if cluster else source
+    return _add_measurements(store, cluster, source) if cluster else source
 
 
 def _list_jobs(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
@@ -144,10 +146,10 @@ def _points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint, ...]
             return metrics.collect(store, job.id, None, report)
         except ClusterctlError as error:
             report(f"job {job.id}: {error.message}")
-    return metrics.stored(store, job)
+    return metrics.collect_stored(store, job)
 
 
-def _with_measurements(store: Store, cluster: Cluster, source: ReportData) -> ReportData:
+def _add_measurements(store: Store, cluster: Cluster, source: ReportData) -> ReportData:
     found = verify.load_last(store, cluster)
     if found is None:
         return source
@@ -167,7 +169,7 @@ def _command(job: Job, redact: Redact) -> str:
     return redact(shlex.join((job.spec.program.target, *job.spec.program.args)))
 
 
-def _took(job: Job) -> str:
+def _format_duration(job: Job) -> str:
     if job.started is None:
         return "-"
     end = job.finished or (None if job.state.ended else time.time())
@@ -221,14 +223,14 @@ def _nodes(cluster: Cluster) -> Table:
 
 
 def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | None:
-    dollars = cost.of_jobs(store, mine)
+    dollars = cost.sum_by_job(store, mine)
     rows = tuple(
         (
             str(job.id),
             job.state.value,
             str(job.ranks),
             format_time(job.started) if job.started else "-",
-            _took(job),
+            _format_duration(job),
             f"{dollars[job.id]:.4f}" if job.id in dollars else "-",
             _command(job, redact),
         )

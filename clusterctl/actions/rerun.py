@@ -60,9 +60,9 @@ def rerun(
         )
     cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
     cluster = cluster.drop_nodes(without)
-    spec, secrets = _with(old.spec, given)
+    spec, secrets = _apply_changes(old.spec, given)
     if given.failed:
-        spec = replace(spec, only=_points_again(old))
+        spec = replace(spec, only=_choose_points(old))
     if detach and spec.sync:
         report(f"--sync {spec.sync} is left out: clusterctl does not follow the job")
         spec = replace(spec, sync="")
@@ -95,7 +95,7 @@ def rerun(
     )
 
 
-def _points_again(old: Job) -> tuple[int, ...]:
+def _choose_points(old: Job) -> tuple[int, ...]:
     if not old.spec.is_sweep:
         raise UsageError(f"job {old.id} is not a sweep", hint="leave out --failed")
     if not old.state.ended:
@@ -107,7 +107,7 @@ def _points_again(old: Job) -> tuple[int, ...]:
     return old.unfinished_points
 
 
-def _with(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, str]]:
+def _apply_changes(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, str]]:
     """The spec with these changes, and the values of its secrets. What was a secret stays one,
     however it is given this time."""
     plain = {name: value for name, value in given.plain.items() if name not in spec.secret_names}

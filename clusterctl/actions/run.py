@@ -182,7 +182,7 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
     """The job's record before it is staged, and how its ranks are started."""
     compilation(spec.program, spec.env)  # its flags may be wrong
     system = systems.load(require_ready(cluster))
-    spec = replace(spec, venv=_absolute(cluster, spec.venv))
+    spec = replace(spec, venv=_make_absolute(cluster, spec.venv))
     if spec.launcher == "auto":
         spec = replace(spec, launcher=system.scheduler.launchers[0])
     spec, placement = system.resolve(spec)
@@ -201,7 +201,7 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
     return job, system.plan(request)
 
 
-def _absolute(cluster: Cluster, venv: str) -> str:
+def _make_absolute(cluster: Cluster, venv: str) -> str:
     """`--venv` as the nodes find it, wherever ranks start: from the current folder, where that is
     the login node's, else from the home folder there."""
     if not venv or venv.startswith(("/", "~")):

@@ -85,7 +85,7 @@ def save(
             blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
             return Saved() if blind else None
         try:
-            jobs = _current(store, jobs, here, pool, look)
+            jobs = _refresh(store, jobs, here, pool, look)
         except (ClusterctlError, OSError) as error:
             report(f"not everything can be saved: {reason(error)}")
         found, unknown = find_unfetched(jobs, here, pool, look, away)
@@ -131,7 +131,7 @@ def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...
     return tuple(ended)
 
 
-def _current(
+def _refresh(
     store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
 ) -> list[Job]:
     going = [job for job in jobs if not job.state.ended]

@@ -21,7 +21,7 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
         )
     cloud = given.gpu or given.cpu or given.instance_type
     implied = EC2.owner if cloud else DOCKER.owner if given.gpus else ""
-    image, images = node_images.chosen(given.image) if given.image else ("", {})
+    image, images = node_images.parse_images(given.image) if given.image else ("", {})
     return ClusterSpec(
         name=name,
         provider=given.provider or implied,

@@ -66,7 +66,7 @@ def _frame(
         job=job.id,
         state=job.state.value,
         seconds=end - job.started if job.started else None,
-        dollars=cost.of_jobs(store, [job]).get(job.id),
+        dollars=cost.sum_by_job(store, [job]).get(job.id),
         left=0.0 if job.state.ended else top.slowest(ranks),
         ranks=ranks,
         nodes=top.node_lines(before, after, ceilings),

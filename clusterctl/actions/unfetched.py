@@ -95,7 +95,7 @@ def find_unfetched(
                 job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
             )
             gone = {place.node for place in job.placement if place.node in away}
-            copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _silent)
+            copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _say_nothing)
             made = there.all() + copies
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = reason(error)
@@ -105,7 +105,7 @@ def find_unfetched(
     return found, unknown
 
 
-def _silent(line: str) -> None: ...
+def _say_nothing(line: str) -> None: ...
 
 
 def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:

@@ -70,7 +70,7 @@ class UpResult:
     measured: Measurements | None = None
 
 
-def measures(charges: Sequence[Charge], wanted: bool | None) -> bool:
+def should_measure(charges: Sequence[Charge], wanted: bool | None) -> bool:
     """Whether the nodes are measured at the end: as wanted, else where they cost money."""
     return bool(charges) if wanted is None else wanted
 
@@ -89,8 +89,8 @@ def up(
     made by then is in the record, so that `up` goes on there and `down` removes it.
 
     With several regions, one without capacity is left with nothing in it before the next is tried.
-    `measure`: see `measures`. What is measured decides nothing. `nodes` is told how far each is.
-    `wall`: the time, which goes on while this machine sleeps.
+    `measure`: see `should_measure`. What is measured decides nothing. `nodes` is told how far each
+    is. `wall`: the time, which goes on while this machine sleeps.
     """
     check_name(spec.name)
     here, *others = find_places(spec, find_owned(store, spec))
@@ -151,7 +151,7 @@ def _up(
         with created.pool or open_pool(store, cluster) as pool:
             cluster = _make_ready(store, cluster, intent, created, pool, clock, report)
             measured = None
-            if measures(cluster.charges, measure):
+            if should_measure(cluster.charges, measure):
                 with clock.time_phase("verify"):
                     measured = _verify(store, cluster, pool, report)
     return UpResult(cluster, clock.all, measured)

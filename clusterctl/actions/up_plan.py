@@ -53,7 +53,7 @@ def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
     return complete(spec, find_owned(store, spec))
 
 
-def circumstances(spec: ClusterSpec) -> set[str]:
+def find_circumstances(spec: ClusterSpec) -> set[str]:
     """What decides which options of `up` have an effect: the provider, and `host` where ranks run
     on machines that would usually have containers."""
     usual = providers.load_creator(spec.provider).features.runtime
@@ -118,7 +118,7 @@ def intend(
     if surplus:
         more.append(f"to be removed: {ranges(surplus)}")
     elif old and old.nodes and not plan.nodes:
-        more.append(_additions(old, options.workers))
+        more.append(_describe_additions(old, options.workers))
     plan = replace(plan, lines=(*plan.lines, *more))
     return Intent(old, options, provider, plan, images, surplus)
 
@@ -164,7 +164,7 @@ def make_id(owner: str, name: str) -> str:
     return "-".join(filter(None, (plain, name, secrets.token_hex(4))))
 
 
-def _additions(old: Cluster, workers: int) -> str:
+def _describe_additions(old: Cluster, workers: int) -> str:
     """Of a cluster that is there, whose provider numbers its workers from 1."""
     there = {node.name for node in old.nodes}
     wanted = [f"worker-{number}" for number in range(1, workers + 1)]

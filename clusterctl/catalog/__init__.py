@@ -23,7 +23,7 @@ from clusterctl.catalog.images import (
     RECIPES,
     ContainerImage,
     MachineImage,
-    chosen_images,
+    choose_images,
     local_image,
 )
 from clusterctl.catalog.packages import BUNDLED, NODE_PACKAGES, ROCM, TORCH_INDEX
@@ -56,7 +56,7 @@ __all__ = [
     "MachineImage",
     "Quota",
     "baseline",
-    "chosen_images",
+    "choose_images",
     "family",
     "instance_type",
     "local_image",

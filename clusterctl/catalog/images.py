@@ -75,7 +75,7 @@ RECIPES = {
 `cpu` differ by their wheels alone: PyTorch's for NVIDIA bring CUDA, cuDNN and NCCL."""
 
 
-def chosen_images(kinds: Iterable[str], image: str, images: Mapping[str, str]) -> dict[str, str]:
+def choose_images(kinds: Iterable[str], image: str, images: Mapping[str, str]) -> dict[str, str]:
     """What each kind of node gets: a reference, or the name of a recipe. What is not chosen, by
     `image` for all nodes or `images` for those of a kind, is the recipe of the kind's own name.
 

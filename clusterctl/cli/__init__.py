@@ -10,7 +10,7 @@ import sys
 import traceback
 
 from clusterctl.cli import parser
-from clusterctl.cli.console import Console, in_ascii, printable, redact, redact_arguments
+from clusterctl.cli.console import Console, encode_ascii, escape, redact, redact_arguments
 from clusterctl.errors import (
     ClusterctlError,
     NodeUnreachable,
@@ -40,7 +40,7 @@ def _complete_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
-    codecs.register_error("clusterctl", in_ascii)
+    codecs.register_error("clusterctl", encode_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="clusterctl")
@@ -52,10 +52,10 @@ def execute(arguments: list[str]) -> int:
     try:
         return _answer(console, arguments)
     except BrokenPipeError:
-        return _unheard()
+        return _end_unheard()
     except OSError as error:
         if error.errno not in FULL:
-            return _bug(console, arguments, error)
+            return _report_bug(console, arguments, error)
         _drop_output()
         place = error.filename or "the output"
         ours = error.filename and error.errno != errno.EROFS
@@ -93,7 +93,7 @@ def _answer(console: Console, arguments: list[str]) -> int:
         return 130
     except SystemExit as error:
         # Typer turns a broken pipe into an exit of its own.
-        return _unheard() if isinstance(error.__context__, BrokenPipeError) else _code(error)
+        return _end_unheard() if isinstance(error.__context__, BrokenPipeError) else _code(error)
     except OSError:
         raise
     except Exception as error:
@@ -114,18 +114,18 @@ def _refuse_bytes(arguments: list[str]) -> None:
     for word in arguments:
         if encoding != "utf-8" and not word.isascii():
             raise UsageError(
-                f"the argument '{printable(word)}' is not ASCII, and the locale is not UTF-8"
+                f"the argument '{escape(word)}' is not ASCII, and the locale is not UTF-8"
                 f" ({encoding})",
                 hint="choose a UTF-8 locale, for example LC_ALL=C.UTF-8",
             )
         if any("\udc80" <= char <= "\udcff" for char in word):
             raise UsageError(
-                f"the argument '{printable(word)}' is not UTF-8",
+                f"the argument '{escape(word)}' is not UTF-8",
                 hint="rename the file, or pass the value through a file that the program reads",
             )
 
 
-def _unheard() -> int:
+def _end_unheard() -> int:
     """The reader of our output has gone. The code is what a shell shows for SIGPIPE."""
     _drop_output()
     return 141
@@ -158,10 +158,10 @@ def _report_other(console: Console, arguments: list[str], error: Exception) -> i
         return 130
     if type(error).__name__ == "Exit":
         return int(getattr(error, "exit_code", 0))
-    return _bug(console, arguments, error)
+    return _report_bug(console, arguments, error)
 
 
-def _bug(console: Console, arguments: list[str], error: Exception) -> int:
+def _report_bug(console: Console, arguments: list[str], error: Exception) -> int:
     trace = traceback.format_exc()
     path = _log(arguments, trace)
     if console.verbose:

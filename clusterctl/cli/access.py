@@ -68,7 +68,7 @@ def cp(given: Cp, console: Console) -> None:
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
-    with console.show_waiting(moved=actions.copied):
+    with console.show_waiting(moved=actions.count_copied):
         access.copy(store, chosen, given.source, given.target, given.timeout)
     console.document({"source": given.source, "target": given.target})
 

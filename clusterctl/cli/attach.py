@@ -8,7 +8,7 @@ from clusterctl import actions
 from clusterctl.actions import attach as action
 from clusterctl.actions import down
 from clusterctl.actions.unfetched import Unfetched
-from clusterctl.cli.console import Console, ago, pick, plain
+from clusterctl.cli.console import Console, ago, make_plain, pick
 from clusterctl.errors import UsageError
 from clusterctl.model import count
 from clusterctl.options.clusters import Attach, Detach
@@ -22,9 +22,9 @@ def attach(given: Attach, console: Console) -> None:
         raise UsageError(
             f"{' and '.join(chosen)} cannot be combined"
             if chosen
-            else f"specify {_either(list(ways))}",
+            else f"specify {_join_with_or(list(ways))}",
             hint="clusterctl attach NAME "
-            + _either(["--hosts FILE", *(f"{flag} [LOGIN]" for flag in given.logins)]),
+            + _join_with_or(["--hosts FILE", *(f"{flag} [LOGIN]" for flag in given.logins)]),
         )
     system = chosen[0].removeprefix("--")
     host = given.logins.get(chosen[0]) or ""
@@ -64,12 +64,12 @@ def attach(given: Attach, console: Console) -> None:
             **pick(made, "id", "phase"),
             "provider": made.spec.provider,
             "site_info": made.site_info,
-            "nodes": [plain(node) for node in made.nodes],
+            "nodes": [make_plain(node) for node in made.nodes],
         }
     )
 
 
-def _either(words: list[str]) -> str:
+def _join_with_or(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from clusterctl import actions
 from clusterctl.actions import bench as action
 from clusterctl.actions.bench import SPLIT, Curve, Curves, Row, ScalingStep
-from clusterctl.cli.console import Console, pick, table
+from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.cli.run import read_program
 from clusterctl.errors import UsageError
 from clusterctl.model import count
@@ -28,7 +28,7 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     )
     found = action.measure_allreduce(store, cluster, sizes, console.report, now=given.now)
     head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
-    console.result(table([head, *(_size(row, found) for row in found.rows)]))
+    console.result(format_table([head, *(_size(row, found) for row in found.rows)]))
     for backend, why in found.failed.items():
         console.note(f"{backend}: {why}")
     for line in _notes(found):
@@ -91,7 +91,7 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
         repeats=given.repeats or REPEATS,
     )
     curve = action.measure_scaling(store, cluster, series, console.report, now=given.now)
-    console.result(table([_head(curve), *(_step(step, curve) for step in curve.steps)]))
+    console.result(format_table([_head(curve), *(_step(step, curve) for step in curve.steps)]))
     for line in _conclusions(curve):
         console.note(line)
     console.document(

@@ -9,7 +9,7 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import check as action
 from clusterctl.actions import real_check
-from clusterctl.cli.console import Console, pick, table
+from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.model import CloudSpec, Runtime
 from clusterctl.options.machine import Check
 
@@ -21,7 +21,7 @@ def check(given: Check, console: Console) -> None:
         return
     with console.show_waiting():
         found = action.check(actions.open_store())
-    console.result(table((item.level, item.subject, item.text) for item in found))
+    console.result(format_table((item.level, item.subject, item.text) for item in found))
     for item in found:
         if item.hint and item.level != "ok":
             console.note(f"{item.subject}: {item.hint}")
@@ -49,7 +49,7 @@ def _check_real(given: Check, console: Console) -> None:
         consent=(lambda question: True) if given.yes else console.consent,
     )
     console.result(
-        table((name, f"{seconds:.1f} s") for name, seconds in report.seconds.items())
+        format_table((name, f"{seconds:.1f} s") for name, seconds in report.seconds.items())
         + f"\nEC2 works from here; it cost ${report.dollars:.2f}"
     )
     console.document(pick(report, "path", "seconds", "dollars"))

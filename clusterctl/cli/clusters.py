@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from clusterctl.cli import node_view
-from clusterctl.cli.console import Console, ago, pick, table
+from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, count, format_time
@@ -35,13 +35,13 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     resolved = up_plan.resolve(store, specs.cluster_spec(called, given))
     of = f" of cluster {called!r}" if called in store.names() else ""
     place = f"the provider{of} is {resolved.provider}"
-    given = given.apply_limits(up_plan.circumstances(resolved), console.note, place)
+    given = given.apply_limits(up_plan.find_circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
     if given.dry_run:
         plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
-        verify = action.measures(plan.charges, given.measure)
+        verify = action.should_measure(plan.charges, given.measure)
         console.document({"dry_run": True, "cluster": spec.name, **shown, "verify": verify})
         return
     console.after_interrupt = (
@@ -57,12 +57,12 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
         raise
     up_cluster = made.cluster
     if then:
-        console.note(table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
+        console.note(format_table([(phase, f"{seconds:.2f} s") for phase, seconds in made.phases]))
     workers = count(len(up_cluster.workers), "worker")
     console.note(
         f"cluster {up_cluster.name} is ready: 1 launcher, {workers}"
-        f" ({up_cluster.mode}){ends(up_cluster)}"
-        + (_next(up_cluster, alone=store.names() == (up_cluster.name,)) if then else "")
+        f" ({up_cluster.mode}){describe_end(up_cluster)}"
+        + (_suggest_next(up_cluster, alone=store.names() == (up_cluster.name,)) if then else "")
     )
     console.document(
         {
@@ -85,7 +85,7 @@ def down(given: Down, console: Console) -> None:
 def _count_copied() -> tuple[int, int | None]:
     from clusterctl import actions
 
-    return actions.copied()
+    return actions.count_copied()
 
 
 def _down(given: Down, console: Console) -> None:
@@ -118,7 +118,7 @@ def _down(given: Down, console: Console) -> None:
     cost = f"{least}${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
     lived = f": {count(gone.nodes, 'node')}, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
     if gone.receipt:
-        console.note(table(_receipt(gone.receipt)))
+        console.note(format_table(_receipt(gone.receipt)))
     for brought in gone.fetched:
         note_fetched(console, brought)
     console.note(f"cluster {gone.name} was removed{lived}")
@@ -135,7 +135,7 @@ def _down(given: Down, console: Console) -> None:
     )
 
 
-def _next(cluster: Cluster, *, alone: bool) -> str:
+def _suggest_next(cluster: Cluster, *, alone: bool) -> str:
     option, argument = ("", "") if alone else (f"-c {cluster.name} ", f" {cluster.name}")
     return (
         f". Next:\n  clusterctl run {option}{_program(cluster)} 1000 1000\n"
@@ -143,7 +143,7 @@ def _next(cluster: Cluster, *, alone: bool) -> str:
     )
 
 
-def ends(cluster: Cluster) -> str:
+def describe_end(cluster: Cluster) -> str:
     """When the cluster ends, as the end of a line; "" if it does not."""
     if not cluster.deadline:
         return ""

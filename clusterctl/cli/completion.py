@@ -11,7 +11,7 @@ JOBS = ("job", "first", "second", "wanted")
 """Arguments that take the number of a job."""
 
 
-def for_value(key: str) -> Callable[[Any, list[str], str], list[str]]:
+def make_completer(key: str) -> Callable[[Any, list[str], str], list[str]]:
     """What Typer calls for the value of the option or argument with that key."""
 
     def offer(context: Any, words: list[str], begun: str) -> list[str]:

@@ -64,7 +64,7 @@ class Console:
         return cls._instance
 
     @classmethod
-    def current(cls) -> Console:
+    def get_current(cls) -> Console:
         return cls._instance or cls.begin()
 
     def set(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> Console:
@@ -73,7 +73,7 @@ class Console:
 
     def report(self, text: str) -> None:
         """A line of progress, with the seconds since the start."""
-        line = f"{self._clock() - self._began:6.1f} s  {lines(text)}"
+        line = f"{self._clock() - self._began:6.1f} s  {escape_lines(text)}"
         self.story.append(line)
         self._doing = text
         if not self.quiet:
@@ -119,7 +119,7 @@ class Console:
                     drawn = _draw(size - start, left)
                     self.show(f"{self._time()}  {drawn}{self._doing}{copied}")
                 elif now - self._spoke >= silence:
-                    doing = lines(self._doing).partition(";")[0]
+                    doing = escape_lines(self._doing).partition(";")[0]
                     after = f"; last step: {doing}" if doing else ""
                     self._stderr(f"{self._time()}  still working{after}{copied}")
 
@@ -155,7 +155,7 @@ class Console:
         """A line that stands on the terminal until the next one, or until `leave`."""
         self._spoke = self._clock()
         width = shutil.get_terminal_size().columns - 1
-        self._write(f"{CLEAR}{lines(text)[:width]}")
+        self._write(f"{CLEAR}{escape_lines(text)[:width]}")
         self._in_place = True
 
     def leave(self) -> None:
@@ -185,14 +185,14 @@ class Console:
         """What the verb was asked for, for people. Nothing with --json. `raw`: a script of ours, to
         be run as it is; anything else may hold names and answers of nodes."""
         if not self.json:
-            print(text if raw else lines(text), flush=True)
+            print(text if raw else escape_lines(text), flush=True)
 
     def document(self, value: dict[str, Any]) -> None:
         """What the verb was asked for, for programs. Nothing without --json."""
         if self.json:
             import json  # a millisecond, and seldom used
 
-            print(json.dumps({"schema": 1, **plain(value)}), flush=True)
+            print(json.dumps({"schema": 1, **make_plain(value)}), flush=True)
 
     def error(self, message: str, hint: str, code: int, log: str = "") -> None:
         self._stderr(f"clusterctl: {message}")
@@ -246,7 +246,7 @@ class Console:
             if self.before_message:
                 with contextlib.suppress(OSError):
                     self.before_message()
-            self._write(CLEAR * self._in_place + lines(text) + end)
+            self._write(CLEAR * self._in_place + escape_lines(text) + end)
             self._in_place = False
 
     def _write(self, text: str) -> None:
@@ -255,17 +255,17 @@ class Console:
             sys.stderr.flush()
 
 
-def plain(value: Any) -> Any:
+def make_plain(value: Any) -> Any:
     """Dataclasses, enums, paths and tuples as what JSON has; times as ISO 8601 stay numbers,
     and what is not finite is null: JSON has no NaN."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(item) for name, item in asdict(value).items()}
+        return {name: make_plain(item) for name, item in asdict(value).items()}
     if isinstance(value, dict):
-        return {str(plain(name)): plain(item) for name, item in value.items()}
+        return {str(make_plain(name)): make_plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [make_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (str, int)) or value is None:
@@ -278,7 +278,7 @@ def pick(item: object, *names: str) -> dict[str, Any]:
     return {name: getattr(item, name) for name in names}
 
 
-def printable(text: str, keep: str = "") -> str:
+def escape(text: str, keep: str = "") -> str:
     """Control characters and lone surrogates as escapes, so that a terminal shows them and does not
     obey them; but for those in `keep`."""
     if text.isprintable():
@@ -291,15 +291,15 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def lines(text: str) -> str:
-    """As `printable`, for text of several lines."""
-    return printable(text, keep="\n\t")
+def escape_lines(text: str) -> str:
+    """As `escape`, for text of several lines."""
+    return escape(text, keep="\n\t")
 
 
 _ASCII = {"…": "...", "→": "->", "·": "-"}
 
 
-def in_ascii(error: UnicodeError) -> tuple[bytes, int]:
+def encode_ascii(error: UnicodeError) -> tuple[bytes, int]:
     """How a stream writes characters that its encoding does not have (see `codecs.register_error`).
     Bytes of file names that are no text leave as they came."""
     if not isinstance(error, UnicodeEncodeError):
@@ -332,9 +332,9 @@ def describe_copy(size: int, rate: float, left: int | None) -> str:
 ago = format_seconds
 
 
-def table(rows: Iterable[Iterable[object]]) -> str:
+def format_table(rows: Iterable[Iterable[object]]) -> str:
     """Columns as wide as their widest cell, two blanks apart; one line for each row."""
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    cells = [[escape(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     filled = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -9,20 +9,20 @@ from typing import Any
 
 from clusterctl import actions
 from clusterctl.actions import cost
-from clusterctl.cli.console import Console, plain, table
+from clusterctl.cli.console import Console, format_table, make_plain
 from clusterctl.model import format_time
 from clusterctl.options.clusters import Cost
 
 
 def show(given: Cost, console: Console) -> None:
     with console.show_waiting():
-        found = cost.spending(actions.open_store(), given.since, given.cluster)
+        found = cost.sum_spending(actions.open_store(), given.since, given.cluster)
     rows: dict[str, Sequence[Any]] = {
         "day": [item for item in found.days if item.dollars or not item.exact],
         "cluster": found.clusters,
         "job": found.jobs,
     }
-    chosen = [plain(row) for row in rows[given.by]]
+    chosen = [make_plain(row) for row in rows[given.by]]
     if given.csv:
         if chosen and not given.json:
             writer = csv.DictWriter(sys.stdout, list(chosen[0]), lineterminator="\n")
@@ -31,7 +31,7 @@ def show(given: Cost, console: Console) -> None:
     elif chosen:
         head = [name for name in chosen[0] if name not in ("exact", "dollars")]
         cells = ([*(row[name] for name in head), _money(row)] for row in chosen)
-        console.result(table([[*head, "$"], *cells]))
+        console.result(format_table([[*head, "$"], *cells]))
     for line in found.warnings:
         console.note(f"warning: {line}")
     least = "" if found.exact else "at least "
@@ -42,7 +42,7 @@ def show(given: Cost, console: Console) -> None:
     )
     console.document(
         {
-            **plain(found),
+            **make_plain(found),
             "dollars": found.dollars,
             "exact": found.exact,
         }

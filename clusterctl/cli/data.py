@@ -9,7 +9,7 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import data as action
 from clusterctl.actions import download
-from clusterctl.cli.console import Console, table
+from clusterctl.cli.console import Console, format_table
 from clusterctl.cli.progress import Transfer
 from clusterctl.errors import UsageError
 from clusterctl.formats import format_bytes
@@ -27,7 +27,7 @@ def data_get(given: DataGet, console: Console) -> None:
     options = action.GetOptions(
         given.mirror, given.cluster, not given.no_push, given.name, given.sha256
     )
-    with console.show_waiting(moved=actions.copied):
+    with console.show_waiting(moved=actions.count_copied):
         got = [
             (download if name in urls else action).get(store, name, options, bar, console.report)
             for name in given.names
@@ -39,7 +39,7 @@ def data_push(given: DataPush, console: Console) -> None:
     if given.name is not None and len(given.names) > 1:
         raise UsageError("--name works with one folder", hint="push the folders one by one")
     store, name, cluster = actions.open_store(), given.name, given.cluster
-    with console.show_waiting(moved=actions.copied):
+    with console.show_waiting(moved=actions.count_copied):
         got = [action.push(store, n, name, cluster, console.report) for n in given.names]
     _report(console, got)
 
@@ -54,7 +54,7 @@ def data_list(given: DataList, console: Console) -> None:
     given.apply_limits((), console.note)
     found = action.list_data(actions.open_store())
     console.result(
-        table(
+        format_table(
             (entry.name, format_bytes(entry.size), "here" if entry.here else "-", entry.title)
             for entry in found
         )

@@ -56,7 +56,7 @@ def _bring(store: Store, names: tuple[str, ...], given: Verb, console: Console) 
     for name in names:
         console.after_interrupt = "the next command continues"
         try:
-            with console.show_waiting(moved=actions.copied):
+            with console.show_waiting(moved=actions.count_copied):
                 ended = detached_launches.bring(store, name, console.report)
             if ended:
                 _remove(store, name, given, console)

@@ -9,7 +9,7 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import drill as action
 from clusterctl.actions import drill_faults, drill_judge
-from clusterctl.cli.console import Console, table
+from clusterctl.cli.console import Console, format_table
 from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup, count
 from clusterctl.options.clusters import Drill
@@ -39,7 +39,9 @@ def drill(given: Drill, console: Console) -> None:
     if given.dry_run:
         where = there.spec.provider if there else spec.provider
         console.note(f"cluster {name} ({where}), {count(len(names), 'worker')}, {steps} steps")
-        console.result(table((item.fault, item.node, f"step {item.step}") for item in strikes))
+        console.result(
+            format_table((item.fault, item.node, f"step {item.step}") for item in strikes)
+        )
         console.document(
             {
                 "dry_run": True,
@@ -65,7 +67,7 @@ def drill(given: Drill, console: Console) -> None:
 
 def report(console: Console, name: str, seed: int, rounds: Sequence[drill_judge.Round]) -> None:
     """Prints the table of all rounds. Exits with 8 if something was not as expected."""
-    console.result(table([HEAD, *map(_row, rounds)]))
+    console.result(format_table([HEAD, *map(_row, rounds)]))
     missed = [item for item in rounds if item.misses]
     for item in missed:
         console.result(f"miss: {item.strike.fault}: {'; '.join(item.misses)}")

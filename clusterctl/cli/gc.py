@@ -9,7 +9,7 @@ from typing import Any
 from clusterctl import actions
 from clusterctl.actions import Store
 from clusterctl.actions import gc as action
-from clusterctl.cli.console import Console, ago, pick, table
+from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.errors import ClusterctlError
 from clusterctl.model import count, format_time
 from clusterctl.options.clusters import Gc
@@ -22,7 +22,7 @@ def gc(given: Gc, console: Console) -> None:
         return _adopt(given, store, console)
     with console.show_waiting():
         search = action.find(store, region)
-    looked = searched(search.regions)
+    looked = describe_searched(search.regions)
     for item in search.overdue:
         console.note(
             f"cluster {item.text}: past its deadline, but its machines are still running;"
@@ -33,7 +33,7 @@ def gc(given: Gc, console: Console) -> None:
         console.note(f"no EC2 clusters without a local record ({looked})")
     if found:
         rows = [(*_row(store, item), _kinds(item)) for item in found]
-        console.result(table([(*HEAD, "resources"), *rows]))
+        console.result(format_table([(*HEAD, "resources"), *rows]))
         console.note(looked)
     removed: list[str] = []
     failed: list[ClusterctlError] = list(search.failed)
@@ -92,7 +92,7 @@ def _adopt(given: Gc, store: Store, console: Console) -> None:
 HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "jobs")
 
 
-def searched(regions: Sequence[str]) -> str:
+def describe_searched(regions: Sequence[str]) -> str:
     """Where that was, in words."""
     where = ", ".join(regions) if len(regions) <= 4 else f"{len(regions)} regions"
     return f"searched {where}; --region searches other regions"
@@ -128,8 +128,8 @@ def list_all(console: Console) -> dict[str, Any]:
     store = actions.open_store()
     with console.show_waiting():
         search = action.find(store)
-    console.result(table([HEAD, *(_row(store, item) for item in search.tagged)]))
-    console.note(searched(search.regions).partition(";")[0])
+    console.result(format_table([HEAD, *(_row(store, item) for item in search.tagged)]))
+    console.note(describe_searched(search.regions).partition(";")[0])
     for error in search.failed:
         console.note(f"warning: {error.message}")
     return {

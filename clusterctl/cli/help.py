@@ -19,7 +19,7 @@ _WIDEST_OPTION = 27
 """Where further spellings or many choices make an option wider, they stand in its help."""
 
 
-def of_verb(name: str) -> str:
+def render_verb(name: str) -> str:
     """The help of one verb."""
     verb = VERBS[name]
     options = [option for option in verb.options().values() if not option.never]
@@ -55,7 +55,7 @@ def _find_source(verb: type[Verb], option: Option[Any]) -> str:
     return next((name for name, options in others.items() if own and option in options), "")
 
 
-def of_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
+def render_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
     """The help of clusterctl itself, or of a word that several verbs begin with; `rows` are its
     own options."""
     prefix = f"{name} " if name else ""

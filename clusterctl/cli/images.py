@@ -13,7 +13,7 @@ from clusterctl.options.data import ImageBuild, ImageLock
 
 def image_build(given: ImageBuild, console: Console) -> None:
     given.apply_limits((), console.note)
-    with console.show_waiting(moved=actions.moved if sys.stderr.isatty() else None):
+    with console.show_waiting(moved=actions.count_moved if sys.stderr.isatty() else None):
         built = images.build(given.name, push=given.push, base=given.base, on_line=console.step)
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"
@@ -24,7 +24,7 @@ def image_build(given: ImageBuild, console: Console) -> None:
 
 def image_lock(given: ImageLock, console: Console) -> None:
     given.apply_limits((), console.note)
-    with console.show_waiting(moved=actions.moved if sys.stderr.isatty() else None):
+    with console.show_waiting(moved=actions.count_moved if sys.stderr.isatty() else None):
         found = images.lock(given.name, on_line=console.step)
     for wheel, digest in found.items():
         console.result(f"{digest}  {wheel}")

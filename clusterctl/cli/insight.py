@@ -11,8 +11,8 @@ from clusterctl.actions import diff as comparing
 from clusterctl.actions import doctor as action
 from clusterctl.actions import verify as measuring
 from clusterctl.cli.clusters import verify_document
-from clusterctl.cli.console import Console, pick, redact, table
-from clusterctl.cli.jobs import number_of
+from clusterctl.cli.console import Console, format_table, pick, redact
+from clusterctl.cli.jobs import choose_number
 from clusterctl.model import count
 from clusterctl.options.clusters import Verify
 from clusterctl.options.jobs import Diff, Doctor
@@ -23,7 +23,7 @@ SHOWN = 12
 
 def doctor(given: Doctor, console: Console) -> None:
     store = actions.open_store()
-    number = number_of(given, store, console)
+    number = choose_number(given, store, console)
     found = action.diagnose(
         *(store, number, given.cluster, console.report), bundle=given.bundle, redact=redact
     )
@@ -80,7 +80,7 @@ def verify(given: Verify, console: Console) -> None:
     store = actions.open_store()
     cluster = actions.choose(store, given.choose_name())
     found = measuring.measure(store, cluster, console.report, quick=given.quick, now=given.now)
-    console.result(table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
+    console.result(format_table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
     low = len(found.low)
     console.report(f"{count(low, 'line')} below the limit" if low else "all within limits")
     console.document(
@@ -103,7 +103,7 @@ def diff(given: Diff, console: Console) -> None:
     if found.changes:
         head = ("", f"job {found.first.id}", f"job {found.second.id}")
         rows = ((c.what, c.first or "-", c.second or "-") for c in found.changes)
-        texts.append(table([head, *rows]))
+        texts.append(format_table([head, *rows]))
     texts += ("\n".join([f"{file.how} {file.path}", *file.lines]) for file in found.files)
     console.result(redact("\n\n".join(texts)) if texts else "no difference")
     console.document(

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from clusterctl.actions import Store, metrics
-from clusterctl.cli.console import redact, redact_arguments, table
+from clusterctl.cli.console import format_table, redact, redact_arguments
 from clusterctl.cli.job_output import format_duration
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, Provenance
@@ -35,7 +35,7 @@ class JobRow:
     @cached_property
     def metrics(self) -> Mapping[str, float]:
         """The last value of each metric."""
-        points = metrics.stored(self.store, self.job)
+        points = metrics.collect_stored(self.store, self.job)
         found = {name: metrics.last(points, name) for name in metrics.columns(points)}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -109,7 +109,7 @@ def values(
 
 def show(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """As a table."""
-    return table([names, *([_cell(row[name]) for name in names] for row in found)])
+    return format_table([names, *([_cell(row[name]) for name in names] for row in found)])
 
 
 def _cell(value: Any) -> str:

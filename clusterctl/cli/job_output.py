@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, ago, pick, plain, redact, redact_arguments
+from clusterctl.cli.console import Console, ago, make_plain, pick, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.job_model import UNPLACED, Job, JobState, describe_exit
 from clusterctl.model import count
@@ -33,7 +33,7 @@ def show_staging(console: Console) -> ExitStack:
 
     stack = ExitStack()
     # Lines in a pipe are about copies alone.
-    moved = actions.moved if sys.stderr.isatty() else actions.copied
+    moved = actions.count_moved if sys.stderr.isatty() else actions.count_copied
     stack.enter_context(console.show_waiting(moved=moved, only_copies=True))
     return stack
 
@@ -130,7 +130,7 @@ def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterato
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        _goes_on(console, latest())
+        _say_it_goes_on(console, latest())
         os._exit(128 + number)  # raising here could leave locks of the SSH library held
 
     if threading.current_thread() is threading.main_thread():
@@ -141,7 +141,7 @@ def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterato
         yield
     except OSError as error:
         if not isinstance(error, ClusterctlError):
-            _goes_on(console, latest())
+            _say_it_goes_on(console, latest())
             raise
         if job := latest():
             _result(console, job, error.exit_code)
@@ -154,13 +154,13 @@ def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterato
                 f"no longer following job {job.id}; `clusterctl jobs` shows whether it still runs"
             )
         elif job and isinstance(error, ClusterctlError):
-            _goes_on(console, job)
+            _say_it_goes_on(console, job)
         if job:
             _result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
         raise
 
 
-def _goes_on(console: Console, job: Job | None) -> None:
+def _say_it_goes_on(console: Console, job: Job | None) -> None:
     if job and not job.state.ended:
         console.note(f"job {job.id} keeps running; follow it with `clusterctl logs {job.id} -f`")
 
@@ -218,4 +218,4 @@ def document(job: Job) -> dict[str, Any]:
         "env": {name: redact(value) for name, value in job.spec.env.items()},
         "secrets": dict.fromkeys(job.spec.secret_names, "***"),
     }
-    return {name: plain(value) for name, value in found.items()}
+    return {name: make_plain(value) for name, value in found.items()}

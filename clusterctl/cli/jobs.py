@@ -17,7 +17,7 @@ from clusterctl.actions import jobs as action
 from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.jobs import Choice
 from clusterctl.cli import job_columns, sweep_points
-from clusterctl.cli.console import Console, printable, table
+from clusterctl.cli.console import Console, escape, format_table
 from clusterctl.cli.job_output import (
     announce,
     describe_size,
@@ -42,7 +42,7 @@ def jobs(given: Jobs, console: Console) -> None:
     if given.job is not None:
         wanted = action.find_job(store, given.job, given.cluster).id
         found = tuple(job for job in found if job.id == wanted)
-    dollars = cost.of_jobs(store, found)
+    dollars = cost.sum_by_job(store, found)
     chosen = job_columns.values(store, found, dollars, given.columns) if given.columns else None
     document = _documents(found, dollars, chosen)
     if chosen:
@@ -50,13 +50,13 @@ def jobs(given: Jobs, console: Console) -> None:
         console.document(document)
         return
     batch = any(job.native_id for job in found)
-    waiting = any(_waits_for(job) for job in found)
+    waiting = any(_describe_wait(job) for job in found)
     head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
     head += ["exit", "ranks", "started", "took", *["$"] * bool(dollars), "program"]
     if found:
         money = {job.id: [_money(dollars, job)] if dollars else [] for job in found}
         rows = (_row(job, batch, waiting, money[job.id]) for job in found)
-        console.result(table([head, *rows]))
+        console.result(format_table([head, *rows]))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     if given.job is not None and found[0].spec.is_sweep:
@@ -66,8 +66,8 @@ def jobs(given: Jobs, console: Console) -> None:
 
 def _points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
     """Of a sweep, what became of each point, with the last value of each metric."""
-    found = sweep_points.rows(job, metrics.by_rank(store, job, console.report))
-    console.result("\n" + table(sweep_points.cells(found)))
+    found = sweep_points.rows(job, metrics.find_last_by_rank(store, job, console.report))
+    console.result("\n" + format_table(sweep_points.cells(found)))
     return sweep_points.document(found)
 
 
@@ -89,7 +89,7 @@ def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]
     started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
     command = _command(job)
     where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
-    waits = [_waits_for(job) or "-"] * waiting
+    waits = [_describe_wait(job) or "-"] * waiting
     return [
         *where,
         *waits,
@@ -102,7 +102,7 @@ def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]
     ]
 
 
-def number_of(
+def choose_number(
     given: Logs | Cancel | Fetch | Doctor | Top | Rerun,
     store: Store,
     console: Console,
@@ -121,13 +121,13 @@ def _command(job: Job) -> str:
     return _cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
 
 
-def _waits_for(job: Job) -> str:
+def _describe_wait(job: Job) -> str:
     """What the queue says of a job that is in it, in one cell."""
     return _cell(job.reason) if job.state is JobState.QUEUED else ""
 
 
 def _cell(text: str) -> str:
-    text = printable(text)
+    text = escape(text)
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
@@ -135,7 +135,7 @@ def logs(given: Logs, console: Console) -> None:
     ways = {way for way in ("follow", "metrics", "json", "export") if getattr(given, way)}
     given = given.apply_limits(ways, console.note)
     store, follow = actions.open_store(), given.follow
-    job = number_of(given, store, console)
+    job = choose_number(given, store, console)
     try:
         if given.metrics:
             _metrics(given, store, job, console)
@@ -203,7 +203,7 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
         if points:
             console.result("\n".join(map(str, written)))
         else:
-            console.note(_no_metrics(job))
+            console.note(_explain_no_metrics(job))
         return
     if given.csv:
         console.result(metrics.to_csv(metrics.collect(*where, rank=given.rank)).rstrip("\n"))
@@ -219,10 +219,10 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
             texts = (f"{name} {metrics.render(value)}" for name, value in shown.items())
             console.result(f"[{point.rank}] {'  '.join(texts)}")
     if none:
-        console.note(_no_metrics(job))
+        console.note(_explain_no_metrics(job))
 
 
-def _no_metrics(job: int) -> str:
+def _explain_no_metrics(job: int) -> str:
     return (
         f"job {job} printed no metrics; a program prints them as JSON lines (docs/jobs.md, Metrics)"
     )
@@ -230,7 +230,7 @@ def _no_metrics(job: int) -> str:
 
 def cancel(given: Cancel, console: Console) -> None:
     store = actions.open_store()
-    job = number_of(given, store, console)
+    job = choose_number(given, store, console)
     with console.show_waiting():
         ended = action.cancel(store, job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
@@ -245,13 +245,13 @@ def cancel(given: Cancel, console: Console) -> None:
 
 def fetch(given: Fetch, console: Console) -> None:
     store = actions.open_store()
-    job = number_of(given, store, console)
-    with console.show_waiting(moved=actions.copied):
+    job = choose_number(given, store, console)
+    with console.show_waiting(moved=actions.count_copied):
         got = action.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
-        console.result("\n".join(printable(name) for name in names))
+        console.result("\n".join(escape(name) for name in names))
     elif not (brought.kept or brought.left_out or got.failed):
         console.note(f"job {job} wrote no files")
     note_fetched(console, got)

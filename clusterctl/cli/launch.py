@@ -104,7 +104,7 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
         return
     made = [job.id for job in store.jobs() if job.cluster == name and job.id not in before]
     for number in made[-1:]:  # the last one: a job may have been continued as a new one
-        with console.show_waiting(moved=actions.copied):
+        with console.show_waiting(moved=actions.count_copied):
             got = jobs.fetch(store, number, name, None, console.report)
         if got.brought.outputs:
             console.note(f"output files of job {number} are in {got.folder}")
@@ -121,7 +121,7 @@ def _idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
     if not given.detach or wanted.idle is not None:
         return {}
     spec = up_plan.resolve(store, specs.cluster_spec(name, wanted))
-    where = up_plan.circumstances(spec)
+    where = up_plan.find_circumstances(spec)
     return {} if verbs.limit("up", "--idle", where) else {"idle": detached_launches.IDLE}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.console import Console, ago, table
+from clusterctl.cli.console import Console, ago, format_table
 from clusterctl.node_phases import ENDS, FAILED, ORDER, READY, NodePhases, NodeState, Picture
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def describe(picture: Picture, width: int, height: int) -> list[tuple[str, str]]
         slow = sorted((n for n in chosen if n.phase != READY), key=_rank)
         chosen = slow[: min(SLOWEST, room - len(counts))]
     if chosen:
-        texts = table(_row(node) for node in chosen).splitlines()
+        texts = format_table(_row(node) for node in chosen).splitlines()
         colours = (COLOURS.get(node.phase, "") for node in chosen)
         lines += zip(texts, colours, strict=True)
     return [(text[:width], colour) for text, colour in (*lines, *([last] if last else ()))]

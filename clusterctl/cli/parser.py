@@ -44,17 +44,17 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args if ctx.resilient_parsing else self.verb.arrange(args))
 
     def get_help(self, ctx: Any) -> str:
-        return help.of_verb(self.path)
+        return help.render_verb(self.path)
 
     def invoke(self, ctx: Any) -> Any:
         given = read(self.path, ctx.params, ctx.args)
-        with Console.current().show_waiting():  # on a busy machine modules take seconds to load
+        with Console.get_current().show_waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
         from clusterctl.cli import detached_launches
 
-        with detached_launches.collect_afterwards(given, Console.current()):
-            return function(given, Console.current())
+        with detached_launches.collect_afterwards(given, Console.get_current()):
+            return function(given, Console.get_current())
 
 
 class Verbs(TyperGroup):
@@ -109,7 +109,7 @@ class Verbs(TyperGroup):
     def get_help(self, ctx: Any) -> str:
         own = [item for item in self.get_params(ctx) if "--help" not in item.opts]
         rows = [(", ".join(item.opts), getattr(item, "help", "")) for item in own]
-        return help.of_group(self.prefix.rstrip(), rows)
+        return help.render_group(self.prefix.rstrip(), rows)
 
 
 def command() -> Any:
@@ -126,7 +126,7 @@ def command() -> Any:
     return typer.main.get_command(application)
 
 
-def by_word() -> dict[str, dict[str, Option[Any]]]:
+def group_by_word() -> dict[str, dict[str, Option[Any]]]:
     """The options that settings may have, by the first word of their verb."""
     found: dict[str, dict[str, Option[Any]]] = {}
     for path, verb in VERBS.items():
@@ -158,20 +158,22 @@ def _parameter(option: Option[Any]) -> Any:
             nargs=None if option.is_flag else option.words,
             metavar=option.metavar or None,
             help=option.help,
-            autocompletion=completion.for_value(option.key) if option.flag == "--cluster" else None,
+            autocompletion=completion.make_completer(option.key)
+            if option.flag == "--cluster"
+            else None,
         )
     return TyperArgument(
         param_decls=[option.key],
         nargs=-1 if option.many else 1,
         metavar=option.metavar,
-        autocompletion=completion.for_value(option.key),
+        autocompletion=completion.make_completer(option.key),
     )
 
 
 def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     """What was given to a verb: on the command line, else by a variable, else in a settings file.
     Raises UsageError for what it does not take, after --json has had its effect."""
-    verb, settings = VERBS[path], config.read(by_word())
+    verb, settings = VERBS[path], config.read(group_by_word())
     options = verb.options()
     found = {
         key: setting
@@ -180,7 +182,7 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
         and (setting := _setting(verb, path.partition(" ")[0], option, settings))
     }
     raw = {**parsed, **{key: setting.value for key, setting in found.items()}}
-    Console.current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])
+    Console.get_current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])
     usage = f"`clusterctl {path} --help` shows its options"
     if extra:
         raise UsageError(f"unexpected argument {extra[0]!r}", hint=usage)

@@ -70,19 +70,19 @@ class RankStream:
 class View(Protocol):
     """How and where output is shown, at the latest by `flush`."""
 
-    def exact(self, source: RankStream) -> bool:
+    def is_exact(self, source: RankStream) -> bool:
         """Whether complete lines are shown with all their bytes, not as a terminal shows them."""
 
-    def interval(self, source: RankStream) -> float:
+    def get_interval(self, source: RankStream) -> float:
         """Seconds between two states of the source's progress bar; infinite: its end alone."""
 
-    def lines(self, source: RankStream, lines: list[bytes]) -> None:
+    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
         """Lines without their newlines. The first may be the end of one that came in parts."""
 
-    def part(self, source: RankStream, text: bytes) -> None:
+    def show_part(self, source: RankStream, text: bytes) -> None:
         """The beginning of a line, or more of it."""
 
-    def progress(self, source: RankStream) -> None:
+    def show_progress(self, source: RankStream) -> None:
         """The progress bar has a new state, or has been wiped off."""
 
     def flush(self) -> None: ...
@@ -136,14 +136,14 @@ class Printer:
         for source in tuple(self._changed):
             if source.bar == source.shown:
                 del self._changed[source]
-            elif now >= source.shown_at + self._view.interval(source):
+            elif now >= source.shown_at + self._view.get_interval(source):
                 del self._changed[source]
                 source.shown, source.shown_at = source.bar, now
-                self._view.progress(source)
+                self._view.show_progress(source)
 
     def _feed(self, source: RankStream, data: bytes) -> None:
         text = source.rest + data
-        if not self._view.exact(source):
+        if not self._view.is_exact(source):
             while _UP_AND_DOWN in text:
                 text = text.replace(_UP_AND_DOWN, b"")
         lines = text.split(b"\n")
@@ -151,7 +151,7 @@ class Printer:
         plain = not source.is_bar and b"\r" not in source.rest and b"\r" not in data
         if plain and all(len(line) <= LINE_LIMIT for line in lines):
             if lines:
-                self._view.lines(source, lines)
+                self._view.show_lines(source, lines)
         else:
             for line in lines:
                 self._complete(source, line)
@@ -159,26 +159,26 @@ class Printer:
             source.is_bar = True
             source.overwrite(rest)
             self._changed[source] = None
-            if not self._view.exact(source):
+            if not self._view.is_exact(source):
                 rest = rest.rpartition(b"\r")[2]
-        source.rest = self._parts(source, rest)
+        source.rest = self._show_parts(source, rest)
 
     def _complete(self, source: RankStream, line: bytes) -> None:
         is_bar = source.is_bar or b"\r" in line.removesuffix(b"\r")
-        if is_bar and not self._view.exact(source):
+        if is_bar and not self._view.is_exact(source):
             source.overwrite(line)
             line = source.bar
-        self._view.lines(source, [self._parts(source, line)])
+        self._view.show_lines(source, [self._show_parts(source, line)])
         source.restart()
 
-    def _parts(self, source: RankStream, text: bytes) -> bytes:
+    def _show_parts(self, source: RankStream, text: bytes) -> bytes:
         """Shows all of a text that is too long but its last part, which is returned."""
         start = 0
         while len(text) - start > LINE_LIMIT:
             end = start + LINE_LIMIT
             while end > start + LINE_LIMIT - 3 and text[end] & 0xC0 == 0x80:
                 end -= 1  # not within a character
-            self._view.part(source, text[start:end])
+            self._view.show_part(source, text[start:end])
             start = end
         return text[start:]
 
@@ -190,20 +190,20 @@ class Json:
     def __init__(self) -> None:
         self._rows: list[str] = []
 
-    def exact(self, source: RankStream) -> bool:
+    def is_exact(self, source: RankStream) -> bool:
         return True
 
-    def interval(self, source: RankStream) -> float:
+    def get_interval(self, source: RankStream) -> float:
         return INTERVAL
 
-    def lines(self, source: RankStream, lines: list[bytes]) -> None:
+    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
         for line in lines:
             self._row(source, line)
 
-    def part(self, source: RankStream, text: bytes) -> None:
+    def show_part(self, source: RankStream, text: bytes) -> None:
         self._row(source, text, cut=True)
 
-    def progress(self, source: RankStream) -> None:
+    def show_progress(self, source: RankStream) -> None:
         if source.bar:
             self._row(source, source.bar, progress=True)
 
@@ -230,7 +230,7 @@ class Text:
         self._console = console
         self._exact = exact
         self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        self._terminals = _terminals(self._streams)
+        self._terminals = _find_terminals(self._streams)
         self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
         self._unfinished: dict[str, RankStream] = {}
         """Whose line a stream, or the terminal, stands in: the next text of others begins anew."""
@@ -240,15 +240,15 @@ class Text:
         if self._terminals:
             console.before_message = self._make_room
 
-    def exact(self, source: RankStream) -> bool:
+    def is_exact(self, source: RankStream) -> bool:
         return self._exact and source.stream not in self._terminals
 
-    def interval(self, source: RankStream) -> float:
+    def get_interval(self, source: RankStream) -> float:
         if source.stream in self._terminals:
             return FRAME
         return math.inf if self._exact else INTERVAL
 
-    def lines(self, source: RankStream, lines: list[bytes]) -> None:
+    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
         if self._bars.pop(source, source) is None:
             self._changed = True
         elif source.is_bar and source.shown == lines[0]:
@@ -258,13 +258,13 @@ class Text:
         self._write(source, (b"\n" + self._tag(source)).join(lines) + b"\n")
         self._unfinished.pop(self._place(source.stream), None)
 
-    def part(self, source: RankStream, text: bytes) -> None:
+    def show_part(self, source: RankStream, text: bytes) -> None:
         if source.stream in self._terminals:
             text = _make_printable(text)
         self._write(source, text)
         self._unfinished[self._place(source.stream)] = source
 
-    def progress(self, source: RankStream) -> None:
+    def show_progress(self, source: RankStream) -> None:
         if source.stream not in self._terminals:
             if source.bar:
                 self._begin_anew(source.stream)
@@ -358,7 +358,7 @@ class Text:
             return 24
 
 
-def _terminals(streams: Mapping[str, BinaryIO]) -> list[str]:
+def _find_terminals(streams: Mapping[str, BinaryIO]) -> list[str]:
     """The streams on which bars can be redrawn in place."""
     found = [name for name, stream in streams.items() if stream.isatty()]
     if not found or os.environ.get("TERM", "dumb") == "dumb":

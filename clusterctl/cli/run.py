@@ -16,9 +16,9 @@ from clusterctl.actions import run as action
 from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.follow_job import OnJob
 from clusterctl.actions.run import Prepared, Resolved
-from clusterctl.cli.console import Console, plain
+from clusterctl.cli.console import Console, make_plain
 from clusterctl.cli.job_output import announce, finish, report_result, show_staging
-from clusterctl.cli.jobs import number_of
+from clusterctl.cli.jobs import choose_number
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
@@ -122,14 +122,14 @@ def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) 
     from clusterctl.actions.interactive import plan_terminal  # not for a job
 
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    terminal = plan_terminal(store, chosen, _spec(given, program), _plain(given.command))
+    terminal = plan_terminal(store, chosen, _spec(given, program), _drop_dashes(given.command))
     if not given.dry_run:
         raise typer.Exit(terminal.open())
     console.result(terminal.text)
     console.document({"dry_run": True, "folder": str(terminal.folder), "argv": terminal.argv})
 
 
-def _plain(words: tuple[str, ...]) -> list[str]:
+def _drop_dashes(words: tuple[str, ...]) -> list[str]:
     """Without the `--` that says that a command follows."""
     return list(words[words[:1] == ("--",) :])
 
@@ -139,7 +139,7 @@ def _queue_hint(given: Run, circumstances: set[str], error: UsageError) -> str:
     queues = [name for name in batch.DASH_Q if verbs.limit("run", name, circumstances) is None]
     if not (queues and given.quiet and given.command and "no script" in error.message):
         return ""
-    return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(_plain(given.command)[0])}?"
+    return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(_drop_dashes(given.command)[0])}?"
 
 
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:
@@ -194,7 +194,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 
 def rerun(given: Rerun, console: Console) -> None:
     store = actions.open_store()
-    job = number_of(given, store, console)
+    job = choose_number(given, store, console)
     stored = [Path(name) for name in store.job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = environment(given.variables, files)
@@ -287,7 +287,7 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
             "conditions": conditions,
             "env": {**plan.env, **secrets},
             "programs": plan.programs,
-            "reasons": [plain(reason) for reason in plan.reasons],
+            "reasons": [make_plain(reason) for reason in plan.reasons],
             **preview.document,
         }
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from clusterctl.cli.clusters import ends, node_document
-from clusterctl.cli.console import Console, ago, pick, plain, table
+from clusterctl.cli.clusters import describe_end, node_document
+from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
 from clusterctl.model import Cluster, format_time
 from clusterctl.options.clusters import List, Status
 
@@ -23,12 +23,12 @@ def status(given: Status, console: Console) -> None:
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
         f" {_mode(what)}, age {ago(found.age)}, {_dollars(found.dollars, found)} so far"
-        f" ({_dollars(found.dollars_per_hour, found)}/h{_source(found)}){ends(what)}"
+        f" ({_dollars(found.dollars_per_hour, found)}/h{_source(found)}){describe_end(what)}"
     ]
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
     if what.shared:
-        lines.append(f"shared folder: {what.shared} on all nodes; {_stays(what)}")
+        lines.append(f"shared folder: {what.shared} on all nodes; {_describe_stay(what)}")
     if folder := launch_mark.find_folder(store, what.name):
         lines.append(f"ends with its program; the next command then copies its outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
@@ -40,16 +40,16 @@ def status(given: Status, console: Console) -> None:
         [
             *_node_row(item),
             *([_gpus(item.node)] * gpus),
-            *([_jobs_on(item.node, found.jobs)] * bool(found.jobs)),
+            *([_list_jobs_on(item.node, found.jobs)] * bool(found.jobs)),
             *(_live(item) if live else []),
         ]
         for item in found.nodes
     )
-    lines.append(table([head, *rows]))
+    lines.append(format_table([head, *rows]))
     if any(item.gpus for item in found.nodes):
-        lines.append(table(_gpu_rows(found.nodes)))
+        lines.append(format_table(_gpu_rows(found.nodes)))
     if found.queues:
-        lines.append(table(_queues(found.queues)))
+        lines.append(format_table(_queues(found.queues)))
     if console.verbose:
         for item in found.nodes:
             lines.append(f"{item.node.name}: root {item.node.root}")
@@ -91,7 +91,7 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
         console.note("no clusters; create one with `clusterctl up`")
     elif found:
         head = ["name", "provider", "mode", "phase", "workers", "age", "$/h"]
-        console.result(table([head, *map(_cluster_row, found)]))
+        console.result(format_table([head, *map(_cluster_row, found)]))
         for line in (line for item in found for line in item.warnings):
             console.note(f"warning: {line}")
     return {"clusters": [_status(item, False) for item in found], "damage": damage}
@@ -128,7 +128,7 @@ def _gpu_rows(nodes: Any) -> list[list[object]]:
     return rows
 
 
-def _jobs_on(node: Any, jobs: Any) -> str:
+def _list_jobs_on(node: Any, jobs: Any) -> str:
     """The numbers of the jobs that have ranks on the node."""
     numbers = [str(j.id) for j in jobs if any(place.node == node.name for place in j.placement)]
     return ", ".join(numbers) or "-"
@@ -160,7 +160,7 @@ def _queues(queues: Any) -> list[list[object]]:
     return rows
 
 
-def _stays(cluster: Cluster) -> str:
+def _describe_stay(cluster: Cluster) -> str:
     """What becomes of the folder that its nodes share."""
     if cluster.shared_source:
         wanted = cluster.spec.cloud.file_system
@@ -199,7 +199,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
                 **node_document(item.node),
                 "gpus": list(item.node.facts.gpus),
                 **(pick(item, "live", "deadline") if live else {}),
-                **({"gpu_use": plain(item.gpus)} if live else {}),
+                **({"gpu_use": make_plain(item.gpus)} if live else {}),
             }
             for item in found.nodes
         ],

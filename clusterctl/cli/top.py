@@ -11,8 +11,8 @@ import typer
 from clusterctl import actions
 from clusterctl.actions import top as action
 from clusterctl.actions.top import GpuLook, NodeLine, RankLine, TopFrame
-from clusterctl.cli.console import Console, ago, plain, table
-from clusterctl.cli.jobs import number_of
+from clusterctl.cli.console import Console, ago, format_table, make_plain
+from clusterctl.cli.jobs import choose_number
 from clusterctl.job_model import JobState
 from clusterctl.model import count
 from clusterctl.options.jobs import Top
@@ -25,7 +25,7 @@ cursor's."""
 
 def top(given: Top, console: Console) -> None:
     store = actions.open_store()
-    number = number_of(given, store, console)
+    number = choose_number(given, store, console)
     frames = action.watch(
         *(store, number, given.cluster, console.report),
         interval=given.interval or INTERVAL,
@@ -34,9 +34,9 @@ def top(given: Top, console: Console) -> None:
     try:
         if console.json:
             for frame in frames:
-                print(json.dumps({"schema": 1, **plain(frame)}), flush=True)
+                print(json.dumps({"schema": 1, **make_plain(frame)}), flush=True)
         elif sys.stdout.isatty() and not given.once:
-            _live(frames)
+            _show_live(frames)
         else:
             for frame in frames:
                 console.result(render(frame))
@@ -44,7 +44,7 @@ def top(given: Top, console: Console) -> None:
         raise typer.Exit(130) from None
 
 
-def _live(frames: Iterable[TopFrame]) -> None:
+def _show_live(frames: Iterable[TopFrame]) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -91,7 +91,9 @@ def render(frame: TopFrame, height: int | None = None) -> str:
         cells = _gpu_cells(node.gpus) if gpus else ()
         rates = (_share(node.received, node.ceiling), _share(node.sent, node.ceiling))
         lines.append((node.node, cpu, memory, *cells, *rates))
-    return "\n\n".join((", ".join(head), table(rows), "\n".join((table(lines), *notes))))
+    return "\n\n".join(
+        (", ".join(head), format_table(rows), "\n".join((format_table(lines), *notes)))
+    )
 
 
 def _choose(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import cluster_status, open_store
-from clusterctl.actions.cost import spending
+from clusterctl.actions.cost import sum_spending
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.unfetched import describe_loss
 from clusterctl.errors import LeftoverError, ProviderError
@@ -177,7 +177,7 @@ def test_a_killed_up_costs_what_its_machines_have_come_to_be(
     assert shown(monkeypatch, there, **cut_off) == (72 * 6, 5.0, "")
     assert shown(monkeypatch, there, deadline=NOW + HOUR)[1] == 3.0
     open_store().save(forgotten(**cut_off))
-    assert round(spending(open_store(), 99 * HOUR, None, clock=clock).dollars) == 72 * 6
+    assert round(sum_spending(open_store(), 99 * HOUR, None, clock=clock).dollars) == 72 * 6
     there.price = None
     state = cluster_status.status(open_store(), forgotten(**cut_off), clock=clock)
     assert state.unknown_prices == ("x",)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.cli.console import Console, ago, table
+from clusterctl.cli.console import Console, ago, format_table
 from clusterctl.job_model import JobState
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster, job, node, spec
@@ -216,7 +216,7 @@ def test_ago(seconds: float, text: str) -> None:
 
 
 def test_table() -> None:
-    assert table([("a", "bb"), ("cccc", "d")]) == "a     bb\ncccc  d"
+    assert format_table([("a", "bb"), ("cccc", "d")]) == "a     bb\ncccc  d"
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jname\rgone\u202e\udcff"
@@ -235,7 +235,7 @@ def test_what_nodes_say_cannot_command_the_terminal(
 
 
 def test_a_cell_of_a_table_stays_in_its_row() -> None:
-    rows = table([("node", "live"), (HOSTILE, "two\nlines")]).splitlines()
+    rows = format_table([("node", "live"), (HOSTILE, "two\nlines")]).splitlines()
     assert len(rows) == 2
     assert rows[1].isprintable()
     assert rows[1].endswith("  two\\nlines")

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import providers
 from clusterctl.actions import cluster_status, open_store
-from clusterctl.actions.cost import spending
+from clusterctl.actions.cost import sum_spending
 from clusterctl.actions.down import finish_down
 from clusterctl.errors import LeftoverError
 from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
@@ -146,7 +146,7 @@ def test_a_killed_down_that_nobody_repeated_is_paid_until_it_ended_machines(trai
     trail.note("TerminateInstances", -19, "i-launcher", "i-worker-1", "i-worker-2")
     assert status(made) == (3.0, ())
     assert len(trail.asked) == 1
-    assert round(spending(open_store(), 99 * HOUR, None, lambda: NOW).dollars, 2) == 3.0
+    assert round(sum_spending(open_store(), 99 * HOUR, None, lambda: NOW).dollars, 2) == 3.0
     assert take_down(made) == (3.0, [])
 
 

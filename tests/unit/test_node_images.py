@@ -57,7 +57,7 @@ def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
 
 
 def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
-    image, images = node_images.chosen(("nvidia-mpi",))
+    image, images = node_images.parse_images(("nvidia-mpi",))
     found = resolve(spec(image=image, images=images))
     assert {kind: one.recipe for kind, one in found.items()} == {
         "launcher": "launcher",
@@ -82,7 +82,7 @@ def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
     ],
 )
 def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, str]) -> None:
-    assert node_images.chosen(texts) == (image, images)
+    assert node_images.parse_images(texts) == (image, images)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, st
 )
 def test_what_cannot_be_chosen(texts: tuple[str, ...], says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
-        node_images.chosen(texts)
+        node_images.parse_images(texts)
     assert caught.value.hint
 
 
@@ -188,6 +188,6 @@ def test_on_the_machines_themselves_no_registry_is_asked(hub: Hub, machines: Non
 
 @pytest.mark.parametrize("recipe", catalog.RECIPES)
 def test_every_recipe_is_made_for_a_kind_of_node(recipe: str) -> None:
-    _, images = node_images.chosen((recipe,))
+    _, images = node_images.parse_images((recipe,))
     assert set(images) <= set(catalog.CONTAINER_IMAGES)
     assert list(images.values()) == [recipe]

@@ -128,13 +128,13 @@ SSO = "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Dev_01/ana.maier@co
     ],
 )
 def test_a_report_names_nobody(said: str, shown: str) -> None:
-    assert real_check.anonymous(said, "check-a1") == shown
+    assert real_check.anonymize(said, "check-a1") == shown
 
 
 def test_a_report_takes_no_longer_for_a_long_word() -> None:
     """Hours, where an expression looks from each letter to the end of the word."""
     word = "x-" * 200_000
-    assert real_check.anonymous(word, "check-a1") == word
+    assert real_check.anonymize(word, "check-a1") == word
 
 
 def test_a_report_shows_no_folders_of_home_and_work(
@@ -142,7 +142,7 @@ def test_a_report_shows_no_folders_of_home_and_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = f"{Path.home()}/.local/state and {tmp_path}/data"
-    assert real_check.anonymous(said, "check-a1") == "~/.local/state and ./data"
+    assert real_check.anonymize(said, "check-a1") == "~/.local/state and ./data"
 
 
 def test_what_could_not_be_removed_is_in_the_report_too(

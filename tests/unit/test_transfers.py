@@ -116,10 +116,10 @@ def test_a_pull_of_an_image_build_is_measured(
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(meter, "NETWORK", table)
-    before, _ = actions.moved()
+    before, _ = actions.count_moved()
     with pytest.raises(ProviderError, match="could not be pulled"):
         images.build("cpu", on_line=lambda line: None)
-    assert actions.moved() == (before + 5_000_000, None)
+    assert actions.count_moved() == (before + 5_000_000, None)
     table.unlink()
     assert meter.count_network() == 0, "not Linux"
 

@@ -207,7 +207,7 @@ class Life:
         said = cluster_status.status(self.store, self.cluster, clock=lambda: aws.now)
         assert said.dollars == pytest.approx(aws.bill(), abs=self.slack)
         assert said.dollars_per_hour == pytest.approx(aws.hourly(), abs=0.0001)
-        spent = cost.spending(self.store, 99 * HOUR, None, lambda: aws.now)
+        spent = cost.sum_spending(self.store, 99 * HOUR, None, lambda: aws.now)
         assert spent.dollars == pytest.approx(said.dollars)
         assert sum(day.dollars for day in spent.days) == pytest.approx(said.dollars)
 

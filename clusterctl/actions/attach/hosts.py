@@ -109,7 +109,9 @@ def _prepare_hosts(
     folder = store.folder(cluster.name) / "ssh"
     terminal.forget(store, cluster)
     report(f"connecting to {count(len(cluster.nodes), 'host')}")
-    _all_well("some hosts cannot be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable)
+    _require_all_well(
+        "some hosts cannot be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable
+    )
     host_keys = {}
     for node in cluster.nodes:
         transport = pool.transport(node.name)
@@ -119,10 +121,10 @@ def _prepare_hosts(
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
     hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
-    _all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
-    if different := _different_mpi(cluster.nodes):
+    _require_all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
+    if different := _compare_mpi(cluster.nodes):
         report(different)
-    cluster = replace(cluster, nodes=_meeting(cluster.nodes))
+    cluster = replace(cluster, nodes=_choose_addresses(cluster.nodes))
     store.save(cluster)
     mesh = bootstrap.Mesh(
         key=keys.pair(folder / "mesh"),
@@ -131,12 +133,12 @@ def _prepare_hosts(
     )
     steps = (bootstrap.LetIn(mesh.key.public, key_mark(cluster)),)
     scripts = {
-        node.name: bootstrap.script(node, mesh, pythons=_first(node.python), steps=steps)
+        node.name: bootstrap.script(node, mesh, pythons=_list_first(node.python), steps=steps)
         for node in cluster.nodes
     }
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
     wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.find_problem(r))]
-    _all_well("some hosts could not be set up", wrong, BootstrapError)
+    _require_all_well("some hosts could not be set up", wrong, BootstrapError)
     bootstrap.check_mesh(
         pool,
         cluster,
@@ -160,7 +162,7 @@ def _probe(
             workdir=machines.workdir,
             sudo=machines.sudo,
             packages={**bootstrap.REQUIRED, **WANTED},
-            questions=facts.questions(_first(node.python), only=bool(node.python)),
+            questions=facts.questions(_list_first(node.python), only=bool(node.python)),
             marker=facts.MARKER,
         ).encode()
         for node in cluster.nodes
@@ -171,23 +173,23 @@ def _probe(
     lacking: list[NodeResult] = []
     found: dict[str, Node] = {}
     for node, result in zip(cluster.nodes, results, strict=True):
-        why = _unfit(node, result)
+        why = _explain_unfit(node, result)
         if facts.answers(result.text).get("root", "").startswith("/"):
             found[node.name] = _read(node, result)
         if why:
             wrong.append(NodeResult(node=node.name, error=why))
-        elif lacks := _lacks(found[node.name]):
+        elif lacks := _describe_lacks(found[node.name]):
             lacking.append(NodeResult(node=node.name, error=lacks))
     for line in fold(lacking):
         report(line)
     return found, wrong
 
 
-def _first(python: str) -> list[str]:
+def _list_first(python: str) -> list[str]:
     return [python] if python else []
 
 
-def _unfit(node: Node, result: NodeResult) -> str:
+def _explain_unfit(node: Node, result: NodeResult) -> str:
     """Why no job can run there; "" if one can."""
     if result.error or not result.ok:
         return result.why
@@ -211,7 +213,7 @@ def _unfit(node: Node, result: NodeResult) -> str:
     return "; ".join(reasons)
 
 
-def _lacks(node: Node) -> str:
+def _describe_lacks(node: Node) -> str:
     """What some jobs will miss there, and the command that installs it."""
     missing = []
     packages = node.facts.python.packages if node.facts.python else {}
@@ -235,7 +237,7 @@ def _lacks(node: Node) -> str:
     return "; ".join(missing)
 
 
-def _different_mpi(nodes: tuple[Node, ...]) -> str:
+def _compare_mpi(nodes: tuple[Node, ...]) -> str:
     """What stands in the way of jobs of several hosts, where each host by itself is well."""
     able = [node for node in nodes if node.facts.mpi]
     try:
@@ -262,7 +264,7 @@ def _read(node: Node, result: NodeResult) -> Node:
     )
 
 
-def _meeting(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def _choose_addresses(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes with addresses at which they reach each other: on the network that they share, if
     they do. One that we are on ourselves may have been reached over loopback."""
     network = interconnect.solve(nodes)
@@ -291,7 +293,7 @@ def _clean_up_quietly(store: Store, cluster: Cluster, report: Reporter) -> None:
     store.retire(cluster)
 
 
-def _all_well(
+def _require_all_well(
     what: str,
     results: Sequence[NodeResult],
     kind: type[ClusterctlError],

@@ -130,7 +130,7 @@ def machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
             hint=f"--workers {len(gpus)}, or more --gpus",
         )
     kind = {Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}.get(maker, "cpu")
-    chosen = catalog.chosen_images(("launcher", kind), spec.image, spec.images)
+    chosen = catalog.choose_images(("launcher", kind), spec.image, spec.images)
     images = {
         of: catalog.local_image(image) if image in catalog.RECIPES else image
         for of, image in chosen.items()
