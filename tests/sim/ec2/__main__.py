@@ -26,6 +26,7 @@ from tests.sim.ec2.full import FullMachine
 from tests.sim.ec2.light import LightHost
 from tests.sim.ec2.loop import Loop
 from tests.sim.ec2.server import Layer
+from tests.sim.ec2.tunnels import LONGEST, Tunnels
 
 _TURN = 0.1
 
@@ -44,8 +45,9 @@ class _Quiet(WSGIRequestHandler):
 class Control:
     """What tests may ask for."""
 
-    def __init__(self, layer: Layer, loop: Loop, bill: Bill) -> None:
+    def __init__(self, layer: Layer, loop: Loop, bill: Bill, tunnels: Tunnels) -> None:
         self._layer = layer
+        self._tunnels = tunnels
         self._loop = loop
         self._bill = bill
 
@@ -66,6 +68,10 @@ class Control:
         elif fault["kind"] == "slow_gateway":
             self._layer.world.nat.slow_start = fault["seconds"]
             self._layer.world.nat.kept = bool(fault.get("kept"))
+        elif fault["kind"] == "slow_endpoint":
+            self._layer.world.endpoints.slow_start = fault["seconds"]
+        elif fault["kind"] == "short_tunnels":
+            self._tunnels.longest = fault["seconds"]
         elif fault["kind"] == "price":
             self._layer.world.prices[fault["instance_type"]] = fault["value"]
         else:
@@ -77,9 +83,19 @@ class Control:
         self._layer.world.blocked.clear()
         self._layer.world.slow_end = self._layer.world.nat.slow_start = 0.0
         self._layer.world.nat.kept = False
+        self._layer.world.endpoints.slow_start = 0.0
+        self._tunnels.longest = LONGEST
         self._layer.late = self._layer.ahead = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
         self._layer.trail.late = 0.0
+
+    def do_cut_tunnels(self) -> int:
+        """Ends all connections through endpoints, as a network does; how many there were."""
+        return self._tunnels.cut()
+
+    def do_tunnels(self) -> object:
+        """Where connections through endpoints begin, and the file with whom to trust for it."""
+        return {"authority": self._tunnels.start(), "open": self._tunnels.count()}
 
     def do_policy(self, document: dict[str, Any] | None) -> None:
         self._layer.policy = document
@@ -148,7 +164,8 @@ class Control:
                 region.reset()
         world = self._layer.world
         tables = (world.placement_groups, world.spot_requests, world.launched, world.ending)
-        for table in (*tables, world.reservations, world.complete, world.granted):
+        more = (world.reservations, world.complete, world.granted, world.endpoints.all)
+        for table in (*tables, *more):
             table.clear()
         self._bill.clear()
         self._layer.calls.clear()
@@ -179,7 +196,7 @@ def main() -> int:
     layer = Layer(moto, world, faults)
     loop = Loop(folder / "machines", world, faults, prefix="sim")
     loop.evicted = layer.trail.note_eviction
-    layer.control = Control(layer, loop, bill)
+    layer.control = Control(layer, loop, bill, Tunnels(folder, layer, loop.connect))
     server = make_server("127.0.0.1", 0, layer, threaded=True, request_handler=_Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 

@@ -21,6 +21,7 @@ Look = Callable[[str], Tags]
 
 NEW = {
     "AllocateAddress": ("elastic-ip",),
+    "CreateInstanceConnectEndpoint": ("instance-connect-endpoint",),
     "CreateInternetGateway": ("internet-gateway",),
     "CreateLaunchTemplate": ("launch-template",),
     "CreateNatGateway": ("natgateway",),
@@ -37,6 +38,7 @@ NEW = {
 
 KINDS = {
     "ami": "image",
+    "eice": "instance-connect-endpoint",
     "eipalloc": "elastic-ip",
     "eni": "network-interface",
     "i": "instance",
@@ -90,6 +92,10 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
         if tags:
             made = {**tags, "ec2:CreateAction": request.action}
             yield {"action": "ec2:CreateTags", "resource": arn, "context": made}
+    if request.action == "CreateInstanceConnectEndpoint":
+        # It makes an interface, for which who asks needs the right. Source: EC2 User Guide, "Grant
+        # permissions to use EC2 Instance Connect Endpoint".
+        yield from _make_interface(request, look)
     said = _keys("aws:RequestTag", pairs(request.parameters)) if "Tags" in request.action else {}
     for kind, name in sorted(_named(request)):
         context = {
@@ -97,6 +103,14 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
             **_keys("aws:ResourceTag", look(name)),
             **_keys("ec2:ResourceTag", look(name)),
         }
+        yield {"action": action, "resource": _arn(request, kind, name), "context": context}
+
+
+def _make_interface(request: Request, look: Look) -> Iterator[dict[str, Any]]:
+    action = "ec2:CreateNetworkInterface"
+    yield {"action": action, "resource": _arn(request, "network-interface", "*"), "context": {}}
+    for kind, name in sorted(_named(request)):
+        context = _keys("aws:ResourceTag", look(name))
         yield {"action": action, "resource": _arn(request, kind, name), "context": context}
 
 

@@ -200,6 +200,19 @@ class Ec2:
                 raise TimeoutError(f"{machines} {self.failures} {self.log()}")
             time.sleep(0.05)
 
+    def trust_tunnels(self) -> str:
+        """The file with whom to trust where connections through endpoints begin."""
+        return str(self._ask("tunnels")["authority"])
+
+    @property
+    def tunnels(self) -> int:
+        """How many connections through endpoints are open."""
+        return int(self._ask("tunnels")["open"])
+
+    def cut_tunnels(self) -> int:
+        """Ends them as a network does; how many there were."""
+        return int(self._ask("cut_tunnels"))
+
     def policy(self, document: dict[str, Any] | None) -> None:
         """All that whoever uses `env` may do from now on; None: anything."""
         self._ask("policy", document=document)

@@ -20,6 +20,9 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `late_events` | `seconds` | CloudTrail finds an event only that long after it |
 | `slow_end` | `seconds` | instances take that long to end, and hold their network meanwhile |
 | `slow_gateway` | `seconds`, `kept` | new NAT gateways are `pending` so long (`kept`: and stay) |
+| `slow_endpoint` | `seconds` | new Instance Connect endpoints are `create-in-progress` so long |
+| `short_tunnels` | `seconds` | their connections last so long at most |
+| `tunnel` | `how`, `calls` | they refuse a connection (`refused`), or carry nothing (`hangs`) |
 | `spot_notice` | `node`, `seconds` | its metadata announce the end, `seconds` (120) later |
 
 `calls` is how often it applies (default: for ever). A field that is left out applies to all.

@@ -11,6 +11,7 @@ group connection tracking" (answers come in, and connections outlive their rule)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from tests.sim.ec2.dns import RESOLVER
@@ -96,6 +97,20 @@ def _ports(rule: Any) -> str:
     if protocol not in ("tcp", "udp") or rule.from_port in (None, -1):
         return f"-p {protocol}"
     return f"-p {protocol} --dport {rule.from_port}:{rule.to_port}"
+
+
+def leaves(groups: Iterable[Any], members: Members, address: str, port: int) -> bool:
+    """Whether the groups of an interface let it connect to that address and TCP port."""
+    return any(
+        rule.ip_protocol in ("-1", "tcp")
+        and (rule.ip_protocol == "-1" or int(rule.from_port) <= port <= int(rule.to_port))
+        and (
+            address in members.get(rule.source_group.get("GroupId", ""), ())
+            or IPv4Address(address) in IPv4Network(rule.ip_range.get("CidrIp") or "0.0.0.0/32")
+        )
+        for group in groups
+        for rule in group.egress_rules
+    )
 
 
 class Firewall:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import images, market, nat, networks, reserved, wire
+from tests.sim.ec2 import endpoints, images, market, nat, networks, reserved, wire
 from tests.sim.ec2.addresses import Addresses
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
@@ -73,6 +73,9 @@ class World:
         """Seconds that an instance takes to end, with its interface in its network; also a NAT
         gateway, with its address."""
         self.nat = nat.Ends()
+        self.endpoints = endpoints.Endpoints()
+        self.addressing = threading.Lock()
+        """Held while an address of a subnet is looked up and taken, which are two steps."""
         self.allowed: Callable[[str, str, dict[str, str]], bool] = lambda *ask: True
         """Whether IAM allows who asks an action on a resource, with these condition keys."""
         self.ending: dict[str, tuple[float, set[str]]] = {}
@@ -90,9 +93,9 @@ class World:
                 del self.ending[one.id]
                 one.instance_state.name, one.instance_state.code = "terminated", 48
 
-    def owners(self, ids: list[str]) -> list[PlacementGroup | SpotRequest]:
+    def owners(self, ids: list[str]) -> list[PlacementGroup | SpotRequest | endpoints.Endpoint]:
         """Those of these ids that are ours."""
-        ours: dict[str, PlacementGroup | SpotRequest] = {**self.spot_requests}
+        ours: dict[str, Any] = {**self.spot_requests, **self.endpoints.all}
         ours |= {group.id: group for group in self.placement_groups.values()}
         return [ours[one] for one in ids if one in ours]
 
@@ -413,7 +416,7 @@ def _refuse_while_used(world: World, request: Request) -> None:
     if request.action == "DeleteSubnet":
         nat.refuse_subnet(there, world.nat, form.get("SubnetId", ""))
     ids = {str(form.get(key, "")) for key in ("GroupId", "SubnetId", "VpcId")} - {""}
-    held: set[str] = set()
+    held = world.endpoints.holds()
     for end in there.vpc_end_points.values():
         if end.state != "deleted":
             held |= {end.vpc_id, *end.subnet_ids, *end.security_group_ids}
@@ -443,6 +446,19 @@ def _describe_endpoints(world: World, request: Request) -> Answer | None:
             texts = (wire.tag("vpcEndpointId", one.id), wire.tag("vpcId", one.vpc_id))
             members.append("".join(texts) + wire.tag("state", one.state) + wire.tag_set(tags))
     return wire.xml("DescribeVpcEndpoints", wire.items("vpcEndpointSet", members))
+
+
+def _instance_connect(world: World, request: Request) -> Answer:
+    if request.action.startswith("Create"):
+        role = f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/{endpoints.ROLE}/AWSServiceRole"
+        may = world.allowed(
+            "iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": endpoints.ROLE}
+        )
+        with world.addressing:
+            return world.endpoints.create(request, backend(request.region), may)
+    if request.action.startswith("Delete"):
+        return world.endpoints.delete(request, world.slow_end)
+    return world.endpoints.describe(request, _tag_matches)
 
 
 def _within_quota(world: World, request: Request) -> None:
@@ -571,6 +587,9 @@ ACTIONS: dict[str, Action] = {
     "DetachInternetGateway": _refuse_while_used,
     "ReleaseAddress": _release_address,
     "DescribeVpcEndpoints": _describe_endpoints,
+    "CreateInstanceConnectEndpoint": _instance_connect,
+    "DescribeInstanceConnectEndpoints": _instance_connect,
+    "DeleteInstanceConnectEndpoint": _instance_connect,
     "AssociateRouteTable": _associate_route_table,
     "CreatePlacementGroup": _create_placement_group,
     "DescribePlacementGroups": _describe_placement_groups,

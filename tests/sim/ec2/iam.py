@@ -45,6 +45,8 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
     "StringEquals": lambda value, wanted: value == wanted,
     "StringLike": lambda value, wanted: _like(value, wanted),
     "Bool": lambda value, wanted: value.lower() == wanted.lower(),
+    "NumericEquals": lambda value, wanted: float(value) == float(wanted),
+    "NumericLessThanEquals": lambda value, wanted: float(value) <= float(wanted),
 }
 _NEGATED = {"StringNotEquals": "StringEquals", "StringNotLike": "StringLike"}
 """What holds where the other does not, for all values and for a key that a request lacks."""

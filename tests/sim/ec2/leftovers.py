@@ -25,6 +25,7 @@ def everything(world: gaps.World, schedules: Schedules) -> list[str]:
         for one in world.spot_requests.values()
         if one.state == "active"
     ]
+    found += [f"{one.region} connect-endpoint {one.id}" for one in world.endpoints.living()]
     found += [f"{group.region} schedule-group {group.name}" for group in schedules.groups.values()]
     return sorted(found)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
+from socket import socket
 from subprocess import CalledProcessError
 from typing import Any
 
@@ -72,6 +73,8 @@ class Loop:
             if instance.id not in self._machines and self._may_boot(instance):
                 self._start(instance)
         groups = members(one for one in found if one.id in self._machines)
+        for group, addresses in self.world.endpoints.members().items():
+            groups.setdefault(group, []).extend(addresses)
         for id, machine in list(self._machines.items()):
             if id not in alive:
                 continue
@@ -176,6 +179,13 @@ class Loop:
             for there, here in self.ports.items():
                 forward(vpc.listen(there), here, partial(self._reaches, id))
         return self._vpcs[id]
+
+    def connect(self, vpc: str, source: str, address: str, port: int, seconds: float) -> socket:
+        """A connection to a machine of a VPC, from an address in it. Called by other threads.
+        OSError."""
+        if vpc not in self._vpcs:
+            raise OSError("the VPC has no machine")
+        return self._vpcs[vpc].connect(source, address, port, seconds)
 
     def _reaches(self, vpc: str, address: str) -> bool:
         """Whether the instance at this address reaches the internet. Called by other threads."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -90,7 +89,6 @@ class Layer:
         self.schedules = Schedules()
         self.control: Control = lambda verb, said: None
         self.calls: list[dict[str, Any]] = []
-        self._launching = threading.Lock()
         self._given: dict[str, Given] = {}
         self.late = self.ahead = 0.0
         """`ahead`: seconds that AWS's clock is ahead of this machine's."""
@@ -152,6 +150,11 @@ class Layer:
         if self.policy is None or request.key == ADMINISTRATOR:
             return True
         return iam.allows(self.policy, action, resource, context)
+
+    def allows(self, key: str, ask: dict[str, Any]) -> bool:
+        """Whether IAM allows whoever has this access key what it is asked."""
+        free = self.policy is None or key == ADMINISTRATOR
+        return free or iam.allows(self.policy or {}, **ask)
 
     def _authorize(self, request: Request, asks: list[dict[str, Any]]) -> None:
         if self.policy is None or request.key == ADMINISTRATOR:
@@ -266,8 +269,8 @@ class Layer:
 
         try:
             if request.action == "RunInstances":
-                # Quota and addresses are looked up and taken in two steps.
-                with self._launching:
+                # So are quotas.
+                with self.world.addressing:
                     body = b"".join(self._moto(environ, remember))
             else:
                 body = b"".join(self._moto(environ, remember))
