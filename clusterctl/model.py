@@ -125,8 +125,9 @@ class Node:
     """One machine (or what behaves like one).
 
     `address`:`ssh_port` is where this machine reaches the node's own sshd; `via` names the node
-    to go through when there is no direct way. `private_address`:`job_port` is where the other
-    nodes reach it. `root` is the only folder we write to.
+    to go through when there is no direct way, and `tunnel` what the provider goes through then.
+    `private_address`:`job_port` is where the other nodes reach it. `root` is the only folder we
+    write to.
 
     On machines of the user's own, port 0 and user "" mean what their ssh_config says.
     """
@@ -140,6 +141,8 @@ class Node:
     user: str
     root: str
     via: str = ""
+    tunnel: str = ""
+    """For the provider alone; "": none is needed, or the node is reached by `via`."""
     python: str = ""
     mpi_prefix: str = ""
     slots: int = 1
@@ -196,6 +199,9 @@ class CloudSpec:
     """Those of them that may hold the cluster, in this order; (): any."""
     private: bool = False
     """Workers without public addresses, which the launcher alone has."""
+    instance_connect: bool = False
+    """SSH to the launcher through an EC2 Instance Connect Endpoint, and from no address. If also
+    `private`, the launcher has no public address either."""
     reservation: str = ""
     """The Capacity Reservation or Capacity Block that workers run in."""
     file_system: str = ""

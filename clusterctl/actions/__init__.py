@@ -10,6 +10,7 @@ from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.meter import COPIED
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter, format_time
+from clusterctl.providers.shared import tunnels
 from clusterctl.state import Store as Store
 from clusterctl.state import home
 from clusterctl.transport.pool import Pool
@@ -122,7 +123,8 @@ def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
 
     mend_known_hosts(store, cluster)
-    with Pool.of(cluster, store.folder(cluster.name) / "ssh") as pool:
+    folder = store.folder(cluster.name) / "ssh"
+    with Pool.of(cluster, folder, tunnels.find(cluster)) as pool:
         try:
             yield pool
         except NodeUnreachable as error:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from clusterctl import assets
+from clusterctl.actions import tunnel
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.state import Store
@@ -27,7 +28,8 @@ def write_config(store: Store, cluster: Cluster) -> None:
         home = str(Path.home() / ".ssh")
         text = assets.render("client/attached_config.j2", cluster=cluster, home=home)
     else:
-        text = assets.render("client/ssh_config.j2", cluster=cluster)
+        tunnels = tunnel.list_commands(store, cluster)
+        text = assets.render("client/ssh_config.j2", cluster=cluster, tunnels=tunnels)
     _replace(store.folder(cluster.name) / "ssh" / "config", text)
 
 
@@ -36,7 +38,8 @@ def write_hosts(store: Store, cluster: Cluster) -> None:
     folder = store.folder(cluster.name) / "ssh"
     if not _find_special(folder):
         escaped = str(folder).replace("%", "%%")
-        text = assets.render("client/hosts.j2", cluster=cluster, folder=escaped)
+        tunnels = tunnel.list_commands(store, cluster)
+        text = assets.render("client/hosts.j2", cluster=cluster, folder=escaped, tunnels=tunnels)
         _replace(folder / HOSTS, text)
 
 

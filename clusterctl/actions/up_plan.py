@@ -54,11 +54,11 @@ def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
 
 
 def find_circumstances(spec: ClusterSpec) -> set[str]:
-    """What decides which options of `up` have an effect: the provider, and `host` where ranks run
-    on machines that would usually have containers."""
+    """What decides which options of `up` have an effect: the provider, `host` where ranks run on
+    machines that would usually have containers, and `instance-connect`."""
     usual = providers.load_creator(spec.provider).features.runtime
     host = {"host"} if spec.runtime is Runtime.HOST and usual is Runtime.DOCKER else set()
-    return {spec.provider, *host}
+    return {spec.provider, *host, *["instance-connect"] * spec.cloud.instance_connect}
 
 
 def plan(store: Store, spec: ClusterSpec, report: Reporter) -> ProviderPlan:

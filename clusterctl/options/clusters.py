@@ -155,7 +155,16 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     )
     private = flag("--private", EC2, "Give workers no public addresses (adds a NAT gateway)")
     tag = texts("--tag", EC2, "Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
-    ssh_cidr = text("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B")
+    ssh_cidr = text(
+        "--ssh-cidr",
+        EC2,
+        "Networks that may connect (default: your address)",
+        "A,B",
+        limits=where.SSH_CIDR,
+    )
+    instance_connect = flag(
+        "--instance-connect", EC2, "Connect through an endpoint of AWS, where SSH is closed"
+    )
     max_hourly = amount(
         "--max-hourly", EC2, "Refuse a cluster that costs more per hour", "USD", budget
     )

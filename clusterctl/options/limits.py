@@ -75,6 +75,14 @@ def _never(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
 
 
 EC2 = ProviderLimit(owner="ec2")
+SSH_CIDR = (
+    EC2,
+    _never(
+        "instance-connect",
+        says="has no effect with --instance-connect, which opens SSH to no network",
+        hint=ONE_OF_TWO,
+    ),
+)
 FILE_SYSTEM = ProviderLimit(
     owner="ec2",
     free=LAUNCHER,

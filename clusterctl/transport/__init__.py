@@ -5,14 +5,30 @@ Importing this package loads neither paramiko nor fabric: `ssh` does, at the fir
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from clusterctl.model import NodeResult
+from clusterctl.model import Node, NodeResult
 
 OnStdout = Callable[[bytes], None]
 """Called with each piece of a command's stdout, in another thread. It must be quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """A connection to a node's sshd that somebody else carries. `sock` is our end of it; `why` says
+    why it has broken, as far as whoever carries it has told, or ""."""
+
+    sock: socket.socket
+    why: Callable[[], str] = lambda: ""
+
+
+OpenTunnel = Callable[[Node, float], Tunnel]
+"""Connects to a node that has a `tunnel`, within so many seconds. Raises ClusterctlError, which is
+transient where another attempt may do better; TimeoutError."""
 
 
 class Channel(Protocol):

@@ -106,6 +106,8 @@ class Destination:
             sock.close()
             if isinstance(error, ConnectError) or not isinstance(error, LOST):
                 raise
+            if why := sock.why():
+                raise self.target.make_error(why, transient=True) from error
             if deadline.passed:
                 raise diagnosis.explain_timeout(self.target, stage, deadline.seconds) from error
             if refused:

@@ -40,7 +40,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Socket:
-    """What paramiko takes for its socket: a TCP socket, or a channel through a jump host.
+    """What paramiko takes for its socket: that of a connection, or a channel through a jump host.
 
     - Reads ahead, since paramiko reads each packet in two small pieces.
     - Acknowledges at once: sshd leaves Nagle's algorithm on for commands, so that a delayed
@@ -48,9 +48,16 @@ class Socket:
     - `abort` ends it from any thread and never blocks, even while another thread is stuck in it.
     """
 
-    def __init__(self, sock: Any, on_close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        sock: Any,
+        on_close: Callable[[], None] = lambda: None,
+        why: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`why`: what whoever carries it says about its end."""
         self._sock = sock
         self._on_close = on_close
+        self.why = why
         self._ahead = memoryview(b"")
         self._aborted = False
         self._closed = False  # paramiko reads this one

@@ -1,4 +1,4 @@
-"""From a host to an open socket: straight, through a jump host, or through a command."""
+"""From a host to an open socket: straight, through a jump host, a tunnel, or a command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import paramiko
 
 from clusterctl import process
+from clusterctl.errors import ClusterctlError
 from clusterctl.timeouts import Deadline, run_in_background
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connection import LOST, Connection, Socket
@@ -51,6 +52,20 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
         elif not hop.is_active():
             why = "the connection to it was lost"
         raise target.make_behind_error(name, why, transient) from error
+
+
+def open_tunnelled(target: Target, deadline: Deadline) -> Socket:
+    """Through what the node's provider connects by. Raises ConnectError."""
+    if target.open_tunnel is None:
+        raise target.make_error("nothing here can open a tunnel to it")
+    try:
+        tunnel = target.open_tunnel(target.node, deadline.left)
+    except TimeoutError as error:
+        what = f"the tunnel to it was not open within {deadline.seconds:.3g} s"
+        raise target.make_error(what, transient=True) from error
+    except ClusterctlError as error:
+        raise target.make_error(error.message, error.hint, transient=error.transient) from error
+    return Socket(tunnel.sock, why=tunnel.why)
 
 
 def open_piped(command: str) -> Socket:

@@ -14,7 +14,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.timeouts import run_in_background
-from clusterctl.transport import Transport, uptime
+from clusterctl.transport import OpenTunnel, Transport, uptime
 from clusterctl.transport.diagnosis import FAILURES, Target, make_failed_result
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SshTransport
@@ -43,6 +43,7 @@ class Pool(AbstractContextManager["Pool"]):
         identity: Path | None,
         known_hosts: Path,
         use_ssh_config: bool = False,
+        open_tunnel: OpenTunnel | None = None,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._transports: dict[str, Transport] = {}
@@ -50,10 +51,11 @@ class Pool(AbstractContextManager["Pool"]):
             if node.here:
                 self._transports[node.name] = LocalTransport(node)
             else:
-                self._add(Target(node, identity, known_hosts, use_ssh_config), ())
+                target = Target(node, identity, known_hosts, use_ssh_config, open_tunnel)
+                self._add(target, ())
 
     @classmethod
-    def of(cls, cluster: Cluster, ssh: Path) -> Pool:
+    def of(cls, cluster: Cluster, ssh: Path, open_tunnel: OpenTunnel | None = None) -> Pool:
         """A cluster's nodes. `ssh` is the folder with its keys: `user`, unless the user's own let
         in, and `known_hosts`."""
         theirs = cluster.identity
@@ -63,6 +65,7 @@ class Pool(AbstractContextManager["Pool"]):
             identity=own,
             known_hosts=ssh / "known_hosts",
             use_ssh_config=theirs is not None,
+            open_tunnel=open_tunnel,
         )
 
     def _add(self, target: Target, behind: tuple[str, ...]) -> SshTransport:

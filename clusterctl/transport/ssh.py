@@ -170,6 +170,8 @@ class SshTransport:
             sock = dial.open_through(hop, name, target, deadline)
         elif destination.proxy:
             sock = dial.open_piped(destination.proxy)
+        elif target.node.tunnel:
+            sock = dial.open_tunnelled(target, deadline)
         else:
             sock = dial.open_direct(target, deadline)
         self._socket = sock

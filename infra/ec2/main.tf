@@ -175,7 +175,7 @@ resource "aws_instance" "this" {
   ami                                  = local.amis[each.value.image]
   instance_type                        = each.value.instance_type
   subnet_id                            = contains(local.efa, each.key) ? null : each.key == "launcher" ? local.launcher_subnet_id : local.subnet_id
-  associate_public_ip_address          = contains(local.efa, each.key) ? null : each.key == "launcher" || !var.private
+  associate_public_ip_address          = contains(local.efa, each.key) ? null : each.key == "launcher" ? !local.hidden : !var.private
   vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
   placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : each.key == "launcher" ? null : one(local.reserved)

@@ -24,7 +24,11 @@ locals {
 
   # The workers' subnet, and the launcher's, which is another one where workers have no public addresses.
   subnet_id          = one(concat(values(var.private ? aws_subnet.private : aws_subnet.this)[*].id, values(data.aws_subnet.theirs)[*].id))
-  launcher_subnet_id = var.subnet_id != "" ? coalesce(var.launcher_subnet_id, var.subnet_id) : one(values(aws_subnet.this)[*].id)
+  launcher_subnet_id = var.subnet_id != "" ? coalesce(var.launcher_subnet_id, var.subnet_id) : local.hidden ? local.subnet_id : one(values(aws_subnet.this)[*].id)
+
+  # An endpoint of the cluster's own; and whether the launcher, too, has no public address.
+  endpoint = toset(var.instance_connect && length(var.endpoint_groups) == 0 ? ["own"] : [])
+  hidden   = var.instance_connect && var.private
 }
 
 data "aws_subnet" "theirs" {
@@ -115,6 +119,15 @@ resource "aws_route_table_association" "private" {
   for_each       = local.nat
   subnet_id      = aws_subnet.private[each.key].id
   route_table_id = aws_route_table.private[each.key].id
+}
+
+# SSH comes from where it is, and not from the client's address.
+resource "aws_ec2_instance_connect_endpoint" "this" {
+  for_each           = local.endpoint
+  subnet_id          = local.launcher_subnet_id
+  security_group_ids = [aws_security_group.endpoint[each.key].id]
+  preserve_client_ip = false
+  tags               = { Name = var.cluster_id }
 }
 
 # Clusters from before there was a choice keep their networks.

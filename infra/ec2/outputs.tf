@@ -1,5 +1,5 @@
 output "nodes" {
-  description = "The nodes, the launcher first, then the workers by number."
+  description = "The nodes, the launcher first, then the workers by number. `endpoint`: the id and the name of the EC2 Instance Connect Endpoint that was made."
   value = [
     for name in concat(["launcher"], [
       for number in sort([for worker in keys(local.workers) : format("%06d", trimprefix(worker, "worker-")) if !contains(var.apart, worker)]) :
@@ -12,6 +12,7 @@ output "nodes" {
       zone            = aws_instance.this[name].availability_zone
       address         = aws_instance.this[name].public_ip
       private_address = aws_instance.this[name].private_ip
+      endpoint        = name == "launcher" ? one([for one in aws_ec2_instance_connect_endpoint.this : "${one.id}/${one.dns_name}"]) : null
     }
   ]
 }

@@ -35,7 +35,8 @@ resource "aws_security_group" "nodes" {
   }
 }
 
-# The one way in from outside: SSH to the launcher, from one address or a few networks.
+# The one way in from outside: SSH to the launcher, from one address or a few networks, or from an EC2
+# Instance Connect Endpoint.
 resource "aws_security_group" "ssh" {
   name        = "${var.cluster_id}-ssh"
   description = "SSH to the launcher"
@@ -52,5 +53,34 @@ resource "aws_security_group" "ssh" {
       protocol    = "tcp"
       cidr_blocks = ingress.value
     }
+  }
+
+  dynamic "ingress" {
+    for_each = var.instance_connect ? [concat(var.endpoint_groups, values(aws_security_group.endpoint)[*].id)] : []
+
+    content {
+      description     = "The EC2 Instance Connect Endpoint"
+      from_port       = 22
+      to_port         = 22
+      protocol        = "tcp"
+      security_groups = ingress.value
+    }
+  }
+}
+
+# The endpoint reaches nothing else in its VPC.
+resource "aws_security_group" "endpoint" {
+  for_each    = local.endpoint
+  name        = "${var.cluster_id}-endpoint"
+  description = "SSH from the EC2 Instance Connect Endpoint"
+  vpc_id      = local.vpc_id
+  tags        = { Name = "${var.cluster_id}-endpoint" }
+
+  egress {
+    description     = "SSH to the nodes of this cluster"
+    from_port       = 22
+    to_port         = 22
+    protocol        = "tcp"
+    security_groups = [aws_security_group.nodes.id]
   }
 }

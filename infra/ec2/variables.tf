@@ -215,6 +215,18 @@ variable "ssh_cidr" {
   }
 }
 
+variable "instance_connect" {
+  description = "Whether SSH comes to the launcher through an EC2 Instance Connect Endpoint. With `private`, the launcher has no public address either."
+  type        = bool
+  default     = false
+}
+
+variable "endpoint_groups" {
+  description = "Security groups of the endpoint that the VPC has already: a VPC can have one. Empty: one is made."
+  type        = list(string)
+  default     = []
+}
+
 variable "public_key" {
   description = "An OpenSSH public key to let in. Empty: no key pair is made."
   type        = string

@@ -102,6 +102,7 @@ MAY_USE: dict[str, set[str]] = {
     "python_terraform": {"terraform"},
     "boto3": {"providers", "s3"},
     "botocore": {"providers", "s3"},
+    "websockets": {"providers"},
 }
 
 STARTS_PROCESSES = "process"  # the only unit that may

@@ -54,6 +54,7 @@ CALLS = {
     "CreateRouteTable": {"VpcId": f"vpc-{ID}"},
     "CreateSubnet": {"VpcId": f"vpc-{ID}"},
     "CreateTags": TAGGING,
+    "DeleteInstanceConnectEndpoint": {"InstanceConnectEndpointId": f"eice-{ID}"},
     "DeleteInternetGateway": {"InternetGatewayId": f"igw-{ID}"},
     "DeleteKeyPair": {"KeyName": "theirs"},
     "DeleteLaunchTemplate": {"LaunchTemplateId": f"lt-{ID}"},
@@ -81,6 +82,7 @@ CALLS = {
 
 NEW = {
     "AllocateAddress",
+    "CreateInstanceConnectEndpoint",
     "CreateInternetGateway",
     "CreateLaunchTemplate",
     "CreatePlacementGroup",
@@ -89,7 +91,8 @@ NEW = {
     "ImportKeyPair",
     "RunInstances",
 }
-"""What they make is new. Machines and security groups may be in anybody's network (`up --vpc`)."""
+"""What they make is new. Machines, endpoints and security groups may be in anybody's network
+(`up --vpc`)."""
 
 
 def test_every_action_is_looked_at_here() -> None:
@@ -105,7 +108,9 @@ def test_every_action_is_looked_at_here() -> None:
         "iam:CreateServiceLinkedRole",
         "iam:GetRolePolicy",
         "iam:PassRole",
+        "ec2:CreateNetworkInterface",  # of an endpoint
         "ec2:DeleteVpcEndpoints",
+        "ec2-instance-connect:OpenTunnel",
     }
     assert known <= set(actions())
     assert not [one for one in actions() if "*" in one]
@@ -170,9 +175,11 @@ def called_by_us() -> set[str]:
 def test_no_right_is_there_that_nobody_uses() -> None:
     """The rest of what is asked for, tests of tests/ec2 do with these rights alone."""
     others = {"iam:CreateServiceLinkedRole", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
-    # IAM asks about these where a schedule is made with its role, and a group with tags.
+    # IAM asks about these where a schedule is made with its role, a group with tags, and an
+    # endpoint with its interface; a tunnel is no call of the API.
     others |= DISK_KEY - {"kms:DescribeKey"}
     others |= {"iam:PassRole", "scheduler:TagResource"}
+    others |= {"ec2:CreateNetworkInterface", "ec2-instance-connect:OpenTunnel"}
     used = called_by_us() | PROVIDER
     assert {one for one in actions() if one.partition(":")[2] not in used} == others
     assert {f"ec2:{one}" for one in PROVIDER} <= set(actions())
@@ -208,12 +215,46 @@ def test_machines_can_be_made_in_a_network_of_theirs_and_nothing_be_changed_ther
     assert not may("CreateNatGateway", UNTAGGED, **gateway)
 
 
-def test_the_only_role_that_can_be_made_is_that_for_spot_instances() -> None:
+def test_an_endpoint_can_be_made_in_a_network_of_theirs_with_a_group_of_ours_alone() -> None:
+    groups = {f"subnet-{ID}": UNTAGGED, f"sg-{ID}": OWN, f"sg-{ID[::-1]}": FOREIGN}
+
+    def can(group: str) -> bool:
+        form = {"SubnetId": f"subnet-{ID}", "SecurityGroupId.1": group}
+        request = Request("ec2", "CreateInstanceConnectEndpoint", "us-east-1", form)
+        return all(allows(POLICY, **one) for one in asks(request, groups.get, lambda kind: OWN))
+
+    assert can(f"sg-{ID}")
+    assert not can(f"sg-{ID[::-1]}")
+
+
+OPEN = {"remotePort": "22", "privateIpAddress": "10.77.0.9", "maxTunnelDuration": "3600"}
+
+
+@pytest.mark.parametrize(
+    ("said", "tags", "can"),
+    [
+        ({}, OWN, True),
+        ({}, FOREIGN, False),
+        ({"remotePort": "3389"}, OWN, False),
+        ({"maxTunnelDuration": "86400"}, OWN, False),
+    ],
+)
+def test_tunnels_lead_to_ssh_through_endpoints_of_clusters(
+    said: dict[str, str], tags: dict[str, str], can: bool
+) -> None:
+    arn = f"arn:aws:ec2:us-east-1:123456789012:instance-connect-endpoint/eice-{ID}"
+    context = {f"ec2-instance-connect:{name}": value for name, value in (OPEN | said).items()}
+    context |= {f"aws:ResourceTag/{name}": value for name, value in tags.items()}
+    assert allows(POLICY, "ec2-instance-connect:OpenTunnel", arn, context) is can
+
+
+def test_the_only_roles_that_can_be_made_are_those_for_spot_instances_and_endpoints() -> None:
     def can(service: str) -> bool:
         role = f"arn:aws:iam::123456789012:role/aws-service-role/{service}/AWSServiceRole"
         return allows(POLICY, "iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": service})
 
     assert can("spot.amazonaws.com")
+    assert can("ec2-instance-connect.amazonaws.com")
     assert not can("ec2.amazonaws.com")
 
 

@@ -1,6 +1,5 @@
 """Makes the machines of a cluster where there is room for all of them: in one zone of the region,
-on the spot market or on demand.
-"""
+on the spot market or on demand."""
 
 from __future__ import annotations
 
@@ -333,7 +332,6 @@ def _user_data(order: Order, machines: Sequence[PlannedMachine]) -> dict[str, st
 def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]) -> dict[str, Any]:
     """Terraform's. Machines that boot get host keys of ours with their user data."""
     cluster, found, state = order.cluster, order.found, order.state
-    public = keys.ensure(order.folder / "ssh" / "user")
     deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
     living = {item.node for item in running}
     booted = living - order.host_keys.booting
@@ -341,7 +339,6 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
     order.host_keys.boot([machine.name for machine in booting], living)
     if together := [m.name for m in booting if m.name in apart and m.name not in living]:
         order.host_keys.share(together)
-    user_data = _user_data(order, [m for m in booting if m.name not in apart])
     place = found.subnets.get(state.zone, ZoneSubnets("", ""))
     variables = layout.ModuleVariables(
         cluster_id=cluster.id,
@@ -356,12 +353,14 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         efa=order.options.cloud.efa,
         efa_cards={name: kind.efa for name, kind in found.types.items() if len(kind.efa) > 1},
         private=order.options.cloud.private,
+        instance_connect=order.options.cloud.instance_connect,
+        endpoint_groups=found.endpoint.groups if found.endpoint else (),
         subnet=place.workers,
         launcher_subnet=place.launcher,
         reservation=found.reservation,
         ssh_cidr=state.ssh_cidr,
-        public_key=public,
-        user_data=user_data,
+        public_key=keys.ensure(order.folder / "ssh" / "user"),
+        user_data=_user_data(order, [m for m in booting if m.name not in apart]),
         # Whole minutes, so that asking again plans no change; and never nothing.
         hours=max(1, round((deadline - time.time()) / 60)) / 60,
         owner=cluster.owner,

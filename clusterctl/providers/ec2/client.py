@@ -129,6 +129,27 @@ class Client:
                 doing, f"{type(error).__name__}: {error}"
             ) from error
 
+    def sign(self, service: str, address: str, seconds: int) -> str:
+        """An address for a GET without a body, signed for so many seconds. Raises ProviderError."""
+        from botocore.auth import SigV4QueryAuth
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import NoCredentialsError
+
+        with self._making, self._explain_errors("reading your AWS credentials"):
+            found = self._find_credentials().session.get_credentials()
+            if found is None:
+                raise NoCredentialsError
+            request = AWSRequest("GET", address)
+            keys = found.get_frozen_credentials()
+            SigV4QueryAuth(keys, service, self.region, seconds).add_auth(request)
+            return str(request.url)
+
+    def find_ca_bundle(self) -> str | None:
+        """The file with the authorities that AWS's certificates are checked by, where somebody has
+        named one."""
+        with self._making, self._explain_errors("reading your AWS configuration"):
+            return self._find_credentials().ca_bundle
+
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
         """One call, such as `terminate_instances`. Raises ProviderError."""
         client = self._client(service)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,14 @@ from clusterctl.providers.ec2 import (
     reconcile,
     ssh_cidr,
     terraform_module,
+    tunnels,
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.attempts import Order, arm, make
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.providers.ec2.tunnels import ConnectEndpoint
 from clusterctl.providers.protocol import Created
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.transport.ssh import preload
@@ -81,16 +84,17 @@ def create(
     runner = terraform_module.open_terraform(api, folder, cluster.name, report)
     known = provider_state.load(folder)
     state = known or ProviderState(id=cluster.id, region=api.region)
-    state.ssh_cidr = ssh_cidr.resolve(
-        options.cloud.ssh_cidr, state.ssh_cidr, planned.address.result, report
-    )
+    if not options.cloud.instance_connect:
+        state.ssh_cidr = ssh_cidr.resolve(
+            options.cloud.ssh_cidr, state.ssh_cidr, planned.address.result, report
+        )
     runner.copy(terraform_module.find_module())
     runner.init(planned.init_cache)
     if known:
         # What was being made when Terraform was stopped may exist without its knowing.
         reconcile.remove_unknown(api, cluster.id, runner, report)
         reconcile.start_stopped(api, cluster.id, report)
-    host_keys = hostkeys.HostKeys(folder)
+    host_keys = hostkeys.HostKeys(folder, partial(tunnels.open_tunnel, api))
     preload()
     order = Order(
         cluster=cluster,
@@ -153,21 +157,30 @@ def _reprice(
     return charges
 
 
+def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> str:
+    """What SSH to the launcher goes through: the endpoint of the VPC, else that of the cluster."""
+    if found.endpoint:
+        return str(found.endpoint.endpoint)
+    return str(ConnectEndpoint.parse(f"{options.cloud.region}/{row['endpoint']}"))
+
+
 def _node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:
     machine = next(item for item in found.machines if item.name == row["name"])
     launcher = machine.name == LAUNCHER
     kind = found.types[machine.instance_type]
     image = catalog.MACHINE_IMAGES[machine.image]
+    hidden = options.cloud.instance_connect
     return Node(
         name=machine.name,
         role=Role.LAUNCHER if launcher else Role.WORKER,
-        address=row["address"] if launcher else row["private_address"],
+        address=row["address"] if launcher and not hidden else row["private_address"],
         private_address=row["private_address"],
         ssh_port=22,
         job_port=JOB_PORT if options.runtime is Runtime.DOCKER else 22,
         user=image.user,
         root=layout.root(machine, cluster_id),
         via="" if launcher else LAUNCHER,
+        tunnel=_find_tunnel(row, options, found) if launcher and hidden else "",
         slots=1 if launcher else kind.gpus or kind.vcpus,
         accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
         instance_type=row["instance_type"],

@@ -25,8 +25,10 @@ from clusterctl.known_hosts import host_name
 from clusterctl.model import Node, NodeResult, Reporter
 from clusterctl.node_phases import CONNECTED, CONNECTING, NodePhases
 from clusterctl.node_results import fold
+from clusterctl.providers.ec2.tunnels import DENIED
 from clusterctl.state.home import write_atomic
 from clusterctl.timeouts import now
+from clusterctl.transport import OpenTunnel
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import SshTransport
 
@@ -48,16 +50,17 @@ KnownKeys = dict[str, tuple[str, ...]]
 """By node: the public keys that it may show, the newest last."""
 
 _CLOSED = (
-    "; check that your own network allows outgoing SSH (port 22): where it does not, run clusterctl"
-    ' on a machine from which it is open (docs/ec2.md, "Where SSH is closed")'
+    "; check that your own network allows outgoing SSH (port 22): where it does not, make the"
+    ' cluster with --instance-connect (docs/ec2.md, "Where SSH is closed")'
 )
 
 
 class HostKeys:
     """The host keys of a cluster's nodes, in its folder, which has its name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, open_tunnel: OpenTunnel | None = None) -> None:
         self._folder = folder
+        self._open_tunnel = open_tunnel
         self._file = folder / "ec2" / "host-keys.json"
         self.known_hosts = folder / "ssh" / "known_hosts"
 
@@ -252,7 +255,12 @@ class HostKeys:
         return results
 
     def pool(self, nodes: Sequence[Node]) -> Pool:
-        return Pool(nodes, identity=self._folder / "ssh" / "user", known_hosts=self.known_hosts)
+        return Pool(
+            nodes,
+            identity=self._folder / "ssh" / "user",
+            known_hosts=self.known_hosts,
+            open_tunnel=self._open_tunnel,
+        )
 
     def _boot(self, name: str) -> Path:
         return self._folder / "ec2" / "boot-keys" / name
@@ -288,4 +296,4 @@ def _is_refused(result: NodeResult) -> bool:
 
 
 def _is_final(result: NodeResult) -> bool:
-    return "host key" in result.error
+    return "host key" in result.error or DENIED in result.error

@@ -8,6 +8,7 @@ from typing import Any
 
 from clusterctl.providers.ec2 import eventbridge
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.tags import (
     CLIENT_TAG,
     DEADLINE_TAG,
@@ -20,6 +21,8 @@ from clusterctl.providers.ec2.tags import (
 )
 from clusterctl.providers.protocol import Resource, plural
 
+_NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
+"""Whoever may not ask, and regions that do not know such things."""
 MANAGED = "GuardDutyManaged"
 """Tag of what GuardDuty's runtime monitoring puts into a VPC: an endpoint, and a group for it."""
 
@@ -56,6 +59,8 @@ class Kind:
     """What the parameter with filters is called."""
     slow: tuple[str, ...] = ()
     """States in which it goes, which takes minutes, and must not be told again."""
+    later: bool = False
+    """An earlier version had no such things: its users may not ask for them, and have none."""
 
     @property
     def _words(self) -> list[str]:
@@ -108,6 +113,13 @@ KINDS = (
     Kind(name="address", field="AllocationId", verb="release"),
     Kind(name="volume"),
     Kind(name="VPC endpoint", many=True, by_vpc="vpc-id", gone=("deleted",)),
+    Kind(
+        name="Instance Connect endpoint",
+        by_vpc="vpc-id",
+        gone=("delete-complete",),
+        slow=("delete-in-progress",),
+        later=True,
+    ),
     Kind(name="network interface", by_vpc="vpc-id"),
     Kind(name="launch template"),
     Kind(name="placement group", field="GroupName", gone=("deleted", "deleting")),
@@ -228,7 +240,13 @@ def managed(api: Api, cluster_id: str) -> bool:
 
 
 def _items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for item in api.all(kind.action, kind.key, **{kind.filters: [search]}):
+    try:
+        found = api.all(kind.action, kind.key, **{kind.filters: [search]})
+    except RefusedByAws as refused:
+        if not (kind.later and refused.code in _NOT_ASKED):
+            raise
+        return
+    for item in found:
         for inner in item["Instances"] if kind.key == "Reservations" else (item,):
             state = inner.get("State", inner.get("Status", ""))
             if (state["Name"] if isinstance(state, dict) else state).lower() not in kind.gone:

@@ -48,11 +48,13 @@ class Subnet:
 @dataclass(frozen=True, slots=True)
 class _Needs:
     """What new machines need of a subnet: so many addresses, SSH to the launcher from `sources`
-    (none: it is not known from where), and Ubuntu's packages, which come by HTTP."""
+    (none: it is not known from where) unless an endpoint in the VPC carries it, and Ubuntu's
+    packages, which come by HTTP."""
 
     machines: int
     sources: tuple[IPv4Network, ...]
     http: bool
+    endpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,13 @@ def choose(
     if machines and not there:
         _check_rights(api, found[0].vpc, cloud, name)
     # An image of theirs may have all packages.
-    needs = _Needs(machines, _sources(cloud.ssh_cidr, me), http=not cloud.ami)
-    if cloud.private:
+    endpoint = cloud.instance_connect
+    sources = () if endpoint else _sources(cloud.ssh_cidr, me)
+    needs = _Needs(machines, sources, http=not cloud.ami, endpoint=endpoint)
+    if cloud.private and not endpoint:
         return _pairs(found, needs, there)
+    if cloud.private:
+        return _closed(found, needs)
     usable: dict[str, ZoneSubnets] = {}
     troubles = {one.id: _trouble(one, needs) for one in found}
     for one in found:
@@ -162,6 +168,27 @@ def _pairs(
         hint="name both: --subnet PUBLIC,CLOSED; or leave --vpc and --subnet out: clusterctl then"
         " makes a network with a NAT gateway",
     )
+
+
+def _closed(found: Sequence[Subnet], needs: _Needs) -> dict[str, ZoneSubnets]:
+    """By zone, a closed subnet for all machines: also the launcher needs no public one. Raises
+    UsageError."""
+    troubles = {
+        one.id: "has a route to an internet gateway" if one.public else _private_trouble(one, needs)
+        for one in found
+    }
+    usable: dict[str, ZoneSubnets] = {}
+    for one in found:
+        if not troubles[one.id]:
+            usable.setdefault(one.zone, ZoneSubnets(one.id, one.id, one.out))
+    if not usable:
+        why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
+        raise UsageError(
+            "--private with --instance-connect needs a subnet that reaches the internet through a"
+            f" NAT gateway: {why}",
+            hint="leave --vpc and --subnet out: clusterctl then makes a network with a NAT gateway",
+        )
+    return usable
 
 
 def _private_trouble(subnet: Subnet, needs: _Needs) -> str:
@@ -253,11 +280,8 @@ def _trouble(subnet: Subnet, needs: _Needs) -> str:
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
     if subnet.free < needs.machines:
         return _too_few(subnet, needs)
-    return _shut(
-        network_acls.ssh_trouble(subnet.acl, needs.sources)
-        or network_acls.internet_trouble(subnet.acl, http=needs.http),
-        needs,
-    )
+    ssh = "" if needs.endpoint else network_acls.ssh_trouble(subnet.acl, needs.sources)
+    return _shut(ssh or network_acls.internet_trouble(subnet.acl, http=needs.http), needs)
 
 
 def _subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:

@@ -16,7 +16,7 @@ from clusterctl.timeouts import run_in_background
 
 CIDR = "10.77.0.0/16"
 """As infra/ec2 has it."""
-_OPEN = "off"
+_OPEN, _OUTWARDS = "off", "block-ingress"
 _THEIRS = "use a network that your administrators have made: --vpc ID, or --subnet"
 
 
@@ -26,7 +26,8 @@ def check(api: Api, options: ClusterSpec, id: str = "", *, there: bool = False) 
     cloud = options.cloud
     if cloud.vpc or cloud.subnet:
         return
-    asked = [run_in_background(partial(_check_open, api))]
+    hidden = cloud.private and cloud.instance_connect
+    asked = [run_in_background(partial(_check_open, api, hidden=hidden))]
     if not there:
         parts = [*quotas.PARTS, *([quotas.ADDRESS] if cloud.private else [])]
         asked.append(run_in_background(partial(_rights, api, options)))
@@ -53,17 +54,20 @@ def _rights(api: Api, options: ClusterSpec) -> None:
         raise ProviderError(refused.message, hint=f"{_THEIRS}; {refused.hint}") from refused
 
 
-def _check_open(api: Api) -> None:
-    """Raises ProviderError where SSH to a new network would time out: EC2 makes it all the same."""
+def _check_open(api: Api, *, hidden: bool) -> None:
+    """Raises ProviderError where SSH to a new network would time out: EC2 makes it all the same.
+    `hidden`: no machine has a public address, and traffic goes out through a NAT gateway."""
     try:
         mode = api.block_mode()
     except ProviderError:
         return  # who may not ask is not told
-    if mode != _OPEN:
+    if mode != _OPEN and not (hidden and mode == _OUTWARDS):
         raise ProviderError(
             f"VPC Block Public Access is on in {api.region} ({mode}): the launcher of a new network"
             " could not be reached from the internet",
             hint="choose a --vpc that is excluded from it, another --region, or have an"
             " administrator switch it off: `aws ec2 modify-vpc-block-public-access-options"
-            " --internet-gateway-block-mode off`",
+            " --internet-gateway-block-mode off`"
+            + "; or connect without public addresses: --instance-connect --private"
+            * (mode == _OUTWARDS),
         )

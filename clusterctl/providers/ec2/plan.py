@@ -119,7 +119,8 @@ def estimate(
 
     def charged(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
         quoted = quote_machines(api, found, zones, report)
-        new = prices.charges(found.machines, quoted, now, private=cloud.private)
+        hidden = cloud.private and cloud.instance_connect
+        new = prices.charges(found.machines, quoted, now, private=cloud.private, hidden=hidden)
         merged = prices.merge(old, new, now)
         if zones and on_demand:
             merged = requote(api, found, merged, on_demand, "", report)
@@ -133,20 +134,27 @@ def estimate(
     return Estimate(usual, dear, quoted[prices.TRAFFIC].dollars, nat)
 
 
-def place(api: Api, found: Survey, binary: str, tag: Sequence[str] = ()) -> Iterator[str]:
-    """Where the machines go, and with which tags of the user's; `binary`: what makes them."""
+def place(
+    api: Api, found: Survey, binary: str, tag: Sequence[str] = (), *, hidden: bool = False
+) -> Iterator[str]:
+    """Where the machines go, and with which tags of the user's; `binary`: what makes them;
+    `hidden`: none has a public address."""
     others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
     yield f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others}; {binary}"
     for zone, place in found.subnets.items():
         if place.out:
+            apart = place.launcher != place.workers
             yield (
-                f"workers go into {place.workers} ({zone}) without public addresses, and reach the"
-                f" internet through {place.out}; the launcher goes into {place.launcher}"
+                f"{'workers' if apart else 'machines'} go into {place.workers} ({zone}) without"
+                f" public addresses, and reach the internet through {place.out}"
+                + f"; the launcher goes into {place.launcher}"
+                * apart
             )
         else:
             yield f"machines go into {place.workers} ({zone})"
     if found.nat:
-        yield "workers have no public addresses: they reach the internet through a NAT gateway"
+        who = "machines" if hidden else "workers"
+        yield f"{who} have no public addresses: they reach the internet through a NAT gateway"
     if found.reservation:
         yield found.reservation.line
     if found.file_system:
@@ -179,7 +187,9 @@ def describe(
         cost.nat_traffic,
     )
     end = ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
-    return (*place(api, found, binary, options.cloud.tag), ssh, *table, *end)
+    hidden = options.cloud.private and options.cloud.instance_connect
+    where = place(api, found, binary, options.cloud.tag, hidden=hidden)
+    return (*where, ssh, *table, *end)
 
 
 def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Cluster, ClusterSpec, Reporter
 from clusterctl.providers.ec2 import (
+    endpoints,
     failures,
     file_systems,
     machine_images,
@@ -26,6 +27,7 @@ from clusterctl.providers.ec2 import (
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.answers import Image, Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.endpoints import Existing
 from clusterctl.providers.ec2.file_systems import FileSystem
 from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.ec2.networks import ZoneSubnets
@@ -59,6 +61,8 @@ class Survey:
     """The machine image of --ami."""
     file_system: FileSystem | None = None
     """What the nodes share, where it is not the launcher's folder."""
+    endpoint: Existing | None = None
+    """What SSH comes through, where somebody else keeps it."""
 
 
 def survey(
@@ -96,9 +100,8 @@ def survey(
     subnets = run_in_background(partial(_choose_subnets, api, options, share, len(new), there, me))
     reserved = run_in_background(partial(reservations.check, api, options, _count_workers(new)))
     placed, settled = file_systems.place(options, share), bool(present)
-    network = run_in_background(
-        lambda: new_networks.check(api, placed, id, there=settled) if new else None
-    )
+    endpoint = run_in_background(partial(endpoints.check, api, placed, id, report, there=settled))
+    network = run_in_background(partial(_check_network, api, placed, id, new, there=settled))
     rights = run_in_background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
     quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
@@ -120,6 +123,7 @@ def survey(
         nat=options.cloud.private and not found_subnets,
         theirs=next((one for one in found_amis.values() if one.id == options.cloud.ami), None),
         file_system=share,
+        endpoint=endpoint.result(),
     )
 
 
@@ -132,6 +136,13 @@ def _plan_machines(
 
 def _find_shared(api: Api, wanted: str) -> FileSystem | None:
     return file_systems.find(api, wanted) if wanted else None
+
+
+def _check_network(
+    api: Api, options: ClusterSpec, id: str, new: Collection[PlannedMachine], *, there: bool
+) -> None:
+    if new:
+        new_networks.check(api, options, id, there=there)
 
 
 def _count_workers(machines: Iterable[PlannedMachine]) -> int:
@@ -179,7 +190,8 @@ def survey_cluster(
     if current and instances:
         update_rules.check_settings(options, current, zone if settled else "")
     there = {item.subnet for item in instances} if settled else set()
-    if there and (options.cloud.vpc or options.cloud.subnet) and not options.cloud.private:
+    hidden = options.cloud.private and not options.cloud.instance_connect
+    if there and (options.cloud.vpc or options.cloud.subnet) and not hidden:
         # Further machines go where the others are.
         options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
@@ -239,7 +251,7 @@ def _rights(
     for machine in new:
         worker = machine.name != LAUNCHER
         spot = options.cloud.spot and worker
-        public = not (options.cloud.private and worker)
+        public = not options.cloud.private or not (worker or options.cloud.instance_connect)
         asked[spot, public, machine.instance_type] = run_in_background(
             partial(
                 api.may_launch,

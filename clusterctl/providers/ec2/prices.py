@@ -113,9 +113,10 @@ def charges(
     since: float,
     *,
     private: bool = False,
+    hidden: bool = False,
 ) -> tuple[Charge, ...]:
-    """What every part of every machine costs per hour. `private`: workers have no public addresses.
-    A NAT gateway is counted where it has a quote."""
+    """What every part of every machine costs per hour. `private`: workers have no public addresses;
+    `hidden`: the launcher has none either. A NAT gateway is counted where it has a quote."""
     gib, address = quotes[DISK], quotes[ADDRESS]
     found = []
     if nat := quotes.get(NAT):
@@ -139,7 +140,7 @@ def charges(
             ("disk", f"{machine.disk} GiB gp3", disk, gib.source),
             ("address", ADDRESS, address.dollars, address.source),
         ):
-            if part == "address" and private and machine.name != LAUNCHER:
+            if part == "address" and (hidden if machine.name == LAUNCHER else private):
                 continue
             found.append(
                 Charge(

@@ -27,6 +27,7 @@ from clusterctl.providers.ec2 import (
     cleanup,
     creation,
     diagnostics,
+    endpoints,
     extension,
     file_systems,
     history,
@@ -137,7 +138,9 @@ class Ec2Provider:
                 options,
                 cost,
                 binary=binary.name,
-                ssh=ssh_cidr.describe(options.cloud.ssh_cidr, address.result, old=bool(current)),
+                ssh=endpoints.describe(found.endpoint)
+                if options.cloud.instance_connect
+                else ssh_cidr.describe(options.cloud.ssh_cidr, address.result, old=bool(current)),
                 stopped=stopped,
                 deadline=deadline,
                 now=now,
@@ -261,6 +264,13 @@ class Ec2Provider:
         return reconcile.stop(self._api(cluster, folder), cluster.id, report)
 
     def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+        if cluster.spec.cloud.instance_connect:
+            raise UsageError(
+                f"cluster {cluster.name} accepts SSH only through its EC2 Instance Connect Endpoint"
+                " (--instance-connect)",
+                hint="there is nothing to allow: your rights in AWS let you in, whatever your"
+                " address is",
+            )
         said = ssh_cidr.networks("network", ",".join(networks)) if networks else ""
         try:
             wanted = said or f"{self._my_address()}/32"
@@ -277,7 +287,9 @@ class Ec2Provider:
 
     def shut_out(self, cluster: Cluster, folder: Path) -> str:
         state = provider_state.load(folder)
-        return ssh_cidr.shut_out(state.ssh_cidr, self._my_address) if state else ""
+        if state is None or cluster.spec.cloud.instance_connect:
+            return ""
+        return ssh_cidr.shut_out(state.ssh_cidr, self._my_address)
 
     def usual_region(self) -> str:
         return default_region()
@@ -327,7 +339,9 @@ class Ec2Provider:
 
     def _ask_address(self, options: ClusterSpec) -> Future[str]:
         """This machine's, as the internet sees it; "" where nobody has to know."""
-        return run_in_background(lambda: "" if options.cloud.ssh_cidr else self._my_address())
+        cloud = options.cloud
+        known = cloud.ssh_cidr or cloud.instance_connect
+        return run_in_background(lambda: "" if known else self._my_address())
 
     def _replan(self, cluster: Cluster, folder: Path, report: Reporter) -> Planned:
         options = update_rules.resolve(cluster.spec, cluster)

@@ -153,6 +153,9 @@ class ModuleVariables:
     private: bool = False
     reservation: Reservation | None
     ssh_cidr: str
+    instance_connect: bool = False
+    endpoint_groups: Sequence[str] = ()
+    """Of the endpoint that SSH comes through, where none is made."""
     public_key: str
     user_data: Mapping[str, str]
     hours: float
@@ -200,6 +203,8 @@ class ModuleVariables:
         given = {
             "subnet_id": self.subnet,
             "private": self.private,
+            "instance_connect": self.instance_connect,
+            "endpoint_groups": list(self.endpoint_groups),
             "efa_cards": cards,
             "shared": self.shared,
             "tags": dict(self.tags),

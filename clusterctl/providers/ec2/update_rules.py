@@ -24,6 +24,7 @@ _FIXED = {
     "vpc": "--vpc",
     "subnet": "--subnet",
     "private": "--private",
+    "instance_connect": "--instance-connect",
     "file_system": "--shared",
 }
 """What EC2 or Terraform would make other machines for."""

@@ -400,3 +400,69 @@ run "no_zone_has_all" {
 
   expect_failures = [aws_subnet.this["own"]]
 }
+
+run "through_an_endpoint" {
+  command = apply
+
+  variables {
+    instance_connect = true
+  }
+
+  assert {
+    condition     = one(aws_security_group.ssh.ingress).security_groups == toset([aws_security_group.endpoint["own"].id]) && try(length(one(aws_security_group.ssh.ingress).cidr_blocks), 0) == 0
+    error_message = "SSH comes from the endpoint alone."
+  }
+
+  assert {
+    condition     = one(aws_security_group.endpoint["own"].egress).security_groups == toset([aws_security_group.nodes.id]) && one(aws_security_group.endpoint["own"].egress).to_port == 22 && try(length(aws_security_group.endpoint["own"].ingress), 0) == 0
+    error_message = "The endpoint reaches SSH of the nodes, and nothing else."
+  }
+
+  assert {
+    condition     = aws_ec2_instance_connect_endpoint.this["own"].subnet_id == aws_instance.this["launcher"].subnet_id && aws_instance.this["launcher"].associate_public_ip_address
+    error_message = "It is in the launcher's subnet, and the launcher fetches packages by its own address."
+  }
+
+  assert {
+    condition     = output.nodes[0].endpoint == "${aws_ec2_instance_connect_endpoint.this["own"].id}/${aws_ec2_instance_connect_endpoint.this["own"].dns_name}" && output.nodes[1].endpoint == null
+    error_message = "The launcher's row says how to get there."
+  }
+}
+
+run "without_any_public_address" {
+  command = apply
+
+  variables {
+    instance_connect = true
+    private          = true
+  }
+
+  assert {
+    condition     = alltrue([for node in aws_instance.this : !node.associate_public_ip_address && node.subnet_id == aws_subnet.private["own"].id])
+    error_message = "No machine has a public address, and all are behind the NAT gateway."
+  }
+
+  assert {
+    condition     = aws_ec2_instance_connect_endpoint.this["own"].subnet_id == aws_subnet.private["own"].id
+    error_message = "The endpoint needs no way to the internet."
+  }
+}
+
+run "through_an_endpoint_of_theirs" {
+  command = plan
+
+  variables {
+    instance_connect = true
+    endpoint_groups  = ["sg-0123"]
+  }
+
+  assert {
+    condition     = length(aws_ec2_instance_connect_endpoint.this) + length(aws_security_group.endpoint) == 0
+    error_message = "A VPC can have one endpoint: none is made where there is one."
+  }
+
+  assert {
+    condition     = one(aws_security_group.ssh.ingress).security_groups == toset(["sg-0123"])
+    error_message = "SSH comes from their endpoint."
+  }
+}

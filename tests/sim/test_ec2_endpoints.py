@@ -1,0 +1,239 @@
+"""EC2 Instance Connect Endpoints: what is known before one is made, and connections through one.
+The code of clusterctl against the simulated API, and against machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from clusterctl import assets
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup
+from clusterctl.providers.ec2 import cleanup, endpoints, leftovers, networks, preflight, tunnels
+from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.tags import TAG
+from clusterctl.providers.ec2.tunnels import ConnectEndpoint
+from clusterctl.transport import Tunnel
+from tests.sim.lab import Lab, their_network, with_nat
+from tests.unit.making import node
+
+pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+
+RIGHTS = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+
+
+@pytest.fixture
+def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Api:
+    for key, value in {**lab.ec2.env, "AWS_CA_BUNDLE": lab.ec2.trust_tunnels()}.items():
+        monkeypatch.setenv(key, value)
+    return Api("us-east-1")
+
+
+@contextmanager
+def endpoint(lab: Lab, subnet: str = "", **tags: str) -> Iterator[str]:
+    """One with the default group of its VPC; its id."""
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    more: dict[str, Any] = {}
+    if pairs:
+        kind = "instance-connect-endpoint"
+        more["TagSpecifications"] = [{"ResourceType": kind, "Tags": pairs}]
+    made = lab.api.create_instance_connect_endpoint(SubnetId=subnet or lab.subnet, **more)
+    id = str(made["InstanceConnectEndpoint"]["InstanceConnectEndpointId"])
+    try:
+        yield id
+    finally:
+        lab.api.delete_instance_connect_endpoint(InstanceConnectEndpointId=id)
+
+
+def spec(**cloud: Any) -> ClusterSpec:
+    cloud = {"region": "us-east-1", "instance_connect": True, **cloud}
+    groups = (NodeGroup(count=1, family="cpu"),)
+    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
+
+
+def check(api: Api, id: str = "", **cloud: Any) -> tuple[endpoints.Existing | None, list[str]]:
+    """What is known before money is spent, and what is reported."""
+    said: list[str] = []
+    return endpoints.check(api, spec(**cloud), id, said.append, there=False), said
+
+
+def behind(lab: Lab, id: str) -> Node:
+    """The machine `one` as a node behind an endpoint."""
+    [item] = lab.api.describe_instance_connect_endpoints(InstanceConnectEndpointIds=[id])[
+        "InstanceConnectEndpoints"
+    ]
+    tunnel = str(ConnectEndpoint("us-east-1", id, item["DnsName"]))
+    private = lab.ec2.machine("one").private
+    return node("launcher", address=private, private_address=private, ssh_port=22, tunnel=tunnel)
+
+
+def greeting(tunnel: Tunnel) -> bytes:
+    with tunnel.sock as sock:
+        sock.settimeout(20)
+        return sock.recv(100)
+
+
+def test_an_endpoint_holds_its_network_until_it_is_gone(lab: Lab, api: Api) -> None:
+    lab.ec2.fault("slow_end", seconds=4)
+    group = lab.group("lab-1-endpoint")
+    lab.api.create_tags(Resources=[group], Tags=[{"Key": TAG, "Value": "lab-1"}])
+    lab.groups.clear()
+    tags = [{"Key": TAG, "Value": "lab-1"}]
+    lab.api.create_instance_connect_endpoint(
+        SubnetId=lab.subnet,
+        SecurityGroupIds=[group],
+        TagSpecifications=[{"ResourceType": "instance-connect-endpoint", "Tags": tags}],
+    )
+    with pytest.raises(ClientError, match="LimitExceeded"):
+        lab.api.create_instance_connect_endpoint(SubnetId=lab.subnet)
+    with pytest.raises(ClientError, match="DependencyViolation"):
+        lab.api.delete_security_group(GroupId=group)
+    with pytest.raises(ClientError, match="DependencyViolation"):
+        lab.api.delete_subnet(SubnetId=lab.subnet)
+    kinds = [left.kind for left in leftovers.find(api, "lab-1")]
+    assert kinds == ["Instance Connect endpoint", "security group"]
+    said: list[str] = []
+    cleanup.remove_all(api, "lab-1", said.append)
+    assert "1 Instance Connect endpoint, 1 security group; removing" in said[0]
+    assert leftovers.find(api, "lab-1") == ()
+
+
+def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, api: Api) -> None:
+    older = json.loads(json.dumps(RIGHTS))
+    older["Statement"][0]["Action"].remove("ec2:DescribeInstanceConnectEndpoints")
+    group = lab.group("lab-1-nodes")
+    lab.api.create_tags(Resources=[group], Tags=[{"Key": TAG, "Value": "lab-1"}])
+    lab.ec2.policy(older)
+    try:
+        assert [left.id for left in leftovers.find(api, "lab-1")] == [group]
+    finally:
+        lab.ec2.policy(None)
+
+
+def test_the_endpoint_of_a_network_of_theirs_is_used(lab: Lab, api: Api) -> None:
+    with their_network(lab.api, "us-east-1a") as (vpc, subnet):
+        assert check(api, vpc=vpc) == (None, [])
+        with endpoint(lab, subnet) as id:
+            for where in ({"vpc": vpc}, {"subnet": (subnet,)}):
+                found, _ = check(api, **where)
+                assert found
+                assert found.endpoint.id == id
+                assert len(found.groups) == 1
+                assert id in endpoints.describe(found)
+        with endpoint(lab, subnet, **{TAG: "lab-2"}):
+            with pytest.raises(UsageError, match=r"of cluster lab-2 .* serves that cluster alone"):
+                check(api, vpc=vpc)
+            assert check(api, "lab-2", vpc=vpc) == (None, []), "its own, which Terraform keeps"
+        lab.ec2.fault("slow_endpoint", seconds=600)
+        with endpoint(lab, subnet), pytest.raises(ProviderError, match="create-in-progress"):
+            check(api, vpc=vpc)
+
+
+def test_who_may_make_no_endpoint_is_told_before_it_costs(lab: Lab, api: Api) -> None:
+    deny = {"Effect": "Deny", "Action": "ec2:CreateInstanceConnectEndpoint", "Resource": "*"}
+    for rights, allowed in ((RIGHTS["Statement"], True), ([*RIGHTS["Statement"], deny], False)):
+        lab.ec2.policy({**RIGHTS, "Statement": rights})
+        try:
+            if allowed:
+                preflight.survey(api, spec(), {}, "", lambda line: None)
+                continue
+            with pytest.raises(ProviderError, match=r"^--instance-connect: "):
+                preflight.survey(api, spec(), {}, "", lambda line: None)
+        finally:
+            lab.ec2.policy(None)
+    assert lab.api.describe_instance_connect_endpoints()["InstanceConnectEndpoints"] == []
+
+
+def test_a_region_with_as_many_as_are_usual_is_reported(lab: Lab, api: Api) -> None:
+    lab.ec2.fault("quota", code="L-F678F1CE", value=20)
+    subnets = [lab.network() for _ in range(endpoints.USUAL)]
+    made = [endpoint(lab, subnet) for subnet in subnets]
+    for one in made:
+        one.__enter__()
+    try:
+        _, said = check(api)
+        assert said == [
+            "us-east-1 has 5 EC2 Instance Connect Endpoints, and 5 are AWS's usual quota:"
+            " `clusterctl gc` finds forgotten clusters"
+        ]
+        with pytest.raises(ClientError, match="LimitExceeded"):
+            lab.api.create_instance_connect_endpoint(SubnetId=lab.subnet)
+    finally:
+        for one in made:
+            one.__exit__(None, None, None)
+
+
+def test_machines_without_public_addresses_need_one_closed_subnet_alone(lab: Lab, api: Api) -> None:
+    cidr = "10.97.0.16/28"
+    with (
+        their_network(lab.api, "us-east-1a", cidr="10.97.0.0/24") as (vpc, public),
+        with_nat(lab.api, public, vpc, "us-east-1a", cidr) as (closed, nat),
+    ):
+        hidden = spec(vpc=vpc, private=True).cloud
+        found = networks.choose(api, hidden, 2, name="lab")
+        assert found == {"us-east-1a": networks.ZoneSubnets(closed, closed, nat)}
+        alone = replace(hidden, vpc="", subnet=(public,))
+        with pytest.raises(UsageError, match=f"{public} has a route to an internet gateway"):
+            networks.choose(api, alone, 2, name="lab")
+
+
+def test_bytes_go_both_ways_for_whoever_may(lab: Lab, api: Api) -> None:
+    lab.launch("one")
+    lab.ec2.wait(1)
+    with endpoint(lab, **{TAG: "lab-1"}) as id:
+        launcher = behind(lab, id)
+        lab.ec2.policy(RIGHTS)
+        assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
+        [call] = [one for one in lab.ec2.calls if one["action"].endswith(":OpenTunnel")]
+        assert not call["administrator"]
+        lab.ec2.policy({**RIGHTS, "Statement": RIGHTS["Statement"][:1]})
+        with pytest.raises(ProviderError, match=f"{tunnels.DENIED} {id}: .*:OpenTunnel") as no:
+            tunnels.open_tunnel(api, launcher, 20)
+        assert "infra/ec2/policy.json" in no.value.hint
+        assert not no.value.transient
+        lab.ec2.policy(None)
+
+        with pytest.raises(ProviderError, match="RemotePort is not valid") as other:
+            tunnels.open_tunnel(api, replace(launcher, ssh_port=2222), 20)
+        assert other.value.transient
+        lab.ec2.fault("clock", seconds=200)
+        with pytest.raises(ProviderError, match="Request has expired"):
+            tunnels.open_tunnel(api, launcher, 20)
+        lab.ec2.clear()
+        lab.ec2.fault("tunnel", how="refused", calls=1)
+        with pytest.raises(ProviderError, match="opens no connection: Try again later"):
+            tunnels.open_tunnel(api, launcher, 20)
+        assert lab.until(lambda: lab.ec2.tunnels, {1}) == 0, "what was closed is closed there"
+
+
+def test_what_cannot_be_reached_says_so_within_its_time(lab: Lab, api: Api) -> None:
+    lab.launch("one")
+    lab.ec2.wait(1)
+    with endpoint(lab) as id:
+        launcher = behind(lab, id)
+        nobody = replace(launcher, private_address="10.77.0.77")
+        tunnel = tunnels.open_tunnel(api, nobody, 20)
+        assert greeting(tunnel) == b""
+        assert tunnel.why() == f"{id} closed the connection: the machine does not answer"
+        away = ConnectEndpoint("us-east-1", id, "localhost:9")
+        with pytest.raises(ProviderError, match=r"cannot be reached at localhost:9: .*refused"):
+            tunnels.open_tunnel(api, replace(launcher, tunnel=str(away)), 20)
+        with pytest.raises(ProviderError, match="CERTIFICATE_VERIFY_FAILED") as untrusted:
+            tunnels.open_tunnel(untrusting(api), launcher, 20)
+        assert "AWS_CA_BUNDLE" in untrusted.value.hint
+
+
+def untrusting(api: Api) -> Api:
+    """The same, for who trusts the usual authorities alone."""
+
+    class Untrusting(Api):
+        def find_ca_bundle(self) -> None:
+            return None
+
+    return Untrusting(api.region)
