@@ -18,6 +18,7 @@ from clusterctl.insight.allreduce import Curves as Curves
 from clusterctl.insight.allreduce import Row as Row
 from clusterctl.insight.allreduce import describe as describe
 from clusterctl.insight.allreduce import ring_seconds as ring_seconds
+from clusterctl.insight.figures import Measurements
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.scaling import SPLIT as SPLIT
 from clusterctl.insight.scaling import Curve as Curve
@@ -167,7 +168,7 @@ def _backends(cluster: Cluster) -> tuple[str, ...]:
 
 def _figures(
     store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
-) -> verify.Measurements:
+) -> Measurements:
     """What `verify` has measured of these nodes, or measures now."""
     known = verify.load_last(store, cluster)
     names = {node.name for node in cluster.workers}

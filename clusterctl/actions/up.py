@@ -54,7 +54,7 @@ from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.transport.pool import Pool
 
 if TYPE_CHECKING:
-    from clusterctl.insight.verify import Measurements
+    from clusterctl.insight.figures import Measurements
 
 NOTEWORTHY = 0.5
 """Seconds that a step of the bootstrap has to take to be shown."""

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from clusterctl.insight.figures import Measurements
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.verify import Measurements
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from clusterctl import assets
 from clusterctl.insight import benchmarks, metrics, plots
 from clusterctl.insight.allreduce import Curves
+from clusterctl.insight.figures import Link, Verdict
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.page import Section as Section
 from clusterctl.insight.page import Table as Table
 from clusterctl.insight.scaling import Curve
-from clusterctl.insight.verify import Link, Verdict
 from clusterctl.job_model import Job, JobState
 
 LAST_JOBS = 20

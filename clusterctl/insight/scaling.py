@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from clusterctl.insight.allreduce import Figure
+from clusterctl.insight.figures import Measurements, Reduction
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.verify import Measurements, Reduction
 
 SPLIT = ("compute_seconds", "communication_seconds", "waiting_seconds")
 

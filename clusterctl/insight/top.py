@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from clusterctl.insight import gpus, metrics
+from clusterctl.insight.figures import Measurements
 from clusterctl.insight.gpus import GpuLook as GpuLook
 from clusterctl.insight.metrics import MetricPoint, Reader
-from clusterctl.insight.verify import NETWORK_BASELINE, Measurements
+from clusterctl.insight.verify import NETWORK_BASELINE
 
 
 @dataclass(slots=True)

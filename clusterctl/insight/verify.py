@@ -8,8 +8,9 @@ second, seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
+
+from clusterctl.insight.figures import Gpu, LeftOut, Link, NodeFigures, Reduction, Verdict
 
 NETWORK_BASELINE = {
     "g4dn.xlarge": 5.0,
@@ -45,117 +46,12 @@ STEAL, LOAD = 0.1, 0.25
 """Shares of a node's processors that others may have while it is measured."""
 SHARE = 0.8
 """Share of a core that a thread has to get where nothing else wants it."""
+NAMED = 4
+"""Nodes or links that are named where they were not measured."""
+THROTTLED = 0.25
+"""Share of the time slices in which a limit may stop it: one may end as the measurement begins."""
 HOT = 90.0
 """Degrees Celsius of a GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """None where the GPU does not say. Memory in MiB."""
-
-    index: int
-    name: str
-    driver: str = ""
-    temperature: float | None = None
-    width: float | None = None
-    width_most: float | None = None
-    errors: float | None = None
-    """ECC errors since the driver was loaded that could not be corrected."""
-    throttled: str = ""
-    memory_used: float | None = None
-    utilization: float | None = None
-
-
-@dataclass(slots=True)
-class NodeFigures:
-    """One node's measurements. `kind`: nodes of one kind have to be equally fast. `expected` cores
-    and GPUs are those of bootstrap. `error`: why it could not be measured."""
-
-    name: str
-    kind: str = ""
-    instance_type: str = ""
-    error: str = ""
-    offset: float = 0.0
-    uncertainty: float = 0.0
-    expected_cores: int = 0
-    expected_gpus: int = 0
-    cores: int = 0
-    load: float = 0.0
-    steal: float = 0.0
-    share: float = 1.0
-    """Of one core, that one thread got."""
-    core: float = 0.0
-    """Bytes of SHA-256 per second of processor time."""
-    together: float = 0.0
-    """The same of all cores, per second."""
-    memory: float = 0.0
-    disk: float | None = None
-    gemm: Mapping[str, float] = field(default_factory=dict)
-    gpus: tuple[Gpu, ...] = ()
-    gpu_error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Between two nodes: latency of a round trip, bytes per second of one flow and of several from
-    the second to the first, and of several the other way; 0: not measured."""
-
-    first: str
-    second: str
-    latency: float = 0.0
-    flow: float = 0.0
-    rate: float = 0.0
-    back: float = 0.0
-    error: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.first} – {self.second}"
-
-    @property
-    def least(self) -> float:
-        """Of the slower direction."""
-        return min(self.rate, self.back or self.rate)
-
-
-@dataclass(frozen=True, slots=True)
-class Reduction:
-    """An all-reduce over all ranks: latency of the smallest message, bus bandwidth of the
-    largest (bytes per second)."""
-
-    backend: str
-    ranks: int = 0
-    latency: float = 0.0
-    rate: float = 0.0
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A line of the report. `state`: `ok`, `low` (below its limit) or `note`."""
-
-    subject: str
-    what: str
-    state: str
-    text: str
-    value: float | None = None
-    limit: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """What was measured at a moment (seconds since the epoch), and the verdicts."""
-
-    nodes: tuple[NodeFigures, ...]
-    links: tuple[Link, ...]
-    reductions: tuple[Reduction, ...]
-    verdicts: tuple[Verdict, ...]
-    seconds: float
-    time: float = 0.0
-
-    @property
-    def low(self) -> tuple[Verdict, ...]:
-        return tuple(item for item in self.verdicts if item.state == "low")
 
 
 def rounds(names: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
@@ -175,10 +71,12 @@ def judge(
     nodes: Sequence[NodeFigures],
     links: Sequence[Link],
     reductions: Sequence[Reduction] = (),
+    left_out: Sequence[LeftOut] = (),
     *,
     one_machine: bool,
 ) -> tuple[Verdict, ...]:
-    """A verdict for each thing that was measured, node by node, then link by link."""
+    """A verdict for each thing that was measured, node by node, then link by link, and a note for
+    what was not."""
     found: list[Verdict] = []
     for node in nodes:
         if node.error:
@@ -186,30 +84,48 @@ def judge(
             continue
         found += _node(node, nodes, one_machine)
     memory = max((node.memory for node in nodes), default=0.0)
-    types = {node.name: node.instance_type for node in nodes}
+    ends = {node.name: node for node in nodes}
     busy = one_machine and any(_describe_others(node) for node in nodes)
-    found += _links(links, types, memory if one_machine else 0.0, busy)
-    found += (_reduction(item, links) for item in reductions)
+    found += _links(links, ends, memory if one_machine else 0.0, busy)
+    found += (_reduction(item, links, busy) for item in reductions)
+    found += map(_describe_left_out, left_out)
     return tuple(found)
 
 
+def _describe_left_out(item: LeftOut) -> Verdict:
+    first, *more = item.subjects
+    subject = (
+        first if not more else f"{len(item.subjects)} {'links' if item.what == 'link' else 'nodes'}"
+    )
+    named = ", ".join(item.subjects[:NAMED]) + (" …" if len(item.subjects) > NAMED else "")
+    text = f"not measured: {item.why}" + (f" ({named})" if more else "")
+    return Verdict(subject, item.what, "note", text)
+
+
 def _node(node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool) -> Iterator[Verdict]:
-    lacks = node.cores < node.expected_cores
-    text = f"{node.cores} of {node.expected_cores}" if lacks else f"{node.cores}"
     busy = _describe_others(node)
-    if node.core and not busy:
-        text += f", {node.together / node.core:.1f} times as fast as one"
-    yield Verdict(node.name, "cores", _low(lacks), text, node.cores, node.expected_cores)
+    if node.cores:
+        lacks = node.cores < node.expected_cores
+        text = f"{node.cores} of {node.expected_cores}" if lacks else f"{node.cores}"
+        if node.core and not busy:
+            text += f", {node.together / node.core:.1f} times as fast as one"
+        yield Verdict(node.name, "cores", _low(lacks), text, node.cores, node.expected_cores)
     if busy:
         # Nodes of one machine share it with all that its user does.
-        yield Verdict(node.name, "processor", "note" if one_machine else "low", busy, node.load)
-    elif node.share < SHARE:
+        outside = one_machine and node.visible <= LOAD * node.cores
+        yield Verdict(node.name, "processor", "note" if outside else "low", busy, node.load)
+    if node.throttled > THROTTLED:
+        text = f"a limit of its cgroup stops a thread in {node.throttled:.0%} of the time slices"
+        yield Verdict(node.name, "processor", "low", text, node.throttled, THROTTLED)
+    elif node.share < SHARE and not busy:
         text = f"a thread gets {node.share:.0%} of a core: a cgroup limits it"
         yield Verdict(node.name, "processor", "low", text, node.share, SHARE)
+    for what, why in node.failed.items():
+        yield Verdict(node.name, what, "low", f"not measured: {why}")
     rest = [n for n in nodes if n.kind == node.kind and not n.error and n is not node]
     figures: list[tuple[str, str, float | None, list[float], Callable[[float], str]]] = [
-        ("core", "core speed", node.core, [n.core for n in rest], bytes_rate),
-        ("memory", "memory copy", node.memory, [n.memory for n in rest], bytes_rate),
+        ("core", "core speed", node.core, [n.core for n in rest if n.core], bytes_rate),
+        ("memory", "memory copy", node.memory, [n.memory for n in rest if n.memory], bytes_rate),
         ("disk", "disk write", node.disk, [n.disk for n in rest if n.disk], bytes_rate),
         *(
             ("gemm", f"GEMM {name}", rate, [n.gemm[name] for n in rest if name in n.gemm], flops)
@@ -252,12 +168,15 @@ def _describe_others(node: NodeFigures) -> str:
     if node.steal > STEAL:
         return f"the hypervisor gives {node.steal:.0%} of its processors to others"
     if node.load > LOAD * node.cores:
-        return f"other processes use {node.load:.1f} of its {node.cores} cores"
+        most = f", most of all {node.busiest}" if node.busiest else ""
+        return f"other processes use {node.load:.1f} of its {node.cores} cores{most}"
     return ""
 
 
 def _clock(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
-    offsets = [other.offset for other in nodes if not other.error]
+    offsets = [other.offset for other in nodes if other.offset is not None]
+    if node.offset is None:
+        return
     difference = node.offset - sorted(offsets)[len(offsets) // 2]
     low = abs(difference) > CLOCK + node.uncertainty
     side = "ahead" if difference > 0 else "behind"
@@ -298,7 +217,7 @@ def _ailments(gpu: Gpu) -> Iterator[str]:
 
 
 def _links(
-    links: Sequence[Link], types: Mapping[str, str], memory: float, busy: bool
+    links: Sequence[Link], ends: Mapping[str, NodeFigures], memory: float, busy: bool
 ) -> Iterator[Verdict]:
     """`memory`: of the one machine that all nodes are names for, else 0; `busy`: with other work,
     which latencies say more of than of links."""
@@ -307,9 +226,10 @@ def _links(
     trip = median(link.latency for link in sound) if sound else 0.0
     for link in links:
         if link.error:
-            yield Verdict(link.name, "link", "low", link.error)
+            text = link.error + _describe_devices(link, ends)
+            yield Verdict(link.name, "link", "low", text)
             continue
-        yield _bandwidth(link, types, usual if len(sound) > 2 else 0.0, memory)
+        yield _bandwidth(link, ends, usual if len(sound) > 2 else 0.0, memory, busy)
         slow = link.latency > LATENCY * trip and link.latency - trip > LATENCY_LEAST
         text = f"{link.latency * 1e6:.0f} µs"
         text += f", {link.latency / trip:.1f} times the median" if slow else ""
@@ -317,12 +237,14 @@ def _links(
         yield Verdict(link.name, "latency", state, text, link.latency, trip)
 
 
-def _bandwidth(link: Link, types: Mapping[str, str], usual: float, memory: float) -> Verdict:
+def _bandwidth(
+    link: Link, ends: Mapping[str, NodeFigures], usual: float, memory: float, busy: bool
+) -> Verdict:
     bits = link.least * 8 / 1e9
     text = f"{bits:.3g} Gbit/s"
-    baselines = [NETWORK_BASELINE.get(types.get(name, "")) for name in (link.first, link.second)]
-    known = [baseline for baseline in baselines if baseline is not None]
-    low, limit = False, None
+    types = [ends[name].instance_type if name in ends else "" for name in (link.first, link.second)]
+    known = [NETWORK_BASELINE[name] for name in types if name in NETWORK_BASELINE]
+    low, noted, limit = False, False, None
     if len(known) == 2:
         limit = min(known)
         low = bits < LINK * limit
@@ -332,24 +254,40 @@ def _bandwidth(link: Link, types: Mapping[str, str], usual: float, memory: float
     elif usual and link.least < LINK_AMONG * usual:
         low, limit = True, usual * 8 / 1e9
         text += f", {100 * link.least / usual:.2g}% of the median link"
+        # Short measurements: another program that runs at the moment takes most of their time.
+        noted = busy and link.least > LINK_MEMORY * memory
     elif memory and link.least < LINK_MEMORY * memory:
         low, limit = True, LINK_MEMORY * memory * 8 / 1e9
         text += f": little for a machine whose memory copies {bytes_rate(memory)}"
     faster = max(link.rate, link.back)
     if low and faster > 1.5 * link.least:
-        ends = (link.first, link.second)[:: 1 if link.back < link.rate else -1]
+        way = (link.first, link.second)[:: 1 if link.back < link.rate else -1]
         text += (
-            f"; that is from {' to '.join(ends)}, the other way has {faster * 8 / 1e9:.3g} Gbit/s"
+            f"; that is from {' to '.join(way)}, the other way has {faster * 8 / 1e9:.3g} Gbit/s"
         )
     elif low and link.flow > 1.5 * link.least:
         text += f"; one flow alone has {link.flow * 8 / 1e9:.3g} Gbit/s"
-    return Verdict(link.name, "bandwidth", "low" if low else "ok", text, bits, limit)
+    text += _describe_devices(link, ends) if low else ""
+    state = ("note" if noted else "low") if low else "ok"
+    return Verdict(link.name, "bandwidth", state, text, bits, limit)
 
 
-def _reduction(item: Reduction, links: Sequence[Link]) -> Verdict:
+def _describe_devices(link: Link, ends: Mapping[str, NodeFigures]) -> str:
+    """What limits a link at its ends, as far as they tell."""
+    text = ""
+    for name in (link.first, link.second):
+        node = ends.get(name)
+        if node and node.shaping:
+            text += f"; {node.device} of {name} is shaped by tc: {node.shaping}"
+        if node and node.line_rate:
+            text += f"; {node.device} of {name} has {node.line_rate / 1e9:.3g} Gbit/s"
+    return text
+
+
+def _reduction(item: Reduction, links: Sequence[Link], busy: bool) -> Verdict:
     subject = f"all-reduce {item.backend}"
     if item.error:
-        return Verdict(subject, "all-reduce", "low", item.error)
+        return Verdict(subject, "all-reduce", "note" if busy else "low", item.error)
     slowest = min((link.least for link in links if not link.error), default=0.0)
     share = f", {item.rate / slowest:.0%} of the slowest link" if slowest else ""
     text = f"{item.latency * 1e6:.0f} µs; {bytes_rate(item.rate)}{share}"

@@ -6,7 +6,7 @@ import json
 import re
 from contextlib import suppress
 
-from clusterctl.insight.verify import Gpu, Reduction
+from clusterctl.insight.figures import Gpu, Reduction
 
 _THROTTLED = {
     0x08: "hardware slowdown",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.insight.verify import Measurements
+from clusterctl.insight.figures import Measurements
 from clusterctl.model import count
 
 SHOWN = 10

@@ -1,15 +1,23 @@
 """Measures a node and its links for `clusterctl verify`. Runs on the node, under its Python.
 
 Reads one JSON object in each line of stdin, answers with one line behind MARK, ends with stdin.
-Nothing is written but one temporary file, which goes again. Python 3.7 and the standard library;
-torch or numpy are used where they are.
+What could take the process along (memory that runs out, a disk that does not answer) is measured by
+a process of its own, within `limit` seconds. Nothing is written but one temporary file, which goes
+again. Python 3.7 and the standard library; torch or numpy are used where they are. In front of it
+comes probe_links.py.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import re
+import select
+import signal
 import socket
+import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +25,7 @@ import time
 
 MARK = "@@probe "
 CHUNK = 1 << 20
-FEW = 1 << 14
+PERIOD = 0.1  # seconds after which a cgroup gives a thread time again
 
 
 def times():
@@ -69,66 +77,175 @@ def hashing(threads, seconds):
     return sum(done) / (time.perf_counter() - began)
 
 
-def node(seconds, folder, size, **_):
-    cores = len(os.sched_getaffinity(0))
-    busy, _stolen = times()
-    began = time.perf_counter()
+def start(address, **_):
+    """What the node has: cores, and the interface with its address."""
+    device = find_device(address)
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "device": device,
+        "speed": line_rate(device),
+        "shaping": shaping(device),
+    }
+
+
+def find_device(address):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode())
+                found = fcntl.ioctl(asked, 0x8915, request)[20:24]  # SIOCGIFADDR
+                if socket.inet_ntoa(found) == address:
+                    return name
+    return ""
+
+
+def line_rate(device):
+    """Bits per second of a piece of hardware; None where it is none, or does not say."""
+    folder = "/sys/class/net/" + device
+    if not device or not os.path.exists(folder + "/device"):
+        return None
+    try:
+        with open(folder + "/speed") as file:
+            speed = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return speed * 1e6 if speed > 0 else None
+
+
+def shaping(device):
+    """How `tc` limits what the device sends: `tbf rate 20Mbit`; else nothing."""
+    try:
+        said = subprocess.run(
+            ["tc", "qdisc", "show", "dev", device],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=2,
+        ).stdout.decode(errors="replace")
+        kinds = re.findall(r"(?m)^qdisc (tbf|netem|htb|hfsc|cbq|cake)\b(.*)", said)
+        if not kinds:
+            return ""
+        kind, rest = kinds[0]
+        limits = re.findall(r"\b(?:rate|delay|loss|bandwidth) \S+", rest)
+        return " ".join([kind, *limits])
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def load(**_):
+    """Cores that others use while this process sleeps: all on this machine, those that the node
+    shows, and the one of these that uses most."""
+    before, busy, began = processes(), times()[0], time.perf_counter()
     time.sleep(0.2)
-    load = (times()[0] - busy) / (time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    everything, after = (times()[0] - busy) / seconds, processes()
+    used = {pid: after[pid][0] - before[pid][0] for pid in after if pid in before}
+    used.pop(os.getpid(), None)
+    most = max(used, key=used.get, default=0)
+    name = f"{after[most][1]} (process {most})" if used.get(most) else ""
+    return {"load": everything, "visible": sum(used.values()) / seconds, "busiest": name}
+
+
+def processes():
+    """Seconds of processor time, and the name, of each process."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open("/proc/" + pid + "/stat") as file:
+                begin, _, rest = file.read().rpartition(")")
+            words = rest.split()
+            ticks = int(words[11]) + int(words[12])
+            found[int(pid)] = ticks / os.sysconf("SC_CLK_TCK"), begin.partition("(")[2]
+    return found
+
+
+def processor(seconds, **_):
+    cores = len(os.sched_getaffinity(0))
     stolen, began = times()[1], time.perf_counter()
-    one, share = one_core(seconds)
+    before = periods()
+    one, share = one_core(max(seconds, 2 * PERIOD))
+    after = periods()
+    passed, stopped = after[0] - before[0], after[1] - before[1]
     everything = hashing(cores, seconds)
     steal = (times()[1] - stolen) / (time.perf_counter() - began) / (os.cpu_count() or 1)
+    shares = {"steal": steal, "share": share, "throttled": stopped / passed if passed else 0.0}
+    return {"one": one, "all": everything, **shares}
+
+
+def periods():
+    """Of the limits of this process's cgroups: those that have passed, and those in which a limit
+    stopped it."""
+    passed = stopped = 0
+    with contextlib.suppress(OSError):
+        with open("/proc/self/cgroup") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+        for _, kinds, path in groups:
+            if kinds and "cpu" not in kinds.split(","):
+                continue
+            place = "/sys/fs/cgroup/cpu" if kinds else "/sys/fs/cgroup"
+            parts = [part for part in path.split("/") if part]
+            for depth in range(len(parts) + 1):
+                with contextlib.suppress(OSError):
+                    with open("/".join([place, *parts[:depth], "cpu.stat"])) as file:
+                        found = dict(line.split() for line in file)
+                    passed += int(found.get("nr_periods", 0))
+                    stopped += int(found.get("nr_throttled", 0))
+    return passed, stopped
+
+
+def memory(seconds, **_):
     source, target = bytearray(64 << 20), bytearray(64 << 20)
     view = memoryview(source)
 
     def copy():
         target[:] = view
 
-    memory = 2 * len(source) / best(copy, seconds)
-    return {
-        "cores": cores,
-        "load": load,
-        "steal": steal,
-        "one": one,
-        "share": share,
-        "all": everything,
-        "memory": memory,
-        "disk": disk(folder, size),
-    }
+    return {"memory": 2 * len(source) / best(copy, seconds)}
 
 
-def disk(folder, size):
-    """Bytes per second of writing until all is on the disk; None where there is no room."""
+def disk(folder, size, **_):
+    """Bytes per second of writing until all is on the disk."""
     data = os.urandom(CHUNK)
-    try:
-        if os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize < 4 * size:
-            return None
-        with tempfile.TemporaryFile(dir=folder) as file:
-            began = time.perf_counter()
-            for _ in range(size // CHUNK):
-                file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            return size / (time.perf_counter() - began)
-    except OSError:
-        return None
+    there = os.statvfs(folder)
+    free = there.f_bavail * there.f_frsize
+    if free < 2 * size:
+        room = f"{free / 1e6:.0f} MB are free in {folder}"
+        return {"error": f"{room}, and {2 * size / 1e6:.0f} MB are needed"}
+    with tempfile.TemporaryFile(dir=folder) as file:
+        began = time.perf_counter()
+        for _ in range(size // CHUNK):
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        return {"disk": size / (time.perf_counter() - began)}
+
+
+def load_torch(**_):
+    """What takes longest of `gemm`, and may be done on several nodes of a machine at once."""
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+    return {}
 
 
 def gemm(seconds, **_):
-    """Operations per second of a product of matrices, by device and precision."""
+    """Operations per second of a product of matrices, by device and precision, and why some could
+    not be measured."""
     with contextlib.suppress(ImportError):
         import torch
 
-        found = {}
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        for precision in ("float32", "bfloat16"):
-            found["cpu " + precision] = torch_rate(torch, "cpu", precision, 768, seconds)
+        wanted = [("cpu", precision, 768) for precision in ("float32", "bfloat16")]
         for index in range(torch.cuda.device_count()):
-            for precision in ("float32", "float16"):
-                name = f"gpu {index} {precision}"
-                found[name] = torch_rate(torch, f"cuda:{index}", precision, 4096, seconds)
-        return {"rates": {name: rate for name, rate in found.items() if rate}}
+            wanted += [(f"gpu {index}", precision, 4096) for precision in ("float32", "float16")]
+        rates, failed = {}, {}
+        for device, precision, size in wanted:
+            name = device + " " + precision
+            try:
+                where = device.replace("gpu ", "cuda:")
+                rates[name] = torch_rate(torch, where, precision, size, seconds)
+            except RuntimeError as error:
+                failed[name] = (str(error).splitlines() or [repr(error)])[0]
+        return {"rates": rates, "failed": failed}
     with contextlib.suppress(ImportError):
         import numpy
 
@@ -139,120 +256,92 @@ def gemm(seconds, **_):
 
 
 def torch_rate(torch, device, precision, size, seconds):
-    try:
-        left = torch.ones((size, size), dtype=getattr(torch, precision), device=device)
-        wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+    left = torch.ones((size, size), dtype=getattr(torch, precision), device=device)
+    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
 
-        def product():
-            torch.mm(left, left)
-            wait()
+    def product():
+        torch.mm(left, left)
+        wait()
 
-        product()
-        return 2 * size**3 / best(product, seconds)
-    except RuntimeError:
-        return None
+    product()
+    return 2 * size**3 / best(product, seconds)
 
 
-def serve(address, token, flows, seconds, **_):
-    """Takes the connections of one other node: echoes the first, counts the bytes of the next, and
-    sends over the last."""
-    with socket.socket() as door:
-        door.bind((address, 0))
-        door.listen(16)
-        door.settimeout(5)
-        answer({"port": door.getsockname()[1]})
-        calls = accept(door, token, 1)
-        with calls[0] as call:
-            call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while True:
-                data = call.recv(64)
-                if not data:
-                    break
-                call.sendall(data)
-        rates = []
-        for count in flows:
-            calls = accept(door, token, count)
-            rates.append(receive(calls))
-        send_all(accept(door, token, flows[-1]), seconds)
-        return {"rates": rates}
+class Helper:
+    """The process that measures what could take this one along: replaced where it has ended, or
+    does not answer in time. Made by `fork`, while there is only one thread."""
 
+    def __init__(self):
+        self.pid = 0
 
-def accept(door, token, count):
-    """So many connections that know the token; whoever else comes is sent away."""
-    calls = []
-    while len(calls) < count:
-        call, _ = door.accept()
-        call.settimeout(5)
+    def ask(self, line, limit):
+        if not self.pid:
+            self.start()
+        try:
+            self.requests.write(line)
+        except OSError:
+            return {"error": self.end(0)}
+        end, said = time.monotonic() + limit, b""
+        while not said.endswith(b"\n"):
+            ready = select.select(
+                [self.answers, sys.stdin], [], [], max(0, end - time.monotonic())
+            )[0]
+            if self.answers not in ready:
+                self.end(signal.SIGKILL)
+                return {"error": f"no answer in {limit:.2g} s", "late": True}
+            data = os.read(self.answers, 65536)
+            if not data:
+                return {"error": self.end(0)}
+            said += data
+        return json.loads(said.decode())
+
+    def start(self):
+        request_out, request_in = os.pipe()
+        answer_out, answer_in = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                os.close(request_in)
+                os.close(answer_out)
+                with os.fdopen(request_out) as lines, os.fdopen(answer_in, "w") as out:
+                    for line in iter(lines.readline, ""):
+                        out.write(json.dumps(attempt(line)) + "\n")
+                        out.flush()
+            finally:
+                os._exit(0)
+        os.close(request_out)
+        os.close(answer_in)
+        self.answers, self.requests = answer_out, os.fdopen(request_in, "w", 1)
+
+    def end(self, number):
+        """Why it has ended by itself, or with a signal: one that waits for a disk does not go."""
         with contextlib.suppress(OSError):
-            if call.recv(len(token), socket.MSG_WAITALL) == token.encode():
-                calls.append(call)
-                continue
-        call.close()
-    return calls
+            self.requests.close()
+        os.close(self.answers)
+        if number:
+            os.kill(self.pid, number)
+        _, status = os.waitpid(self.pid, os.WNOHANG if number else 0)
+        self.pid = 0
+        if not os.WIFSIGNALED(status):
+            return "its process ended"
+        name = signal.Signals(os.WTERMSIG(status)).name
+        most = ": most likely, memory ran out" if name == "SIGKILL" else ""
+        return f"its process was ended by {name}{most}"
 
 
-def receive(calls):
-    """Bytes per second over all of these connections together."""
-    totals = [0] * len(calls)
-
-    def work(index):
-        buffer = bytearray(CHUNK)
-        with calls[index] as call:
-            while True:
-                size = call.recv_into(buffer)
-                if not size:
-                    return
-                totals[index] += size
-
-    began = time.perf_counter()
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(len(calls))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return sum(totals) / (time.perf_counter() - began)
+ACTIONS = {
+    **{"start": start, "load": load, "processor": processor, "memory": memory, "disk": disk},
+    **{"torch": load_torch, "gemm": gemm},
+    **LINKS,  # noqa: F821
+}
 
 
-def call(address, port, token, flows, seconds, **_):
-    """The other side of `serve`: seconds of a round trip, and the rate of what it receives; the
-    server has the other rates."""
-
-    def connect():
-        made = socket.create_connection((address, port), timeout=5)
-        made.sendall(token.encode())
-        return made
-
-    with connect() as line:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        trips, end = [], time.perf_counter() + seconds / 2
-        while len(trips) < 10 or (time.perf_counter() < end and len(trips) < 500):
-            began = time.perf_counter()
-            line.sendall(b"x")
-            line.recv(64)
-            trips.append(time.perf_counter() - began)
-    for count in flows:
-        send_all([connect() for _ in range(count)], seconds)
-    back = receive([connect() for _ in range(flows[-1])])
-    return {"latency": sorted(trips)[len(trips) // 2], "back": back}
-
-
-def send_all(lines, seconds):
-    workers = [threading.Thread(target=send, args=(line, seconds)) for line in lines]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-
-
-def send(line, seconds):
-    """In small pieces first: a slow link must not hold more than its time."""
-    data, size, end = memoryview(bytes(CHUNK)), FEW, time.perf_counter() + seconds
-    with line:
-        while time.perf_counter() < end:
-            began = time.perf_counter()
-            line.sendall(data[:size])
-            if time.perf_counter() - began < 0.01:
-                size = min(CHUNK, 2 * size)
+def attempt(line):
+    given = json.loads(line)
+    try:
+        return ACTIONS[given.pop("do")](tell=answer, **given)
+    except Exception as error:  # the other side has to hear of it, whatever it is
+        return {"error": getattr(error, "strerror", None) or str(error) or repr(error)}
 
 
 def answer(values):
@@ -261,13 +350,19 @@ def answer(values):
 
 
 def main():
-    actions = {"node": node, "gemm": gemm, "serve": serve, "call": call}
+    helper = Helper()
     for line in iter(sys.stdin.readline, ""):
         given = json.loads(line)
-        try:
-            answer(actions[given.pop("do")](**given))
-        except Exception as error:  # the other side has to hear of it, whatever it is
-            answer({"error": getattr(error, "strerror", None) or str(error) or repr(error)})
+        if given["do"] == "end":
+            if helper.pid:
+                helper.end(signal.SIGKILL)
+            answer({})
+        elif "limit" in given:
+            answer(helper.ask(line, given["limit"]))
+        else:
+            answer(attempt(line))
+    if helper.pid:
+        helper.end(signal.SIGKILL)
 
 
 main()

@@ -12,8 +12,8 @@ import pytest
 from clusterctl.errors import JobError
 from clusterctl.insight import allreduce, scaling
 from clusterctl.insight.allreduce import Figure, HardwareLimit
+from clusterctl.insight.figures import Link, Measurements, NodeFigures, Reduction
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.verify import Link, Measurements, NodeFigures, Reduction
 from tests.unit.calling import Call
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "scaling").glob("*.json"))

@@ -15,10 +15,10 @@ import pytest
 from clusterctl.actions import bench, open_store, verify
 from clusterctl.insight import allreduce, plots, scaling
 from clusterctl.insight.allreduce import Curves, HardwareLimit
+from clusterctl.insight.figures import Link, Measurements, Verdict
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, sections
 from clusterctl.insight.scaling import Curve
-from clusterctl.insight.verify import Link, Measurements, Verdict
 from clusterctl.job_model import JobState, Provenance, RankFailure
 from clusterctl.model import Charge, Cluster
 from tests.conftest import Need

@@ -13,8 +13,8 @@ import pytest
 from clusterctl.assets import render as render_template
 from clusterctl.cli.top import render
 from clusterctl.insight import top
+from clusterctl.insight.figures import Link, Measurements
 from clusterctl.insight.top import Look, TopFrame
-from clusterctl.insight.verify import Link, Measurements
 
 
 def stat(pid: int, ticks: int, state: str = "R") -> str:

@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 
 from clusterctl.insight import verify, verify_output, verify_summary
-from clusterctl.insight.verify import Gpu, Link, NodeFigures, Verdict
+from clusterctl.insight.figures import Gpu, LeftOut, Link, Measurements, NodeFigures, Verdict
 
 NAMES = ("worker-1", "worker-2", "worker-3")
 T4 = Gpu(0, "Tesla T4", driver="550.1", temperature=41, width=8, width_most=8, errors=0)
@@ -26,6 +26,7 @@ def figures(name: str, **changes: object) -> NodeFigures:
         together=6e9,
         memory=20e9,
         disk=250e6,
+        offset=0.0,
         gemm={"cpu float32": 200e9},
     )
     return replace(usual, **changes)  # type: ignore[arg-type]
@@ -64,6 +65,7 @@ def test_a_sound_cluster_has_no_low_line() -> None:
         ({"disk": 50e6}, "disk write", "50 MB/s, 20% of the median"),
         ({"gemm": {"cpu float32": 100e9}}, "GEMM cpu float32", "100 GFLOP/s, 50% of the median"),
         ({"share": 0.3}, "processor", "a thread gets 30% of a core: a cgroup limits it"),
+        ({"throttled": 0.7}, "processor", "a limit of its cgroup stops a thread in 70% of the"),
         ({"load": 3.1}, "processor", "other processes use 3.1 of its 4 cores"),
         ({"steal": 0.4}, "processor", "the hypervisor gives 40% of its processors to others"),
         ({"offset": -3.25}, "clock", "3.25 s behind: start a time service there"),
@@ -73,6 +75,8 @@ def test_a_sound_cluster_has_no_low_line() -> None:
         ({"gpus": (replace(T4, throttled="too hot", temperature=83),)}, "GPU 0", "too hot, 83 °C"),
         ({"gpus": (replace(T4, width=4),)}, "GPU 0", "its PCIe link has 4 of 8 lanes"),
         ({"error": "it has no Python"}, "node", "it has no Python"),
+        ({"disk": None, "failed": {"disk write": "I/O error"}}, "disk write", "I/O error"),
+        ({"gemm": {}, "failed": {"GEMM": "its process was ended"}}, "GEMM", "not measured: its"),
     ],
 )
 def test_a_fault_of_a_node(changes: dict[str, object], what: str, says: str) -> None:
@@ -86,6 +90,36 @@ def test_what_other_processes_slow_down_is_no_fault_of_the_machine() -> None:
     verdicts = judge(figures("worker-3", load=2.0, memory=5e9), one_machine=True)
     assert {v.state for v in verdicts} == {"ok", "note"}
     assert any("25% of the median: other processes use 2.0" in v.text for v in verdicts)
+
+
+def test_what_runs_on_the_node_itself_is_its_fault_on_one_machine_too() -> None:
+    noisy = figures("worker-3", load=2.0, visible=2.0, busiest="sh (process 812)")
+    [(_, what, text)] = wrong(judge(noisy, one_machine=True))
+    assert what == "processor"
+    assert text == "other processes use 2.0 of its 4 cores, most of all sh (process 812)"
+    assert {v.state for v in judge(noisy, one_machine=True)} == {"ok", "low"}
+
+
+def test_a_figure_that_is_missing_does_not_count_for_the_others() -> None:
+    """Not as a nought in a median, and the node's other figures are judged."""
+    failed = figures("worker-3", memory=0.0, core=1e9, failed={"memory copy": "no memory"})
+    slow = figures("worker-2", memory=10e9)
+    found = wrong(judge(failed, slow))
+    assert [(subject, what) for subject, what, _ in found] == [
+        ("worker-2", "memory copy"),
+        ("worker-3", "memory copy"),
+        ("worker-3", "core speed"),
+    ]
+
+
+def test_what_was_left_out_is_a_note() -> None:
+    pairs = tuple(f"worker-1 – worker-{n}" for n in range(2, 9))
+    left_out = [LeftOut("GEMM", ("worker-3",), "no time left"), LeftOut("link", pairs, "no time")]
+    verdicts = verify.judge([], [], [], left_out, one_machine=True)
+    assert [(v.subject, v.what, v.state, v.text) for v in verdicts] == [
+        ("worker-3", "GEMM", "note", "not measured: no time left"),
+        ("7 links", "link", "note", f"not measured: no time ({', '.join(pairs[:4])} …)"),
+    ]
 
 
 def test_nodes_of_other_kinds_are_not_compared() -> None:
@@ -160,6 +194,24 @@ def test_a_late_link() -> None:
 def test_a_dead_link() -> None:
     of = [*links()[:2], Link("worker-2", "worker-3", error="no connection: timed out")]
     assert wrong(judge(of=of)) == [("worker-2 – worker-3", "link", "no connection: timed out")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"device": "eth0", "shaping": "tbf rate 20Mbit"},
+            "eth0 of worker-3 is shaped by tc: tbf rate 20Mbit",
+        ),
+        ({"device": "ens5", "line_rate": 100e6}, "ens5 of worker-3 has 0.1 Gbit/s"),
+    ],
+)
+def test_what_limits_a_slow_link_is_named(changes: dict[str, object], says: str) -> None:
+    nodes = [figures(name, instance_type="") for name in NAMES[:2]]
+    of = links()
+    of[2] = replace(of[2], rate=0.0025e9, back=0.0025e9, flow=0.0025e9)
+    [(_, _, text)] = wrong(judge(*nodes, figures("worker-3", instance_type="", **changes), of=of))
+    assert text == f"0.02 Gbit/s, 0.4% of the median link; {says}"
 
 
 @pytest.mark.parametrize("count", range(2, 10))
@@ -238,9 +290,9 @@ def test_the_table_of_an_all_reduce() -> None:
 # ------------------------------------------------------------------------------------ after `up`
 
 
-def report(*verdicts: Verdict, nodes: int = 2, pairs: int = 1) -> verify.Measurements:
+def report(*verdicts: Verdict, nodes: int = 2, pairs: int = 1) -> Measurements:
     measured = tuple(figures(f"worker-{number}") for number in range(1, nodes + 1))
-    return verify.Measurements(measured, tuple(links()[:pairs]), (), verdicts, 3.14)
+    return Measurements(measured, tuple(links()[:pairs]), (), verdicts, 3.14)
 
 
 def test_a_sound_cluster_is_one_line() -> None:

@@ -4,7 +4,8 @@ as the probe does, or do not."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,16 +19,24 @@ from clusterctl.timeouts import Deadline
 from tests.unit.making import cluster, job, spec
 
 SOUND = {
-    **{"cores": 8, "load": 0.0, "steal": 0.0, "share": 1.0},
-    **{"one": 1e9, "all": 8e9, "memory": 1e10, "disk": 1e9},
+    "start": {"cores": 8, "device": "eth0", "speed": None, "shaping": ""},
+    "load": {"load": 0.0, "visible": 0.0, "busiest": ""},
+    "processor": {"one": 1e9, "share": 1.0, "all": 8e9, "steal": 0.0},
+    "memory": {"memory": 1e10},
+    "disk": {"disk": 1e9},
 }
+
+
+Failing = Mapping[str, Mapping[str, object]]
+"""Answers in place of the sound ones, by what was asked."""
 
 
 class Probe:
     """What runs on a node: answers each request, or is silent (`silent`) for as long as it may."""
 
-    def __init__(self, silent: bool, spoils: str = "") -> None:
-        self.silent, self.spoils, self.asked = silent, spoils, list[str]()
+    def __init__(self, silent: bool, spoils: str, failing: Failing) -> None:
+        self.silent, self.spoils, self.failing = silent, spoils, failing
+        self.asked = list[str]()
         self._answers = bytearray()
 
     def send(self, data: bytes, timeout: float) -> None:
@@ -36,11 +45,8 @@ class Probe:
         request = json.loads(data)
         self.asked.append(request["do"])
         rates = {"rates": [1e9, 1e9]}
-        for answer in {
-            "node": [SOUND],
-            "serve": [{"port": 4711}, rates],
-            "call": [{"latency": 1e-4, "back": 1e9}],
-        }[request["do"]]:
+        links = {"serve": [{"port": 4711}, rates], "call": [{"latency": 1e-4, "back": 1e9}]}
+        for answer in links.get(request["do"], [{**SOUND, **self.failing}.get(request["do"])]):
             text = self.spoils or json.dumps(answer)
             self._answers += b"@@probe " + text.encode() + b"\n"
 
@@ -58,8 +64,16 @@ class Probe:
 class Nodes:
     """A pool with the transports of all nodes: connected, each with its probe."""
 
-    def __init__(self, silent: Sequence[str] = (), spoils: str = "", away: str = "") -> None:
-        self.silent, self.spoils, self.away = silent, spoils, away
+    def __init__(
+        self,
+        silent: Sequence[str] = (),
+        spoils: str = "",
+        away: str = "",
+        failing: Mapping[str, Failing] = MappingProxyType({}),
+        date: bytes = b"1700000000.0\n",
+    ) -> None:
+        self.silent, self.spoils, self.away, self.failing = silent, spoils, away, failing
+        self.date = date
         self.probes: dict[str, Probe] = {}
 
     def transport(self, name: str) -> Any:
@@ -71,10 +85,11 @@ class Nodes:
                     raise NodeUnreachable(f"{name} does not answer")
 
             def open(self, command: str, timeout: float) -> Probe:
-                return pool.probes.setdefault(name, Probe(name in pool.silent, pool.spoils))
+                probe = Probe(name in pool.silent, pool.spoils, pool.failing.get(name, {}))
+                return pool.probes.setdefault(name, probe)
 
             def run(self, command: str, timeout: float) -> NodeResult:
-                return NodeResult(node=name, exit_code=0, stdout=b"1700000000.0\n")
+                return NodeResult(node=name, exit_code=0, stdout=pool.date)
 
         return Transport()
 
@@ -117,7 +132,8 @@ def test_nodes_and_links_are_measured_and_put_on_record() -> None:
 def test_a_node_that_is_silent_is_a_line_of_the_report() -> None:
     found, _ = measure(saved(), Nodes(silent=["worker-2"]), seconds=2.5)
     [low] = found.low
-    assert (low.subject, low.text[:12]) == ("worker-2", "no answer in")
+    assert (low.subject, low.what) == ("worker-2", "node")
+    assert "no answer in" in low.text
     assert [figures.name for figures in found.nodes if not figures.error] == ["worker-1"]
 
 
@@ -126,6 +142,34 @@ def test_a_node_that_is_away_is_a_line_of_the_report() -> None:
     assert [(low.subject, low.text) for low in found.low] == [
         ("worker-1", "worker-1 does not answer")
     ]
+
+
+def test_a_measurement_that_fails_is_one_line_and_the_rest_is_judged() -> None:
+    """Of the same node, too: its disk does not hide that its processor is slow."""
+    full = {"error": "No space left on device"}
+    slow = {"one": 4e8, "share": 0.4, "all": 3e9, "steal": 0.0}
+    found, _ = measure(saved(), Nodes(failing={"worker-2": {"disk": full, "processor": slow}}))
+    low = {(v.subject, v.what, v.text) for v in found.low}
+    assert ("worker-2", "disk write", "not measured: No space left on device") in low
+    assert ("worker-2", "processor", "a thread gets 40% of a core: a cgroup limits it") in low
+    of_second = {v.what for v in found.verdicts if v.subject == "worker-2"}
+    assert {"cores", "core speed", "memory copy", "clock"} <= of_second
+    assert [link.name for link in found.links] == ["worker-1 – worker-2"]
+
+
+def test_what_the_schedule_cuts_off_is_no_fault_of_the_node() -> None:
+    late = {"error": "no answer in 1.2 s", "late": True}
+    found, _ = measure(saved(), Nodes(failing={"worker-2": {"disk": late}}))
+    assert found.low == ()
+    [note] = [v for v in found.verdicts if v.state == "note"]
+    assert (note.subject, note.what) == ("worker-2", "disk write")
+    assert note.text == "not measured: no time left"
+
+
+def test_a_clock_that_cannot_be_read_is_not_called_right() -> None:
+    found, _ = measure(saved(), Nodes(date=b"date: not found\n"))
+    assert {(v.what, v.text) for v in found.low} == {("clock", "not measured: date: not found")}
+    assert [figures.core for figures in found.nodes] == [1e9, 1e9]
 
 
 def test_without_time_nothing_is_asked() -> None:

@@ -1,0 +1,208 @@
+"""`verify` finds what is wrong with real nodes: each fault is planted in one, and named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Need
+from tests.e2e.cli import Cli, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.netns]
+
+CGROUPS = Path("/sys/fs/cgroup")
+KILLS = """
+end=$(($(date +%s) + 60))
+while [ "$(date +%s)" -lt $end ]; do
+    for maps in $(grep -ls libtorch_cpu /proc/[0-9]*/maps); do
+        process=${maps#/proc/}
+        kill -KILL ${process%/maps} && exit
+    done
+    sleep 0.02
+done
+"""
+"""Ends the first process on the node that has loaded PyTorch."""
+NOISE = """
+for one in $(seq 24); do
+    timeout 60 sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &
+    echo $! >>/run/noise
+done
+"""
+"""More than other tests that run on this machine."""
+
+Row = tuple[str, str, str]
+
+
+@contextmanager
+def broken(cli: Cli, node: str, how: str, mend: str) -> Iterator[None]:
+    cli("ssh", node, "--", how)
+    try:
+        yield
+    finally:
+        cli("ssh", node, "--", mend)
+
+
+def low(cli: Cli, *words: str) -> list[Row]:
+    """What is below its limit, by subject, name and text: exit code 8 says that there is such."""
+    return rows(cli("verify", *words, "--json", code=8, timeout=120).document(), "low")
+
+
+def rows(document: dict[str, Any], state: str) -> list[Row]:
+    found = document["verdicts"]
+    return [(v["subject"], v["what"], v["text"]) for v in found if v["state"] == state]
+
+
+def root(cli: Cli, name: str) -> str:
+    return next(str(node["root"]) for node in cli.status()["nodes"] if node["name"] == name)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("mount -t tmpfs -o size=1m tmpfs {root}", "1 MB are free in"),
+        ("mount --bind {root} {root} && mount -o remount,bind,ro {root}", "Read-only file system"),
+    ],
+)
+def test_a_disk_that_cannot_be_written_hides_nothing_else(cli: Cli, how: str, says: str) -> None:
+    folder = root(cli, "worker-1")
+    with broken(cli, "worker-1", how.format(root=folder), f"umount {folder}"):
+        document = cli("verify", "--quick", "--json", code=8).document()
+    [(subject, _, text)] = [row for row in rows(document, "low") if row[1] == "disk write"]
+    assert subject == "worker-1"
+    assert says in text
+    judged = {v["what"] for v in document["verdicts"] if v["subject"] == "worker-1"}
+    assert {"cores", "core speed", "memory copy", "clock"} <= judged
+    assert [v["subject"] for v in document["verdicts"] if v["what"] == "bandwidth"]
+
+
+@pytest.mark.mpi
+def test_a_gemm_that_is_killed_hides_nothing_else(cli: Cli) -> None:
+    """As the kernel ends what takes too much memory. The links are measured afterwards."""
+    cli("ssh", "worker-1", "--", f"setsid sh -c '{KILLS}' </dev/null >/dev/null 2>&1 &")
+    document = cli("verify", "--json", code=8, timeout=120).document()
+    [(subject, _, text)] = [row for row in rows(document, "low") if row[1] == "GEMM"]
+    assert subject == "worker-1"
+    assert text == "not measured: its process was ended by SIGKILL: most likely, memory ran out"
+    judged = {v["what"] for v in document["verdicts"] if v["subject"] == "worker-1"}
+    assert {"cores", "core speed", "memory copy", "disk write", "clock"} <= judged
+    assert [v["subject"] for v in document["verdicts"] if v["what"] == "bandwidth"]
+
+
+def test_a_clock_that_is_wrong(cli: Cli) -> None:
+    """All nodes of a machine have one clock: a program in place of `date` makes that of a node
+    wrong, where the probe reads it."""
+    other = "cp $(command -v date) /run/right-date && printf '%s\n' '#!/bin/sh'"
+    other += ' \'exec /run/right-date -d "90 seconds ago" "$@"\' >/run/date'
+    other += " && chmod 755 /run/date && mount --bind /run/date $(command -v date)"
+    with broken(cli, "worker-2", other, "umount $(command -v date)"):
+        found = [row for row in low(cli, "--quick") if row[1] == "clock"]
+    # Of two nodes, either may be the one that is right.
+    [(_, _, text)] = found
+    assert text.startswith(("90.", "89."))
+    assert "start a time service there" in text
+
+
+def test_a_link_without_a_connection(cli: Cli) -> None:
+    [address] = [n["private_address"] for n in cli.status()["nodes"] if n["name"] == "worker-2"]
+    with broken(
+        cli,
+        "worker-1",
+        f"ip route add blackhole {address}/32",
+        f"ip route del blackhole {address}/32",
+    ):
+        found = low(cli, "--quick")
+    [(subject, _, text)] = [row for row in found if row[1] == "link"]
+    assert subject == "worker-1 – worker-2"
+    assert "no connection" in text
+
+
+def test_a_link_that_is_shaped(cli: Cli, need: Need) -> None:
+    """The rate that its interface has is named beside the one that was measured."""
+    need("tc")
+    with broken(
+        cli,
+        "worker-1",
+        "tc qdisc add dev eth0 root tbf rate 20mbit burst 32kb lat 1s",
+        "tc qdisc del dev eth0 root",
+    ):
+        found = low(cli, "--quick")
+    [(_, _, text)] = [row for row in found if row[1] == "bandwidth"]
+    assert "from worker-1 to worker-2" in text
+    assert "eth0 of worker-1 is shaped by tc: tbf rate 20Mbit" in text
+
+
+def test_a_noisy_neighbour(cli: Cli) -> None:
+    """A program on the node itself, not only one on the machine that all nodes share."""
+    with broken(
+        cli,
+        "worker-1",
+        NOISE,
+        "kill $(cat /run/noise) && rm /run/noise",
+    ):
+        found = low(cli, "--quick")
+    [(subject, _, text)] = [row for row in found if row[1] == "processor"]
+    assert subject == "worker-1"
+    assert "most of all sh (process " in text
+
+
+def test_a_node_that_a_cgroup_slows_down(own: Cli) -> None:
+    version_1 = CGROUPS / "cpu"
+    tree = version_1 if version_1.is_dir() else CGROUPS
+    group = tree / f"verify-{os.getpid()}"
+    own("up")
+    if tree == CGROUPS:
+        (tree / "cgroup.subtree_control").write_text("+cpu")
+    group.mkdir()
+    try:
+        if tree == CGROUPS:
+            (group / "cpu.max").write_text("10000 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text("10000")
+        enter = f"for one in /proc/[0-9]*; do echo ${{one#/proc/}} >{group}/cgroup.procs; done"
+        own("ssh", "worker-2", "--", f"({enter}) 2>/dev/null; true")
+        slow: list[Row] = []
+
+        def found() -> bool:
+            """In a try in which other tests leave the node as much as the limit does."""
+            document = own("verify", "--quick", "--json", code=None).document()
+            slow[:] = [row for row in rows(document, "low") if row[1] == "processor"]
+            return bool(slow)
+
+        wait_for(found, 60, "verify to see the limit")
+    finally:
+        own("down", "--discard", timeout=120)
+        remove(group)
+    assert [subject for subject, _, _ in slow] == ["worker-2"]
+    assert "a limit of its cgroup stops a thread in " in slow[0][2]
+
+
+def remove(group: Path) -> None:
+    """Once the kernel has let go of the processes that were in it."""
+
+    def gone() -> bool:
+        try:
+            group.rmdir()
+        except OSError:
+            return False
+        return True
+
+    wait_for(gone, 30, "the cgroup to be empty")
+
+
+def test_an_interface_that_is_dead(own: Cli) -> None:
+    """Nothing can be said of that node but that it does not answer; the rest is judged."""
+    own("up", "--workers", "3")
+    dies = "(sleep 0.5; ip link set eth0 down) </dev/null >/dev/null 2>&1 &"
+    own("ssh", "worker-2", "--", dies)
+    own("ssh", "worker-1", "--", "until ! ping -c 1 -W 1 worker-2; do sleep 0.1; done >/dev/null")
+    document = own("verify", "--quick", "--json", code=8).document()
+    [(subject, what, text)] = [row for row in rows(document, "low") if row[0] == "worker-2"]
+    assert (subject, what) == ("worker-2", "node")
+    assert text
+    named = {v["subject"] for v in document["verdicts"]}
+    assert {"worker-1", "worker-3", "worker-1 – worker-3"} <= named
