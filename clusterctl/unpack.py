@@ -25,12 +25,13 @@ class UnsafeArchive(ClusterctlError):
     """What it holds would be written elsewhere, or in place of something else."""
 
 
-def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
+def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -> list[str]:
     """Writes a stream's members into `folder`, which is empty. Returns what was left out, and why.
 
-    Where it breaks off, the files that are there are whole. Owners are dropped, and modes keep
-    their lower nine bits. Raises UnsafeArchive for names that lead out of the folder, OSError,
-    tarfile.TarError.
+    Where it breaks off, the files that are there are whole, and the beginning of the next one is in
+    the folder `broken`. Owners are dropped, and modes keep their lower nine bits.
+
+    Raises UnsafeArchive for names that lead out of the folder, OSError, tarfile.TarError.
     """
     left_out: list[str] = []
     modes: list[tuple[Path, int]] = []
@@ -55,7 +56,10 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
             os.link(folder.joinpath(*inner_parts(member.linkname)), path)
         elif member.isreg():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "xb") as file, _remove_on_failure(path):
+            with (
+                open(path, "xb") as file,
+                _remove_on_failure(path, broken and broken / Path(*parts)),
+            ):
                 source = archive.extractfile(member)
                 if source is not None:
                     shutil.copyfileobj(source, file, CHUNK)
@@ -71,11 +75,15 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> list[str]:
 
 
 @contextmanager
-def _remove_on_failure(path: Path) -> Iterator[None]:
+def _remove_on_failure(path: Path, broken: Path | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        path.unlink()
+        if broken:
+            broken.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(broken)
+        else:
+            path.unlink()
         raise
 
 

@@ -89,9 +89,10 @@ def copy(
     paths: Sequence[str],
     target: Path,
     old: Path,
+    parts: Path,
 ) -> NodeResult:
-    """Copies the copies of these files of a node into the folder `target`. `old`: where older ones
-    may be here."""
+    """Copies the copies of these files of a node into the folder `target`. `old` and `parts`: as
+    for `block_copies.get`."""
     launcher = cluster.launcher.name
     # A folder of links gives the transport one tree that holds them and nothing else.
     links = f"{_folder(job, cluster)}/.{name}.{secrets.token_hex(4)}"
@@ -115,6 +116,7 @@ def copy(
             paths,
             script=script,
             old=old,
+            parts=parts,
             target=target,
             timeout=COPY_TIMEOUT,
         )
@@ -286,8 +288,8 @@ def _bring_node(
     with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
         if wanted:
             paths = [path for path, _, _ in wanted]
-            came_to = Path(scratch, name)
-            got = copy(job, cluster, pool, name, paths, came_to, target / name)
+            new, parts = Path(scratch, name), target / f".parts-{name}"
+            got = copy(job, cluster, pool, name, paths, new, target / name, parts)
         left = {path for path, _, _ in files}
         for path, _, _ in had:
             if path not in left:

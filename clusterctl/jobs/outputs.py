@@ -23,6 +23,7 @@ from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Home
 from clusterctl.state.home import explain_write_errors, write_atomic
+from clusterctl.transport import PARTS
 from clusterctl.transport.pool import Pool
 
 LIST_TIMEOUT = 60.0
@@ -254,8 +255,9 @@ def copy(
     def get_files(name: str, mine: Collection[Output]) -> NodeResult:
         # A folder of links gives the transport one tree that holds the outputs and nothing else.
         paths, here = [output.path for output in mine], target / name
+        parts = here / PARTS
         if any(output.copied for output in mine):
-            return mirror.copy(job, cluster, pool, name, paths, here, here)
+            return mirror.copy(job, cluster, pool, name, paths, here, here, parts)
         command = f"exec /bin/sh {_script(job, cluster, name)} link"
         transport = pool.transport(name)
 
@@ -271,6 +273,7 @@ def copy(
             paths,
             script=f"{folder}/blocks.sh",
             old=here,
+            parts=parts,
             target=here,
             timeout=FETCH_TIMEOUT,
         )

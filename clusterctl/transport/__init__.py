@@ -13,6 +13,8 @@ from typing import Protocol
 
 from clusterctl.model import Node, NodeResult
 
+PARTS = ".clusterctl-parts"
+
 OnStdout = Callable[[bytes], None]
 """Called with each piece of a command's stdout, in another thread. It must be quick."""
 
@@ -86,7 +88,8 @@ class Transport(Protocol):
         """Copies a file or a folder of the node to the path `target` here.
 
         As `put`; in a folder, links that lead out of it and special files are left out and named
-        in `stderr`. `partly`: of a folder whose copy breaks off, the files stay that came whole.
+        in `stderr`. `partly`: of a folder whose copy breaks off, the files stay that came whole,
+        and in the folder PARTS of `target` the beginning of the next one.
         """
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from clusterctl import unpack
 from clusterctl.assets import render
 from clusterctl.meter import COPIED, Copy
 from clusterctl.model import NodeResult
-from clusterctl.transport import OnStdout, shell
+from clusterctl.transport import PARTS, OnStdout, shell
 from clusterctl.transport.diagnosis import Failure
 
 if TYPE_CHECKING:
@@ -160,13 +160,17 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
             with tempfile.TemporaryDirectory(
                 dir=near, prefix=".clusterctl-", ignore_cleanup_errors=True
             ) as scratch:
-                part = Path(scratch, "part")
+                part, broken = Path(scratch, "part"), Path(scratch, "broken")
                 try:
-                    result = _finish_receiving(session, *_receive(stream, part, mode, size))
+                    came = _receive(stream, part, mode, size, broken if partly else None)
+                    result = _finish_receiving(session, *came)
                 except ConnectionError:
                     if partly and part.is_dir():
                         target.mkdir(exist_ok=True)
                         unpack.move_into(part, target)
+                        if broken.is_dir():
+                            (target / PARTS).mkdir(exist_ok=True)
+                            unpack.move_into(broken, target / PARTS)
                     raise
                 if result.error:
                     return result
@@ -183,9 +187,10 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
 
 
 def _receive(
-    stream: BinaryIO, part: Path, mode: bytes | None, size: bytes
+    stream: BinaryIO, part: Path, mode: bytes | None, size: bytes, broken: Path | None
 ) -> tuple[list[str], str]:
-    """What was left out, and what is wrong with what came. Without `mode` it is a folder."""
+    """What was left out, and what is wrong with what came. Without `mode` it is a folder. `broken`
+    gets the beginning of the file in it at which the copy breaks off."""
     if mode:
         with part.open("xb") as file:
             shutil.copyfileobj(stream, file, CHUNK)
@@ -195,7 +200,7 @@ def _receive(
     part.mkdir()
     try:
         with unpack.reader_of(stream) as archive:
-            left_out = unpack.unpack(archive, part)
+            left_out = unpack.unpack(archive, part, broken)
     except tarfile.TarError as error:
         return [], f"the archive is damaged: {error}"
     while stream.read(CHUNK):

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.jobs.resumed_copies import put_folder
+from clusterctl.transport import PARTS
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd
@@ -348,7 +349,10 @@ def test_the_files_that_came_whole_stay(
     result = relayed.get(str(source), here, timeout=200, partly=True)
     thread.join()
     assert (result.error, result.cut) == ("the connection was lost", True)
-    sizes = {path.name: path.stat().st_size for path in here.iterdir()}
+    begun = [path.stat().st_size for path in (here / PARTS).iterdir()]
+    assert len(begun) == 1
+    assert begun[0] < 20 << 20
+    sizes = {path.name: path.stat().st_size for path in here.iterdir() if path.is_file()}
     assert len(sizes) >= 2
     assert set(sizes) < set(names)
     assert set(sizes.values()) == {20 << 20}

@@ -11,10 +11,12 @@ from typing import ClassVar
 
 import pytest
 
+from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import copies_here, mirror, outputs
+from clusterctl.jobs.resumed_copies import ATTEMPTS
 from clusterctl.model import NodeResult
-from clusterctl.transport import OnStdout, Transport
+from clusterctl.transport import PARTS, OnStdout, Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.pool import Pool
 from tests.unit import making
@@ -28,6 +30,8 @@ class Counting(LocalTransport):
 
     come: ClassVar[int] = 0
     gone: ClassVar[int] = 0
+    cuts: ClassVar[list[int]] = []
+    """After so many bytes of the first file that is larger, the connection is lost, once each."""
     before_get: ClassVar[Callable[[str], None]] = staticmethod(lambda source: None)
     """Called with each folder that is about to be copied."""
 
@@ -41,9 +45,18 @@ class Counting(LocalTransport):
 
     def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
         Counting.before_get(source)
-        files = (path for path in Path(source).rglob("*") if path.is_file())
-        Counting.come += sum(path.stat().st_size for path in files)
+        for path in sorted(path for path in Path(source).rglob("*") if path.is_file()):
+            size = path.stat().st_size
+            if partly and Counting.cuts and size > Counting.cuts[0]:
+                return self._break_off(path, target / PARTS / path.relative_to(source))
+            Counting.come += size
         return super().get(source, target, timeout=timeout, partly=partly)
+
+    def _break_off(self, path: Path, part: Path) -> NodeResult:
+        Counting.come += Counting.cuts[0]
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(path.read_bytes()[: Counting.cuts.pop(0)])
+        return NodeResult(node=self.node.name, error="the connection was lost", cut=True)
 
 
 @dataclass
@@ -73,7 +86,7 @@ class Site:
             what = outputs.find(self.ran, self.made.where, pool).all()
             store = self.made.store
             brought = outputs.fetch(self.ran, self.made.where, pool, what, self.target, store.home)
-        assert not brought.failed
+        assert not brought.failed, brought.failed
         assert {item.path for item in brought.outputs} == {
             str(path.relative_to(self.work)) for path in self.work.rglob("*.pt")
         }
@@ -90,6 +103,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(Counting, "before_get", staticmethod(lambda source: None))
+    monkeypatch.setattr(Counting, "cuts", [])
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "train.py").write_text("pass")
@@ -142,6 +156,32 @@ def test_a_file_that_has_changed_throughout_comes_whole(site: Site) -> None:
         assert (site.target / "worker-1/weights.pt").read_bytes() == data
 
 
+def test_a_file_goes_on_where_its_connection_was_lost(site: Site) -> None:
+    """Again and again, also when the next command goes on; nothing of that is left at the end."""
+    data = os.urandom(40 * MIB)
+    replace_file(site.work / "a" / "weights.pt", data)
+    Counting.cuts[:] = [18 * MIB, 6 * MIB, 5 * MIB]
+    assert site.fetch() < 50 * MIB
+    assert not Counting.cuts
+    assert (site.target / "worker-1/a/weights.pt").read_bytes() == data
+    assert [path.name for path in (site.target / "worker-1").iterdir()] == ["a"]
+
+
+def test_the_next_fetch_goes_on_with_a_file_that_was_cut_off(site: Site) -> None:
+    """One whose beginning has changed meanwhile is no mixture."""
+    data = os.urandom(40 * MIB)
+    replace_file(site.work / "weights.pt", data)
+    Counting.cuts[:] = [6 * MIB] * ATTEMPTS
+    with pytest.raises(AssertionError, match="the connection was lost"):
+        site.fetch()
+    assert not (site.target / "worker-1/weights.pt").exists()
+    data = b"changed" + data[7:]
+    replace_file(site.work / "weights.pt", data)
+    assert site.fetch() < 26 * MIB
+    assert (site.target / "worker-1/weights.pt").read_bytes() == data
+    assert [path.name for path in (site.target / "worker-1").iterdir()] == ["weights.pt"]
+
+
 def test_a_file_that_is_written_to_while_it_is_read_is_no_mixture(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,12 +195,13 @@ def test_a_file_that_is_written_to_while_it_is_read_is_no_mixture(
 
     def damage(source: str) -> None:
         came.append(Path(source).name)
-        for path in Path(source).glob("blocks/*.pt"):
+        if source.endswith("/blocks"):
+            path = Path(source, "weights.pt")
             path.write_bytes(b"x" + path.read_bytes()[1:])
 
     monkeypatch.setattr(Counting, "before_get", staticmethod(damage))
     site.fetch()
-    assert came == ["files", "rest", "outputs"]
+    assert came == ["files", "news", "blocks", "outputs"]
     assert (site.target / "worker-1/weights.pt").read_bytes() == data
 
 
@@ -190,3 +231,18 @@ def test_copies_of_the_launcher_come_by_their_blocks(site: Site) -> None:
         [(name, size, _)] = copies_here.stored(site.target)["worker-1"].files
         assert (name, size) == ("weights.pt", len(data))
     assert {path.name for path in kept.iterdir()} == {"worker-1", ".worker-1.time"}
+
+
+def test_a_copy_of_the_launcher_goes_on_at_the_next_look(site: Site) -> None:
+    kept = site.made.work("launcher").parent / "mirror"
+    (kept / "worker-1").mkdir(parents=True)
+    (kept / ".worker-1.time").write_text("1800000000\n")
+    data = os.urandom(20 * MIB)
+    replace_file(kept / "worker-1" / "weights.pt", data)
+    Counting.cuts[:] = [18 * MIB]
+    with pytest.raises(NodeUnreachable, match="the connection was lost"):
+        site.bring()
+    assert site.bring() < 5 * MIB
+    assert (site.target / "worker-1/weights.pt").read_bytes() == data
+    left = {path.name for path in site.target.iterdir()}
+    assert left == {"worker-1", ".worker-1.json", ".lock"}
