@@ -1010,3 +1010,21 @@ def test_a_copy_of_blocks_that_do_not_fit_is_replaced_by_the_whole_file(counted:
     assert len(seen) == 3
     counted.cancel(job)
     counted.ended(job)
+
+
+def test_a_node_that_cannot_sum_up_blocks_sends_whole_files(
+    counted: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "broken"
+    place.mkdir()
+    (place / "split").write_text("#!/bin/sh\nexit 1\n")
+    (place / "split").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    for _ in range(2):
+        data = os.urandom(2 * MIB)
+        save(counted, "weights", data)
+        until(lambda data=data: copied(counted, "weights") == data and noted(counted, "weights"))
+    counted.cancel(job)
+    counted.ended(job)
