@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.sshd,
     pytest.mark.slow,
-    pytest.mark.timeout(1500),
+    pytest.mark.timeout(2700),
 ]
 
 
@@ -69,15 +69,17 @@ def end_unused(world: World, folder: Path) -> None:
 
     world.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
     number = str(world.ok("jobs", "--json").document()["jobs"][-1]["id"])
-    assert "Epoch 29" in world.ok("logs", number).out
+    assert "Epoch 999" in world.ok("logs", number).out
     world.ok("fetch", number, "--to", str(folder))
     assert [path.parent.name for path in folder.rglob("snapshot.pt")] == ["worker-1"]
 
 
 def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: Path) -> None:
-    """No registry holds anything of ours: the nodes build their images from public things."""
+    """No registry holds anything of ours: the nodes build their images from public things. What is
+    typed is what the documents say; these machines have no GPU."""
     world.on_the_first_day()
     world.late = receipts.SHUTDOWN
+    world.env["CLUSTERCTL_RUN_ALLOW_CPU"] = "1"
     world.ec2.grant(8)
     with world.ec2.full(engine, need) as internet:
         digest = internet.public_base()
@@ -93,10 +95,10 @@ def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: 
         record = world.record()
         assert {node["job_port"] for node in record["nodes"]} == {2222}
         assert {node["python"] for node in record["nodes"]} == {"/opt/venv/bin/python"}
+        world.keep_provider()
         in_terminal(world, "clusterctl up --idle 1m --yes", {}, 300)
-        command = "clusterctl run --allow-cpu multinode_ddp_mpi_gpu.py 30 30"
-        job = in_terminal(world, command, {}, 200)
-        assert "Epoch 29" in job
+        job = in_terminal(world, "clusterctl run multinode_ddp_mpi_gpu.py 1000 1000", {}, 1200)
+        assert "Epoch 999" in job
         assert "succeeded" in job
         end_unused(world, tmp_path / "fetched")
         down = in_terminal(world, "clusterctl down", {}, 120)
