@@ -249,7 +249,17 @@ class Keeper:
             return ""
         if not copied.ok and not missing:
             missing = f"{launcher.name} did not copy them within {limit} s"
-        return describe_synced(job, self._folder, missing)
+        return describe_synced(job, self._folder, missing or self._describe_late(job))
+
+    def _describe_late(self, job: Job) -> str:
+        """That nodes have not answered the launcher since the end of the job; "" where all have."""
+        known = copies_here.stored(copies_here.place(self._folder).resolve())
+        late = [
+            name
+            for name in list_rank_nodes(job, self._cluster)
+            if name not in known or known[name].when < int(job.finished or 0)
+        ]
+        return f"{', '.join(late)} did not answer when it had ended" if late else ""
 
 
 def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float = LARGEST) -> None:

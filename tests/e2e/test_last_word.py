@@ -37,7 +37,7 @@ def test_a_worker_that_takes_no_connection_at_the_end_loses_no_job(own: Cli, nee
     own("up")
     own.script("lasts.py", LASTS)
     end = own.folder / "end"
-    running = own.start("run", "lasts.py", end)
+    running = own.start("run", "--sync", "there", "lasts.py", end)
     running.until("talks", times=2)
     close(own, "worker-2")
     end.touch()
@@ -45,6 +45,8 @@ def test_a_worker_that_takes_no_connection_at_the_end_loses_no_job(own: Cli, nee
     assert done.code == 0, done
     assert done.of(0) == done.of(1) == ["talks", "done"]
     assert own.job(1)["state"] == "succeeded"
+    assert "lacks the last outputs of job 1: worker-2 did not answer when it had ended" in done.err
+    assert (own.folder / "there" / "job-1" / "worker-1" / "made").read_text() == "0"
     fetched = own("fetch", 1, code=4)
     assert fetched.out.split() == ["job-1/worker-1/made"]
     assert "worker-2 does not answer; its files were not copied: nothing listens" in fetched.err

@@ -375,6 +375,7 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     target = copies_here.place(folder).resolve()
     assert target == tmp_path / "there" / "job-7"
     copy_to_launcher(old, "worker-1")
+    copy_to_launcher(old, "worker-2")
     large = old.work("launcher").parent / "mirror" / "worker-1" / "large"
     large.touch()
     os.truncate(large, mirror.LARGEST + 1)
@@ -394,7 +395,8 @@ def test_who_follows_a_job_later_gets_its_outputs_too(
     made = old.store.job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
     mirror.claim(made, old.store.job_folder(7))
-    copy_to_launcher(old, "worker-1")
+    for name in ("worker-1", "worker-2"):
+        copy_to_launcher(old, name)
     with old.running(made):
         (old.work("launcher").parent / "state").write_text("running 2.0 1\nended 3.0\n")
     target = tmp_path / "there" / "job-7"
@@ -425,6 +427,11 @@ def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
         said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
     assert said.startswith(f"{target} lacks the last outputs of job 7: ")
     assert said.endswith("; `clusterctl fetch 7` copies everything that the nodes still have")
+    (target / "worker-1").unlink()
+    with old.pool() as pool, mirror.Keeper(made, old.where, pool, folder) as keeper:
+        said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
+    assert "lacks the last outputs of job 7: worker-2 did not answer when it had ended;" in said
+    assert (target / "worker-1" / "snapshot").read_text() == "epoch 3"
 
 
 def test_a_rerun_that_nobody_follows_says_that_sync_is_left_out(
