@@ -211,6 +211,8 @@ class CloudSpec:
     ssh_cidr: str = ""
     budget: float = 0.0
     """US dollars; 0: none."""
+    spent: float = 0.0
+    """US dollars of the budget that went in regions which the cluster has left."""
     max_hourly: float = 0.0
     """US dollars per hour that it may cost at most; 0: any."""
     idle: float | None = None

@@ -32,6 +32,7 @@ from clusterctl.actions.up_plan import (
     find_owned,
     find_places,
     intend,
+    keep_budget,
     make_id,
 )
 from clusterctl.bootstrap import steps
@@ -268,7 +269,7 @@ def _create(
     for name in renewed:
         report(f"{name} has a new host key, confirmed by the provider")
     store.save(cluster)
-    return cluster, created
+    return keep_budget(store, cluster, report), created
 
 
 def _build(recipes: Sequence[str], report: Reporter) -> None:

@@ -1,9 +1,11 @@
-"""What `up` is going to do: from options to a complete spec, to a plan in each region."""
+"""What `up` is going to do: from options to a complete spec, to a plan in each region; and whether
+its budget is kept when that is done."""
 
 from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 from clusterctl import catalog, providers
 from clusterctl.actions import check_name, node_images, require_owned, shrink
 from clusterctl.actions.node_images import NodeImage
-from clusterctl.errors import RecordError, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, RecordError, UsageError, reason
 from clusterctl.model import (
     CloudSpec,
     Cluster,
@@ -23,9 +25,19 @@ from clusterctl.model import (
     Runtime,
     count,
     format_span,
+    format_time,
 )
 from clusterctl.node_results import ranges
-from clusterctl.providers.protocol import Creator, Features, LogsIn, ProviderPlan
+from clusterctl.providers.protocol import (
+    Creator,
+    Expiring,
+    Features,
+    Labelling,
+    LogsIn,
+    ProviderPlan,
+    Timekeeping,
+)
+from clusterctl.providers.shared import budget
 from clusterctl.state import Store
 
 DEFAULT_WORKERS = 2
@@ -272,3 +284,39 @@ def _complete_cloud(cloud: CloudSpec, base: CloudSpec) -> CloudSpec:
         if (value := getattr(cloud, name)) != getattr(defaults, name)
     }
     return replace(base, **given)
+
+
+def keep_budget(
+    store: Store, cluster: Cluster, report: Reporter, clock: Callable[[], float] = time.time
+) -> Cluster:
+    """The cluster with an earlier deadline, on its nodes too, where its budget does not last until
+    the planned one. That is planned before a machine runs, and AWS may have started some in zones
+    without room for the others."""
+    provider, options, end = providers.load(cluster.spec.provider), cluster.spec, cluster.deadline
+    if not options.cloud.budget or end is None or not isinstance(provider, Expiring):
+        return cluster
+    if budget.shorten(options, cluster.charges, end, clock()) >= end:
+        return cluster
+    folder = store.folder(cluster.name)
+    try:
+        ahead = 0.0
+        if isinstance(provider, Timekeeping):
+            ahead = provider.measure_clock(cluster, folder, report)
+        sooner = budget.shorten(options, cluster.charges, end, clock() - ahead)
+        provider.extend(cluster, folder, sooner)
+        if isinstance(provider, Labelling):
+            provider.label_deadline(cluster, folder, sooner)
+    except (NodeUnreachable, ProviderError) as error:
+        report(
+            f"machines in other zones have spent a part of --budget {options.cloud.budget:g}, which"
+            f" does not last until {format_time(end)}; that could not be changed"
+            f" ({reason(error)}): `clusterctl extend {cluster.name} --ttl …` sets an earlier end"
+        )
+        return cluster
+    report(
+        f"machines in other zones have spent a part of --budget {options.cloud.budget:g}: the"
+        f" cluster ends at {format_time(sooner)} instead of {format_time(end)}"
+    )
+    cluster = replace(cluster, deadline=sooner)
+    store.save(cluster)
+    return cluster

@@ -101,8 +101,13 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     world.ec2.grant(64)
     world.ec2.fault("ice", zone="us-east-1a", instance_type="t3.xlarge")
     world.ec2.fault("throttle", action="RunInstances", calls=1)
-    up = world.ok(*CPU, "--zones", "us-east-1a,us-east-1b")
+    world.ec2.fault("price", instance_type="t3.micro", value=50.0)
+    up = world.ok(*CPU, "--zones", "us-east-1a,us-east-1b", "--budget", "40")
     assert "us-east-1a has no capacity" in up.err
+    assert "machines in other zones have spent a part of --budget 40" in up.err
+    moved = world.record()
+    [schedules] = world.ec2.schedules.values()
+    assert {round(when - moved["deadline"]) for when in schedules.values()} <= {60, 61}
     assert "the whole cluster moves to us-east-1b" in up.err
     api = world.ec2.client("ec2")
     answer = api.describe_instances(
@@ -118,7 +123,7 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     for words, said in (
         (("--gpu", "g4dn"), "worker-1 of cluster default is a t3.xlarge, not a g4dn.xlarge"),
         (("--ttl", "30m"), "`up` does not change that"),
-        (("--budget", "0.01"), "more than --budget 0.01"),
+        (("--budget", "20"), "more than --budget 20.00"),
     ):
         refused = world.run("up", *words, "--yes")
         assert (refused.code, said in refused.err) == (2, True), refused.err

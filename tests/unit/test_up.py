@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.actions import open_store, up, up_plan
 from clusterctl.actions.down import finish_down
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import (
     GATEWAY,
@@ -236,7 +236,8 @@ def test_a_region_that_was_left_has_had_its_part_of_the_budget(
         up.up(store, wanted(), lambda line: None, lambda question: True)
     assert there.done == ["create in a", "destroy in a", "create in bb"]
     moved = store.cluster("lab").spec
-    assert moved.cloud.budget == pytest.approx(6.0, abs=0.1)
+    assert moved.cloud.budget == 10.0
+    assert moved.cloud.spent == pytest.approx(4.0, abs=0.1)
     assert (moved.provider, moved.groups) == ("ec2", spec.groups)
 
     there.done.clear()
@@ -245,6 +246,78 @@ def test_a_region_that_was_left_has_had_its_part_of_the_budget(
     with pytest.raises(UsageError, match=r"--budget \$10.00 is spent"):
         up.up(store, wanted(), lambda line: None, lambda question: True)
     assert there.done == ["create in a", "destroy in a"]
+
+
+def test_the_same_budget_again_leaves_out_nothing_that_was_spent_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next region is told of it, and so is the next `up --budget`."""
+    given: list[tuple[str, float, float]] = []
+
+    class Asked(Regions):
+        def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
+            given.append((spec.cloud.region, spec.cloud.budget, round(spec.cloud.spent)))
+            return super().plan(spec, *rest, **more)
+
+    there = Asked("a")
+    provide(monkeypatch, "ec2", there)
+    store = open_store()
+    spec = wanted("a", "bb", budget=10.0)
+    before = replace(lab(spec=replace(spec, cloud=replace(spec.cloud, region="a"))), nodes=())
+    store.save(replace(before, phase=Phase.CREATING, charges=()))
+    there.spent = 4.0
+    for again in (wanted(), wanted("a", "bb", budget=12.0)):
+        with pytest.raises(ProviderError, match="the cable is cut"):
+            up.up(store, again, lambda line: None, lambda question: True)
+    assert given[-2:] == [("bb", 10.0, 4), ("bb", 12.0, 4)]
+
+
+class Moved(Regions):
+    """Its nodes take another deadline, or do not."""
+
+    refuses = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[float] = []
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        if self.refuses:
+            raise NodeUnreachable("worker-1 does not answer")
+        self.ends.append(deadline)
+
+    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["taken", "refused"])
+def test_what_machines_in_other_zones_have_cost_makes_a_budget_end_sooner(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes for $2 an hour, and $16 for eight hours: before, two have run for half an hour
+    where there was no room for others."""
+    there, told, store = Moved(), list[str](), open_store()
+    there.refuses = refuses
+    provide(monkeypatch, "ec2", there)
+    rows = tuple(
+        charge(name, since=since, until=until)
+        for name in ("launcher", "worker-1")
+        for since, until in ((NOW - 1800, NOW), (NOW, None))
+    )
+    spec = wanted(budget=16.1)
+    made = lab(spec=spec, charges=rows, deadline=NOW + 8 * HOUR)
+    kept = up_plan.keep_budget(store, made, told.append, lambda: NOW)
+    [line] = told
+    assert "machines in other zones have spent a part of --budget 16.1" in line
+    if refuses:
+        assert (kept, "(worker-1 does not answer)" in line) == (made, True)
+        return
+    assert there.ends == [kept.deadline] == [store.cluster("lab").deadline]
+    assert kept.deadline == pytest.approx(NOW + 7.5 * HOUR, abs=180)
+    assert sum(item.dollars(kept.deadline + 120) for item in kept.charges) <= 16.105
+    assert up_plan.keep_budget(store, kept, told.append, lambda: NOW) == kept, "once"
+    enough = replace(made, spec=replace(spec, cloud=replace(spec.cloud, budget=18.0)))
+    assert up_plan.keep_budget(store, enough, told.append, lambda: NOW) == enough
 
 
 def test_a_cluster_with_nodes_stays_in_its_region(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def deadline(
     seconds = options.ttl or catalog.DEFAULT_TTL
     _check_ttl(seconds)
     if options.cloud.budget:
-        seconds = min(seconds, budget.limit_life(options.cloud.budget, charges, now))
+        seconds = min(seconds, budget.limit_life(options, charges, now))
     if latest is not None and latest < now + budget.SHORTEST:
         raise UsageError(
             f"the Capacity Block of --reservation ends its machines at {format_time(latest)}",

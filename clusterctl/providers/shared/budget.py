@@ -19,6 +19,9 @@ from clusterctl.providers.shared.charges import ENDED, REMOVED, cost_until_remov
 
 SHORTEST_MONTH = 28 * 24.0
 """Hours of February: a disk's price per month is due in each one."""
+ROUNDING = 0.005
+LEAST = 60.0
+"""Seconds that machines get whose budget is spent: their agents look at the deadline by then."""
 SHORTEST = 600.0
 """Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
 
@@ -75,10 +78,10 @@ def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
     return max(0.0, left / rate * 3600 - ENDED)
 
 
-def limit_life(budget: float, charges: Sequence[Charge], now: float) -> float:
+def limit_life(options: ClusterSpec, charges: Sequence[Charge], now: float) -> float:
     """Seconds that machines which are about to start can run for the budget. Raises UsageError
     where they would end before they are ready, too."""
-    spent = _spent(charges, now)
+    budget, spent = options.cloud.budget, options.cloud.spent + _spent(charges, now)
     lasts = affordable(budget, charges, spent)
     if lasts < SHORTEST:
         least = spent + hourly(charges)[0] * SHORTEST / 3600
@@ -96,9 +99,9 @@ def check_until(
 ) -> None:
     """Raises UsageError where the budget does not last until the deadline of machines that run, or
     where a price is unknown."""
-    budget, spent = options.cloud.budget, sum(charge.dollars(now) for charge in charges)
+    budget, spent = options.cloud.budget, _cost(options, charges, now)
     seconds = affordable(budget, charges, spent)
-    total = cost_until_removed(charges, deadline) + overrun(charges)
+    total = _cost_until(options, charges, deadline)
     if total > budget + 0.005:
         more, minutes = f"--budget {total + 0.01:.2f}", int(seconds / 60)
         sooner = f"first an earlier end: `clusterctl extend {options.name} --ttl {minutes}m`"
@@ -111,11 +114,33 @@ def check_until(
         )
 
 
+def shorten(options: ClusterSpec, charges: Sequence[Charge], deadline: float, now: float) -> float:
+    """The deadline, or an earlier one where the budget does not last until then: machines may have
+    run in other zones before those that run now."""
+    budget = options.cloud.budget
+    if _cost_until(options, charges, deadline) <= budget + ROUNDING or hourly(charges)[1]:
+        return deadline
+    try:
+        seconds = affordable(budget, charges, _cost(options, charges, now))
+    except UsageError:
+        seconds = 0.0
+    return float(int(min(deadline, now + max(seconds, LEAST))))
+
+
+def _cost(options: ClusterSpec, charges: Iterable[Charge], now: float) -> float:
+    return options.cloud.spent + sum(charge.dollars(now) for charge in charges)
+
+
+def _cost_until(options: ClusterSpec, charges: Sequence[Charge], deadline: float) -> float:
+    """US dollars if nobody runs `down`."""
+    return options.cloud.spent + cost_until_removed(charges, deadline) + overrun(charges)
+
+
 def check_extension(cluster: Cluster, end: float, dollars: float) -> None:
     """`dollars`: what a later deadline makes the cluster cost. Raises UsageError where its budget
     is less, or where a price is unknown of what is to run longer."""
     budget, name = cluster.spec.cloud.budget, cluster.name
-    dollars += overrun(cluster.charges)
+    dollars += overrun(cluster.charges) + cluster.spec.cloud.spent
     later = end > (cluster.deadline or 0.0)
     _, unknown = hourly(cluster.charges)
     if budget and later and unknown:
@@ -134,15 +159,13 @@ def check_extension(cluster: Cluster, end: float, dollars: float) -> None:
 def take_off(spec: ClusterSpec, dollars: float) -> ClusterSpec:
     """The options for another region, after so much was spent in the one before. Raises UsageError
     where that was all of the budget."""
-    budget = spec.cloud.budget
-    if not budget:
-        return spec
-    if budget <= dollars:
+    budget, spent = spec.cloud.budget, spec.cloud.spent + dollars
+    if budget and budget <= spent:
         raise UsageError(
-            f"--budget ${budget:.2f} is spent: ${dollars:.2f} in other regions",
+            f"--budget ${budget:.2f} is spent: ${spent:.2f} in other regions",
             hint="nothing is left running; give a higher --budget, or name other --regions",
         )
-    return replace(spec, cloud=replace(spec.cloud, budget=budget - dollars))
+    return replace(spec, cloud=replace(spec.cloud, spent=spent))
 
 
 def _spent(charges: Sequence[Charge], now: float) -> float:
