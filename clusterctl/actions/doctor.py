@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import json
-import shlex
-import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import assets, stacks
-from clusterctl.actions import jobs, open_pool
+from clusterctl import assets, stacks, timeouts
+from clusterctl.actions import doctor_bundle, jobs, open_pool
 from clusterctl.errors import UsageError
 from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence, Finding, waits
@@ -28,8 +24,9 @@ from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
-LIMIT = 15.0
-"""Seconds that the whole look may take."""
+LIMIT, LEAST = 13.0, 6.0
+"""Seconds from the start of the command to the end of the look, and those that the look has in any
+case: on a busy machine Python alone may take as long as the rest."""
 CONNECT, ANSWER = 4.0, 8.0
 """Seconds that a node may take to say its time, and for the first part of the look."""
 RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -64,14 +61,16 @@ def diagnose(
     *,
     bundle: Path | None,
     redact: Callable[[str], str],
+    whole_command: bool = False,
 ) -> Diagnosis:
-    """Asks the nodes within the limit; after `down`, what was saved of the job is judged. `bundle`:
-    a file for all that was seen, without what `redact` takes out. UsageError where it cannot be
-    written."""
+    """Asks the nodes within the limit, which counts from the start of this process where it is a
+    `whole_command`; after `down`, what was saved of the job is judged. `bundle`: a file for all
+    that was seen, without what `redact` takes out. UsageError where it cannot be written."""
     if bundle and not bundle.absolute().parent.is_dir():
         raise UsageError(f"{bundle.parent} is not a folder", hint="choose another --bundle FILE")
     began = time.monotonic()
-    deadline = Deadline(LIMIT)
+    spent = timeouts.measure_age() if whole_command else 0.0
+    deadline = Deadline(max(LEAST, LIMIT - spent))
     job = jobs.find_job(store, number, where)
     cluster = jobs.find_cluster(store, job)
     if cluster is None or cluster.phase is not Phase.READY:
@@ -103,7 +102,7 @@ def diagnose(
         evidence=found,
     )
     if bundle:
-        _write_bundle(diagnosis, bundle, redact)
+        doctor_bundle.write(job, found, findings, bundle, redact)
     return diagnosis
 
 
@@ -144,7 +143,7 @@ def _collect(
         limit = min(ANSWER, deadline.left)
         found = doctor.renew(found, _look(job, cluster, pool, found.nodes, scripts, limit))
     if any(rank.alive for rank in found.ranks.values()):
-        _watch(found, cluster, pool, report, deadline)
+        return _watch(found, cluster, pool, report, deadline)
     return found
 
 
@@ -278,7 +277,7 @@ def _bring_spy(
 
 def _watch(
     found: Evidence, cluster: Cluster, pool: Pool, report: Reporter, deadline: Deadline
-) -> None:
+) -> Evidence:
     """Sees whether ranks that wait for others go on: then these are slow, and do not hang. A
     single look may find ranks that poll at any two places, for they are not looked at in the same
     instant."""
@@ -289,8 +288,10 @@ def _watch(
         if main := rank.main:
             by_node.setdefault(rank.node, {})[main.pid] = rank
     seconds = min(waits.WATCH, int(deadline.left) - 2)
-    if not by_node or seconds < 1:
-        return
+    if not by_node:
+        return found
+    if seconds < 1:
+        return replace(found, unwatched=tuple(by_node))
     spies, _ = _bring_spy(found, cluster, list(by_node))
     report(f"watching for {seconds} s whether the waiting ranks make progress")
 
@@ -309,13 +310,16 @@ def _watch(
         )
         return pool.transport(name).run(script, stdin=spies[name], timeout=deadline.left)
 
+    silent = []
     for result in pool.each(ask, list(by_node)):
+        silent += [result.node] * bool(result.error)
         moves, looks = evidence.read_moves(result.text), evidence.read_looks(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         for pid, rank in by_node[result.node].items():
             seen = [stacks.parse(text, work) for text in looks.get(pid, ())]
             kind, later = watched[rank.number], [item for item in seen if item]
             evidence.compare_looks(rank, kind, moves.get(pid), later)
+    return replace(found, watched=seconds, unwatched=tuple(silent))
 
 
 def _reason(said: str, rank: Rank, scope: int) -> str:
@@ -327,69 +331,3 @@ def _reason(said: str, rank: Rank, scope: int) -> str:
         allow = "; `sudo sysctl kernel.yama.ptrace_scope=0` there allows it" if scope else ""
         return f"the node does not allow reading its processes{allow}"
     return said.removeprefix("Error: ") or "py-spy did not answer in time"
-
-
-# -------------------------------------------------------------------------------------- bundles
-
-
-def _write_bundle(diagnosis: Diagnosis, path: Path, redact: Callable[[str], str]) -> None:
-    shown = _redact_outputs(diagnosis.evidence, redact)
-    findings = (*doctor.judge(shown), *(f for f in diagnosis.findings if f.kind == "hung"))
-    job = asdict(diagnosis.job)
-    program = job["spec"]["program"]
-    program["args"] = [shlex.join(program["args"])]  # `--token VALUE` is told by its name
-    texts = {
-        "job.json": json.dumps(job, indent=1, default=str),
-        "findings.json": json.dumps(
-            # JSON escapes the quotes and lines by which secrets are told.
-            [_redact_all(asdict(item), redact) for item in findings],
-            indent=1,
-        ),
-        "nodes.json": json.dumps(
-            {name: _plain(view) for name, view in diagnosis.evidence.nodes.items()},
-            indent=1,
-            default=str,
-        ),
-    }
-    for number, rank in shown.ranks.items():
-        texts[f"rank-{number}.out"], texts[f"rank-{number}.err"] = rank.out, rank.err
-        if rank.stack:
-            texts[f"rank-{number}.stack"] = "".join(f"{frame}\n" for frame in rank.stack.frames)
-    for name, view in diagnosis.evidence.nodes.items():
-        if view.launcher_said:
-            texts[f"launcher-program-{name}.txt"] = view.launcher_said
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for name, text in texts.items():
-            content = redact(text).encode()
-            member = tarfile.TarInfo(f"{path.name.partition('.')[0]}/{name}")
-            member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
-            archive.addfile(member, io.BytesIO(content))
-    try:
-        path.touch(mode=0o600)
-        path.write_bytes(data.getvalue())
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}", hint="choose another --bundle FILE"
-        ) from error
-
-
-def _redact_outputs(found: Evidence, redact: Callable[[str], str]) -> Evidence:
-    """The same with the outputs of ranks redacted as a whole: a finding quotes some of their lines,
-    which alone do not show that they are part of a secret."""
-    ranks = {n: replace(r, out=redact(r.out), err=redact(r.err)) for n, r in found.ranks.items()}
-    return replace(found, ranks=ranks)
-
-
-def _redact_all(value: object, redact: Callable[[str], str]) -> object:
-    """The same value with all its texts redacted."""
-    if isinstance(value, dict):
-        return {key: _redact_all(item, redact) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redact_all(item, redact) for item in value]
-    return redact(value) if isinstance(value, str) else value
-
-
-def _plain(view: NodeView) -> Mapping[str, object]:
-    left_out = ("ranks", "launcher_said")
-    return {key: value for key, value in asdict(view).items() if key not in left_out}

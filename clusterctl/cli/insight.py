@@ -25,7 +25,10 @@ def doctor(given: Doctor, console: Console) -> None:
     store = actions.open_store()
     number = choose_number(given, store, console)
     found = action.diagnose(
-        *(store, number, given.cluster, console.report), bundle=given.bundle, redact=redact
+        *(store, number, given.cluster, console.report),
+        bundle=given.bundle,
+        redact=redact,
+        whole_command=True,
     )
     job = found.job
     console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")

@@ -4,6 +4,7 @@ not."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -205,6 +206,22 @@ def test_ranks_without_stacks_are_not_ending() -> None:
     found = two_ranks(reduces(), sleeps())
     found.ranks[1].stack, found.ranks[1].no_stack = None, "solver is not a Python program"
     assert not doctor.is_ending(found)
+
+
+def test_ranks_that_were_not_watched_are_named_with_their_node() -> None:
+    """Where a busy machine left no time for it: the judgement does not say that they hang."""
+    found = replace(two_ranks(reduces(), sleeps()), unwatched=("worker-1", "worker-2"))
+    cause, note = doctor.judge(found)
+    assert (cause.kind, note.kind, note.serious) == ("missing", "time", False)
+    assert "no time to watch the ranks on worker-1, worker-2" in note.text
+
+
+def test_only_the_seconds_of_the_watch_are_told() -> None:
+    found = replace(two_ranks(reduces(), reduces()), watched=2)
+    for rank in found.ranks.values():
+        rank.moved = False
+    findings = doctor.judge(found)
+    assert "for 2 s" in doctor.summarize(found, findings) + "".join(f.text for f in findings)
 
 
 def test_a_python_that_py_spy_does_not_know_has_not_ended() -> None:

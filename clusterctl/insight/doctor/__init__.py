@@ -49,6 +49,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *waits.idle_ranks(evidence),
         *nodes.clocks(evidence),
         *waits.without_stacks(evidence),
+        *waits.unwatched(evidence),
     ]
     explained = {finding.ranks for finding in found if finding.kind == "memory"}
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
@@ -91,7 +92,7 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     waiting = [stack.collective for stack in evidence.stacks.values() if stack.collective]
     same = len({stack.point for stack in evidence.stacks.values()}) == 1
     if same and len(waiting) == len(living):
-        return _describe_same(waiting[0], [rank.moved for rank in living])
+        return _describe_same(waiting[0], [rank.moved for rank in living], evidence.watched)
     if waiting and any(rank.moved for rank in living):
         return "the ranks communicate and make progress, and nothing is wrong with the nodes"
     busy = [rank for rank in living if rank.usage is not None and rank.usage >= waits.BUSY]
@@ -103,14 +104,14 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     return "nothing is wrong with the nodes, and no rank waits for another one"
 
 
-def _describe_same(call: str, moved: Sequence[bool | None]) -> str:
+def _describe_same(call: str, moved: Sequence[bool | None], watched: int) -> str:
     """What it may mean that all ranks are in one call at the same line."""
     place = f"all ranks are in {call} at the same line"
     if any(moved):
         return f"{place} and make progress, and nothing is wrong with the nodes"
     if False in moved:
         return (
-            f"{place}, and none has made progress for {waits.WATCH} s, though nothing is wrong"
+            f"{place}, and none has made progress for {watched} s, though nothing is wrong"
             " with the nodes: one of them may have skipped a step, and be in another pass of a loop"
             " (after an exception that was caught, for example), or they use different sizes,"
             " groups or roots"

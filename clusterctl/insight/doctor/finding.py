@@ -12,6 +12,8 @@ from clusterctl.job_model import Hang, Job
 from clusterctl.schedulers.first_failure import correct
 from clusterctl.stacks import Stack
 
+WATCH = 5
+"""Seconds for which ranks that wait are watched."""
 KILLED = 137
 """The exit code after SIGKILL."""
 
@@ -31,11 +33,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was collected. `ended`: when each rank did, by one clock."""
+    """What was collected. `watched`: for how many seconds, whether ranks that wait make progress,
+    and the nodes on which there was no time for it."""
 
     job: Job
     nodes: Mapping[str, NodeView]
     ranks: Mapping[int, Rank] = field(default_factory=dict)
+    watched: int = WATCH
+    unwatched: tuple[str, ...] = ()
 
     @property
     def stacks(self) -> dict[int, Stack]:

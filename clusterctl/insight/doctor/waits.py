@@ -8,6 +8,7 @@ from clusterctl import blocking, stacks
 from clusterctl.blocking import CHILD, FILE_LOCK, Wait
 from clusterctl.insight.doctor import endings, rendezvous
 from clusterctl.insight.doctor.failures import last_error
+from clusterctl.insight.doctor.finding import WATCH as WATCH
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.insight.evidence import Rank
 from clusterctl.stacks import GRADIENTS, Folded, Stack, name_ranks
@@ -20,8 +21,6 @@ LIMITED = 0.5
 """Share of the time slices in which a cgroup stops a rank, above which the rank is slow."""
 _SHOWN = 120
 """Characters of a line of output that are shown."""
-WATCH = 5
-"""Seconds for which ranks that wait are watched."""
 
 
 def stopped_ranks(evidence: Evidence) -> Iterator[Finding]:
@@ -99,7 +98,7 @@ def _places(waiting: Sequence[Folded]) -> str:
 def _describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
     """That nobody has gone on, if somebody was watched."""
     watched = [rank.moved for rank in evidence.ranks.values()]
-    return (f"no rank has made progress for {WATCH} s",) if False in watched else ()
+    return (f"no rank has made progress for {evidence.watched} s",) if False in watched else ()
 
 
 def _mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
@@ -155,7 +154,7 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
     elif slow:
         elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:
-        elsewhere.insert(0, f"no rank has made progress for {WATCH} s")
+        elsewhere.insert(0, f"no rank has made progress for {evidence.watched} s")
     yield Finding(
         "straggler" if busy or slow else "missing",
         f"{name_ranks(waiting.ranks)} wait{'s' if len(waiting.ranks) == 1 else ''}"
@@ -314,5 +313,17 @@ def without_stacks(evidence: Evidence) -> Iterator[Finding]:
             if compiled
             else "",
             ranks=tuple(numbers),
+            serious=False,
+        )
+
+
+def unwatched(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.unwatched:
+        yield Finding(
+            "time",
+            f"there was no time to watch the ranks on {', '.join(evidence.unwatched)}: those that"
+            " wait may only be slow",
+            "run `clusterctl doctor` again when this machine is less busy",
+            nodes=evidence.unwatched,
             serious=False,
         )
