@@ -44,7 +44,7 @@ STARTS = tuple(
 """In the shortest month, and where a disk's price changes on the way; no deadline is over yet by
 the clock of this machine."""
 
-ONCE_WRONG = (27, 40, 81, 90, 444)
+ONCE_WRONG = (27, 40, 81, 90, 444, 1322, 1437)
 
 
 class Life:

@@ -30,7 +30,6 @@ from clusterctl.providers.ec2 import (
     endpoints,
     extension,
     file_systems,
-    history,
     leftovers,
     lives,
     plan,
@@ -171,13 +170,7 @@ class Ec2Provider:
         living = {item.node for item in instances}
         if lives.finds_gateway(api, current):
             living.add(GATEWAY)
-        ends = {
-            item.node: Ended(item.ended, stopped=True)
-            for item in instances
-            if item.ended and item.state in STOPPED
-        }
-        ends |= lives.find_gateway_end(api, current, now)
-        ends |= history.list_forgotten(api, current, now, {life.node for life in started})
+        ends = lives.list_ended(api, current, now)
         if current.phase is Phase.CREATING and current.spec.cloud.spot:
             # Of what is removed now, nobody asks for the price later.
             shown = lives.list_last(api, current)
