@@ -24,6 +24,7 @@ _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(
 _LOCAL = re.compile(
     r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.(?:\[[^]]*\])?)\s*(?:#.*)?$\n?"
 )
+_PINNED = re.compile(r"(?i)[\"'](?:torch|mpi4py)(?:\[[^]]*\])?\s*===?")
 _CONDA = ("environment.yml", "environment.yaml")
 
 
@@ -45,8 +46,16 @@ class Wanted:
     requirements: tuple[str, ...] | None = None
     """Those of a file that was only found and that the nodes may have already (see `installed`);
     None where they are installed in any case."""
+    keeps_nodes: str = ""
+    """What --requirements may name instead of a lock to keep the nodes' own torch and mpi4py."""
     left_out: tuple[str, ...] = ()
     """What the file asks for beside that, and nobody installs."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether it may put another torch or mpi4py in place of the nodes' own: a lock is there
+        to decide versions, and what was asked for is meant."""
+        return self.asked or bool(self.project)
 
     @property
     def digest(self) -> str:
@@ -181,7 +190,9 @@ def _read(path: Path, *, asked: bool) -> Wanted:
     if path.name == "uv.lock":
         project = path.absolute().parent
         locked = {name: _text(project / name) for name in ("uv.lock", "pyproject.toml")}
-        return Wanted(path.name, locked, asked, str(project))
+        pinned = _PINNED.search(locked["pyproject.toml"])
+        keeps = "" if asked else NONE if pinned else "pyproject.toml"
+        return Wanted(path.name, locked, asked, str(project), keeps_nodes=keeps)
     if path.name == "pyproject.toml":
         if poetry := _find_poetry(config.read_toml(path)):
             needed = poetry_files.list_requirements(poetry, str(path))

@@ -36,7 +36,7 @@ from clusterctl.transport.pool import Pool
 
 KEPT = ("torch", "mpi4py")
 """Packages of the nodes' Python that fit their GPUs and their MPI: others are not put in their
-place unless a file pins another version."""
+place unless a lock, or a file that was asked for, pins another version."""
 ASK_TIMEOUT = 30.0
 NAMED = 8
 """Lines of a file that are named where they are left out."""
@@ -275,7 +275,7 @@ class _Environment:
             if uv.name_of(entry) not in kept
             and not ("torch" in kept and _CUDA.match(uv.name_of(entry)))
         ]
-        if not wanted.asked and any(uv.name_of(entry) == "torch" for entry in entries):
+        if not wanted.decides and any(uv.name_of(entry) == "torch" for entry in entries):
             raise LaunchError(
                 f"{wanted.source} needs torch, which {node.name} does not have",
                 hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
@@ -352,15 +352,17 @@ def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str
         if not pins or any(_is_same(pin, version) for pin in pins):
             kept[name] = version
             continue
-        if not wanted.asked:
-            anew = "`--requirements pyproject.toml` keeps that of the node and chooses the others"
+        if not wanted.decides:
             raise LaunchError(
                 f"{wanted.source} pins {name} {pins[0]}, and {node.name} has {name} {version}",
                 hint=f"`--requirements {wanted.source}` installs that of the file,"
-                + (f" {anew} anew," if wanted.project else "")
-                + f" `--requirements {NONE}` installs nothing",
+                f" `--requirements {NONE}` installs nothing",
             )
-        report(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
+        keeps = wanted.keeps_nodes
+        other = f" (`--requirements {keeps}` keeps that of the nodes)" if keeps else ""
+        report(
+            f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}{other}"
+        )
     return kept
 
 

@@ -329,6 +329,47 @@ def test_a_file_that_is_asked_for_may_bring_another_torch(
     assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
 
 
+@pytest.mark.parametrize(
+    ("needs", "keeps"), [("torch>=2.1", "pyproject.toml"), ("torch==2.4.1", "none")]
+)
+def test_a_lock_decides_which_torch_is_used(
+    needs: str, keeps: str, project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    """Nothing has to be typed for it; one line names both versions, and how to keep the nodes'."""
+    head = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\n'
+    Path("pyproject.toml").write_text(f'{head}dependencies = ["demo<2", "{needs}"]\n')
+    wheels.make(index, "torch", "2.4.1")
+    run(str(Path(sys.executable).parent / "uv"), "lock", "--quiet")
+    one = here("worker-1", tmp_path)
+    said = install("", one)
+    assert (
+        "torch 2.4.1 of uv.lock is used instead of the nodes' 2.13.0+cpu"
+        f" (`--requirements {keeps}` keeps that of the nodes)"
+    ) in said
+    assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
+    kept = here("worker-2", tmp_path)
+    if keeps == package_sources.NONE:
+        assert package_sources.find(resolve("train.py", ()), keeps) is None
+    else:
+        install(keeps, kept)
+    assert not list(Path(kept.root).glob("packages/*/lib/*/site-packages/torch"))
+
+
+def test_a_pin_that_is_no_lock_is_a_conflict_that_names_both(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("requirements.txt").write_text("torch==2.4.1\n")
+    with pytest.raises(LaunchError) as caught:
+        install("", here("worker-1", tmp_path))
+    assert caught.value.message == (
+        "requirements.txt pins torch 2.4.1, and worker-1 has torch 2.13.0+cpu"
+    )
+    assert caught.value.hint == (
+        "`--requirements requirements.txt` installs that of the file, `--requirements none`"
+        " installs nothing"
+    )
+
+
 @pytest.mark.parametrize("needs", ["torch==2.4.1", "trainer"])
 def test_what_is_only_found_never_installs_torch(
     needs: str, project: Path, index: Path, install: Install, tmp_path: Path
