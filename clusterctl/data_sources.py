@@ -197,6 +197,11 @@ def _list_hub(url: str, repository: str, headers: dict[str, str]) -> Iterator[di
                 hint="check the network and https_proxy",
                 transient=True,
             ) from error
-        new = urllib.parse.urljoin(url, following[1]) if following else ""
-        same = urllib.parse.urlsplit(new).netloc == urllib.parse.urlsplit(url).netloc
-        url = new if same else ""
+        url = _stay_at(url, urllib.parse.urljoin(url, following[1])) if following else ""
+
+
+def _stay_at(url: str, following: str) -> str:
+    """The next page, at the server that was asked: a mirror passes on the addresses of the hub, and
+    the token is for no other server."""
+    here, there = urllib.parse.urlsplit(url), urllib.parse.urlsplit(following)
+    return there._replace(scheme=here.scheme, netloc=here.netloc).geturl()

@@ -50,6 +50,10 @@ class Server:
     token: str = ""
     break_after: list[int] = field(default_factory=list)
     redirects: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, list[int]] = field(default_factory=dict)
+    """By path: what the next requests are answered with instead."""
+    following: dict[str, str] = field(default_factory=dict)
+    """By path: the next page of a listing."""
     etags: bool = True
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Path, Range and Authorization of each request."""
@@ -60,6 +64,8 @@ class Server:
         self.asked.append((path, wanted, request.headers.get("Authorization", "")))
         if self.token and self.asked[-1][2] != f"Bearer {self.token}":
             request.send_error(401)
+        elif self.refusals.get(path):
+            request.send_error(self.refusals[path].pop(0))
         elif path in self.redirects:
             request.send_response(302)
             request.send_header("Location", self.redirects[path])
@@ -82,6 +88,8 @@ class Server:
         request.send_response(206 if first else 200)
         if self.etags:
             request.send_header("ETag", etag)
+        if request.path in self.following:
+            request.send_header("Link", f'<{self.following[request.path]}>; rel="next"')
         request.send_header("Content-Length", str(len(content) - first))
         request.end_headers()
         end = first + self.break_after.pop(0) if self.break_after else len(content)

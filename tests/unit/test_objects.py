@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import select
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,9 @@ from clusterctl import data_sources
 from clusterctl.errors import UsageError
 from clusterctl.s3.objects import list_objects
 from tests.unit.calling import Call
+from tests.unit.staged import Staged
+from tests.unit.test_download import CONTENT, HASTY, data, give_python, ok
+from tests.unit.test_download import here as here
 
 
 @pytest.fixture
@@ -50,3 +57,64 @@ def test_a_folder_a_file_and_nothing(bucket: Any, call: Call, tmp_path: Path) ->
             data_sources.find(url, list_objects)
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"Signature" not in path.read_bytes(), path
+
+
+class Cutting:
+    """Passes connections on to another port. Of the first answer that is longer than `after` bytes,
+    so many arrive; `asked` are the first lines and headers of all requests."""
+
+    def __init__(self, port: int, after: int) -> None:
+        self._port, self._after, self.asked = port, after, list[str]()
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._door.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        passed = 0
+        with near, socket.create_connection(("127.0.0.1", self._port)) as far, suppress(OSError):
+            while True:
+                for source in select.select([near, far], [], [])[0]:
+                    if not (piece := source.recv(65536)):
+                        return
+                    if source is near:
+                        self.asked.append(piece.decode(errors="replace"))
+                        far.sendall(piece)
+                        continue
+                    passed += len(piece)
+                    if 0 < self._after < passed:
+                        self._after = 0
+                        return
+                    near.sendall(piece)
+
+    def close(self) -> None:
+        self._door.close()
+
+
+def test_a_node_reads_it_through_a_signed_url_and_goes_on_where_it_broke_off(
+    bucket: Any, call: Call, here: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets no credentials of ours: neither they nor the signature are in any file there."""
+    bucket.put_object(Bucket="mine", Key="large/train.bin", Body=CONTENT)
+    give_python(here, HASTY)
+    cutting = Cutting(int(bucket.meta.endpoint_url.rpartition(":")[2]), after=1_000_000)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{cutting.port}")
+    try:
+        said = ok(call("data", "get", "s3://mine/large"))
+    finally:
+        cutting.close()
+    assert "trying again" in said.err
+    reads = [text for text in cutting.asked if text.startswith("GET /mine/large/train.bin?")]
+    assert len(reads) == 2
+    assert "\r\nRange: bytes=" in reads[1]
+    for name in ("worker-1", "worker-2", "worker-3"):
+        assert data(here, name, "large/train.bin").read_bytes() == CONTENT
+    for path in here.folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert b"sesame-street" not in content, path
+        assert b"Signature" not in content, path
