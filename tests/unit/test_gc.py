@@ -290,7 +290,7 @@ def test_regions_that_hang_and_that_refuse_at_once_are_both_named(
     def closed(region: str) -> None:
         if region == "me-south-1":
             said = "You are not authorized to perform this operation. User: x is not authorized"
-            raise failures.refused("describe tags", "UnauthorizedOperation", said, region)
+            raise failures.make_refusal("describe tags", "UnauthorizedOperation", said, region)
 
     monkeypatch.setattr(gc, "SEARCH_LIMIT", 1.0)
     account.enabled, account.hangs, account.meanwhile = REGIONS, "ap-south-1", closed
