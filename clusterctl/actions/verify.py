@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from clusterctl import schedulers
+from clusterctl import schedulers, timeouts
 from clusterctl.actions import jobs, open_pool, require_ready, run, verify_links, verify_nodes
 from clusterctl.actions.probes import NO_TIME, Probes, list_machines
 from clusterctl.actions.quiet_run import run_quietly
@@ -28,7 +28,7 @@ AFTER_UP = 15.0
 """Seconds that `up` may spend on it."""
 NODES = 8
 """Nodes of which all is measured within the time of an `Effort`; more get more in proportion."""
-REDUCTION, ENDING = 3.0, 1.0
+REDUCTION, ENDING = 3.0, 1.5
 """Seconds without which no all-reduce is begun, and those for the end of one that is too slow."""
 
 
@@ -51,18 +51,26 @@ class Effort:
 
 
 THOROUGH = Effort(
-    compute=0.25, link=0.2, disk=64 << 20, seconds=29.0, nodes=0.25, gemm=0.5, links=0.6
+    compute=0.25, link=0.2, disk=64 << 20, seconds=28.8, nodes=0.25, gemm=0.5, links=0.6
 )
-QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, seconds=4.3, nodes=0.65, gemm=0.0, links=0.93)
+QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, seconds=4.6, nodes=0.65, gemm=0.0, links=0.93)
 
 
 def measure(
-    store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
+    store: Store,
+    cluster: Cluster,
+    report: Reporter,
+    *,
+    quick: bool,
+    now: bool,
+    whole_command: bool = False,
 ) -> Measurements:
-    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system."""
+    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system. The time
+    limit counts from the start of this process where it is a `whole_command`."""
     began = time.monotonic()
     effort = QUICK if quick else THOROUGH
-    deadline = Deadline(effort.seconds * max(1.0, len(cluster.workers) / NODES))
+    spent = min(timeouts.measure_age(), effort.seconds / 3) if whole_command else 0.0
+    deadline = Deadline(effort.seconds * max(1.0, len(cluster.workers) / NODES) - spent)
     require_measurable(store, cluster, report, now=now)
     reductions: tuple[Reduction, ...] = ()
     with open_pool(store, cluster) as pool:

@@ -82,10 +82,16 @@ def _stack(item: Any) -> dict[str, Any]:
 def verify(given: Verify, console: Console) -> None:
     store = actions.open_store()
     cluster = actions.choose(store, given.choose_name())
-    found = measuring.measure(store, cluster, console.report, quick=given.quick, now=given.now)
+    found = measuring.measure(
+        *(store, cluster, console.report),
+        quick=given.quick,
+        now=given.now,
+        whole_command=True,
+    )
     console.result(format_table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
     low = len(found.low)
-    console.report(f"{count(low, 'line')} below the limit" if low else "all within limits")
+    text = f"{count(low, 'line')} below the limit" if low else "all within limits"
+    console.report(text + "; the notes name what was not measured" * bool(found.left_out))
     console.document(
         {
             "cluster": cluster.name,
@@ -93,6 +99,7 @@ def verify(given: Verify, console: Console) -> None:
             "nodes": found.nodes,
             "links": found.links,
             "reductions": found.reductions,
+            "left_out": found.left_out,
         }
     )
     if low:

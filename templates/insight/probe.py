@@ -163,12 +163,12 @@ def processor(seconds, **_):
     cores = len(os.sched_getaffinity(0))
     stolen, began = times()[1], time.perf_counter()
     before = periods()
-    one, share = one_core(max(seconds, 2 * PERIOD))
+    one, share = one_core(max(seconds, PERIOD))
     after = periods()
     passed, stopped = after[0] - before[0], after[1] - before[1]
     everything = hashing(cores, seconds)
     steal = (times()[1] - stolen) / (time.perf_counter() - began) / (os.cpu_count() or 1)
-    shares = {"steal": steal, "share": share, "throttled": stopped / passed if passed else 0.0}
+    shares = {"steal": steal, "share": share, "throttled": stopped / max(1, passed)}
     return {"one": one, "all": everything, **shares}
 
 

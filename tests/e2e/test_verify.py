@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import Cli, of_job, wait_for
+from tests.e2e.cli import Cli, Done, of_job, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.netns]
 
@@ -20,8 +20,16 @@ def lines(report: dict[str, Any], what: str) -> list[tuple[str, str]]:
 
 @pytest.mark.mpi
 def test_nodes_links_and_all_reduces(cli: Cli) -> None:
-    """Everything is measured; what a busy machine slows down is no reason for exit code 8."""
-    done = cli("verify", "--json", timeout=120, code=None)
+    """Everything is measured, if other tests leave time for it; what a busy machine slows down is
+    no reason for exit code 8."""
+    tries: list[Done] = []
+
+    def complete() -> bool:
+        tries.append(cli("verify", "--json", timeout=120, code=None))
+        return not tries[-1].document()["left_out"]
+
+    wait_for(complete, 150, lambda: f"verify to have time for all: {tries[-1]}")
+    done = tries[-1]
     report = done.document()
     for what in ("cores", "core speed", "memory copy", "disk write", "GEMM cpu float32", "clock"):
         assert [name for name, _ in lines(report, what)] == ["worker-1", "worker-2"], what
