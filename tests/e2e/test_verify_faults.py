@@ -199,7 +199,9 @@ def test_an_interface_that_is_dead(own: Cli) -> None:
     own("up", "--workers", "3")
     dies = "(sleep 0.5; ip link set eth0 down) </dev/null >/dev/null 2>&1 &"
     own("ssh", "worker-2", "--", dies)
-    own("ssh", "worker-1", "--", "until ! ping -c 3 -i 0.2 -W 1 worker-2; do :; done >/dev/null")
+    # Until worker-2 answers no more: it may take a moment.
+    answers = "timeout 3 bash -c '</dev/tcp/worker-2/22'"
+    own("ssh", "worker-1", "--", f"while {answers}; do sleep 0.1; done 2>/dev/null")
     document = own("verify", "--quick", "--json", code=8).document()
     [(subject, what, text)] = [row for row in rows(document, "low") if row[0] == "worker-2"]
     assert (subject, what) == ("worker-2", "node")
