@@ -4,9 +4,13 @@ The code of clusterctl against the simulated API, and against machines."""
 from __future__ import annotations
 
 import json
+import select
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -227,6 +231,46 @@ def test_what_cannot_be_reached_says_so_within_its_time(lab: Lab, api: Api) -> N
         with pytest.raises(ProviderError, match="CERTIFICATE_VERIFY_FAILED") as untrusted:
             tunnels.open_tunnel(untrusting(api), launcher, 20)
         assert "AWS_CA_BUNDLE" in untrusted.value.hint
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Of a company: the only way out is CONNECT."""
+
+    def do_CONNECT(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        host, _, port = self.path.partition(":")
+        with socket.create_connection((host, int(port))) as there:
+            self.send_response(200)
+            self.end_headers()
+            while True:
+                for one in select.select([self.connection, there], [], [], 20)[0]:
+                    data = one.recv(65536)
+                    if not data:
+                        return
+                    (there if one is self.connection else self.connection).sendall(data)
+
+    def log_message(self, format: str, *words: object) -> None:
+        pass
+
+
+def test_a_proxy_is_the_way_where_one_is_named(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.launch("one")
+    lab.ec2.wait(1)
+    with endpoint(lab) as id, ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        proxy.asked = []  # type: ignore[attr-defined]
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.server_port}")
+        launcher = behind(lab, id)
+        assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
+        assert proxy.asked == [  # type: ignore[attr-defined]
+            ConnectEndpoint.parse(launcher.tunnel).dns_name
+        ]
+        proxy.shutdown()
+        proxy.socket.close()
+        with pytest.raises(ProviderError, match="cannot be reached"):
+            tunnels.open_tunnel(api, launcher, 20)
 
 
 def untrusting(api: Api) -> Api:
