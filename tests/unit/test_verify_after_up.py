@@ -16,7 +16,7 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import JobState
 from clusterctl.model import Cluster, NodeResult
 from clusterctl.timeouts import Deadline
-from tests.unit.making import cluster, job, spec
+from tests.unit.making import cluster, job, node, spec
 
 SOUND = {
     "start": {"cores": 8, "device": "eth0", "speed": None, "shaping": ""},
@@ -34,9 +34,9 @@ Failing = Mapping[str, Mapping[str, object]]
 class Probe:
     """What runs on a node: answers each request, or is silent (`silent`) for as long as it may."""
 
-    def __init__(self, silent: bool, spoils: str, failing: Failing) -> None:
+    def __init__(self, silent: bool, spoils: str, failing: Failing, all_asked: list[str]) -> None:
         self.silent, self.spoils, self.failing = silent, spoils, failing
-        self.asked = list[str]()
+        self.asked, self.all_asked = list[str](), all_asked
         self._answers = bytearray()
 
     def send(self, data: bytes, timeout: float) -> None:
@@ -44,6 +44,7 @@ class Probe:
             return  # the program itself
         request = json.loads(data)
         self.asked.append(request["do"])
+        self.all_asked.append(request["do"])
         rates = {"rates": [1e9, 1e9]}
         links = {"serve": [{"port": 4711}, rates], "call": [{"latency": 1e-4, "back": 1e9}]}
         for answer in links.get(request["do"], [{**SOUND, **self.failing}.get(request["do"])]):
@@ -74,6 +75,8 @@ class Nodes:
     ) -> None:
         self.silent, self.spoils, self.away, self.failing = silent, spoils, away, failing
         self.date = date
+        self.asked: list[str] = []
+        """Of all nodes, in order."""
         self.probes: dict[str, Probe] = {}
 
     def transport(self, name: str) -> Any:
@@ -85,7 +88,8 @@ class Nodes:
                     raise NodeUnreachable(f"{name} does not answer")
 
             def open(self, command: str, timeout: float) -> Probe:
-                probe = Probe(name in pool.silent, pool.spoils, pool.failing.get(name, {}))
+                failing = pool.failing.get(name, {})
+                probe = Probe(name in pool.silent, pool.spoils, failing, pool.asked)
                 return pool.probes.setdefault(name, probe)
 
             def run(self, command: str, timeout: float) -> NodeResult:
@@ -155,6 +159,28 @@ def test_a_measurement_that_fails_is_one_line_and_the_rest_is_judged() -> None:
     of_second = {v.what for v in found.verdicts if v.subject == "worker-2"}
     assert {"cores", "core speed", "memory copy", "clock"} <= of_second
     assert [link.name for link in found.links] == ["worker-1 – worker-2"]
+
+
+@pytest.mark.parametrize(
+    ("boots", "state", "order"),
+    [
+        (("one", "two"), "low", ["processor", "processor", "memory", "memory"]),
+        (("one", "one"), "note", ["processor", "memory", "disk", "processor"]),
+    ],
+)
+def test_nodes_that_are_one_machine_do_not_disturb_each_other(
+    boots: tuple[str, str], state: str, order: list[str]
+) -> None:
+    """Containers, for example: they are measured one by one, and share what else runs there."""
+    nodes = [node(f"worker-{n}", f"10.0.0.{n}", boot_id=boot) for n, boot in enumerate(boots, 1)]
+    made = cluster(node("launcher", "10.0.0.9"), *nodes)
+    open_store().save(made)
+    busy = {"load": {"load": 7.0, "visible": 0.0, "busiest": ""}}
+    pool = Nodes(failing={"worker-1": busy, "worker-2": busy})
+    found, _ = measure(made, pool)
+    assert {v.state for v in found.verdicts if v.what == "processor"} == {state}
+    parts = [action for action in pool.asked if action in ("processor", "memory", "disk")]
+    assert parts[:4] == order
 
 
 def test_what_the_schedule_cuts_off_is_no_fault_of_the_node() -> None:
