@@ -147,7 +147,7 @@ def thousand(folder: Path) -> list[Row]:
     def recorded() -> None:
         store.save(cluster)
         found = store.cluster("big")
-        cost.dollars(found.charges, 1e4)
+        cost.sum_dollars(found.charges, 1e4)
         cost.receipt(found.charges, 1e4)
 
     return [

@@ -229,6 +229,6 @@ def _prices(cluster: Cluster) -> Callable[[Sequence[str]], float | None]:
         mine = [charge for charge in cluster.charges if charge.node not in idle]
         if not mine or not cost.is_exact(mine):
             return None
-        return cost.per_hour(mine)
+        return cost.sum_hourly(mine)
 
     return hourly

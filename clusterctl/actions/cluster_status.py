@@ -97,10 +97,10 @@ def status(
         ),
         jobs=tuple(store.open_jobs(cluster)),
         age=now - cluster.created,
-        dollars_per_hour=cost.per_hour(charges),
-        dollars=cost.dollars(charges, now),
+        dollars_per_hour=cost.sum_hourly(charges),
+        dollars=cost.sum_dollars(charges, now),
         queues=told.queues,
-        unknown_prices=cost.unknown(charges),
+        unknown_prices=cost.list_unpriced(charges),
         asked=charges is not cluster.charges,
         warnings=(
             *_warnings(store, cluster, now),
@@ -219,7 +219,7 @@ def _charge_between(
     going = [item for item in charges if item.until is None]
     running = sum(item.part == "instance" for item in going)
     many = f"{count(running, 'machine')} {'is' if running == 1 else 'are'} still running"
-    rate = cost.render(cost.per_hour(going), cost.is_exact(going), 4)
+    rate = cost.render(cost.sum_hourly(going), cost.is_exact(going), 4)
     return charges, (
         *doubts,
         f"`stop` has not finished for cluster {cluster.name}:"
@@ -244,7 +244,7 @@ def _charge_overdue(
             f" {remove}",
         )
     running = [item for item in charges if item.until is None]
-    rate = cost.render(cost.per_hour(running), cost.is_exact(running))
+    rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
     if not there and not running:
         return charges, doubts
     if not there:

@@ -95,20 +95,20 @@ def sum_spending(
         (item, dollars)
         for item in known
         # Also the minute, or the hour of a NAT gateway, that has begun, as a receipt counts them.
-        if (dollars := cost.between(item.charges, since, inf, now)) or not _is_over(item, since)
+        if (dollars := cost.sum_between(item.charges, since, inf, now)) or not _is_over(item, since)
     ]
     billed = {item.id: item.charges for item, _ in clusters}
     jobs = [
         (
             job,
-            cost.between(billed[job.cluster_id], max(since, job.started), _end(job, now), now),
+            cost.sum_between(billed[job.cluster_id], max(since, job.started), _end(job, now), now),
         )
         for job in store.jobs()
         if job.cluster_id in billed and job.started and _end(job, now) > since
     ]
     exact = {id: cost.is_exact(mine) for id, mine in billed.items()}
     days = (
-        (day, [cost.between(mine, max(since, a), b, now) for mine in billed.values()])
+        (day, [cost.sum_between(mine, max(since, a), b, now) for mine in billed.values()])
         for day, a, b in _days(max(since, _find_first(billed)), now)
     )
     return Spending(
@@ -142,7 +142,7 @@ def sum_by_job(
     cost nothing, or that nobody has a record of."""
     billed, now = find_billed(store), clock()
     return {
-        job.id: cost.between(
+        job.id: cost.sum_between(
             mine.charges, job.started, min(_end(job, now), mine.deadline or now), now
         )
         for job in jobs

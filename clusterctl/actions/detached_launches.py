@@ -31,7 +31,7 @@ def describe(store: Store, name: str) -> list[str]:
     ]
     if cluster.charges and cluster.deadline:
         stays = [item for item in cluster.charges if item.node == cluster.launcher.name]
-        rate = cost.render(cost.per_hour(stays), cost.is_exact(stays), 4)
+        rate = cost.render(cost.sum_hourly(stays), cost.is_exact(stays), 4)
         lines.append(
             f"until then its launcher, which keeps copies of all outputs, costs {rate}/h; it ends"
             f" at {format_time(cluster.deadline)}, and outputs that were not fetched by then are"

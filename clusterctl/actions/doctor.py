@@ -282,7 +282,7 @@ def _watch(
     single look may find ranks that poll at any two places, for they are not looked at in the same
     instant."""
     by_node: dict[str, dict[int, Rank]] = {}
-    watched = doctor.watchable(found)
+    watched = doctor.find_watchable(found)
     for number in watched:
         rank = found.ranks[number]
         if main := rank.main:

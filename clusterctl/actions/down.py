@@ -113,7 +113,7 @@ def _sum_up(cluster: Cluster, saved: salvage.Saved, now: float) -> DownResult:
         saved.fetched,
         saved.shared,
         cost.receipt(cluster.charges, now),
-        cost.dollars(cluster.charges, now),
+        cost.sum_dollars(cluster.charges, now),
         cluster.spec.provider,
     )
 

@@ -83,7 +83,7 @@ def _describe(
     lines = []
     hours = format_span(cluster.spec.cloud.idle or 0.0)
     running = [item for item in charges if item.until is None]
-    rate = cost.render(cost.per_hour(running), cost.is_exact(running), 4)
+    rate = cost.render(cost.sum_hourly(running), cost.is_exact(running), 4)
     rest = f"what still runs costs {rate}/h; {up_again(cluster)}"
     unused = [name for name in gone if name in report.ended]
     if unused:

@@ -11,7 +11,7 @@ from clusterctl.insight import event_files
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.metrics import columns as columns
 from clusterctl.insight.metrics import document as document
-from clusterctl.insight.metrics import last as last
+from clusterctl.insight.metrics import find_last as find_last
 from clusterctl.insight.metrics import render as render
 from clusterctl.insight.metrics import to_csv as to_csv
 from clusterctl.job_model import Job

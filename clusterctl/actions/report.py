@@ -267,6 +267,8 @@ def _cost(cluster: Cluster, now: float) -> Table | None:
         )
         for line in lines
     ]
-    total = money.render(money.dollars(cluster.charges, now), money.is_exact(cluster.charges), 4)
+    total = money.render(
+        money.sum_dollars(cluster.charges, now), money.is_exact(cluster.charges), 4
+    )
     rows.append(("in all", "", "", total))
     return Table(("item", "hours", "$ per hour", "$"), tuple(rows), frozenset({1, 2, 3}))

@@ -60,7 +60,7 @@ def describe_doubts(
     if cluster.stopping or not unfinished or now < end + SHOWN or not missing:
         return doubts
     exact, names = cost.is_exact(missing), ranges(sorted({item.node for item in missing}))
-    most = f" (up to ${cost.dollars(missing, end):.2f})" if exact else ""
+    most = f" (up to ${cost.sum_dollars(missing, end):.2f})" if exact else ""
     return (
         *doubts,
         f"`up` of cluster {cluster.name} was interrupted, and AWS shows machines for only about an"
@@ -77,7 +77,7 @@ def _describe_unknown(
         return ()
     most = "assume the latest possible time"
     if cost.is_exact(charges):
-        most = f"are up to ${cost.dollars(charges, now):.2f}"
+        most = f"are up to ${cost.sum_dollars(charges, now):.2f}"
     return (
         f"the end of {ranges(sorted(whose))} is unknown: EC2 no longer shows it, and CloudTrail has"
         f" not told it ({next(iter(whose.values()))}); the costs {most}",
@@ -87,7 +87,7 @@ def _describe_unknown(
 def describe_rate(charges: Sequence[Charge]) -> str:
     """`at $1.10/h`, or `for at least $1.10/h` where a price is unknown."""
     least = any(item.hourly is None and item.until is None for item in charges)
-    return f"{'for at least' if least else 'at'} ${cost.per_hour(charges):.2f}/h"
+    return f"{'for at least' if least else 'at'} ${cost.sum_hourly(charges):.2f}/h"
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
         store.event(name, "stopped")
     disks = [item for item in cluster.charges if item.until is None]
     what = cost.describe_stored(disks)
-    return Stopped(cluster, ended, cost.per_hour(disks), cost.is_exact(disks), what)
+    return Stopped(cluster, ended, cost.sum_hourly(disks), cost.is_exact(disks), what)
 
 
 def _charge_stopped(charge: Charge, end: Ended) -> Charge:

@@ -107,7 +107,7 @@ def up(
             report(f"{error.message}: the whole cluster moves from {gone} to {here.cloud.region}")
             with ClusterLock(store.home, spec.name, "up", report):
                 left = finish_down(store, made, report)
-            spent = cost.dollars(left.charges, time.time())
+            spent = cost.sum_dollars(left.charges, time.time())
             here, *others = (budget.take_off(place, spent) for place in (here, *others))
             consent = _agree
 
@@ -406,7 +406,7 @@ def _describe_running(
     parts += ["a NAT gateway"] if gateway else []
     one = machines + gateway == 1
     running = [item for item in charges if item.until is None]
-    rate = cost.render(cost.per_hour(running), cost.is_exact(running))
+    rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
     until = f" until {model.format_time(cluster.deadline)}" if cluster.deadline else ""
     return (
         f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h{until}: `clusterctl up {name}`"

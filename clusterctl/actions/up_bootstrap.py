@@ -143,12 +143,12 @@ def _script(
     metered: bool,
 ) -> bytes:
     if not features.fresh_machines:
-        return bootstrap.script(node, mesh, pythons=features.pythons)
-    return bootstrap.script(
+        return bootstrap.render_script(node, mesh, pythons=features.pythons)
+    return bootstrap.render_script(
         node,
         mesh,
         pythons=steps.pythons(node, container),
-        steps=steps.for_node(
+        steps=steps.list_steps(
             node,
             cluster.spec.runtime or Runtime.HOST,
             nodes=cluster.nodes,
@@ -160,7 +160,7 @@ def _script(
             shared_source=cluster.shared_source,
         ),
         files=container.files(node) if container else None,
-        inside=steps.inside(container),
+        inside=steps.enter_container(container),
         metered=metered,
     )
 

@@ -83,7 +83,7 @@ REQUIRED = {
 """Commands that running a job takes, with the package that brings each on Debian and Ubuntu."""
 
 
-def script(
+def render_script(
     node: Node,
     mesh: Mesh,
     *,
@@ -118,7 +118,7 @@ def script(
         steps=[(step.name, step.check(node), step.apply(node), step.describe()) for step in steps],
         step_marker=progress.MARKER,
         received_marker=progress.RECEIVED if metered and steps else "",
-        questions=facts.questions(pythons),
+        questions=facts.list_questions(pythons),
         marker=facts.MARKER,
     )
     return text.encode()
@@ -153,7 +153,7 @@ def read(node: Node, result: NodeResult) -> Node:
     )
 
 
-def mesh_script(launcher: Node, workers: Sequence[Node]) -> str:
+def render_mesh_check(launcher: Node, workers: Sequence[Node]) -> str:
     """Checks, from the launcher, launcher ↔ every worker and a ring among the workers."""
     following = [*workers[1:], *workers[:1]] if len(workers) > 1 else [None]
     return assets.render(
@@ -173,10 +173,10 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
         return
     result = pool.transport(launcher.name).run(
         "exec /bin/sh -s",
-        stdin=mesh_script(launcher, others).encode(),
+        stdin=render_mesh_check(launcher, others).encode(),
         timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
     )
-    failures = mesh_failures(result.text)
+    failures = read_mesh_failures(result.text)
     if result.error or not result.ok:
         failures = (result.error or result.complaints, *failures)
     if failures:
@@ -194,12 +194,12 @@ def check_shared(pool: Pool, cluster: Cluster) -> str:
     others = [node for node in cluster.workers if node.name != launcher.name]
     result = pool.transport(launcher.name).run(
         "exec /bin/sh -s",
-        stdin=shared_script(
+        stdin=render_shared_check(
             cluster.shared, launcher, others, theirs=bool(cluster.shared_source)
         ).encode(),
         timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
     )
-    failures = mesh_failures(result.text)
+    failures = read_mesh_failures(result.text)
     if result.error or not result.ok:
         failures = (result.error or result.complaints, *failures)
     if failures:
@@ -218,7 +218,7 @@ def check_shared(pool: Pool, cluster: Cluster) -> str:
     )
 
 
-def shared_script(
+def render_shared_check(
     folder: str, launcher: Node, workers: Sequence[Node], *, theirs: bool = False
 ) -> str:
     """Writes a file on the launcher, and reads and writes it on all workers. `theirs`: a file
@@ -234,9 +234,9 @@ def shared_script(
     )
 
 
-def mesh_failures(text: str) -> tuple[str, ...]:
-    """The edges that do not work, for people, from what `mesh_script` printed. Only lines with the
-    mark count."""
+def read_mesh_failures(text: str) -> tuple[str, ...]:
+    """The edges that do not work, for people, from what `render_mesh_check` printed. Only lines
+    with the mark count."""
     failed = []
     for line in text.splitlines():
         mark, word, *rest = [*line.split(" "), ""]

@@ -34,12 +34,12 @@ def _line(field: str) -> Callable[[str], Mapping[str, Any]]:
     return lambda text: {field: text.strip()}
 
 
-def cores(text: str) -> Mapping[str, Any]:
+def parse_cores(text: str) -> Mapping[str, Any]:
     """`nproc`: what this session may use, which a container may limit."""
     return {"cores": max(1, int(text))}
 
 
-def physical_cores(text: str) -> Mapping[str, Any]:
+def parse_physical_cores(text: str) -> Mapping[str, Any]:
     """`lscpu -p=core,socket`: a line per hardware thread; equal lines are one core."""
     return {
         "physical_cores": len({line for line in text.splitlines() if line[:1] not in ("", "#")})
@@ -47,7 +47,7 @@ def physical_cores(text: str) -> Mapping[str, Any]:
     }
 
 
-def interfaces(text: str) -> Mapping[str, Any]:
+def parse_interfaces(text: str) -> Mapping[str, Any]:
     """`ip -j addr`. The state of a bridge or a tunnel may be UNKNOWN while it is up."""
     found = []
     for device in json.loads(text):
@@ -64,14 +64,14 @@ def interfaces(text: str) -> Mapping[str, Any]:
     return {"interfaces": tuple(found)}
 
 
-def nvidia(text: str) -> Mapping[str, Any]:
+def parse_nvidia(text: str) -> Mapping[str, Any]:
     """`nvidia-smi --query-gpu=name,driver_version --format=csv,noheader`: a line per GPU. What has
     no comma is an error message."""
     gpus = tuple(line.rpartition(", ")[0] for line in text.splitlines() if ", " in line)
     return {"accelerator": Accelerator.NVIDIA, "gpus": gpus} if gpus else {}
 
 
-def amd(text: str) -> Mapping[str, Any]:
+def parse_amd(text: str) -> Mapping[str, Any]:
     """`rocm-smi --showproductname --json`: `cardN` and `system` objects."""
     start = text.find("{")
     if start < 0:
@@ -84,7 +84,7 @@ def amd(text: str) -> Mapping[str, Any]:
     return {"accelerator": Accelerator.AMD, "gpus": tuple(names)}
 
 
-def python(text: str) -> Mapping[str, Any]:
+def parse_python(text: str) -> Mapping[str, Any]:
     """One JSON list per Python that answered. The one with most of our packages wins, then the
     first."""
     answers = []
@@ -99,7 +99,7 @@ def python(text: str) -> Mapping[str, Any]:
     return {"python": max(answers, key=lambda answer: len(answer.packages))}
 
 
-def mpi(text: str) -> Mapping[str, Any]:
+def parse_mpi(text: str) -> Mapping[str, Any]:
     """`<path of mpirun>` and what it begins its `--version` with; the first one we know wins."""
     _, *parts = re.split(r"^(/.*)/bin/mpirun$", text, flags=re.MULTILINE)
     for path, said in zip(parts[::2], parts[1::2], strict=True):
@@ -115,13 +115,13 @@ FAST = f'[ -n "$(ls -d {" ".join(catalog.FAST)} 2>/dev/null)" ]'
 and `ompi_info` alone would cost every node of a local cluster a tenth of a second."""
 
 
-def components(text: str) -> Mapping[str, Any]:
+def parse_components(text: str) -> Mapping[str, Any]:
     """`ompi_info --parsable`: `mca:pml:ucx:version:"component:5.0.8"`, three lines of each."""
     found = re.findall(r"^mca:([a-z]+):([a-z0-9_]+):version:", text, flags=re.MULTILINE)
     return {"mpi_components": tuple(dict.fromkeys(":".join(pair) for pair in found))}
 
 
-def ucx(text: str) -> Mapping[str, Any]:
+def parse_ucx(text: str) -> Mapping[str, Any]:
     """`ucx_info -d`: a `Transport:` line, then the `Device:` that it works on."""
     found, transport = [], ""
     for line in text.splitlines():
@@ -133,13 +133,13 @@ def ucx(text: str) -> Mapping[str, Any]:
     return {"ucx": tuple(dict.fromkeys(found))}
 
 
-def fabrics(text: str) -> Mapping[str, Any]:
+def parse_fabrics(text: str) -> Mapping[str, Any]:
     """`fi_info`: `provider: efa` at the beginning of a line, once per endpoint."""
     found = re.findall(r"^provider: (\S+)$", text, flags=re.MULTILINE)
     return {"fabrics": tuple(dict.fromkeys(found))}
 
 
-def nccl_net(text: str) -> Mapping[str, Any]:
+def parse_nccl_net(text: str) -> Mapping[str, Any]:
     """`ldconfig -p`: what NCCL will find when it looks for its plug-in."""
     found = re.search(r"^\s*libnccl-net(?:-ofi)?\.so\b.* => (\S+)$", text, flags=re.MULTILINE)
     return {"nccl_net": found[1] if found else ""}
@@ -151,7 +151,7 @@ def read_tools(text: str) -> Mapping[str, Any]:
     return {"tools": {name: path for name, _, path in pairs}}
 
 
-def facts(
+def list_facts(
     pythons: Sequence[str], *, only: bool = False, tools: Iterable[str] = ()
 ) -> dict[str, Fact]:
     """All questions, by name. `pythons` are paths to ask before `python3` on the node's PATH; with
@@ -166,22 +166,22 @@ def facts(
         "hostname": Fact("uname -n", _line("hostname")),
         "arch": Fact("uname -m", _line("arch")),
         "boot_id": Fact("cat /proc/sys/kernel/random/boot_id", _line("boot_id")),
-        "cores": Fact("nproc", cores),
-        "physical_cores": Fact("lscpu -p=core,socket", physical_cores),
-        "interfaces": Fact("ip -j addr", interfaces),
+        "cores": Fact("nproc", parse_cores),
+        "physical_cores": Fact("lscpu -p=core,socket", parse_physical_cores),
+        "interfaces": Fact("ip -j addr", parse_interfaces),
         "nvidia": Fact(
             "command -v nvidia-smi >/dev/null &&"
             " timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader",
-            nvidia,
+            parse_nvidia,
         ),
         "amd": Fact(
             "command -v rocm-smi >/dev/null && timeout 20 rocm-smi --showproductname --json",
-            amd,
+            parse_amd,
         ),
         "python": Fact(
             f"for p in {candidates}; do"
             f' [ -x "$p" ] && [ "$p" != "$last" ] && "$p" {about}; last=$p; done',
-            python,
+            parse_python,
         ),
         **_mpi_facts(asked),
         "tools": Fact(
@@ -200,41 +200,43 @@ def _mpi_facts(asked: str) -> dict[str, Fact]:
             " /usr/lib64/openmpi/bin/mpirun /opt/amazon/openmpi/bin/mpirun; do"
             ' m=${p%/*}/mpirun; [ -n "$p" ] && [ -x "$m" ] && [ "$m" != "$last" ] &&'
             ' echo "$m" && "$m" --version | head -n 3; last=$m; done',
-            mpi,
+            parse_mpi,
         ),
         "components": Fact(
             f"{FAST} && for p in {asked}"
             ' "$(command -v python3)" "$(command -v mpirun)"; do d=${p%/*}; [ -n "$p" ] &&'
             ' [ -x "$d/ompi_info" ] && timeout 20 "$d/ompi_info" --parsable |'
             " grep -E '^mca:(pml|mtl|btl|coll|accelerator):' && break; done",
-            components,
+            parse_components,
         ),
         "ucx": Fact(
             f"{FAST} && for p in {asked}"
             ' "$(command -v python3)" "$(command -v mpirun)" "$(command -v ucx_info)"; do'
             ' d=${p%/*}; [ -n "$p" ] && [ -x "$d/ucx_info" ] &&'
             " timeout 20 \"$d/ucx_info\" -d | grep -E '^# +(Transport|Device):' && break; done",
-            ucx,
+            parse_ucx,
         ),
         "fabrics": Fact(
             f'{FAST} && for p in "$(command -v fi_info)" /opt/amazon/efa/bin/fi_info; do'
             ' [ -x "$p" ] && timeout 20 "$p" | grep "^provider:" && break; done',
-            fabrics,
+            parse_fabrics,
         ),
         "nccl_net": Fact(
-            f"{FAST} && PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep libnccl-net", nccl_net
+            f"{FAST} && PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep libnccl-net", parse_nccl_net
         ),
     }
 
 
-def questions(
+def list_questions(
     pythons: Sequence[str], *, only: bool = False, tools: Iterable[str] = ()
 ) -> dict[str, str]:
-    """What `facts` asks, as sh."""
-    return {name: fact.command for name, fact in facts(pythons, only=only, tools=tools).items()}
+    """What `list_facts` asks, as sh."""
+    return {
+        name: fact.command for name, fact in list_facts(pythons, only=only, tools=tools).items()
+    }
 
 
-def answers(text: str) -> dict[str, str]:
+def split_answers(text: str) -> dict[str, str]:
     """What was printed after each `@@fact name` line, by name."""
     parts = (part.partition("\n") for part in text.split(f"{MARKER} ")[1:])
     return {name: answer for name, _, answer in parts}
@@ -245,9 +247,9 @@ def parse(text: str) -> NodeFacts:
 
     A parser that cannot make sense of an answer (a broken nvidia-smi, say) leaves the default.
     """
-    table = facts(())
+    table = list_facts(())
     found: dict[str, Any] = {}
-    for name, answer in answers(text).items():
+    for name, answer in split_answers(text).items():
         if name not in table:
             continue
         try:

@@ -114,7 +114,7 @@ def kind(node: Node) -> str:
     return "launcher" if node.role is Role.LAUNCHER else _KINDS[node.accelerator]
 
 
-def for_node(
+def list_steps(
     node: Node,
     runtime: Runtime,
     *,
@@ -242,7 +242,7 @@ def pins(node: Node) -> Sequence[str]:
     return lines
 
 
-def inside(container: NodeContainer | None) -> str:
+def enter_container(container: NodeContainer | None) -> str:
     """What comes before `/bin/sh -s` to ask where the ranks run, not the machine around it."""
     if container is None:
         return ""

@@ -15,7 +15,7 @@ Lines = dict[str, list[tuple[float, float]]]
 Errors = dict[str, list[tuple[float, float]]]
 
 
-def of_allreduce(found: Curves, draw: bool) -> Section:
+def describe_allreduce(found: Curves, draw: bool) -> Section:
     """Table, and curves against the slowest link."""
     rows = tuple(
         (
@@ -68,7 +68,7 @@ def _allreduce_plots(found: Curves) -> tuple[tuple[str, str], ...]:
     )
 
 
-def of_scaling(found: Curve, draw: bool) -> Section:
+def describe_scaling(found: Curve, draw: bool) -> Section:
     """Table, and curves with prediction and efficiency."""
     rows = tuple(
         (

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from clusterctl.model import NETWORK_PARTS, Charge
 
 
-def dollars(charges: Iterable[Charge], now: float) -> float:
+def sum_dollars(charges: Iterable[Charge], now: float) -> float:
     """Spent so far, without what has no known price."""
     return sum(charge.dollars(now) for charge in charges)
 
 
-def per_hour(charges: Iterable[Charge]) -> float:
+def sum_hourly(charges: Iterable[Charge]) -> float:
     """What runs now costs this much, without what has no known price."""
     return sum(charge.hourly or 0.0 for charge in charges if charge.until is None)
 
 
-def unknown(charges: Iterable[Charge]) -> tuple[str, ...]:
+def list_unpriced(charges: Iterable[Charge]) -> tuple[str, ...]:
     """Items whose price nobody said."""
     return tuple(dict.fromkeys(charge.item for charge in charges if charge.hourly is None))
 
 
-def between(charges: Iterable[Charge], start: float, end: float, now: float) -> float:
+def sum_between(charges: Iterable[Charge], start: float, end: float, now: float) -> float:
     """Spent from `start` to `end`; the minute that is billed at least begins with the charge."""
     return sum(
         item.cost_between(max(start, item.since), min(end, item.since + item.seconds(now)))
@@ -67,7 +67,7 @@ def receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
     lines = []
     for (part, item, hourly), mine in groups.items():
         hours = sum(charge.seconds(now) for charge in mine) / 3600
-        total = None if hourly is None else dollars(mine, now)
+        total = None if hourly is None else sum_dollars(mine, now)
         lines.append(Line(part, item, len(mine), hours, hourly, total))
     order = ("instance", "disk", "address", *NETWORK_PARTS)
     return tuple(sorted(lines, key=lambda line: order.index(line.part)))

@@ -142,7 +142,7 @@ def curves(points: Iterable[MetricPoint], name: str) -> dict[int, list[tuple[flo
     return found
 
 
-def last(points: Iterable[MetricPoint], name: str) -> float | None:
+def find_last(points: Iterable[MetricPoint], name: str) -> float | None:
     """The last value of that name, on the lowest rank that has one."""
     found: dict[int, float] = {}
     for point in points:

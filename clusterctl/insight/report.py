@@ -87,9 +87,9 @@ def sections(source: ReportData, *, draw: bool) -> list[Section]:
     if source.verdicts:
         found.append(_verify(source, draw))
     if source.allreduce:
-        found.append(benchmarks.of_allreduce(source.allreduce, draw))
+        found.append(benchmarks.describe_allreduce(source.allreduce, draw))
     if source.scaling:
-        found.append(benchmarks.of_scaling(source.scaling, draw))
+        found.append(benchmarks.describe_scaling(source.scaling, draw))
     return found
 
 

@@ -84,24 +84,24 @@ def read_run(
     lowest = min((p.rank for p in mine), default=0)
     mine = [p for p in mine if p.rank == lowest]
     mine = mine[1:] or mine
-    rate = _middle(mine or points, "samples_per_second")
+    rate = _find_median(mine or points, "samples_per_second")
     if not mine:
         return TimedRun(job, ranks, nodes, seconds, "run", rate)
-    found = tuple(value for name in SPLIT if (value := _middle(mine, name)) is not None)
+    found = tuple(value for name in SPLIT if (value := _find_median(mine, name)) is not None)
     return TimedRun(
         job,
         ranks,
         nodes,
-        _middle(mine, "seconds") or seconds,
+        _find_median(mine, "seconds") or seconds,
         "epoch",
         rate,
         (found[0], found[1], found[2]) if len(found) == len(SPLIT) else None,
-        _middle(mine, "allreduces"),
-        _middle(mine, "allreduce_bytes"),
+        _find_median(mine, "allreduces"),
+        _find_median(mine, "allreduce_bytes"),
     )
 
 
-def _middle(points: Iterable[MetricPoint], name: str) -> float | None:
+def _find_median(points: Iterable[MetricPoint], name: str) -> float | None:
     values = [point.values[name] for point in points if name in point.values]
     return median(values) if values else None
 
@@ -146,7 +146,7 @@ def curve(
                 rate,
                 speedup,
                 speedup.value * base[0].ranks / group[0].ranks,
-                _each_middle(splits) if len(splits) == len(group) else None,
+                _find_medians(splits) if len(splits) == len(group) else None,
                 _predict(base, group, machine, rated),
                 None if price is None else price / 3600 * seconds.value,
             )
@@ -162,7 +162,7 @@ def curve(
     )
 
 
-def _each_middle(splits: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+def _find_medians(splits: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
     compute, communication, waiting = (median(values) for values in zip(*splits, strict=True))
     return compute, communication, waiting
 

@@ -151,7 +151,7 @@ def rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[R
                     memory=rank.memory,
                     step=points[-1].x if points else None,
                     step_seconds=metrics.step_seconds(points),
-                    loss=metrics.last(points, "loss"),
+                    loss=metrics.find_last(points, "loss"),
                     left=metrics.seconds_left(points, look.time),
                 )
             )

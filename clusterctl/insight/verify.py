@@ -109,7 +109,7 @@ def _node(node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool) ->
         text = f"{node.cores} of {node.expected_cores}" if lacks else f"{node.cores}"
         if node.core and not busy:
             text += f", {node.together / node.core:.1f} times as fast as one"
-        yield Verdict(node.name, "cores", _low(lacks), text, node.cores, node.expected_cores)
+        yield Verdict(node.name, "cores", _name_level(lacks), text, node.cores, node.expected_cores)
     if busy:
         # Nodes of one machine share it with all that its user does.
         outside = one_machine and node.visible <= LOAD * node.cores
@@ -159,7 +159,7 @@ def _compare(
     return Verdict(node.name, what, "note" if _describe_others(node) else "low", text, value, usual)
 
 
-def _low(low: bool) -> str:
+def _name_level(low: bool) -> str:
     return "low" if low else "ok"
 
 

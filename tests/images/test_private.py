@@ -63,7 +63,7 @@ def test_a_node_pulls_with_the_login_of_this_machine(
                 row=catalog.CONTAINER_IMAGES["cpu"],
             )
             worker = replace(node("worker-1"), root=str(tmp_path))
-            todo = steps.for_node(
+            todo = steps.list_steps(
                 worker, Runtime.DOCKER, nodes=(worker,), mesh_key=key.public, container=box
             )
             [pull] = [step for step in todo if step.name == "image"]

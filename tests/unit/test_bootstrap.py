@@ -64,7 +64,7 @@ def test_a_node_gets_what_it_needs_under_any_root(
 ) -> None:
     root = tmp_path / name / "lab"
     launcher, worker = node("launcher", "10.0.0.10"), node("worker-1", root=str(root))
-    script = bootstrap.script(worker, mesh(key, launcher, worker), pythons=[])
+    script = bootstrap.render_script(worker, mesh(key, launcher, worker), pythons=[])
     done = run(script)
     assert done.returncode == 0, done.stderr
     left = tree(root)
@@ -87,7 +87,10 @@ def test_a_node_gets_what_it_needs_under_any_root(
 def test_every_rendered_script_is_sound(name: str, key: keys.KeyPair, tmp_path: Path) -> None:
     root = tmp_path / name
     worker = node("worker-1", root=str(root))
-    assert run(bootstrap.script(worker, mesh(key, worker), pythons=["/a b/python"])).returncode == 0
+    assert (
+        run(bootstrap.render_script(worker, mesh(key, worker), pythons=["/a b/python"])).returncode
+        == 0
+    )
     for path in (root / "bin").iterdir():
         subprocess.run(["/bin/sh", "-n", path], check=True)
 
@@ -105,7 +108,7 @@ def test_the_private_key_is_never_in_an_argument(key: keys.KeyPair, tmp_path: Pa
         )
         program.chmod(0o755)
     worker = node("worker-1", root=str(tmp_path / "root"))
-    done = run(bootstrap.script(worker, mesh(key, worker), pythons=[]), path=f"{folder}:")
+    done = run(bootstrap.render_script(worker, mesh(key, worker), pythons=[]), path=f"{folder}:")
     assert done.returncode == 0
     seen = log.read_text()
     assert "mkdir" in seen
@@ -141,7 +144,7 @@ class Touch:
 def test_steps_run_once(key: keys.KeyPair, tmp_path: Path) -> None:
     worker = node("worker-1", root=str(tmp_path / "root"))
     step = Touch(tmp_path / "made")
-    script = bootstrap.script(worker, mesh(key, worker), pythons=[], steps=[step])
+    script = bootstrap.render_script(worker, mesh(key, worker), pythons=[], steps=[step])
     assert run(script).returncode == run(script).returncode == 0
     assert step.path.read_text() == "applied\n"
 
@@ -158,7 +161,9 @@ def test_who_watches_is_told_how_much_a_node_receives(key: keys.KeyPair, tmp_pat
     worker = node("worker-1", root=str(tmp_path / "root"))
     steps = [Touch(tmp_path / "made", extra="sleep 1.5")]
     before = received_here()
-    script = bootstrap.script(worker, mesh(key, worker), pythons=[], steps=steps, metered=True)
+    script = bootstrap.render_script(
+        worker, mesh(key, worker), pythons=[], steps=steps, metered=True
+    )
     said = run(script).stdout.decode()
     after = received_here()
     text, marker, answers = said.partition("@@fact")
@@ -176,7 +181,9 @@ def test_a_meter_ends_with_a_step_that_fails(key: keys.KeyPair, tmp_path: Path) 
     """It would keep the connection open: `run` here waits for whoever holds the output."""
     worker = node("worker-1", root=str(tmp_path / "root"))
     step = Touch(tmp_path / "made", "broken", "exit 9")
-    script = bootstrap.script(worker, mesh(key, worker), pythons=[], steps=[step], metered=True)
+    script = bootstrap.render_script(
+        worker, mesh(key, worker), pythons=[], steps=[step], metered=True
+    )
     done = run(script)
     assert done.returncode == 1
     assert b"step broken failed" in done.stderr
@@ -185,7 +192,7 @@ def test_a_meter_ends_with_a_step_that_fails(key: keys.KeyPair, tmp_path: Path) 
 def test_a_step_that_fails_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
     worker = node("worker-1", root=str(tmp_path / "root"))
     step = Touch(tmp_path / "made", "it's broken", "echo why not >&2; exit 9")
-    done = run(bootstrap.script(worker, mesh(key, worker), pythons=[], steps=[step]))
+    done = run(bootstrap.render_script(worker, mesh(key, worker), pythons=[], steps=[step]))
     assert done.returncode != 0
     result = NodeResult(node="worker-1", exit_code=done.returncode, stderr=done.stderr)
     assert "it's broken" in bootstrap.find_problem(result)
@@ -220,7 +227,7 @@ def test_hosts_with_one_home_let_the_key_in_once(key: keys.KeyPair, tmp_path: Pa
 def test_no_place_to_write_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     worker = node("worker-1", root=str(tmp_path / "file" / "root"))
-    done = run(bootstrap.script(worker, mesh(key, worker), pythons=[]))
+    done = run(bootstrap.render_script(worker, mesh(key, worker), pythons=[]))
     assert done.returncode != 0
     result = NodeResult(node="worker-1", exit_code=done.returncode, stderr=done.stderr)
     assert bootstrap.find_problem(result)
@@ -234,7 +241,7 @@ def answers(*tools: str, more: str = "") -> NodeResult:
 @pytest.mark.parametrize("site", [SlurmProvider, SgeProvider])
 def test_every_command_that_something_requires_is_looked_for(site: type[BatchSite]) -> None:
     assert set(bootstrap.REQUIRED) == set(facts.TOOLS)
-    asked = facts.questions((), tools=site.required)["tools"].replace(";", " ").split()
+    asked = facts.list_questions((), tools=site.required)["tools"].replace(";", " ").split()
     assert {*bootstrap.REQUIRED, *site.required} <= set(asked)
 
 
@@ -275,12 +282,12 @@ def test_gpus_become_slots() -> None:
     ],
 )
 def test_mesh_failures(text: str, failures: list[str]) -> None:
-    assert list(bootstrap.mesh_failures(text)) == failures
+    assert list(bootstrap.read_mesh_failures(text)) == failures
 
 
 @pytest.mark.parametrize("text", ["broken", "broken ", "broken worker-1", "broken  ", ""])
 def test_a_torn_line_is_a_failure_and_no_exception(text: str) -> None:
-    assert len(bootstrap.mesh_failures(f"@@mesh {text}\n")) <= 1
+    assert len(bootstrap.read_mesh_failures(f"@@mesh {text}\n")) <= 1
 
 
 FAKE_SSH = """\
@@ -317,14 +324,14 @@ def lab(
         ]
         where = cluster(*nodes)
         for item in nodes:
-            assert run(bootstrap.script(item, mesh(key, *nodes), pythons=[])).returncode == 0
+            assert run(bootstrap.render_script(item, mesh(key, *nodes), pythons=[])).returncode == 0
         folder = tmp_path / "bin"
         folder.mkdir()
         (folder / "ssh").write_text(FAKE_SSH)
         (folder / "ssh").chmod(0o755)
         (tmp_path / "dead").write_text("".join(f"{name}\n" for name in dead))
         done = run(
-            bootstrap.mesh_script(where.launcher, where.workers).encode(),
+            bootstrap.render_mesh_check(where.launcher, where.workers).encode(),
             path=f"{folder}:",
             HOSTS=str(tmp_path / "hosts"),
             DEAD=str(tmp_path / "dead"),
@@ -334,7 +341,7 @@ def lab(
         assert done.returncode == 0, done.stderr
         assert b"syntax" not in done.stderr.lower()
         used = sorted((tmp_path / "hosts").read_text().split())
-        return used, sorted(bootstrap.mesh_failures(done.stdout.decode()))
+        return used, sorted(bootstrap.read_mesh_failures(done.stdout.decode()))
 
     return check
 
@@ -358,7 +365,7 @@ def test_mesh_asks_a_few_workers_at_a_time(tmp_path: Path) -> None:
     ssh.chmod(0o755)
     workers = [node(f"worker-{n}", f"10.0.0.{n}") for n in range(1, 21)]
     launcher = node("launcher", "10.0.0.100", root=str(tmp_path))
-    done = run(bootstrap.mesh_script(launcher, workers).encode())
+    done = run(bootstrap.render_mesh_check(launcher, workers).encode())
     assert done.stdout.decode().count("ok launcher worker-") == 20
     steps = [1 if word == "+" else -1 for word in (tmp_path / "said").read_text().split()]
     assert max(accumulate(steps)) <= 8
@@ -415,7 +422,7 @@ def test_mesh_of_one_worker(lab: Callable[..., tuple[list[str], list[str]]]) -> 
 def test_the_tag_travels_with_the_agent(key: keys.KeyPair, tmp_path: Path) -> None:
     """mpirun's daemons on other nodes are found by the tag, although ssh passes no environment."""
     worker = node("worker-1", root=str(tmp_path / "root"))
-    assert run(bootstrap.script(worker, mesh(key, worker), pythons=[])).returncode == 0
+    assert run(bootstrap.render_script(worker, mesh(key, worker), pythons=[])).returncode == 0
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "ssh").write_text('#!/bin/sh\nunset CLUSTERCTL_JOB\nshift 3\nexec /bin/sh -c "$*"\n')
@@ -446,22 +453,22 @@ def test_a_worker_that_does_not_see_the_shared_folder_is_named(tmp_path: Path) -
     agent.chmod(0o755)
     launcher = node("launcher", root=str(tmp_path / "root"))
     workers = [node(f"worker-{number}") for number in (1, 2, 3)]
-    text = bootstrap.shared_script(str(folder), launcher, workers)
+    text = bootstrap.render_shared_check(str(folder), launcher, workers)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
-    two, three = sorted(bootstrap.mesh_failures(done.stdout))
+    two, three = sorted(bootstrap.read_mesh_failures(done.stdout))
     assert two.startswith("launcher → worker-2: ")
     assert three == "launcher → worker-3: Stale file handle"
     assert list(folder.iterdir()) == [], "nothing of the check stays"
     unwritable = "if ! why=$(false"  # as for a user who may only read: root may do anything
     for theirs, expected in ((False, 0), (True, 1)):
-        text = bootstrap.shared_script(str(folder), launcher, workers, theirs=theirs)
+        text = bootstrap.render_shared_check(str(folder), launcher, workers, theirs=theirs)
         text = re.sub(r"if ! why=\$\(.*", f"{unwritable} 2>&1); then", text)
         done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
         assert done.stdout.count("readonly") == expected
-        broken = [line.split(":")[0] for line in bootstrap.mesh_failures(done.stdout)]
+        broken = [line.split(":")[0] for line in bootstrap.read_mesh_failures(done.stdout)]
         names = ["launcher → worker-2", "launcher → worker-3"] if theirs else None
         assert sorted(broken) == (names or [f"launcher → {str(folder).split()[0]}"])
-    text = bootstrap.shared_script(str(tmp_path / "none"), launcher, workers)
+    text = bootstrap.render_shared_check(str(tmp_path / "none"), launcher, workers)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
-    (missing,) = bootstrap.mesh_failures(done.stdout)
+    (missing,) = bootstrap.read_mesh_failures(done.stdout)
     assert missing.startswith(f"launcher → {tmp_path / 'none'}: ")

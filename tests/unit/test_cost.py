@@ -19,18 +19,18 @@ def charge(**changes: Any) -> Charge:
 
 def test_dollars_grow_until_the_end() -> None:
     rows = [charge(), charge(until=HOUR), charge(hourly=None)]
-    assert cost.dollars(rows, 3 * HOUR) == pytest.approx(6.0 + 2.0)
-    assert cost.dollars([], HOUR) == 0
+    assert cost.sum_dollars(rows, 3 * HOUR) == pytest.approx(6.0 + 2.0)
+    assert cost.sum_dollars([], HOUR) == 0
 
 
 def test_per_hour_counts_what_runs() -> None:
     rows = [charge(), charge(hourly=0.5), charge(until=HOUR, hourly=9.0), charge(hourly=None)]
-    assert cost.per_hour(rows) == 2.5
+    assert cost.sum_hourly(rows) == 2.5
 
 
 def test_unknown_names_each_item_once() -> None:
     rows = [charge(hourly=None, item="b"), charge(), charge(hourly=None, item="a")]
-    assert cost.unknown([*rows, *rows]) == ("b", "a")
+    assert cost.list_unpriced([*rows, *rows]) == ("b", "a")
 
 
 def test_a_receipt_folds_equal_items_in_the_order_of_parts() -> None:
@@ -53,10 +53,10 @@ def test_a_disk_costs_its_price_per_month_in_a_month_of_any_length() -> None:
     """AWS: "43,200 seconds / (86,400 seconds/day * 30-day month)"."""
     january, february, march = 1769904000.0 - 31 * 86400, 1769904000.0, 1769904000.0 + 28 * 86400
     disk = charge(part="disk", hourly=7.3 / HOURS_PER_MONTH, since=january, until=march)
-    assert cost.dollars([disk], march) == pytest.approx(14.6)
+    assert cost.sum_dollars([disk], march) == pytest.approx(14.6)
     half = charge(part="disk", hourly=7.3 / HOURS_PER_MONTH, since=february - 43200, until=march)
-    days = cost.between([half], february, february + 86400, march)
+    days = cost.sum_between([half], february, february + 86400, march)
     assert days == pytest.approx(7.3 / 28)
     [line] = cost.receipt([half], march)
     assert line.dollars == pytest.approx(7.3 * (1 + 0.5 / 31))
-    assert cost.between([disk], march, march + 9, march) == 0
+    assert cost.sum_between([disk], march, march + 9, march) == 0

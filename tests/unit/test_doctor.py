@@ -325,7 +325,7 @@ def test_messages_that_all_send_or_all_receive(
     second: int, call: str, kind: str, advice: str
 ) -> None:
     found = two_ranks(receives(6, f"P{call}"), receives(second, f"P{call}"))
-    assert doctor.watchable(found) == {0: "polls", 1: "polls"}
+    assert doctor.find_watchable(found) == {0: "polls", 1: "polls"}
     found.ranks[0].moved = False
     [finding] = doctor.judge(found)
     assert finding.kind == kind
@@ -461,7 +461,7 @@ def test_a_slow_rank_and_one_that_hangs_are_told_apart(
     moved: bool, usage: float, kind: str, said: str
 ) -> None:
     found = two_ranks(reduces(), sleeps())
-    assert doctor.watchable(found) == {0: "sleeps", 1: "late"}
+    assert doctor.find_watchable(found) == {0: "sleeps", 1: "late"}
     found.ranks[0].moved, found.ranks[1].usage = moved, usage
     found.ranks[0].looks, found.ranks[1].looks = (reduces(),), (sleeps(),)
     [finding] = doctor.judge(found)
@@ -474,8 +474,8 @@ def test_ranks_that_poll_are_watched_in_another_way() -> None:
     """They wake all the time."""
     polls = stack(("PMPI_Allreduce", "/opt/libmpi.so", 0), ("step", f"{WORK}/train.py", 3))
     found = two_ranks(polls, sleeps())
-    assert doctor.watchable(found) == {0: "polls", 1: "late"}
-    assert doctor.watchable(two_ranks(sleeps(), sleeps())) == {}
+    assert doctor.find_watchable(found) == {0: "polls", 1: "late"}
+    assert doctor.find_watchable(two_ranks(sleeps(), sleeps())) == {}
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ def test_ranks_that_poll_are_watched_in_another_way() -> None:
 )
 def test_ranks_in_one_call_at_one_line(moved: bool | None, said: str) -> None:
     found = two_ranks(reduces(), reduces())
-    assert doctor.watchable(found) == {0: "sleeps", 1: "sleeps"}
+    assert doctor.find_watchable(found) == {0: "sleeps", 1: "sleeps"}
     found.ranks[0].moved = moved
     assert said in doctor.summarize(found, doctor.judge(found))
 
@@ -513,7 +513,7 @@ def test_ranks_in_the_rendezvous_without_c_frames() -> None:
     """A busy machine may not give them in time."""
     found = two_ranks(meets(WAITS), meets())
     found.ranks[1].stack = stack(*[(f.name, f.file, f.line) for f in meets().frames[1:]])
-    assert doctor.watchable(found) == {}
+    assert doctor.find_watchable(found) == {}
     [finding] = doctor.judge(found)
     assert finding.kind == "rendezvous"
     assert "world_size that the program passes, is larger than 2" in finding.text

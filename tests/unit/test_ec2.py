@@ -268,10 +268,10 @@ def test_what_runs_goes_on_and_what_is_gone_ends() -> None:
 
 def test_money_adds_up() -> None:
     charges = [charge(until=3600.0), charge("worker-2", 2.0), charge("worker-3", None)]
-    assert cost.dollars(charges, 7200.0) == pytest.approx(1.0 + 4.0)
-    assert cost.per_hour(charges) == 2.0
-    assert cost.unknown(charges) == ("t3.xlarge",)
-    assert cost.dollars([charge()], 1.0) == pytest.approx(60 / 3600), "a minute at least"
+    assert cost.sum_dollars(charges, 7200.0) == pytest.approx(1.0 + 4.0)
+    assert cost.sum_hourly(charges) == 2.0
+    assert cost.list_unpriced(charges) == ("t3.xlarge",)
+    assert cost.sum_dollars([charge()], 1.0) == pytest.approx(60 / 3600), "a minute at least"
     first, second, third = cost.receipt(charges, 7200.0)
     assert (first.count, first.hours, first.dollars) == (1, 1.0, 1.0)
     assert (second.hours, second.dollars) == (2.0, 4.0)

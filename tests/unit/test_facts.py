@@ -36,7 +36,7 @@ def test_answer(path: Path) -> None:
 
 def test_every_question_has_a_case() -> None:
     asked = {json.loads(path.read_text())["fact"] for path in CASES}
-    assert set(facts.questions(())) - asked <= {"arch"}
+    assert set(facts.list_questions(())) - asked <= {"arch"}
 
 
 GARBAGE = [
@@ -76,7 +76,7 @@ GARBAGE = [
 @pytest.mark.parametrize("text", GARBAGE, ids=lambda text: ascii(text)[:40])
 def test_garbage_is_no_exception(text: str) -> None:
     """Whatever one question is answered, the others keep their answers."""
-    for name in facts.questions(()):
+    for name in facts.list_questions(()):
         found = facts.parse(f"@@fact {name}\n{text}\n@@fact arch\naarch64\n@@fact end\n")
         if name != "arch":
             assert found.arch == "aarch64", name
@@ -91,7 +91,7 @@ def test_an_answer_that_means_nothing_leaves_the_default() -> None:
 
 def ask(name: str, path: Path, *pythons: str, system: str = ":/usr/bin:/bin") -> NodeFacts:
     """The fact, from its real command in sh, with `path` before the system's own on PATH."""
-    command = facts.questions(pythons)[name]
+    command = facts.list_questions(pythons)[name]
     done = subprocess.run(
         ["/bin/sh", "-c", f"last=''\n{{ {command}; }} 2>/dev/null"],
         capture_output=True,
@@ -148,7 +148,7 @@ def test_this_machine_answers(tmp_path: Path) -> None:
     """Every command is sound sh, and what it prints here makes sense."""
     text = "".join(
         f"echo '@@fact {name}'\n{{ {command}; }} 2>/dev/null\n"
-        for name, command in facts.questions(()).items()
+        for name, command in facts.list_questions(()).items()
     )
     done = subprocess.run(["/bin/sh", "-s"], input=text, capture_output=True, text=True, timeout=60)
     found = facts.parse(done.stdout)
@@ -162,7 +162,7 @@ def test_this_machine_answers(tmp_path: Path) -> None:
 def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
     """The home folder there may have a `json.py`."""
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
-    question = facts.questions([sys.executable], only=True)["python"]
+    question = facts.list_questions([sys.executable], only=True)["python"]
     done = subprocess.run(
         ["sh", "-c", question], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
@@ -189,7 +189,7 @@ def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:
     path = f"{tmp_path}/site:{tmp_path}/site/an.egg:{tmp_path}/nothing"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    question = facts.questions([str(python)], only=True)["python"]
+    question = facts.list_questions([str(python)], only=True)["python"]
     done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
     found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
     assert found is not None, done.stderr
@@ -197,7 +197,7 @@ def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:
 
 
 def test_the_same_packages_as_python_itself_finds() -> None:
-    question = facts.questions([sys.executable], only=True)["python"]
+    question = facts.list_questions([sys.executable], only=True)["python"]
     done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
     found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
     assert found is not None, done.stderr
@@ -217,7 +217,7 @@ def test_of_two_versions_that_is_told_which_is_imported(tmp_path: Path) -> None:
     path = f"{tmp_path}/first:{tmp_path}/second"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    question = facts.questions([str(python)], only=True)["python"]
+    question = facts.list_questions([str(python)], only=True)["python"]
     done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
     found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
     assert found is not None, done.stderr
@@ -234,7 +234,7 @@ def test_a_device_with_an_ipv6_address_is_not_alone() -> None:
         {"ifname": "eth1", "flags": ["UP"], "addr_info": [
             {"family": "inet", "local": "10.0.1.1", "prefixlen": 24, "scope": "global"},
             {"family": "inet6", "local": "fd00::1", "prefixlen": 64, "scope": "global"}]}]"""
-    found = facts.interfaces(text)["interfaces"]
+    found = facts.parse_interfaces(text)["interfaces"]
     assert [(item.device, item.alone) for item in found] == [("eth0", True), ("eth1", False)]
 
 

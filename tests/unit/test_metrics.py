@@ -87,8 +87,8 @@ def test_a_table_has_a_column_for_each_name() -> None:
 
 def test_curves_and_last_values() -> None:
     assert metrics.series(POINTS, "loss") == {0: [(0, 0.5), (1, 0.25)], 1: [(0, 0.75)]}
-    assert metrics.last(POINTS, "loss") == 0.25
-    assert metrics.last(POINTS, "nothing") is None
+    assert metrics.find_last(POINTS, "loss") == 0.25
+    assert metrics.find_last(POINTS, "nothing") is None
 
 
 def test_a_training_that_begins_again_replaces_what_it_had_printed() -> None:

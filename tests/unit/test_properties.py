@@ -403,7 +403,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         uptime.read,
         ("5000.25 1.00", f"{'9' * 400}.1 1", "1 (init) S" + f" {'9' * 5000}" * 20, "1 (a) ²" * 20),
     ),
-    "mesh": (bootstrap.mesh_failures, (f"{bootstrap.MESH_MARK} broken a b", "broken", " ")),
+    "mesh": (bootstrap.read_mesh_failures, (f"{bootstrap.MESH_MARK} broken a b", "broken", " ")),
     "ip": (
         lambda text: (subnets.parse_taken(text, ""), subnets.parse_taken("", text),
                       subnets.find_own(text, "eth0")),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl import launch
-from clusterctl.bootstrap.facts import interfaces
+from clusterctl.bootstrap.facts import parse_interfaces
 from clusterctl.launch.mpi_transport import ENGINES
 from clusterctl.launch.mpirun import in_batch_job
 from clusterctl.launch_plan import LaunchPlan
@@ -86,7 +86,9 @@ def test_the_real_mpirun_takes_every_flag(
     prefix, version = mpirun_of(major, need)
     # The launcher and one worker with the address that this machine really has.
     listed = subprocess.run([need("ip"), "-j", "-4", "addr"], capture_output=True, text=True).stdout
-    real = [item for item in interfaces(listed)["interfaces"] if item.up and item.device != "lo"]
+    real = [
+        item for item in parse_interfaces(listed)["interfaces"] if item.up and item.device != "lo"
+    ]
     need(one_host or bool(real), "needs a network besides loopback")
     changes = {
         "mpi": version,
@@ -126,7 +128,9 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
 ) -> None:
     prefix, _ = mpirun_of(major, need)
     listed = subprocess.run([need("ip"), "-j", "-4", "addr"], capture_output=True, text=True).stdout
-    real = [item for item in interfaces(listed)["interfaces"] if item.up and item.device != "lo"]
+    real = [
+        item for item in parse_interfaces(listed)["interfaces"] if item.up and item.device != "lo"
+    ]
     need(bool(real), "needs a network besides loopback")
     call = in_batch_job()[major]
     late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}

@@ -39,7 +39,7 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
             row=catalog.CONTAINER_IMAGES[kind],
         )
     mesh = bootstrap.Mesh(key=key, nodes=nodes, host_keys=dict.fromkeys(("worker-1",), key.public))
-    todo = steps.for_node(
+    todo = steps.list_steps(
         worker,
         runtime,
         nodes=nodes,
@@ -49,7 +49,7 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
         idle=3600.0,
         shared="/a folder",
     )
-    return bootstrap.script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
+    return bootstrap.render_script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
 
 
 LAUNCHER_AND_WORKERS = (
@@ -60,13 +60,13 @@ LAUNCHER_AND_WORKERS = (
 
 def mesh_script() -> str:
     where = cluster(*(node(name) for name in ("launcher", "worker-1", "worker-2")))
-    return bootstrap.mesh_script(where.launcher, where.workers)
+    return bootstrap.render_mesh_check(where.launcher, where.workers)
 
 
 def export_script(name: str = "export", source: str = "") -> str:
     """What makes a launcher share its folder, or mount a file system."""
     launcher, workers = LAUNCHER_AND_WORKERS
-    todo = steps.for_node(
+    todo = steps.list_steps(
         launcher,
         Runtime.HOST,
         nodes=(launcher, *workers),
@@ -95,8 +95,10 @@ RENDERED: dict[str, Callable[[], str]] = {
     "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
     "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
     "mesh": mesh_script,
-    "shared folder": lambda: bootstrap.shared_script("/a folder", *LAUNCHER_AND_WORKERS),
-    "file system": lambda: bootstrap.shared_script("/a folder", *LAUNCHER_AND_WORKERS, theirs=True),
+    "shared folder": lambda: bootstrap.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
+    "file system": lambda: bootstrap.render_shared_check(
+        "/a folder", *LAUNCHER_AND_WORKERS, theirs=True
+    ),
     "export": export_script,
     "mount": lambda: export_script("mount", "10.0.0.9:/it's"),
     "survey-slurm": lambda: schedulers.load_batch("slurm").survey(),

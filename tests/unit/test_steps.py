@@ -40,7 +40,7 @@ def container(image: str = "some/image:1", **more: Any) -> NodeContainer:
 def chosen(
     of: Node, runtime: Runtime, box: NodeContainer | None = None
 ) -> tuple[bootstrap.Step, ...]:
-    return steps.for_node(
+    return steps.list_steps(
         of,
         runtime,
         nodes=(machine(name="launcher"), of),
@@ -90,13 +90,13 @@ def test_steps_of_a_node(
     names = f"boot upgrades deadline idle hosts secrets {names}"
     assert [step.name for step in found] == names.split()
     assert all(step.describe() for step in found)
-    text = bootstrap.script(
+    text = bootstrap.render_script(
         of,
         Mesh(key=KEY, nodes=(of,), host_keys={of.name: KEY.public}),
         pythons=["/opt/python"],
         steps=found,
         files=box.files(of) if runtime is Runtime.DOCKER else None,
-        inside=steps.inside(box if runtime is Runtime.DOCKER else None),
+        inside=steps.enter_container(box if runtime is Runtime.DOCKER else None),
     ).decode()
     done = subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -107,7 +107,7 @@ def test_steps_of_a_node(
 def shared(of: Node, runtime: Runtime = Runtime.HOST, *peers: Node) -> dict[str, bootstrap.Step]:
     """The steps of a node of a cluster whose nodes share a folder."""
     launcher = replace(node("launcher", "10.77.1.4"), role=Role.LAUNCHER)
-    found = steps.for_node(
+    found = steps.list_steps(
         of,
         runtime,
         nodes=(launcher, *peers),
@@ -190,7 +190,7 @@ def test_every_node_mounts_a_file_system_of_theirs_and_takes_a_new_one_over(
     for of in (launcher, WORKERS[0]):
         [step] = [
             step
-            for step in steps.for_node(
+            for step in steps.list_steps(
                 of,
                 Runtime.HOST,
                 nodes=(launcher, *WORKERS),

@@ -388,7 +388,7 @@ def test_what_a_broken_off_up_has_made_is_paid_as_what_it_is() -> None:
         with pytest.MonkeyPatch.context() as patch:
             provide(patch, "ec2", bills)
             ended = finish_down(store, replace(began, phase=phase), print, clock=lambda: NOW)
-        assert cost.dollars(ended.charges, NOW) == pytest.approx(dollars)
+        assert cost.sum_dollars(ended.charges, NOW) == pytest.approx(dollars)
 
 
 @pytest.mark.parametrize(

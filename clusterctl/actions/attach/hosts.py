@@ -133,7 +133,9 @@ def _prepare_hosts(
     )
     steps = (bootstrap.LetIn(mesh.key.public, key_mark(cluster)),)
     scripts = {
-        node.name: bootstrap.script(node, mesh, pythons=_list_first(node.python), steps=steps)
+        node.name: bootstrap.render_script(
+            node, mesh, pythons=_list_first(node.python), steps=steps
+        )
         for node in cluster.nodes
     }
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
@@ -162,7 +164,7 @@ def _probe(
             workdir=machines.workdir,
             sudo=machines.sudo,
             packages={**bootstrap.REQUIRED, **WANTED},
-            questions=facts.questions(_list_first(node.python), only=bool(node.python)),
+            questions=facts.list_questions(_list_first(node.python), only=bool(node.python)),
             marker=facts.MARKER,
         ).encode()
         for node in cluster.nodes
@@ -174,7 +176,7 @@ def _probe(
     found: dict[str, Node] = {}
     for node, result in zip(cluster.nodes, results, strict=True):
         why = _explain_unfit(node, result)
-        if facts.answers(result.text).get("root", "").startswith("/"):
+        if facts.split_answers(result.text).get("root", "").startswith("/"):
             found[node.name] = _read(node, result)
         if why:
             wrong.append(NodeResult(node=node.name, error=why))
@@ -193,7 +195,7 @@ def _explain_unfit(node: Node, result: NodeResult) -> str:
     """Why no job can run there; "" if one can."""
     if result.error or not result.ok:
         return result.why
-    answers = facts.answers(result.text)
+    answers = facts.split_answers(result.text)
     reasons = []
     root = answers.get("root", "").strip()
     if not root.startswith("/"):
@@ -251,7 +253,7 @@ def _compare_mpi(nodes: tuple[Node, ...]) -> str:
 def _read(node: Node, result: NodeResult) -> Node:
     """The node as its answers describe it. The address and port that our connection has at its end
     are those at which the others find it too."""
-    answers, found = facts.answers(result.text), bootstrap.read(node, result)
+    answers, found = facts.split_answers(result.text), bootstrap.read(node, result)
     address, port = ([*answers["connection"].split(), "", "", "", ""])[2:4]
     return replace(
         found,

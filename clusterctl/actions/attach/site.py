@@ -99,7 +99,7 @@ def _survey_site(
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
         },
         questions={
-            **facts.questions([sys.executable] if node.here else [], tools=site.required),
+            **facts.list_questions([sys.executable] if node.here else [], tools=site.required),
             **site.questions(),
         },
         marker=facts.MARKER,
@@ -115,7 +115,7 @@ def _survey_site(
             f"{where} could not be prepared: {result.why}",
             hint="choose a writable folder there with --workdir",
         )
-    answers = facts.answers(result.text)
+    answers = facts.split_answers(result.text)
     found = facts.parse(result.text)
     required = {**site.required, **_NEEDED}
     missing = {tool: package for tool, package in required.items() if tool not in found.tools}

@@ -17,7 +17,7 @@ from clusterctl.insight.doctor.finding import assemble as assemble
 from clusterctl.insight.doctor.finding import is_ending as is_ending
 from clusterctl.insight.doctor.finding import renew as renew
 from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
-from clusterctl.insight.doctor.waits import watchable as watchable
+from clusterctl.insight.doctor.waits import find_watchable as find_watchable
 from clusterctl.job_model import Hang, JobState
 
 
@@ -34,22 +34,22 @@ def describe_hang(hang: Hang) -> Finding:
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
     """All that is wrong, the cause first."""
     found = [
-        *nodes.machines(evidence),
-        *nodes.memory(evidence),
-        *nodes.disks(evidence),
-        *nodes.networks(evidence),
-        *nodes.silences(evidence),
-        *waits.stopped_ranks(evidence),
-        *recorded.calls(evidence),
-        *failures.first_failure(evidence),
-        *failures.vanished(evidence),
-        *endings.unfinished(evidence),
-        *waits.collectives(evidence),
-        *waits.limited_ranks(evidence),
-        *waits.idle_ranks(evidence),
-        *nodes.clocks(evidence),
-        *waits.without_stacks(evidence),
-        *waits.unwatched(evidence),
+        *nodes.judge_machines(evidence),
+        *nodes.judge_memory(evidence),
+        *nodes.judge_disks(evidence),
+        *nodes.judge_networks(evidence),
+        *nodes.judge_silences(evidence),
+        *waits.find_stopped(evidence),
+        *recorded.judge_calls(evidence),
+        *failures.find_first_failure(evidence),
+        *failures.find_vanished(evidence),
+        *endings.find_unfinished(evidence),
+        *waits.judge_collectives(evidence),
+        *waits.find_limited(evidence),
+        *waits.find_idle(evidence),
+        *nodes.judge_clocks(evidence),
+        *waits.find_without_stacks(evidence),
+        *waits.find_unwatched(evidence),
     ]
     explained = {finding.ranks for finding in found if finding.kind == "memory"}
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
@@ -66,7 +66,7 @@ def _is_aside(finding: Finding) -> bool:
 def _promote(evidence: Evidence, finding: Finding) -> Finding:
     """A known message in the last exception of a rank that lives is the cause if nothing else is:
     it is about to end."""
-    raised = [failures.last_error(evidence.ranks[number].err) for number in finding.ranks]
+    raised = [failures.find_last_error(evidence.ranks[number].err) for number in finding.ranks]
     message = finding.kind.startswith("message:")
     return replace(finding, serious=True) if message and any(raised) else finding
 

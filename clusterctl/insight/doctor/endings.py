@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clusterctl.insight.doctor.failures import last_error
+from clusterctl.insight.doctor.failures import find_last_error
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.insight.evidence import Rank
 from clusterctl.stacks import TEARDOWN, Stack, name_ranks
@@ -23,12 +23,12 @@ _THREADS = (
 DESTRUCTORS = "https://github.com/pytorch/pytorch/issues/56297"
 
 
-def unfinished(evidence: Evidence) -> Iterator[Finding]:
+def find_unfinished(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that have run their whole program, and still live."""
-    yield from _destructors(evidence)
+    yield from _find_destructors(evidence)
     for rank in evidence.ranks.values():
         if python_has_ended(evidence, rank) or is_exiting(rank):
-            yield _exits(evidence, rank)
+            yield _explain_exit(evidence, rank)
 
 
 def is_exiting(rank: Rank) -> bool:
@@ -38,17 +38,17 @@ def is_exiting(rank: Rank) -> bool:
     if stack is None or not rank.alive:
         return False
     no_python = not stack.collective and not any(frame.python for frame in stack.frames)
-    return stack.joins_threads or (no_python and bool(last_error(rank.err)))
+    return stack.joins_threads or (no_python and bool(find_last_error(rank.err)))
 
 
 def python_has_ended(evidence: Evidence, rank: Rank) -> bool:
     """Whether it lives without a Python interpreter. If that is so of all ranks, and none has
     printed an exception, py-spy does not know this Python."""
     gone = _NO_PYTHON in rank.no_stack and rank.alive and not rank.stack
-    return gone and bool(evidence.stacks or last_error(rank.err))
+    return gone and bool(evidence.stacks or find_last_error(rank.err))
 
 
-def _exits(evidence: Evidence, rank: Rank) -> Finding:
+def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
     """Others wait for it, and it waits for them (MPI ends only when all ranks have come to that),
     or for its own threads."""
     stack = rank.stack if rank.stack and rank.stack.joins_threads else None
@@ -59,7 +59,7 @@ def _exits(evidence: Evidence, rank: Rank) -> Finding:
     where = f", while {name_ranks(others)} wait" if len(others) > 1 else where
     where += f" in {others[first].describe()}" if first is not None else ""
     place, number = evidence.place(rank.number), rank.number
-    if error := last_error(rank.err):
+    if error := find_last_error(rank.err):
         return Finding(
             "error",
             f"{place} has failed, but its process has not ended: {error[-1].strip()}{where}",
@@ -88,7 +88,7 @@ def _threads(stack: Stack) -> tuple[str, ...]:
     return tuple(f"its thread {name} is at {s.describe()}" for name, s in there if s.own)
 
 
-def _destructors(evidence: Evidence) -> Iterator[Finding]:
+def _find_destructors(evidence: Evidence) -> Iterator[Finding]:
     """Ranks in the destructor of a process group, when no other rank lives that could still come
     to one of its collectives: nothing will end it."""
     living = {n: rank for n, rank in evidence.ranks.items() if rank.alive}

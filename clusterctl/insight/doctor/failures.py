@@ -28,14 +28,14 @@ SAME_TIME = 0.2
 """Seconds by which the end of a rank may be noticed by others before it is written down."""
 
 
-def first_failure(evidence: Evidence) -> Iterator[Finding]:
+def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
     """The rank that failed first, by one clock, and why. What the others printed because of that
     is left out."""
     failed = [rank for rank in evidence.ranks.values() if rank.exit_code]
     if evidence.job.state is JobState.CANCELLED:  # that is what ended them
         failed = [rank for rank in failed if rank.exit_code not in (KILLED, TOLD_TO_END)]
     ends = sort_failures(
-        RankEnd(rank.number, rank.exit_code or 0, evidence.corrected(rank), _follows(rank))
+        RankEnd(rank.number, rank.exit_code or 0, evidence.correct_end(rank), _is_consequence(rank))
         for rank in failed
     )
     if ends:
@@ -61,11 +61,11 @@ def first_failure(evidence: Evidence) -> Iterator[Finding]:
 
 def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
     """The rank whose end a failed one reports, if it ended without a failure of its own."""
-    when = evidence.corrected(failed) + SAME_TIME
+    when = evidence.correct_end(failed) + SAME_TIME
     quiet = [r for r in evidence.ranks.values() if r.exit_code == 0]
-    early = [rank for rank in quiet if evidence.corrected(rank) <= when]
+    early = [rank for rank in quiet if evidence.correct_end(rank) <= when]
     if early and len(quiet) < len(evidence.ranks):
-        first = min(early, key=evidence.corrected)
+        first = min(early, key=evidence.correct_end)
         match = messages.find(f"{failed.err}\n{failed.out}")
         return Finding(
             "left",
@@ -73,7 +73,7 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
             f" {evidence.place(failed.number)} still needed it",
             "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
             " look for sys.exit, a return or a collective that only some ranks reach",
-            (*last_error(failed.err)[:1], *((match.line,) if match else ())),
+            (*find_last_error(failed.err)[:1], *((match.line,) if match else ())),
             (first.number,),
             (first.node,),
         )
@@ -95,7 +95,7 @@ def _judge_vanished(evidence: Evidence, rank: Rank) -> Finding:
     )
 
 
-def _follows(rank: Rank) -> bool:
+def _is_consequence(rank: Rank) -> bool:
     """Whether it failed because another one had gone."""
     match = messages.find(f"{rank.err}\n{rank.out}")
     return match is not None and match.message.after
@@ -112,7 +112,7 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
         where = (_line(rank.err),) if _line(rank.err) else ()
         return _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
     code = rank.exit_code or 0
-    if error := last_error(rank.err):
+    if error := find_last_error(rank.err):
         return Finding(
             "error",
             f"{place} failed first: {error[-1].strip()}",
@@ -162,7 +162,7 @@ def _line(text: str) -> str:
     """The line of the program at which a rank failed: of its last exception, or of its crash."""
     text = _PREFIX.sub("", text)
     if not (crashes := list(_CRASH.finditer(text))):
-        return next(iter(last_error(text)), "")
+        return next(iter(find_last_error(text)), "")
     own = [_crash_line(text[crash.end() :]) for crash in crashes]
     # The main thread comes last; one that crashed in Python itself is the current one.
     current = [line for crash, line in zip(crashes, own, strict=True) if crash[0][0] == "C"]
@@ -204,7 +204,7 @@ def _explain_match(
     return Finding(f"message:{message.name}", text, message.advice, lines, ranks, nodes, serious)
 
 
-def last_error(text: str) -> tuple[str, ...]:
+def find_last_error(text: str) -> tuple[str, ...]:
     """The last line of the program's own in the last traceback, and the exception."""
     text = _PREFIX.sub("", text)
     trace = text.rpartition("Traceback (most recent call last):")
@@ -217,7 +217,7 @@ def last_error(text: str) -> tuple[str, ...]:
     return (*(own or files)[-1:], *errors[-1:]) if errors else ()
 
 
-def vanished(evidence: Evidence) -> Iterator[Finding]:
+def find_vanished(evidence: Evidence) -> Iterator[Finding]:
     """Ranks without a process and without an exit code, on nodes that answer."""
     if evidence.job.state.ended or not any(rank.alive for rank in evidence.ranks.values()):
         return
@@ -236,7 +236,7 @@ def _judge_left(evidence: Evidence) -> Iterator[Finding]:
         return
     stacks = [rank.stack for rank in living.values() if rank.stack]
     waiting = [stack for stack in stacks if stack.collective and not stack.tears_down]
-    follow = [n for n, rank in living.items() if _follows(rank)]
+    follow = [n for n, rank in living.items() if _is_consequence(rank)]
     if waiting:
         doing = f"others wait in {waiting[0].describe()}"
     elif follow:

@@ -46,7 +46,7 @@ class Evidence:
     def stacks(self) -> dict[int, Stack]:
         return {number: rank.stack for number, rank in self.ranks.items() if rank.stack}
 
-    def corrected(self, rank: Rank) -> float:
+    def correct_end(self, rank: Rank) -> float:
         """When it ended, by the clock of the machine that asks."""
         view = self.nodes.get(rank.node)
         return correct(rank.ended, view.offset, view.uncertainty) if view else rank.ended

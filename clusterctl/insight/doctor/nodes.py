@@ -16,7 +16,7 @@ LITTLE_MEMORY = 0.03
 """Free share of a node's memory below which programs are about to be killed."""
 
 
-def machines(evidence: Evidence) -> Iterator[Finding]:
+def judge_machines(evidence: Evidence) -> Iterator[Finding]:
     for view in evidence.nodes.values():
         if view.error:
             yield Finding(
@@ -35,7 +35,7 @@ def machines(evidence: Evidence) -> Iterator[Finding]:
                 (view.spot,),
                 nodes=(view.name,),
             )
-        for line in _since_start(evidence, view, r"Xid|fallen off|GPU reset|amdgpu"):
+        for line in _find_since_start(evidence, view, r"Xid|fallen off|GPU reset|amdgpu"):
             yield Finding(
                 "gpu",
                 f"a GPU of {view.name} has failed",
@@ -43,7 +43,9 @@ def machines(evidence: Evidence) -> Iterator[Finding]:
                 (line.text,),
                 nodes=(view.name,),
             )
-        for line in _since_start(evidence, view, r"I/O error|EXT4-fs|XFS|Hardware Error|Machine"):
+        for line in _find_since_start(
+            evidence, view, r"I/O error|EXT4-fs|XFS|Hardware Error|Machine"
+        ):
             yield Finding(
                 "hardware",
                 f"the kernel of {view.name} reports an error of its hardware",
@@ -54,14 +56,14 @@ def machines(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _since_start(evidence: Evidence, view: NodeView, pattern: str) -> list[KernelLine]:
+def _find_since_start(evidence: Evidence, view: NodeView, pattern: str) -> list[KernelLine]:
     """The last line of that kind since the job has started."""
     began = (evidence.job.started or evidence.job.created) + view.offset - 1
     found = [k for k in view.kernel if k.when >= began and re.search(pattern, k.text)]
     return found[-1:]
 
 
-def memory(evidence: Evidence) -> Iterator[Finding]:
+def judge_memory(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that the kernel killed for want of memory. Nodes that share a machine share its log,
     so a line counts for the rank that ended with it."""
     seen: set[str] = set()
@@ -99,7 +101,7 @@ def memory(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def disks(evidence: Evidence) -> Iterator[Finding]:
+def judge_disks(evidence: Evidence) -> Iterator[Finding]:
     for view in evidence.nodes.values():
         for disk in view.disks:
             if disk.full:
@@ -113,7 +115,7 @@ def disks(evidence: Evidence) -> Iterator[Finding]:
                 )
 
 
-def networks(evidence: Evidence) -> Iterator[Finding]:
+def judge_networks(evidence: Evidence) -> Iterator[Finding]:
     for view in evidence.nodes.values():
         for peer, how in view.peers.items():
             if how != "ok":
@@ -125,11 +127,11 @@ def networks(evidence: Evidence) -> Iterator[Finding]:
                 )
 
 
-def silences(evidence: Evidence) -> Iterator[Finding]:
+def judge_silences(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that send and get no answer. A firewall may let SSH pass, so that nodes reach each
     other, and not what ranks use."""
     names = {view.address: view.name for view in evidence.nodes.values() if view.address}
-    told = {frozenset(finding.nodes) for finding in networks(evidence)}
+    told = {frozenset(finding.nodes) for finding in judge_networks(evidence)}
     told |= {frozenset((view.name,)) for view in evidence.nodes.values() if view.error}
     for number, rank in sorted(evidence.ranks.items()):
         for silence in sorted(set(rank.silent), key=lambda item: (item.made, item.port))[:1]:
@@ -155,7 +157,7 @@ def _silence(evidence: Evidence, number: int, silence: Silence, peer: str) -> Fi
     )
 
 
-def clocks(evidence: Evidence) -> Iterator[Finding]:
+def judge_clocks(evidence: Evidence) -> Iterator[Finding]:
     views = [view for view in evidence.nodes.values() if not view.error]
     middle = sorted(view.offset for view in views)[len(views) // 2] if views else 0.0
     for view in views:

@@ -15,7 +15,7 @@ _ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_allgather_base", "_reduce_sc
 """Collectives to which all ranks bring as much."""
 
 
-def calls(evidence: Evidence) -> Iterator[Finding]:
+def judge_calls(evidence: Evidence) -> Iterator[Finding]:
     """For each process group of which two ranks or more have a record."""
     found: dict[str, dict[int, RecordedGroup]] = {}
     for number, rank in evidence.ranks.items():

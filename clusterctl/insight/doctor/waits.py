@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from clusterctl import blocking, stacks
 from clusterctl.blocking import CHILD, FILE_LOCK, Wait
 from clusterctl.insight.doctor import endings, rendezvous
-from clusterctl.insight.doctor.failures import last_error
+from clusterctl.insight.doctor.failures import find_last_error
 from clusterctl.insight.doctor.finding import WATCH as WATCH
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.insight.evidence import Rank
@@ -23,7 +23,7 @@ _SHOWN = 120
 """Characters of a line of output that are shown."""
 
 
-def stopped_ranks(evidence: Evidence) -> Iterator[Finding]:
+def find_stopped(evidence: Evidence) -> Iterator[Finding]:
     stopped = [number for number, rank in sorted(evidence.ranks.items()) if rank.stopped]
     for number in stopped:
         rank = evidence.ranks[number]
@@ -37,7 +37,7 @@ def stopped_ranks(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def collectives(evidence: Evidence) -> Iterator[Finding]:
+def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that wait for others in a collective, and those that are not in it."""
     living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
     folded = stacks.fold(living)
@@ -47,7 +47,7 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
     absent = [item for item in folded if not item.stack.collective]
     for item in absent:
         if not any(endings.is_exiting(evidence.ranks[n]) for n in item.ranks):  # told there
-            yield from _missing(evidence, waiting[0], item)
+            yield from _judge_missing(evidence, waiting[0], item)
     if all(stack.tears_down for stack in living.values()):  # `endings` says it
         return
     if absent or len(living) < len(evidence.ranks):
@@ -57,7 +57,7 @@ def collectives(evidence: Evidence) -> Iterator[Finding]:
     elif all(stack.sends for stack in living.values()):
         yield from _judge_senders(evidence, waiting)
     elif len(waiting) > 1:
-        yield from _mismatch(evidence, waiting)
+        yield from _judge_mismatch(evidence, waiting)
     else:
         yield from rendezvous.judge_rendezvous(evidence)
 
@@ -101,7 +101,7 @@ def _describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
     return (f"no rank has made progress for {evidence.watched} s",) if False in watched else ()
 
 
-def _mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
+def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
     same = len({item.stack.collective for item in waiting}) == 1
     direct = any(item.stack.receives or item.stack.sends for item in waiting)
     calls = "calls" if direct else "collectives"
@@ -123,7 +123,7 @@ def _mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding
     )
 
 
-def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
+def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
     """Ranks that have not come to the collective: they compute, they are slow, or they hang."""
     late = [evidence.ranks[number] for number in item.ranks]
     # On a machine with too much to do, a rank that computes gets little of a core, too.
@@ -148,7 +148,7 @@ def _missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Find
         )
     else:
         advice = wait.advice or "look at that line: all ranks have to call the same collectives"
-    elsewhere = [*_describe_elsewhere(late[0], item.stack), *_behind(evidence, late, wait)]
+    elsewhere = [*_describe_elsewhere(late[0], item.stack), *_explain_absence(evidence, late, wait)]
     if usual:
         elsewhere.insert(0, "the job makes progress: this may be one moment of a healthy job")
     elif slow:
@@ -195,7 +195,7 @@ def _describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
             yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
 
 
-def _behind(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
+def _explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
     """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
     if wait is FILE_LOCK:
         yield from dict.fromkeys(text for rank in late for text in _holders(evidence, rank))
@@ -205,7 +205,7 @@ def _behind(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[st
     for disk in evidence.nodes[late[0].node].disks:
         if disk.full and disk.elsewhere:
             yield f"{disk.mount} of {late[0].node} is full: it may try to write there"
-    if error := last_error(late[0].err):
+    if error := find_last_error(late[0].err):
         yield f"it has printed: {' '.join(' '.join(error).split())}"
     elif said := _last_line(late[0]):
         yield f"its last line of output: {said}"
@@ -235,7 +235,7 @@ def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
         yield f"process {holder} on {rank.node}{who} holds the lock"
 
 
-def watchable(evidence: Evidence) -> dict[int, str]:
+def find_watchable(evidence: Evidence) -> dict[int, str]:
     """Ranks to look at again if some wait for others, and how they wait: those that are asleep in
     a collective (`sleeps`) wake when the job goes on; those that poll there, as MPI does, are awake
     all the time (`polls`); the others are to come to it (`late`)."""
@@ -253,7 +253,7 @@ def watchable(evidence: Evidence) -> dict[int, str]:
     }
 
 
-def limited_ranks(evidence: Evidence) -> Iterator[Finding]:
+def find_limited(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that a limit of their cgroup keeps from running, while others run freely and may wait
     for them."""
     living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
@@ -271,7 +271,7 @@ def limited_ranks(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def idle_ranks(evidence: Evidence) -> Iterator[Finding]:
+def find_idle(evidence: Evidence) -> Iterator[Finding]:
     """Ranks without stacks, as of programs in C: most poll for a message, and some do nothing."""
     unseen = {n: r.usage for n, r in evidence.ranks.items() if r.alive and not r.stack}
     idle = [n for n, use in sorted(unseen.items()) if use is not None and use <= IDLE]
@@ -295,7 +295,7 @@ def _wait(rank: Rank, stack: Stack | None = None) -> Wait:
     return clear or blocking.explain_kernel(rank.waits) or guess or Wait("blocked")
 
 
-def without_stacks(evidence: Evidence) -> Iterator[Finding]:
+def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
     without: dict[str, list[int]] = {}
     for number, rank in sorted(evidence.ranks.items()):
         told = endings.python_has_ended(evidence, rank)
@@ -317,7 +317,7 @@ def without_stacks(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def unwatched(evidence: Evidence) -> Iterator[Finding]:
+def find_unwatched(evidence: Evidence) -> Iterator[Finding]:
     if evidence.unwatched:
         yield Finding(
             "time",
