@@ -153,19 +153,37 @@ def kill_group(pid: int) -> None:
 def run_in_foreground(argv: Sequence[str], *, cwd: Path) -> int:
     """Runs `argv` on our own terminal and waits for it; Ctrl-C there is the program's business, and
     a signal that ends us ends it too."""
+    alone = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN and not _has_terminal()
+    handed_on = (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if alone else []))
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
         with subprocess.Popen(
             argv, cwd=cwd, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         ) as program:
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                before[number] = signal.signal(number, lambda got, _: program.send_signal(got))
+            for number in handed_on:
+                old = signal.signal(number, lambda got, _: program.send_signal(got))
+                before.setdefault(number, old)
             return program.wait()
     except FileNotFoundError:
         return 127
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _has_terminal() -> bool:
+    """Whether Ctrl-C on a terminal signals us and also what we have started, which then needs no
+    telling."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 @dataclass(slots=True)

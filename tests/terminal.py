@@ -135,6 +135,13 @@ class Terminal:
             assert self._read(0.1) or there(), f"{wanted} never came: {self.screen.text}"
         return self.screen.text
 
+    def until_shown(self, text: str, seconds: float = 60) -> None:
+        """Waits until this stands somewhere on the screen."""
+        deadline = time.monotonic() + seconds
+        while not any(text in line for line in self.screen.text):
+            assert time.monotonic() < deadline, f"{text} never came: {self.screen.text}"
+            assert self._read(0.1), f"{text} never came: {self.screen.text}"
+
     def until_more(self, seconds: float = 30) -> None:
         """Waits until the program writes something."""
         before, deadline = self.raw, time.monotonic() + seconds

@@ -86,8 +86,10 @@ def forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], s
     Raises UsageError for a target that is none, and for a port of this machine that is taken."""
     name, _, text = target.rpartition(":")
     if not re.fullmatch(r"\d{1,5}", text) or not 1 <= int(text) <= 65535:
+        wrong = f"port {text} is not between 1 and 65535" if text.isdecimal() else ""
         raise UsageError(
-            f"{target!r} is not [NODE:]PORT", hint="for example clusterctl forward worker-1:6006"
+            wrong or f"{target!r} is not [NODE:]PORT",
+            hint="for example clusterctl forward worker-1:6006",
         )
     node = node_of(cluster, name)
     if node.here:

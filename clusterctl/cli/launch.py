@@ -62,7 +62,7 @@ def launch(given: Launch, console: Console) -> None:
     except KeyboardInterrupt:
         if name not in store.names():
             raise
-        if console.interactive and console.confirm(f"Keep cluster {name}?"):
+        if console.interactive and _wants_to_keep(name, console):
             launch_mark.unmark(store, name)
             console.after_interrupt = _describe_kept(name)
             raise
@@ -81,6 +81,14 @@ def launch(given: Launch, console: Console) -> None:
     else:
         _remove(name, given, console)
     raise typer.Exit(code)
+
+
+def _wants_to_keep(name: str, console: Console) -> bool:
+    """Who presses Ctrl-C again does not want to answer: the cluster goes."""
+    try:
+        return console.confirm(f"Keep cluster {name}?")
+    except KeyboardInterrupt:
+        return False
 
 
 def _check(running: Run, detach: bool) -> None:

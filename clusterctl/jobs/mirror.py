@@ -20,7 +20,7 @@ from pathlib import Path
 from clusterctl import assets, unpack
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import block_copies, bucket_copies, copies_here, systems
+from clusterctl.jobs import block_copies, bucket_copies, copies_here, stage, systems
 from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, format_time
@@ -155,6 +155,7 @@ def claim(job: Job, job_folder: Path) -> None:
                 f"{target} is not empty, so the outputs of job {job.id} cannot be copied there",
                 hint="move it away, or choose another --sync DIR",
             )
+        (target / stage.MARK).touch()
         make_private(job_folder)
         copies_here.place(job_folder).symlink_to(target)
 

@@ -39,7 +39,8 @@ IGNORE = ".clusterctlignore"
 OWN = "own"
 """The folder of a job with what describes the project itself, beside that of its tree."""
 MARK = ".clusterctl-fetched"
-"""Lies in a folder that `fetch` made: what a job has made is no part of the next one's program."""
+"""Lies in a folder that `fetch` or --sync made: what a job has made is no part of the next one's
+program."""
 
 
 @dataclass(frozen=True, slots=True)

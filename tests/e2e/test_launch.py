@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 
 import pytest
 
 from tests.e2e.cli import Cli, wait_for
+from tests.terminal import Terminal
 
 pytestmark = pytest.mark.sshd
 
@@ -68,6 +70,25 @@ def test_ctrl_c_ends_the_cluster(own: Cli) -> None:
     assert done.code == 130, done
     assert own.json("list")["clusters"] == []
     assert {job["state"] for job in own.jobs().values()} == {"cancelled"}
+
+
+def test_ctrl_c_instead_of_an_answer_keeps_no_cluster(own: Cli) -> None:
+    own.script("waits.py", "import time; print('computing', flush=True); time.sleep(300)")
+    terminal = Terminal(
+        [own.python, "-m", "clusterctl", "launch", "waits.py"],
+        cwd=own.folder,
+        env=own.environment({"TERM": "xterm"}),
+        keyboard=True,
+    )
+    try:
+        for wanted in ("computing", "Keep cluster waits?"):
+            terminal.until_shown(wanted)
+            terminal.process.send_signal(signal.SIGINT)
+        terminal.wait()
+    finally:
+        terminal.close()
+    assert terminal.process.returncode == 130
+    assert own.json("list")["clusters"] == []
 
 
 def test_a_cluster_is_kept_when_it_is_wanted(own: Cli) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
 import subprocess
 from contextlib import suppress
@@ -197,6 +198,12 @@ def test_a_port_of_a_node_is_reached_from_here(cli: Cli) -> None:
     wait_for(hello, 20, "the server to answer")
     forward.interrupt()
     assert forward.wait().code == 130
+    forward = cli.start("forward", f"worker-1:{there}", "--port", str(here))
+    wait_for(hello, 20, "the server to answer")
+    forward.process.send_signal(signal.SIGINT)  # as a script or a notebook does, to it alone
+    assert forward.wait().code == 130
+    assert not hello()
+    assert "between 1 and 65535" in cli("forward", "worker-1:99999", code=2).err
     job.interrupt()
     job.wait()
 

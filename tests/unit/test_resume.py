@@ -17,7 +17,7 @@ from clusterctl.actions import resume as resume_action
 from clusterctl.actions.rerun import Changes, rerun
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.jobs import copies_here, mirror
+from clusterctl.jobs import copies_here, mirror, stage
 from tests.unit.calling import Call, judge
 from tests.unit.making import job
 from tests.unit.scripts import until
@@ -374,6 +374,7 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     mirror.claim(made, folder)
     target = copies_here.place(folder).resolve()
     assert target == tmp_path / "there" / "job-7"
+    assert (target / stage.MARK).exists(), "the next job's program would have it"
     copy_to_launcher(old, "worker-1")
     copy_to_launcher(old, "worker-2")
     large = old.work("launcher").parent / "mirror" / "worker-1" / "large"
