@@ -6,12 +6,15 @@ import os
 import re
 import signal
 import socket
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.ec2.conftest import World
 from tests.sim.ec2.network import YOU
+from tests.sim.lab import UBUNTU
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
 
@@ -185,6 +188,18 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     assert kept.code == 3
     assert f"the machines keep running at ${before:.2f}/h until" in kept.err
     world.ec2.clear()
+
+    # Killed, and forgotten until EC2 does not show the machines any more, which its terraform has
+    # ended meanwhile.
+    process = world.start("down", "--yes")
+    world.until(process, "ends", 60)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    world.wait(lambda: " vpc " not in "\n".join(world.ec2.left()), 90, "what terraform removes")
+    world.ec2.forget_ended()
+    spent = world.ok("status", "--json").document()
+    assert (spent["dollars_per_hour"], spent["warnings"]) == (0, [])
+    assert "cloudtrail:LookupEvents" in world.ec2.actions
     world.ok("down", "--yes")
     assert "ok: " in world.ok("logs", str(number)).out
 
@@ -273,8 +288,13 @@ def reaches(world: World) -> bool:
 
 
 def test_who_is_shut_out_is_let_in_and_a_node_that_never_boots_is_named(world: World) -> None:
+    """It has an image of the user's own, whose agent never starts: AWS ends it all the same."""
+    api = world.ec2.client("ec2")
+    copy = api.copy_image(SourceImageId=UBUNTU, SourceRegion="us-east-1", Name="mine")
+    image = copy["ImageId"]
     world.ec2.fault("never_boot", node="worker-1")
-    up = world.run(*CPU, "--ssh-cidr", "192.0.2.1", "--boot-timeout", "3s")
+    own = (*CPU, "--ami", image)
+    up = world.run(*own, "--ssh-cidr", "192.0.2.1", "--boot-timeout", "3s")
     assert up.code == 4
     assert re.search(r"launcher: .*no answer", up.err), up.err
     assert world.ec2.machine("launcher").up
@@ -282,12 +302,25 @@ def test_who_is_shut_out_is_let_in_and_a_node_that_never_boots_is_named(world: W
     world.ok("allow", YOU)
     world.wait(lambda: reaches(world), 10, "an open port")
 
-    up = world.run(*CPU, "--boot-timeout", "6s")
+    up = world.run(*own, "--boot-timeout", "6s")
     assert up.code == 4
     assert "worker-1: " in up.err
     assert "waited 6 s for the machine to boot" in up.err
     assert "`clusterctl down default` removes the cluster" in up.err
+
+    [schedules] = world.ec2.schedules.values()
+    assert len(schedules) == 2
+    world.ec2.turn_the_scheduler_ahead(world.record()["deadline"] - time.time() + 120)
+    world.wait(lambda: list_states(api) == {"terminated"}, 20, "what AWS itself ends")
+    assert world.ok("status", "--live", "--json").document()["dollars_per_hour"] == 0
     world.ok("down", "--yes")
+    api.deregister_image(ImageId=image)
+
+
+def list_states(api: Any) -> set[str]:
+    """Of all instances."""
+    groups = api.describe_instances()["Reservations"]
+    return {one["State"]["Name"] for group in groups for one in group["Instances"]}
 
 
 def test_killed_in_every_phase_it_goes_on(world: World) -> None:
