@@ -72,7 +72,7 @@ class Reference:
         """Without the digest."""
         return self.text.partition("@")[0]
 
-    def pinned(self, digest: str) -> str:
+    def pin(self, digest: str) -> str:
         """The same image by its digest alone, which is how an engine remembers it."""
         name = self.tagged.removesuffix(f":{self.tag}" if self.tag else "")
         return f"{name}@{digest}"
@@ -159,7 +159,7 @@ def _resolve(reference: Reference, more_logins: MoreLogins) -> FoundImage:
         size = count_bytes(manifest)
     except ValueError as error:
         raise connection.make_strange_error("an invalid manifest") from error
-    return FoundImage(reference.pinned(digest), digest, size, login)
+    return FoundImage(reference.pin(digest), digest, size, login)
 
 
 _SENSELESS = (AttributeError, LookupError, TypeError, OverflowError)

@@ -270,7 +270,11 @@ def _bring_spy(
     """What each of these nodes is given of py-spy: nothing where it has its own; and why there is
     nothing to give."""
     without = [name for name in names if not found.nodes[name].spy]
-    why = own_spy.missing({cluster.node(name).facts.arch for name in names}) if without else ""
+    why = (
+        own_spy.explain_missing({cluster.node(name).facts.arch for name in names})
+        if without
+        else ""
+    )
     spy = own_spy.compress() if without and not why else b""
     return {name: spy if name in without else b"" for name in names}, why
 

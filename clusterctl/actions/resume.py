@@ -148,10 +148,10 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
     if old.fetched:
         return found
     folder = copies_here.place(store.job_folder(old.id))
-    wanted = lost and bucket_copies.is_url(old.spec.sync) and not copies_here.stored(folder)
+    wanted = lost and bucket_copies.is_url(old.spec.sync) and not copies_here.list_stored(folder)
     if wanted and bucket_copies.download(old, folder):
         report(f"copied the files of job {old.id} from {bucket_copies.url(old)}")
-    for name, copies in sorted(copies_here.stored(folder).items()):
+    for name, copies in sorted(copies_here.list_stored(folder).items()):
         files = found.setdefault(name, {})
         newer = {
             path: copy

@@ -54,7 +54,7 @@ def upload(job: Job, folder: Path) -> None:
     """Brings what has changed in `folder`, the copies here, to the bucket, and removes there what
     the program has. Links stay here. Raises ProviderError, OSError."""
     bucket = _open(job)
-    for node, copies in copies_here.stored(folder).items():
+    for node, copies in copies_here.list_stored(folder).items():
         note = folder / f".{node}.sent"
         before = copies_here.parse(note.read_bytes()) if note.is_file() else None
         known = before.files if before else ()

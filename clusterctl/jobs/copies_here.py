@@ -36,7 +36,7 @@ def render(copies: Copies) -> bytes:
     return json.dumps({"when": copies.when, "files": copies.files}).encode()
 
 
-def stored(target: Path) -> dict[str, Copies]:
+def list_stored(target: Path) -> dict[str, Copies]:
     """What `mirror.bring` has put below `target`, by node. What has a damaged note comes anew."""
     found = {}
     for path in target.glob(".*.json"):

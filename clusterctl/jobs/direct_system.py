@@ -134,7 +134,7 @@ class DirectSystem:
                 job_folder = f"{self._cluster.node(name).root}/jobs/{job.id}"
                 target = quote(f"{job_folder}/work/{program.folder}/{program.target}")
                 command = (
-                    f"cat >{target} && chmod 755 {target} && {_not_output(job_folder, program)}"
+                    f"cat >{target} && chmod 755 {target} && {_count_staged(job_folder, program)}"
                 )
                 return pool.transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
 
@@ -150,7 +150,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     command = (
         f"cd {quote(folder)}/work/{quote(program.folder)} || exit;"
         f" PATH={quote(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
-        f" {_not_output(folder, program)} && cat {target}"
+        f" {_count_staged(folder, program)} && cat {target}"
     )
     if node.job_port != node.ssh_port:
         # The compiler is where the program will run: in the node's container.
@@ -171,7 +171,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     return result.stdout
 
 
-def _not_output(folder: str, program: Program) -> str:
+def _count_staged(folder: str, program: Program) -> str:
     """A command that counts a compiled program, and modules of Fortran, among what was staged: they
     are no outputs."""
     path = os.path.normpath(f"{program.folder}/{program.target}")

@@ -28,7 +28,7 @@ def has_all(wanted: Wanted, nodes: Iterable[Node]) -> bool:
 def _has_all(requirements: Iterable[str], python: Python, node: Node) -> bool:
     there = dict(_list_installed(python))
     # The usual answer, without the library: that takes longer than all else here.
-    if any(";" not in line and uv.name_of(line.strip()) not in there for line in requirements):
+    if any(";" not in line and uv.read_name(line.strip()) not in there for line in requirements):
         return False
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -48,7 +48,7 @@ def _has_all(requirements: Iterable[str], python: Python, node: Node) -> bool:
     for one in asked:
         if one.marker and not one.marker.evaluate(surroundings):
             continue
-        version = there.get(uv.name_of(one.name), "")
+        version = there.get(uv.read_name(one.name), "")
         if not version or one.extras or one.url:
             return False
         if not one.specifier.contains(version, prereleases=True):

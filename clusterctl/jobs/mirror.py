@@ -168,7 +168,7 @@ def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
     if missing:
         how = f"`clusterctl fetch {job.id}` copies everything that the nodes still have"
         return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
-    if not any(copies.files for copies in copies_here.stored(folder).values()):
+    if not any(copies.files for copies in copies_here.list_stored(folder).values()):
         return f"job {job.id} has no outputs that --sync copies to {target}"
     return f"the outputs of job {job.id} are in {target}"
 
@@ -254,7 +254,7 @@ class Keeper:
 
     def _describe_late(self, job: Job) -> str:
         """That nodes have not answered the launcher since the end of the job; "" where all have."""
-        known = copies_here.stored(copies_here.place(self._folder).resolve())
+        known = copies_here.list_stored(copies_here.place(self._folder).resolve())
         late = [
             name
             for name in list_rank_nodes(job, self._cluster)
@@ -274,7 +274,7 @@ def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float =
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another clusterctl may be at it
         for abandoned in target.glob(".part-*"):
             shutil.rmtree(abandoned)
-        known = copies_here.stored(target)
+        known = copies_here.list_stored(target)
         for name, copies in found.items():
             _bring_node(job, cluster, pool, target, name, known.get(name), copies, largest)
 

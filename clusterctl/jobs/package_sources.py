@@ -59,7 +59,7 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        return digest_of(self.source, str(self.asked), *self.texts, *self.texts.values())
+        return hash_parts(self.source, str(self.asked), *self.texts, *self.texts.values())
 
 
 def find(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
@@ -266,5 +266,5 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def digest_of(*parts: str) -> str:
+def hash_parts(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

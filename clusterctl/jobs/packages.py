@@ -26,7 +26,7 @@ from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError
 from clusterctl.formats import format_bytes
 from clusterctl.jobs import package_indexes, uv
-from clusterctl.jobs.package_sources import NONE, Wanted, digest_of
+from clusterctl.jobs.package_sources import NONE, Wanted, hash_parts
 from clusterctl.jobs.start import make_error
 from clusterctl.meter import COPIED
 from clusterctl.model import Cluster, Node, Python, count
@@ -88,7 +88,7 @@ def folder(node: Node, digest: str) -> str:
 def _key(digest: str, node: Node) -> str:
     python = _python_of(node)
     kept = (f"{name}=={version}" for name, version in _find_kept(python).items())
-    return digest_of(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
+    return hash_parts(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
 
 
 def _python_of(node: Node) -> Python:
@@ -272,10 +272,10 @@ class _Environment:
         entries = [
             entry
             for entry in uv.entries(text)
-            if uv.name_of(entry) not in kept
-            and not ("torch" in kept and _CUDA.match(uv.name_of(entry)))
+            if uv.read_name(entry) not in kept
+            and not ("torch" in kept and _CUDA.match(uv.read_name(entry)))
         ]
-        if not wanted.decides and any(uv.name_of(entry) == "torch" for entry in entries):
+        if not wanted.decides and any(uv.read_name(entry) == "torch" for entry in entries):
             raise LaunchError(
                 f"{wanted.source} needs torch, which {node.name} does not have",
                 hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
@@ -308,7 +308,7 @@ class _Environment:
         wanted = _python_of(nodes[0]).executable
         if wanted.startswith("/"):
             return
-        commands = {node.name: _inside(node, f"{_PATH} command -v {wanted}") for node in nodes}
+        commands = {node.name: _run_inside(node, f"{_PATH} command -v {wanted}") for node in nodes}
         results = self._pool.run(commands, timeout=ASK_TIMEOUT)
         for result in results:
             if result.exit_code is None:
@@ -326,7 +326,7 @@ class _Environment:
         for node in nodes:
             words = (self._scratch(node), folder(node, self._digest))
             command = join((_python_of(node).executable, "-I", "-", *words))
-            commands[node.name] = _inside(node, f"{_PATH} {command}")
+            commands[node.name] = _run_inside(node, f"{_PATH} {command}")
         for result in self._pool.run(commands, stdin=script, timeout=uv.FETCH_TIMEOUT):
             if not result.ok:
                 raise make_error("installing packages", result)
@@ -336,7 +336,7 @@ _PATH = 'PATH="$PATH:$HOME/.local/bin";'
 """Where uv puts the Pythons that it installs, too."""
 
 
-def _inside(node: Node, command: str) -> str:
+def _run_inside(node: Node, command: str) -> str:
     """The command where the node's Python is: in its container, where it has one."""
     if node.job_port == node.ssh_port:
         return command

@@ -357,9 +357,9 @@ def list_bundled() -> list[str]:
 
 def _suggest(script: str) -> str:
     path, names = Path(script), list_bundled()
-    if close := _closest(path, _list_files(path.parent)):
+    if close := _find_closest(path, _list_files(path.parent)):
         return f"did you mean {path.with_name(close)}?"
-    if close := _closest(path, names):
+    if close := _find_closest(path, names):
         return f"did you mean the bundled {close}?"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {script}"
@@ -374,7 +374,7 @@ def _list_files(folder: Path) -> list[str]:
     return []
 
 
-def _closest(path: Path, names: Sequence[str]) -> str:
+def _find_closest(path: Path, names: Sequence[str]) -> str:
     """The name that a slip of the finger may have meant; "" if none is that close. Endings, which
     make all of them alike, do not count."""
     from difflib import get_close_matches

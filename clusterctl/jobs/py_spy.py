@@ -13,7 +13,7 @@ FILE = "py-spy.gz"
 """What it is called in a job's folder."""
 
 
-def missing(archs: Collection[str]) -> str:
+def explain_missing(archs: Collection[str]) -> str:
     """Why nodes of these processors cannot use that of this machine; "" where they can."""
     if not _path():
         return "py-spy is missing on this machine: pip install py-spy"

@@ -107,10 +107,10 @@ def find_tree(
     names: Iterable[str] = (
         name
         for name in found
-        if not ignored(name) and not _in_fetched((root / name).parent, root, fetched)
+        if not ignored(name) and not _is_in_fetched((root / name).parent, root, fetched)
     )
     if script is not None and script.resolve().is_relative_to(root):
-        names = _with(names, str(script.resolve().relative_to(root)))
+        names = _add_name(names, str(script.resolve().relative_to(root)))
     sizes: dict[str, int] = {}
     size, too_large_since = 0, math.inf
     for name in names:
@@ -129,7 +129,7 @@ def find_tree(
             break
     if too_large_since < math.inf:
         raise _make_too_large_error(root, sizes, limit)
-    return Tree(root, tuple(sorted(sizes)), size, top is not None, _largest(sizes))
+    return Tree(root, tuple(sorted(sizes)), size, top is not None, _find_largest(sizes))
 
 
 def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
@@ -152,12 +152,12 @@ def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
             )
         inside = (place / name for name in _walk(place)) if place.is_dir() else (place,)
         for file in inside:
-            if not _in_fetched(file.parent, tree.root, fetched):
+            if not _is_in_fetched(file.parent, tree.root, fetched):
                 sizes[str(file.relative_to(tree.root))] = file.lstat().st_size
     size = sum(sizes.values())
     if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
         raise _make_too_large_error(tree.root, sizes, limit)
-    return replace(tree, files=tuple(sorted(sizes)), size=size, largest=_largest(sizes))
+    return replace(tree, files=tuple(sorted(sizes)), size=size, largest=_find_largest(sizes))
 
 
 def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
@@ -165,7 +165,7 @@ def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> U
     reasons = []
     size = sum(sizes.values())
     if size > (limit or MAX_BYTES):
-        reasons.append(f"largest: {_sizes(_largest(sizes))}")
+        reasons.append(f"largest: {_sizes(_find_largest(sizes))}")
     if len(sizes) > MAX_FILES and not limit:
         folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
         most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
@@ -179,7 +179,7 @@ def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> U
     )
 
 
-def _largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _find_largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:NAMED])
 
 
@@ -332,16 +332,16 @@ def _walk(
                 yield str(path.relative_to(root))
 
 
-def _in_fetched(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
+def _is_in_fetched(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
     """Whether `folder`, at or below `root`, is in one that `fetch` made."""
     if folder == root:
         return False
     if folder not in known:
-        known[folder] = (folder / MARK).is_file() or _in_fetched(folder.parent, root, known)
+        known[folder] = (folder / MARK).is_file() or _is_in_fetched(folder.parent, root, known)
     return known[folder]
 
 
-def _with(names: Iterable[str], extra: str) -> Iterator[str]:
+def _add_name(names: Iterable[str], extra: str) -> Iterator[str]:
     yield extra
     yield from (name for name in names if name != extra)
 

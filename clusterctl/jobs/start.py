@@ -167,7 +167,7 @@ def _stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
         folder=f"{node.root}/jobs/{job.id}",
         tag=tag,
         python_folder=node.python.rpartition("/")[0] or "/nowhere",
-        why=py_spy.missing(archs) or "py-spy does not run on this node",
+        why=py_spy.explain_missing(archs) or "py-spy does not run on this node",
         limit=STACK_LIMIT,
         largest=LARGEST_NOTE,
     )
@@ -207,7 +207,7 @@ def put(
     """
     tree, library = home.stages / job.stage, stage.pack_library()
     placed = list_rank_nodes(job, cluster)
-    if job.spec.hang_timeout and not py_spy.missing(_archs(job, cluster)):
+    if job.spec.hang_timeout and not py_spy.explain_missing(_archs(job, cluster)):
         library += archives.pack_file(py_spy.FILE, py_spy.compress())
 
     large = tree.stat().st_size > LARGE

@@ -111,6 +111,6 @@ def entries(text: str) -> list[str]:
     return [part for part in parts if part and not part.startswith(("#", "-"))]
 
 
-def name_of(entry: str) -> str:
+def read_name(entry: str) -> str:
     found = re.match(r"[A-Za-z0-9._-]+", entry)
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, environment, points
 from clusterctl.launch.environment import variables
-from clusterctl.launch.mpirun import IN_BATCH_JOB, in_batch_job
+from clusterctl.launch.mpirun import IN_BATCH_JOB, plan_batch_calls
 from clusterctl.launch_plan import LaunchPlan, Reason
 
 _CONTAINER = """\
@@ -44,7 +44,7 @@ class BatchScript:
             programs={login.name: program(request)},
             files=files,
             path=_path(request),
-            mpirun=in_batch_job(request.spec.mpirun_args),
+            mpirun=plan_batch_calls(request.spec.mpirun_args),
             device_env={
                 **IN_BATCH_JOB.node_env()[""],
                 "OMPI_MCA_btl_tcp_if_include": IN_BATCH_JOB.devices[""],

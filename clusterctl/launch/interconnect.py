@@ -62,13 +62,13 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
     candidates = {
         network: chosen
         for network in sorted(networks, key=lambda net: (-net.prefixlen, net))
-        if (chosen := _distinct(nodes, network))
+        if (chosen := _choose_distinct(nodes, network))
     }
     private = {node.private_address for node in nodes}
     for network, chosen in candidates.items():
         if {item.address for item in chosen.values()} == private:
             return _result([network], chosen, f"the nodes' private addresses lie in {network}")
-    at_private = {node.name: found for node in nodes if (found := _with_address(node))}
+    at_private = {node.name: found for node in nodes if (found := _find_with_address(node))}
     if len(at_private) == len(nodes):
         routed = sorted({_network(item) for item in at_private.values()})
         return _result(routed, at_private, "the nodes are routed to each other")
@@ -82,7 +82,7 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
     )
 
 
-def loopback(nodes: Sequence[Node]) -> Interconnect:
+def use_loopback(nodes: Sequence[Node]) -> Interconnect:
     """For nodes that are names of one host."""
     return Interconnect(cidrs=("127.0.0.0/8",), devices={node.name: "lo" for node in nodes})
 
@@ -108,7 +108,7 @@ def _list_usable(node: Node) -> list[Interface]:
     ]
 
 
-def _distinct(nodes: Sequence[Node], network: IPv4Network) -> dict[str, Interface]:
+def _choose_distinct(nodes: Sequence[Node], network: IPv4Network) -> dict[str, Interface]:
     """Each node's interface in `network`; empty unless all have one, with addresses that differ."""
     chosen: dict[str, Interface] = {}
     for node in nodes:
@@ -121,5 +121,5 @@ def _distinct(nodes: Sequence[Node], network: IPv4Network) -> dict[str, Interfac
     return chosen if len(addresses) == len(chosen) else {}
 
 
-def _with_address(node: Node) -> Interface | None:
+def _find_with_address(node: Node) -> Interface | None:
     return next((item for item in _list_usable(node) if item.address == node.private_address), None)

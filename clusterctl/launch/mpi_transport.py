@@ -154,7 +154,7 @@ def _abilities(backend: str, nodes: Sequence[Node]) -> frozenset[str]:
         "efa": all("efa" in node.facts.fabrics for node in nodes),
         "gpu": over_mpi,
         "host": not over_mpi,
-        "memory": not over_mpi or not _blind(nodes),
+        "memory": not over_mpi or not _find_blind(nodes),
         "amd": Accelerator.AMD in vendors,
         "mixed": mixed,
         "plug-in": bool(with_gpu) and all(node.facts.nccl_net for node in with_gpu),
@@ -170,7 +170,7 @@ def rdma_devices(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _blind(nodes: Sequence[Node]) -> list[str]:
+def _find_blind(nodes: Sequence[Node]) -> list[str]:
     """Nodes whose UCX cannot read the memory of their GPUs."""
     return [
         node.name
@@ -186,7 +186,7 @@ def _notes(can: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
         no_pml = [node.name for node in nodes if "pml:ucx" not in node.facts.mpi_components]
         lacking = f"Open MPI has no UCX on {', '.join(no_pml)}"
         if not no_pml:
-            lacking = f"UCX finds no GPU on {', '.join(_blind(nodes))}"
+            lacking = f"UCX finds no GPU on {', '.join(_find_blind(nodes))}"
         notes.append(
             "MPI cannot reach GPU memory on every node: gradients go through host memory"
             f" ({lacking})"

@@ -110,7 +110,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     nodes = [cluster.node(place.node) for place in request.placement]
     involved = list({node.name: node for node in (cluster.launcher, *nodes)}.values())
     mpi = common_mpi(involved)
-    network = interconnect.loopback(nodes) if cluster.one_host else interconnect.solve(involved)
+    network = interconnect.use_loopback(nodes) if cluster.one_host else interconnect.solve(involved)
     counts = {place.node: 1 if per_node else place.count for place in request.placement}
     transport = mpi_transport.choose(request.spec.backend, nodes)
     if not cluster.one_host:
@@ -251,15 +251,15 @@ PLACED: tuple[Flag, ...] = (
 """In a job of a batch system."""
 
 
-def in_batch_job(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
+def plan_batch_calls(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
     """The same flags in a job of a batch system, where the nodes and mpirun itself are known only
     when it starts. `args`: as in JobSpec.mpirun_args."""
     placed = _words(merge(PLACED, args))
-    found = {major: _in_batch_job(words) for major, words in GENERATIONS.items()}
+    found = {major: _plan_batch_call(words) for major, words in GENERATIONS.items()}
     return {major: replace(call, placed=placed) for major, call in found.items()}
 
 
-def _in_batch_job(words: Generation) -> BatchMpirun:
+def _plan_batch_call(words: Generation) -> BatchMpirun:
     engines = [
         (row.needs, row.pml, _words(row.flags)) for row in mpi_transport.ENGINES if row.needs
     ]

@@ -37,7 +37,7 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
                 raise LaunchError(
                     f"{sum(counts)} ranks do not fit: {node.name} has {node.slots} slots"
                     f" ({total} in all) and would get {count}",
-                    hint=f"use at most --ranks {_most(workers)}, or a larger cluster",
+                    hint=f"use at most --ranks {_find_most(workers)}, or a larger cluster",
                 )
     elif max(counts) > MOST_ON_LOCAL:
         raise LaunchError(
@@ -109,7 +109,7 @@ def choose_waiting(request: Request) -> tuple[bool, str]:
     return False, "waiting ranks poll: the machines run nothing but this job"
 
 
-def _most(workers: Sequence[Node]) -> int:
+def _find_most(workers: Sequence[Node]) -> int:
     """The largest number of ranks that fits when they are spread evenly, the first nodes first."""
     slots = [node.slots for node in workers]
     fewest = min(slots)

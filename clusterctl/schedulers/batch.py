@@ -99,7 +99,7 @@ class Batch(ABC):
         """Lines of the head, without `prefix`. Paths are relative to the job's folder."""
 
     @abstractmethod
-    def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
+    def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         """From the queue's words for a state and its reason: the state, and why the job waits."""
 
     def warn_after(self, job: Job) -> float:
@@ -136,8 +136,8 @@ class Batch(ABC):
             stacks_limit=direct.STACKS_LIMIT,
             timers=timers,
             retries=job.spec.retries,
-            **direct.watching(job),
-            **direct.resuming(job),
+            **direct.list_watch_values(job),
+            **direct.list_resume_values(job),
             **self._start(job, plan, "work"),
         )
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
@@ -244,7 +244,7 @@ class Batch(ABC):
             word, _, rest = line.partition(" ")
             if word == "queue":
                 word, _, reason = rest.partition("|")
-                job = _waiting(job, *self.in_queue(word, reason))
+                job = _mark_waiting(job, *self.read_queue_state(word, reason))
             elif word == "unsubmitted" and rest.isdecimal():
                 job = job_state.mark_unsubmitted(job, read, float(rest))
             elif word == "gone" and job.spec.is_sweep:
@@ -302,7 +302,7 @@ def describe_silence(text: str) -> str:
     return f"the queue does not answer{why}: {age}"
 
 
-def _waiting(job: Job, state: JobState, reason: str) -> Job:
+def _mark_waiting(job: Job, state: JobState, reason: str) -> Job:
     """The job after the queue's word for it. It runs when its script says so: before that there
     may be a prolog, or a node that has yet to wake up."""
     if job.state.ended or (job.spec.is_sweep and job.started is not None):

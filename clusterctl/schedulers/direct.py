@@ -92,7 +92,7 @@ class Direct:
         tag = f"{cluster.id}/{job.id};"
         where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
         placed = [place.node for place in job.placement]
-        shared = _in_all_scripts(job, cluster, where)
+        shared = _list_common_values(job, cluster, where)
         mirror: dict[str, Any] = {
             "rank_nodes": [node for node in shared["nodes"] if node["name"] in placed],
             "interval": SYNC_INTERVAL if job.spec.sync else MIRROR_INTERVAL,
@@ -120,8 +120,8 @@ class Direct:
                 now=job.spec.now,
                 timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
                 retries=job.spec.retries,
-                **watching(job),
-                **resuming(job),
+                **list_watch_values(job),
+                **list_resume_values(job),
                 resume_limit=RESUME_LIMIT,
                 ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
@@ -222,7 +222,7 @@ def _slots(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
     ]
 
 
-def _in_all_scripts(job: Job, cluster: Cluster, where: Mapping[str, str]) -> dict[str, Any]:
+def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) -> dict[str, Any]:
     """What the templates of a job's scripts have in common. `where`: its folder on each node."""
     launcher = cluster.launcher
     placed = (place.node for place in job.placement)
@@ -247,7 +247,7 @@ def _in_all_scripts(job: Job, cluster: Cluster, where: Mapping[str, str]) -> dic
     }
 
 
-def watching(job: Job) -> dict[str, object]:
+def list_watch_values(job: Job) -> dict[str, object]:
     """What templates/job/watch.sh.j2 needs."""
     limit = job.spec.hang_timeout
     return {
@@ -258,7 +258,7 @@ def watching(job: Job) -> dict[str, object]:
     }
 
 
-def resuming(job: Job) -> dict[str, object]:
+def list_resume_values(job: Job) -> dict[str, object]:
     """What the scripts that start ranks need for --resume-args. `snapshots`: what `find` is to
     take for one; "": nothing is to be looked for."""
     spec = job.spec

@@ -46,7 +46,7 @@ def judge(job: Job, text: str) -> Job:
         ended = {str(point): code for point, (_, code) in sorted(last.exits.items())}
         job = replace(job, points_ended=ended or job.points_ended)
     if last.ended or last.dead:
-        return _ended(job, last)
+        return _end(job, last)
     if last.waits:
         return replace(job, state=JobState.QUEUED)
     if not last.number:
@@ -104,7 +104,7 @@ def note_restart(job: Job, names: Sequence[str]) -> Job:
     return replace(job, reason=", ".join((*said, *([job.reason] if job.reason else []))))
 
 
-def _ended(job: Job, last: Attempt) -> Job:
+def _end(job: Job, last: Attempt) -> Job:
     state = last.said or _state(job, last)
     failed = state is JobState.FAILED and not last.hung
     failure = _first_failure(job, last) if failed else None
@@ -132,11 +132,11 @@ def _state(job: Job, last: Attempt) -> JobState:
     if last.dead:
         return JobState.LOST
     broken = last.told or (last.launcher_code != 0 and (last.events or last.hung))
-    well = last.launcher_code is not None and not broken and _well(last) >= len(job.processes)
+    well = last.launcher_code is not None and not broken and _count_well(last) >= len(job.processes)
     return JobState.SUCCEEDED if well else JobState.FAILED
 
 
-def _well(last: Attempt) -> int:
+def _count_well(last: Attempt) -> int:
     return sum(code == 0 for _, code in last.exits.values())
 
 
@@ -186,12 +186,12 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
         return f"{_abort(job, last)} ({ended})"
     missing = [rank for rank in range(job.ranks) if rank not in last.exits]
     if missing and last.exits and last.started >= job.ranks:
-        return f"{_killed(job, missing)} ({ended})"
+        return f"{_describe_killed(job, missing)} ({ended})"
     if missing and last.launcher_code and not last.said:
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
     if last.launcher_code:
         return f"{ended} {_CUT_OFF}"
-    return f"{ended}, but only {_well(last)} of {job.ranks} ranks did"
+    return f"{ended}, but only {_count_well(last)} of {job.ranks} ranks did"
 
 
 def describe_hang(job: Job, hang: Hang) -> str:
@@ -218,7 +218,7 @@ def _abort(job: Job, last: Attempt) -> str:
     return f"{who} ended the other ranks before they had finished, with MPI_Abort(…, 0)"
 
 
-def _killed(job: Job, missing: Sequence[int]) -> str:
+def _describe_killed(job: Job, missing: Sequence[int]) -> str:
     """The ranks that have left no exit code, while others have."""
     names = [f"rank {rank} on {job.node_of(rank)}" for rank in missing[:_NAMED]]
     if more := len(missing) - len(names):

@@ -109,7 +109,7 @@ class Sge(batch.Batch):
                 lines.append(f"{OPTIONS[option]} {batch.value(f'--{option}', native[option])}")
         return lines
 
-    def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
+    def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
         if "E" in state:
             return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node shows why"

@@ -100,7 +100,7 @@ class Slurm(batch.Batch):
         if spec.ranks and not (spec.nodes or spec.ranks_per_node):
             return spec
         if not (spec.ranks or spec.ranks_per_node) and (total := _gpus(spec, "gpus")):
-            return _one_per_gpu(spec, total)
+            return _place_one_per_gpu(spec, total)
         nodes = spec.nodes or 1
         if spec.ranks and not spec.ranks_per_node:
             if spec.ranks < nodes:
@@ -138,7 +138,7 @@ class Slurm(batch.Batch):
         lines.append(f"--signal=B:USR1@{warning(spec)}")
         return lines
 
-    def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
+    def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         if HOPELESS.fullmatch(reason):
             reason += " (waiting does not help: cancel it and ask for something else)"
         elif HELD.fullmatch(reason):
@@ -181,7 +181,7 @@ def size(spec: JobSpec) -> list[str]:
     return lines
 
 
-def _one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
+def _place_one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
     """`--gpus 4`, for the whole job: told to Slurm by rank, for it might put more ranks than GPUs
     on a node."""
     per_rank = _gpus_per_rank(spec)

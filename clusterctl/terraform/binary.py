@@ -77,7 +77,7 @@ def _environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in {**kept, **ours}.items() if value}
 
 
-def with_plugins(cache: Path, **more: str) -> dict[str, str]:
+def make_environment(cache: Path, **more: str) -> dict[str, str]:
     """The environment of every command: nothing that changes what it means, and one cache. What is
     empty in `more` is left out."""
     return _environment(

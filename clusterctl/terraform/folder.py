@@ -13,7 +13,7 @@ from typing import Any
 from clusterctl import process
 from clusterctl.model import Reporter
 from clusterctl.state.home import write_atomic
-from clusterctl.terraform.binary import Binary, command_line, flag, with_plugins
+from clusterctl.terraform.binary import Binary, command_line, flag, make_environment
 from clusterctl.terraform.events import (
     Diagnostic,
     Event,
@@ -265,7 +265,7 @@ class Terraform:
                 timeout=APPLY_TIMEOUT,
                 grace=GRACE,
                 cwd=self.folder,
-                env=with_plugins(self._cache, **credentials),
+                env=make_environment(self._cache, **credentials),
                 pass_fds=() if self._lock is None else (self._lock,),
             )
         if ended.interrupted:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.state.home import make_private, write_atomic
-from clusterctl.terraform.binary import Binary, command_line, flag, with_plugins
+from clusterctl.terraform.binary import Binary, command_line, flag, make_environment
 from clusterctl.terraform.events import TerraformError, first_line
 
 INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
@@ -51,7 +51,7 @@ class InitCache:
                 self._argv(),
                 log=self.folder / "init.log",
                 cwd=self.folder,
-                env=with_plugins(self._cache),
+                env=make_environment(self._cache),
                 pass_fds=(lock,),
             )
         atexit.register(self._finish, 0.0)
@@ -67,7 +67,7 @@ class InitCache:
                 self._argv(),
                 timeout=INIT_TIMEOUT,
                 cwd=self.folder,
-                env=with_plugins(self._cache),
+                env=make_environment(self._cache),
             )
         if not result.ok:
             said = result.error or result.complaints or result.text

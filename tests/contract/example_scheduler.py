@@ -47,7 +47,7 @@ class Oar(Batch):
         ]
         return [f"-n {job_name(job)}", size, "--stdout=batch.out", *wanted]
 
-    def in_queue(self, state: str, reason: str) -> tuple[JobState, str]:
+    def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         return (JobState.QUEUED if state == "Waiting" else JobState.RUNNING), reason
 
     def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:

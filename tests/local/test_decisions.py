@@ -42,12 +42,12 @@ def test_names_that_have_a_limit_keep_it() -> None:
 )
 def test_what_nodes_do_not_see(keep: list[str], expected: str) -> None:
     folder = Path("/home/u/.local/state/clusterctl/clusters/demo")
-    assert layout.hidden(folder, map(Path, keep)) == Path(expected)
+    assert layout.find_hidden(folder, map(Path, keep)) == Path(expected)
 
 
 def test_a_folder_that_cannot_be_hidden_is_refused() -> None:
     with pytest.raises(UsageError, match="contains files that its nodes need"):
-        layout.hidden(Path("/a/b/c"), [Path("/a/b/c/python")])
+        layout.find_hidden(Path("/a/b/c"), [Path("/a/b/c/python")])
 
 
 @pytest.mark.parametrize("path", ["/a\nb", "/a\x00b", "/a\x7f", "/a\udc80"])
@@ -202,7 +202,7 @@ def test_accounts_are_unlocked_without_their_hashes(tmp_path: Path) -> None:
     assert sshd.is_locked("root", tmp_path / "shadow")
     assert not sshd.is_locked("u", tmp_path / "shadow")
     assert not sshd.is_locked("u", tmp_path / "nothing")
-    text = sshd.unlocked_shadow(SHADOW)
+    text = sshd.unlock_shadow(SHADOW)
     assert text.splitlines()[0] == "root:*:19000:0:99999:7:::"
     assert "$6$" not in text
     assert "!" not in text

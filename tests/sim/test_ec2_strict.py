@@ -566,7 +566,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     assert leftovers.managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
     found = {left.kind: left.managed for left in leftovers.find(api, "lab-1")}
     assert found["VPC endpoint"]
-    keep = reconcile.known_to(cast(Terraform, Unknowing()))
+    keep = reconcile.make_is_known(cast(Terraform, Unknowing()))
     kept = {left.kind: keep(left) for left in leftovers.find(api, "lab-1") if left.id != own}
     assert kept.pop("VPC endpoint")
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"

@@ -228,7 +228,7 @@ def test_copies_of_the_launcher_come_by_their_blocks(site: Site) -> None:
         os.utime(kept / "worker-1" / "weights.pt", (number, number))
         assert site.bring() < MIB
         assert (site.target / "worker-1/weights.pt").read_bytes() == data
-        [(name, size, _)] = copies_here.stored(site.target)["worker-1"].files
+        [(name, size, _)] = copies_here.list_stored(site.target)["worker-1"].files
         assert (name, size) == ("weights.pt", len(data))
     assert {path.name for path in kept.iterdir()} == {"worker-1", ".worker-1.time"}
 

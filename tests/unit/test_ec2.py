@@ -18,7 +18,7 @@ from clusterctl.providers.ec2 import cleanup, failures, leftovers, prices, spec,
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
-from clusterctl.providers.ec2.reconcile import known_to
+from clusterctl.providers.ec2.reconcile import make_is_known
 from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.protocol import Resource
 from clusterctl.providers.shared import budget, deadlines
@@ -236,10 +236,10 @@ def test_every_price_says_where_it_is_from() -> None:
         assert price.source.startswith("https://"), item
         assert len(price.date) == 10, item
     for family in catalog.FAMILIES.values():
-        assert prices.fallback(family.instance_type, "us-east-1").dollars
+        assert prices.look_up_fallback(family.instance_type, "us-east-1").dollars
     for name in (catalog.LAUNCHER_TYPE, *catalog.ONE_SIZE.values()):
-        assert prices.fallback(name, "us-east-1").dollars
-    assert prices.fallback("g4dn.xlarge", "eu-west-1").dollars is None
+        assert prices.look_up_fallback(name, "us-east-1").dollars
+    assert prices.look_up_fallback("g4dn.xlarge", "eu-west-1").dollars is None
 
 
 def test_packages_are_those_of_the_constraints() -> None:
@@ -328,10 +328,10 @@ def test_what_terraform_quotes_from_aws_is_understood(
 
 def test_what_is_there_without_terraforms_knowing_is_told_from_other_failures() -> None:
     repeated = "aws_security_group.ssh: api error InvalidPermission.Duplicate: the rule"
-    assert failures.repeated(["something else", repeated])
-    assert failures.repeated(["api error RouteAlreadyExists: a route"])
-    assert not failures.repeated(["api error InvalidPermission.Malformed: no"])
-    assert not failures.repeated(["a rule of that name is a Duplicate"])
+    assert failures.is_repeated(["something else", repeated])
+    assert failures.is_repeated(["api error RouteAlreadyExists: a route"])
+    assert not failures.is_repeated(["api error InvalidPermission.Malformed: no"])
+    assert not failures.is_repeated(["a rule of that name is a Duplicate"])
 
 
 def test_a_capacity_error_wins() -> None:
@@ -406,9 +406,9 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
         ]
     }
     runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cluster="lab", cache=tmp_path)
-    assert not known_to(runner)(Resource("instance", "i-1"))
+    assert not make_is_known(runner)(Resource("instance", "i-1"))
     (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
-    known = known_to(runner)
+    known = make_is_known(runner)
     assert known(Resource("instance", "i-1"))
     assert not known(Resource("instance", "i-2"))
     assert not known(Resource("key pair", "lab-1"))
@@ -417,7 +417,7 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
         {"mode": "managed", "type": "aws_key_pair", "name": "this", "instances": [{}]}
     )
     (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
-    assert known_to(runner)(Resource("key pair", "lab-1"))
+    assert make_is_known(runner)(Resource("key pair", "lab-1"))
 
 
 def test_the_parts_of_a_kept_instance_stay_with_it() -> None:

@@ -191,7 +191,7 @@ def test_every_library_is_told_the_same() -> None:
 
 
 def test_one_host() -> None:
-    found = interconnect.loopback(nodes(("10.0.0.1", [DOCKER0]), ("10.0.0.2", [])))
+    found = interconnect.use_loopback(nodes(("10.0.0.1", [DOCKER0]), ("10.0.0.2", [])))
     assert found.cidrs == ("127.0.0.0/8",)
     assert set(found.devices.values()) == {"lo"}
 

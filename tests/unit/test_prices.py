@@ -73,7 +73,7 @@ def test_a_live_price_wins_over_the_table() -> None:
 
 def test_a_spot_price_is_that_of_its_zone() -> None:
     aws = Aws({KNOWN: 9.0}, {(KNOWN, ZONE): 0.2, (KNOWN, "us-east-1a"): 0.1})
-    worker = prices.for_worker(KNOWN)
+    worker = prices.name_worker_row(KNOWN)
     found, _ = quotes(aws, spot=(KNOWN,))
     assert found[worker].dollars == 0.2
     assert found[worker].source.startswith("AWS spot price, ")
@@ -100,16 +100,18 @@ def test_aws_that_does_not_answer_costs_one_line() -> None:
     """The table stands in for on-demand prices of its region; no table has spot prices."""
     found, told = quotes(Aws(silent=True), "t3.small", "t3.micro", spot=(KNOWN,))
     assert told == ["prices from the package's table: AWS did not answer"]
-    assert found["t3.small"] == prices.fallback("t3.small", "us-east-1")
+    assert found["t3.small"] == prices.look_up_fallback("t3.small", "us-east-1")
     assert found["t3.small"].dollars == catalog.PRICES["t3.small"].dollars
-    assert found[prices.for_worker(KNOWN)] == Quote(None, "unknown")
+    assert found[prices.name_worker_row(KNOWN)] == Quote(None, "unknown")
 
 
 def test_the_table_says_where_its_prices_are_from() -> None:
     row = catalog.PRICES[KNOWN]
-    assert prices.fallback(KNOWN, "us-east-1") == Quote(LISTED, f"{row.source}, read {row.date}")
+    assert prices.look_up_fallback(KNOWN, "us-east-1") == Quote(
+        LISTED, f"{row.source}, read {row.date}"
+    )
     for kind, region in ((KNOWN, "eu-west-1"), ("x9.huge", "us-east-1")):
-        assert prices.fallback(kind, region) == Quote(None, "unknown")
+        assert prices.look_up_fallback(kind, region) == Quote(None, "unknown")
 
 
 MACHINES = (
@@ -120,8 +122,8 @@ MACHINES = (
 QUOTES = {
     "t3.small": Quote(0.5, "the list"),
     KNOWN: Quote(2.0, "the market"),
-    prices.DISK: prices.fallback(prices.DISK, "us-east-1"),
-    prices.ADDRESS: prices.fallback(prices.ADDRESS, "us-east-1"),
+    prices.DISK: prices.look_up_fallback(prices.DISK, "us-east-1"),
+    prices.ADDRESS: prices.look_up_fallback(prices.ADDRESS, "us-east-1"),
 }
 
 
@@ -288,7 +290,7 @@ def test_the_plan_folds_equal_machines_and_adds_up() -> None:
     assert "(up to $0.09 per GB)" in prices.table(MACHINES, charges(), ZONE, 7200.0, 0.09)[3]
     assert [line.partition(": ")[0::2] for line in sources] == [
         ("prices of instances", "the list"),
-        ("prices of disks, public IPv4", prices.fallback(prices.DISK, "us-east-1").source),
+        ("prices of disks, public IPv4", prices.look_up_fallback(prices.DISK, "us-east-1").source),
         ("prices of instances", "the market"),
     ]
 

@@ -390,7 +390,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          '{"clusterctl": ' + "[" * 5000),
     ),
     "uv": (
-        lambda text: [uv.name_of(entry) for entry in uv.entries(text)],
+        lambda text: [uv.read_name(entry) for entry in uv.entries(text)],
         ("torch==2.13.0 \\", "    --hash=sha256:00", "# by uv", "-e .", "a @ https://h", "²==1"),
     ),
     "end of an instance": (
@@ -428,7 +428,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     ),
     "Terraform's diagnostics": (
         lambda text: (failures.from_terraform([text]), failures.is_transient([text]),
-                      failures.repeated([text])),
+                      failures.is_repeated([text])),
         ("api error UnauthorizedOperation: no", "InsufficientInstanceCapacity", "StatusCode: 503",
          "Encoded authorization failure message: x", "operation error EC2: RunInstances, https"),
     ),

@@ -18,7 +18,7 @@ import pytest
 from clusterctl import launch
 from clusterctl.bootstrap.facts import parse_interfaces
 from clusterctl.launch.mpi_transport import ENGINES
-from clusterctl.launch.mpirun import in_batch_job
+from clusterctl.launch.mpirun import plan_batch_calls
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.schedulers.direct import command_line
 from tests.unit.making import cluster, node, request, spec
@@ -132,7 +132,7 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
         item for item in parse_interfaces(listed)["interfaces"] if item.up and item.device != "lo"
     ]
     need(bool(real), "needs a network besides loopback")
-    call = in_batch_job()[major]
+    call = plan_batch_calls()[major]
     late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}
     tcp = next(flags for _, engine, flags in call.engines if engine == "ob1")
     flags = [late.get(word, word) for word in (*call.flags, *call.by_device, *tcp)]

@@ -74,7 +74,7 @@ class DockerProvider:
                 hint="leave out --runtime; choose the image with --image",
             )
         version = engine.require()
-        to_pull, recipes = _absent(machines)
+        to_pull, recipes = _list_absent(machines)
         todo = [f"to be pulled: {', '.join(to_pull)}"] if to_pull else []
         todo += [f"to be built, once: {', '.join(recipes)}"] if recipes else []
         shares = [
@@ -103,7 +103,7 @@ class DockerProvider:
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         machines = layout.machines(cluster.spec, self._devices)
         engine.require()
-        for reference in _absent(machines)[0]:
+        for reference in _list_absent(machines)[0]:
             report(f"pulling {reference}")
             what = f"the image {reference} could not be pulled"
             engine.need("pull", "--quiet", reference, what=what, timeout=PULL_LIMIT)
@@ -230,7 +230,7 @@ class DockerProvider:
 _LET_IN = ("user.pub", "mesh.pub")
 
 
-def _absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _list_absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Images that this engine lacks: references to pull, and recipes of ours to build. Raises
     ProviderError for those of ours that nobody wants to be built unasked."""
     ours = {catalog.local_image(recipe): recipe for recipe in catalog.RECIPES}
@@ -260,7 +260,7 @@ def _network(cluster: Cluster, folder: Path) -> IPv4Network:
     for name, value in containers.make_labels(cluster, folder).items():
         words += ["--label", f"{name}={value}"]
     with ExitStack() as until:
-        subnet = subnets.claim(cluster.id, _in_use, until)
+        subnet = subnets.claim(cluster.id, _list_used, until)
         words += ["--subnet", str(subnet), "--gateway", str(subnet[subnets.HOST])]
         engine.need(*words, cluster.id, what="the cluster's network could not be created")
     return subnet
@@ -275,7 +275,7 @@ def _make_volume(cluster: Cluster, folder: Path) -> None:
     engine.need(*words, volume, what="the volume of the shared folder could not be created")
 
 
-def _in_use() -> tuple[IPv4Network, ...]:
+def _list_used() -> tuple[IPv4Network, ...]:
     """What the kernel knows where `ip` tells us, and what the engine has given away."""
     texts = [
         process.run(["ip", "-4", "-j", *words], timeout=10).text

@@ -24,7 +24,7 @@ from clusterctl.providers.shared.nodes import LAUNCHER
 
 def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     """A record of the machines, with what they cost as far as their tags and types tell."""
-    found = [item for item in api.instances(tags.tagged(cluster_id)) if item.node]
+    found = [item for item in api.instances(tags.filter_by_cluster(cluster_id)) if item.node]
     disks = _disks(api, cluster_id)
     machines = [
         PlannedMachine(
@@ -35,7 +35,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         )
         for item in found
     ]
-    mine = [tags.tagged(cluster_id)]
+    mine = [tags.filter_by_cluster(cluster_id)]
     gateways = api.all("describe_nat_gateways", "NatGateways", Filter=mine)
     private = any(item["State"] in ("pending", "available") for item in gateways)
     quotes = prices.quotes(
@@ -97,7 +97,9 @@ def _node(item: Instance, cluster_id: str) -> Node:
 def _disks(api: Api, cluster_id: str) -> dict[str, int]:
     """GiB of each instance's disks, by its id."""
     found: Counter[str] = Counter()
-    for disk in api.all("describe_volumes", "Volumes", Filters=[tags.tagged(cluster_id)]):
+    for disk in api.all(
+        "describe_volumes", "Volumes", Filters=[tags.filter_by_cluster(cluster_id)]
+    ):
         for link in disk.get("Attachments", ()):
             found[str(link.get("InstanceId", ""))] += int(disk.get("Size", 0))
     return dict(found)

@@ -59,7 +59,7 @@ class Api(Client):
         with self._explain_errors("describe instance types"):
             return {item["InstanceType"]: read_instance_type(item) for item in found}
 
-    def with_efa(self, families: Iterable[str]) -> tuple[str, ...]:
+    def list_efa_types(self, families: Iterable[str]) -> tuple[str, ...]:
         """The types of these families (`g5`, `c6i`) that have an Elastic Fabric Adapter."""
         found = self.all(
             "describe_instance_types",

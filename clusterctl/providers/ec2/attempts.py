@@ -162,7 +162,7 @@ def _give_up(
     if settled:
         return CapacityError(
             f"{state.zone} has no capacity for more: {why.message}",
-            hint=f"running nodes are unchanged: try later, {_instead(order, runner)}",
+            hint=f"running nodes are unchanged: try later, {_suggest_instead(order, runner)}",
         )
     zones = ", ".join(dict.fromkeys(zone for _, zone in tried))
     hint = why.hint + (", or --spot-fallback" if state.spot else "")
@@ -184,7 +184,7 @@ def _list_on_demand(
     return tuple(name for name in workers if not spot.get(name, attempt.spot))
 
 
-def _instead(order: Order, runner: terraform.Terraform) -> str:
+def _suggest_instead(order: Order, runner: terraform.Terraform) -> str:
     """Of the hint where a zone is full: what else can be done."""
     if not order.state.spot or order.options.cloud.spot_fallback:
         return "or with fewer --workers"

@@ -56,15 +56,15 @@ def remove(
             report(f"left over: {describe(left, ids=False)}; removing")
             told = True
         refused = _remove(api, items)
-        if not waits and (coming := _coming(items, refused)):
+        if not waits and (coming := _list_coming(items, refused)):
             report(
                 f"AWS is still creating {coming}, which can only be removed afterwards; this takes"
                 " some minutes"
             )
             waits = True
-        stuck |= {id: error for id, error in refused.items() if failures.permanent(error)}
+        stuck |= {id: error for id, error in refused.items() if failures.is_permanent(error)}
         over = end.passed
-        if over or _hopeless(left, stuck):
+        if over or _is_hopeless(left, stuck):
             causes = list((refused if over else stuck).values())
             raise LeftoverError(
                 f"cluster {cluster_id} was not fully removed: {describe(left)}"
@@ -92,7 +92,7 @@ def _holder(item: dict[str, Any]) -> str:
     return str(attached[0].get("InstanceId", ""))
 
 
-def _coming(items: Iterable[Found], refused: Container[str]) -> str:
+def _list_coming(items: Iterable[Found], refused: Container[str]) -> str:
     """The NAT gateways that could not be deleted because they are being made. AWS's documents do
     not say whether they can be."""
     return ", ".join(
@@ -102,7 +102,7 @@ def _coming(items: Iterable[Found], refused: Container[str]) -> str:
     )
 
 
-def _hopeless(left: Sequence[Resource], stuck: Container[str]) -> bool:
+def _is_hopeless(left: Sequence[Resource], stuck: Container[str]) -> bool:
     """Whether nothing more can go: machines hold the network that they are in."""
     machines = [item for item in left if item.kind == "instance"]
     return all(item.id in stuck for item in machines or left)
@@ -134,7 +134,7 @@ def _remove(api: Api, items: list[Found]) -> dict[str, ProviderError]:
             if item.get("State") in kind.slow:
                 continue
             try:
-                for step, arguments in _before(kind, item):
+                for step, arguments in _list_before(kind, item):
                     with suppress(ProviderError):
                         api.call(step, **arguments)
                 api.call(kind.remove, **{kind.id: left.id})
@@ -148,7 +148,7 @@ def _remove(api: Api, items: list[Found]) -> dict[str, ProviderError]:
     return refused
 
 
-def _before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _list_before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """What has to be undone first."""
     if kind.name == "internet gateway":
         for link in item.get("Attachments", ()):

@@ -64,7 +64,9 @@ def diagnose() -> tuple[CheckRow, ...]:
         return (_make_row(asked.wrong),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
     types = run_in_background(partial(api.instance_types, names))
-    used = run_in_background(lambda: quotas.used(api, api.instances(states=("pending", "running"))))
+    used = run_in_background(
+        lambda: quotas.count_used(api, api.instances(states=("pending", "running")))
+    )
     rows: list[Callable[[], CheckRow]] = []
     others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:

@@ -45,7 +45,7 @@ def make_refusal(
 ) -> RefusedByAws:
     """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
     ahead of AWS's, negative where it is behind."""
-    message = _readable(message)
+    message = _make_readable(message)
     known, kind = _find_known(code, message), RefusedByAws
     if known and known.account and abs(skew) > SKEW and code not in UNSIGNED:
         known = Known(describe_skew(skew), CLOCK, account=True)
@@ -94,7 +94,7 @@ def _find_known(code: str, message: str = "") -> Known | None:
     return next((CODES[one] for one in shorter if one in CODES), None)
 
 
-def permanent(error: ProviderError) -> bool:
+def is_permanent(error: ProviderError) -> bool:
     """Whether asking again cannot help: not before a person has changed something."""
     if not isinstance(error, RefusedByAws):
         return False
@@ -129,7 +129,7 @@ def make_unanswered_error(doing: str, exception: str, message: str) -> ProviderE
     return ProviderError(f"{what}{said}", hint=known.hint, transient=known.passing)
 
 
-def repeated(texts: Iterable[str]) -> bool:
+def is_repeated(texts: Iterable[str]) -> bool:
     """Whether Terraform failed over a call of its own whose answer had got lost: the thing is
     there, and Terraform does not know."""
     said = " ".join(" ".join(texts).split())
@@ -138,7 +138,7 @@ def repeated(texts: Iterable[str]) -> bool:
 
 def is_transient(texts: Iterable[str]) -> bool:
     """Whether Terraform failed over nothing but what may be different in a moment."""
-    found = [known for text in texts for known in _in_terraform(text)]
+    found = [known for text in texts for known in _find_in_terraform(text)]
     return bool(found) and all(known.passing for known in found)
 
 
@@ -147,15 +147,15 @@ def from_terraform(texts: Iterable[str]) -> ProviderError | None:
     found = []
     for text in texts:
         flat = " ".join(text.split())
-        for known in _in_terraform(text):
+        for known in _find_in_terraform(text):
             kind = CapacityError if known.capacity else ProviderError
-            found.append(kind(f"{known.what} ({_readable(flat)[:500]})", hint=known.hint))
+            found.append(kind(f"{known.what} ({_make_readable(flat)[:500]})", hint=known.hint))
     return next((item for item in found if isinstance(item, CapacityError)), None) or next(
         iter(found), None
     )
 
 
-def _readable(message: str) -> str:
+def _make_readable(message: str) -> str:
     """Without what only fills the line: the number of a request, and what AWS has told in words
     already, in a code that takes a right of its own to read. In one line."""
     if "<html" in message.lower():
@@ -173,7 +173,7 @@ _QUOTED = re.compile(
 )
 
 
-def _in_terraform(text: str) -> list[Known]:
+def _find_in_terraform(text: str) -> list[Known]:
     flat = " ".join(text.split())
     if said := _find_known("", flat):
         return [said]

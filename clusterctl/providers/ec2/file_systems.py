@@ -51,7 +51,7 @@ class FileSystem:
         return self.wanted.partition(":")[0]
 
     def source(self, zone: str) -> str:
-        return self._of(zone).source
+        return self._find_target(zone).source
 
     def describe(self, zone: str) -> str:
         """Of the plan."""
@@ -63,9 +63,11 @@ class FileSystem:
 
     def targets(self, zones: Sequence[str]) -> list[tuple[str, MountTarget]]:
         """Those of these zones that can mount it."""
-        return [(zone, self._of(zone)) for zone in zones if self.target or zone in self.zonal]
+        return [
+            (zone, self._find_target(zone)) for zone in zones if self.target or zone in self.zonal
+        ]
 
-    def _of(self, zone: str) -> MountTarget:
+    def _find_target(self, zone: str) -> MountTarget:
         return self.target or self.zonal[zone]
 
 

@@ -151,7 +151,9 @@ class HostKeys:
         names = [node.name for node in nodes if self._boot(node.name).exists()]
         if not names:
             return
-        printed = self._all(pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT))
+        printed = self._require_all(
+            pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT)
+        )
         new = {result.node: result.text.strip() for result in printed}
         known = self.known
         both = {
@@ -159,7 +161,7 @@ class HostKeys:
         }
         self._save({**known, **both})
         self.write(nodes)
-        self._all(pool.run(_sh(), names, stdin=_step("switch"), timeout=STEP_TIMEOUT))
+        self._require_all(pool.run(_sh(), names, stdin=_step("switch"), timeout=STEP_TIMEOUT))
         self._prove(pool, new)
         self._save({**self.known, **{name: (key,) for name, key in new.items()}})
         self.write(nodes)
@@ -171,7 +173,7 @@ class HostKeys:
         the others, is the first of them and the last to go."""
         for name in reversed(list(new)):
             pool.transport(name).close()
-        self._all(self._connect(pool, list(new), STEP_TIMEOUT, lambda text: None))
+        self._require_all(self._connect(pool, list(new), STEP_TIMEOUT, lambda text: None))
 
         def shown(name: str) -> NodeResult:
             transport = pool.transport(name)
@@ -180,7 +182,7 @@ class HostKeys:
                 return NodeResult(node=name, exit_code=0)
             return NodeResult(node=name, error="sshd still uses the key that it was created with")
 
-        self._all(pool.each(shown, list(new)))
+        self._require_all(pool.each(shown, list(new)))
 
     def _wait(
         self, pool: Pool, names: Sequence[str], limit: float, report: Reporter, phases: NodePhases
@@ -244,7 +246,7 @@ class HostKeys:
             time.sleep(pause)
             pause = min(2 * pause, PAUSES[1])
 
-    def _all(self, results: Sequence[NodeResult]) -> Sequence[NodeResult]:
+    def _require_all(self, results: Sequence[NodeResult]) -> Sequence[NodeResult]:
         failed = [result for result in results if not result.ok]
         if failed:
             raise NodeUnreachable(

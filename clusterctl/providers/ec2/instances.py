@@ -7,7 +7,7 @@ from contextlib import suppress
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.tags import tagged
+from clusterctl.providers.ec2.tags import filter_by_cluster
 
 SETTLE = 10.0
 """Seconds that AWS may not yet show what was made just before, by its tags:
@@ -18,7 +18,9 @@ AT_A_TIME = 1000
 
 def find_instances(api: Api, cluster_id: str) -> list[Instance]:
     """Those of a cluster that run, or can be started again."""
-    return api.instances(tagged(cluster_id), states=("pending", "running", "stopping", "stopped"))
+    return api.instances(
+        filter_by_cluster(cluster_id), states=("pending", "running", "stopping", "stopped")
+    )
 
 
 def terminate_instances(api: Api, cluster_id: str) -> None:

@@ -29,7 +29,7 @@ from clusterctl.providers.ec2.instances import (
 )
 from clusterctl.providers.ec2.numbers import MOST_TEXT, TAG, write
 from clusterctl.providers.ec2.spec import PlannedMachine
-from clusterctl.providers.ec2.tags import as_list, tagged
+from clusterctl.providers.ec2.tags import as_list, filter_by_cluster
 from clusterctl.timeouts import Deadline
 
 AT_ONCE = 100
@@ -207,7 +207,9 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
         api.call("terminate_instances", InstanceIds=listed[first : first + AT_A_TIME])
     limit = Deadline(cleanup.LIMIT)
     while left := [
-        item.node for item in api.instances(tagged(cluster_id), states=LIVING) if item.id in ids
+        item.node
+        for item in api.instances(filter_by_cluster(cluster_id), states=LIVING)
+        if item.id in ids
     ]:
         if limit.passed:
             raise ProviderError(
@@ -282,7 +284,7 @@ def _show(api: Api, cluster_id: str, ids: Collection[str]) -> None:
     limit = Deadline(SETTLE)
     with suppress(ProviderError):
         while not limit.passed:
-            shown = api.instances(tagged(cluster_id), states=(*LIVING, *ENDED))
+            shown = api.instances(filter_by_cluster(cluster_id), states=(*LIVING, *ENDED))
             if {item.id for item in shown} >= set(ids):
                 return
             time.sleep(cleanup.PAUSE)
@@ -297,7 +299,7 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
         found = [item for item in find_instances(api, cluster_id) if item.node in names]
         if {item.node for item in found if item.state == "running"} >= set(names):
             return
-        ended = api.instances(tagged(cluster_id), states=ENDED)
+        ended = api.instances(filter_by_cluster(cluster_id), states=ENDED)
         lost = [item for item in ended if item.id in ids and item.why]
         living = {item.node for item in found}
         for item in lost:

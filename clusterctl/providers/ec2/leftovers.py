@@ -16,8 +16,8 @@ from clusterctl.providers.ec2.tags import (
     OWNER_TAG,
     SHARED_TAG,
     TAG,
+    filter_by_cluster,
     read_deadline,
-    tagged,
 )
 from clusterctl.providers.protocol import Resource, plural
 
@@ -196,7 +196,7 @@ def _hourly(
 
 
 def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resource]]:
-    by_tag = tagged(cluster_id) if cluster_id else {"Name": "tag-key", "Values": [TAG]}
+    by_tag = filter_by_cluster(cluster_id) if cluster_id else {"Name": "tag-key", "Values": [TAG]}
     vpcs = {
         item["VpcId"]: _tags(item) for item in api.all("describe_vpcs", "Vpcs", Filters=[by_tag])
     }
@@ -233,7 +233,8 @@ def managed(api: Api, cluster_id: str) -> bool:
     """Whether AWS has put endpoints of its own into the cluster's network: Terraform does not know
     of them, and would wait for twenty minutes for its subnet to go."""
     vpcs = [
-        item["VpcId"] for item in api.all("describe_vpcs", "Vpcs", Filters=[tagged(cluster_id)])
+        item["VpcId"]
+        for item in api.all("describe_vpcs", "Vpcs", Filters=[filter_by_cluster(cluster_id)])
     ]
     search = [{"Name": "vpc-id", "Values": vpcs}]
     return bool(vpcs and api.all("describe_vpc_endpoints", "VpcEndpoints", Filters=search))

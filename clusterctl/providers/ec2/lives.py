@@ -10,7 +10,7 @@ from clusterctl.providers.ec2 import history
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances
-from clusterctl.providers.ec2.tags import tagged
+from clusterctl.providers.ec2.tags import filter_by_cluster
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared.charges import LATER, SHOWN
 
@@ -30,7 +30,7 @@ def finds_gateway(api: Api, cluster: Cluster, *, pending: bool = True) -> bool:
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
     """Also of instances and a NAT gateway that have ended, while EC2 shows them."""
-    found = api.instances(tagged(cluster.id), states=(*LIVING, *ENDED))
+    found = api.instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
     machines = (
         Life(item.node, item.launched, item.ended if item.state in ENDED else None)
         for item in found
@@ -45,7 +45,7 @@ def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
     were there, and cost nothing; nor does one that is still being made."""
     if not any(item.part == GATEWAY for item in cluster.charges):
         return
-    found = api.all("describe_nat_gateways", "NatGateways", Filter=[tagged(cluster.id)])
+    found = api.all("describe_nat_gateways", "NatGateways", Filter=[filter_by_cluster(cluster.id)])
     known = [
         item
         for item in found
@@ -59,7 +59,7 @@ def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
 
 def list_last(api: Api, cluster: Cluster) -> list[Instance]:
     """The instance of each node: that which can run, else what EC2 still shows of the last one."""
-    found = api.instances(tagged(cluster.id), states=(*LIVING, *ENDED))
+    found = api.instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
     found.sort(key=lambda item: (item.state not in ENDED, item.launched))
     return list({item.node: item for item in found}.values())
 
@@ -114,7 +114,7 @@ def find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]
 
 
 def _finds_gateway(api: Api, cluster: Cluster, states: Collection[str]) -> bool:
-    search = [tagged(cluster.id)]
+    search = [filter_by_cluster(cluster.id)]
     found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
     return any(item["State"] in states for item in found)
 
@@ -122,7 +122,7 @@ def _finds_gateway(api: Api, cluster: Cluster, states: Collection[str]) -> bool:
 def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:
     """By node, while EC2 shows them: for an hour after their end."""
     states = (*LIVING, "terminated")
-    found = api.instances(tagged(cluster.id), states=states)
+    found = api.instances(filter_by_cluster(cluster.id), states=states)
     # One that was made anew has the name of the one that is gone.
     machines = {node.machine for node in cluster.nodes}
     found.sort(key=lambda item: (item.state != "terminated", item.id in machines))

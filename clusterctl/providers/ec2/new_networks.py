@@ -30,13 +30,13 @@ def check(api: Api, options: ClusterSpec, id: str = "", *, there: bool = False) 
     asked = [run_in_background(partial(_check_open, api, hidden=hidden))]
     if not there:
         parts = [*quotas.PARTS, *([quotas.ADDRESS] if cloud.private else [])]
-        asked.append(run_in_background(partial(_rights, api, options)))
+        asked.append(run_in_background(partial(_check_rights, api, options)))
         asked += [run_in_background(partial(quotas.check_part, api, part, id)) for part in parts]
     for answer in asked:
         answer.result()
 
 
-def _rights(api: Api, options: ClusterSpec) -> None:
+def _check_rights(api: Api, options: ClusterSpec) -> None:
     """Many organizations let only administrators make networks."""
     made = {TAG: options.name, **tags.parse(options.cloud.tag)}
 

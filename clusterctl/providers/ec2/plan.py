@@ -88,7 +88,7 @@ def quote_machines(
     )
     if found.reservation and found.reservation.block:
         paid = prices.Quote(0.0, "paid with the Capacity Block")
-        quoted |= dict.fromkeys(map(prices.for_worker, workers), paid)
+        quoted |= dict.fromkeys(map(prices.name_worker_row, workers), paid)
     return quoted
 
 
@@ -186,7 +186,7 @@ def describe(
         cost.traffic,
         cost.nat_traffic,
     )
-    end = ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
+    end = describe_ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
     hidden = options.cloud.private and options.cloud.instance_connect
     where = place(api, found, binary, options.cloud.tag, hidden=hidden)
     return (*where, ssh, *table, *end)
@@ -198,7 +198,7 @@ def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(machine.image for machine in found.machines if containers))
 
 
-def ends(
+def describe_ends(
     api: Api,
     machines: Sequence[PlannedMachine],
     deadline: float,
@@ -228,7 +228,7 @@ def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     if not machines:
         return ""
     rate, unknown = measured.hourly(charges)
-    worst = prices.money(rate * seconds / 3600 + budget.after_deadline(charges), 2)
+    worst = prices.money(rate * seconds / 3600 + budget.cost_after_deadline(charges), 2)
     return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
 
 

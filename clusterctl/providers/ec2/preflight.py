@@ -106,7 +106,7 @@ def survey(
     quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
-    found_zones, found_amis = _with_subnet(zones.result(), found_subnets), amis.result()
+    found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
     found_zones = file_systems.keep_reachable(api, share, found_zones, found_subnets, there=settled)
     rights.result()
     network.result()
@@ -333,7 +333,7 @@ def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
     return zones
 
 
-def _with_subnet(zones: Sequence[str], subnets: Mapping[str, ZoneSubnets]) -> tuple[str, ...]:
+def _keep_with_subnet(zones: Sequence[str], subnets: Mapping[str, ZoneSubnets]) -> tuple[str, ...]:
     """The zones in which the cluster can be, in the order of the subnets. Raises UsageError."""
     if not subnets:
         return tuple(zones)

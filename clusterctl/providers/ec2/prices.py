@@ -31,7 +31,7 @@ class Quote:
     source: str
 
 
-def fallback(item: str, region: str) -> Quote:
+def look_up_fallback(item: str, region: str) -> Quote:
     """From the dated table; another region than the table's has no price there."""
     known = catalog.PRICES.get(item)
     if known is None or region != catalog.PRICE_REGION:
@@ -48,11 +48,11 @@ def quotes(
     report: Reporter,
     nat: bool = False,
 ) -> dict[str, Quote]:
-    """A quote per instance type, per `for_worker` of those in `spot` (in the dearest of the zones),
-    and per row of the table that is none, those of a NAT gateway with `nat`. An API that does not
-    answer costs one line, not the plan.
+    """A quote per instance type, per `name_worker_row` of those in `spot` (in the dearest of the
+    zones), and per row of the table that is none, those of a NAT gateway with `nat`. An API that
+    does not answer costs one line, not the plan.
     """
-    spots = {for_worker(kind): kind for kind in spot}
+    spots = {name_worker_row(kind): kind for kind in spot}
     found: dict[str, Quote] = {}
     told = False
     asked = {kind: run_in_background(partial(api.price, kind)) for kind in dict.fromkeys(types)}
@@ -80,18 +80,20 @@ def quotes(
         if live is not None:
             found[kind] = Quote(live, f"{source}, {time.strftime('%Y-%m-%d')}")
         else:
-            found[kind] = Quote(None, "unknown") if kind in spots else fallback(kind, api.region)
+            found[kind] = (
+                Quote(None, "unknown") if kind in spots else look_up_fallback(kind, api.region)
+            )
     return found
 
 
-def for_worker(kind: str) -> str:
+def name_worker_row(kind: str) -> str:
     """The row of a type whose workers have another price than the launcher: only they are spot
     instances, or reserved."""
     return f"worker {kind}"
 
 
 def _quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
-    own = None if node == LAUNCHER else quotes.get(for_worker(kind))
+    own = None if node == LAUNCHER else quotes.get(name_worker_row(kind))
     return own or quotes.get(kind)
 
 
@@ -233,7 +235,7 @@ def table(
     lines += _gateway(charges, nat_traffic)
     rate, unknown = measured.hourly(charges)
     least = "at least " if unknown else ""
-    total = rate * seconds / 3600 + budget.after_deadline(charges)
+    total = rate * seconds / 3600 + budget.cost_after_deadline(charges)
     lines.append(
         f"{least}{money(rate)}/h, {least}{money(total, 2)} until the deadline"
         f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"

@@ -78,13 +78,13 @@ def _on_demand(name: str) -> str:
 
 def _count_used(api: Api, running: Future[list[Instance]], report: Reporter) -> dict[str, int]:
     try:
-        return used(api, running.result())
+        return count_used(api, running.result())
     except ProviderError as error:
         report(f"could not list the running instances: {error.message}")
         return {}
 
 
-def used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
+def count_used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
     """vCPUs of these instances, by quota code."""
     kinds = api.instance_types({item.type for item in running}) if running else {}
     vcpus: dict[str, int] = {}

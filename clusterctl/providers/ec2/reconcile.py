@@ -78,7 +78,7 @@ def apply(
                 raise
             if failures.is_transient(said) and known > before:
                 report(f"{failures.from_terraform(said)}: continuing")
-            elif failures.repeated(said) and not tidied:
+            elif failures.is_repeated(said) and not tidied:
                 report(
                     "AWS already has resources that are not in Terraform's state:"
                     " creating them again"
@@ -147,10 +147,12 @@ def remove_unknown(
 ) -> None:
     """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
     apart = {item.id for item in find_instances(api, cluster_id) if item.apart}
-    known = known_to(runner)
+    known = make_is_known(runner)
     cleanup.remove(api, cluster_id, report, keep=lambda left: left.id in apart or known(left))
     state = runner.state
-    tables = api.all("describe_route_tables", "RouteTables", Filters=[tags.tagged(cluster_id)])
+    tables = api.all(
+        "describe_route_tables", "RouteTables", Filters=[tags.filter_by_cluster(cluster_id)]
+    )
     # Associations have no tags of their own.
     for link in (link for table in tables for link in table.get("Associations", ())):
         name = link["RouteTableAssociationId"]
@@ -158,7 +160,7 @@ def remove_unknown(
             api.call("disassociate_route_table", AssociationId=name)
 
 
-def known_to(runner: terraform.Terraform) -> Callable[[Resource], bool]:
+def make_is_known(runner: terraform.Terraform) -> Callable[[Resource], bool]:
     """Whether Terraform's state speaks of a thing, or it never made such a one: schedules are ours,
     and AWS and people may have put endpoints into the network."""
     state = runner.state

@@ -124,7 +124,9 @@ def shut_out(allowed: str, ask: Callable[[], str]) -> str:
 
 def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:
     """Lets SSH in from these networks, then from no others. Raises ProviderError."""
-    found = api.all("describe_security_groups", "SecurityGroups", Filters=[tags.tagged(cluster_id)])
+    found = api.all(
+        "describe_security_groups", "SecurityGroups", Filters=[tags.filter_by_cluster(cluster_id)]
+    )
     group = next((item for item in found if item["GroupName"] == f"{cluster_id}-ssh"), None)
     if group is None:
         raise ProviderError(

@@ -75,7 +75,7 @@ def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
-def tagged(cluster_id: str) -> dict[str, Any]:
+def filter_by_cluster(cluster_id: str) -> dict[str, Any]:
     """The filter for what belongs to that cluster."""
     return {"Name": f"tag:{TAG}", "Values": [cluster_id]}
 

@@ -18,15 +18,15 @@ Turing (https://github.com/NVIDIA/open-gpu-kernel-modules), and so do PyTorch's 
 
 def check(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """Raises UsageError for the first type that does not fit."""
-    _efa(api, options, types)
-    _amd(options, types)
-    _old_gpus(options, types)
-    _architectures(types)
-    _ebs(types)
-    _markets(api, options, types)
+    _check_efa(api, options, types)
+    _check_amd(options, types)
+    _check_old_gpus(options, types)
+    _check_architectures(types)
+    _check_ebs(types)
+    _check_markets(api, options, types)
 
 
-def _efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+def _check_efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """--efa is for types that have it, all of them: one without would leave the others waiting.
     With several network cards they are private: EC2 gives no public address to a machine with
     several interfaces."""
@@ -46,14 +46,14 @@ def _efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> N
             )
         return
     families = sorted({name.partition(".")[0] for name in lacking})
-    others = ", ".join(api.with_efa(families)) or f"none of {', '.join(families)}"
+    others = ", ".join(api.list_efa_types(families)) or f"none of {', '.join(families)}"
     raise UsageError(
         f"--efa: {', '.join(lacking)} has no Elastic Fabric Adapter",
         hint=f"types that have one: {others}; choose with --instance-type, or leave --efa out",
     )
 
 
-def _amd(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+def _check_amd(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """--runtime host installs PyTorch's own wheels, which have no code for the GPU of g4ad
     (https://github.com/ROCm/rocm-libraries/issues/4347): its GPUs would cost money and do nothing.
     """
@@ -68,7 +68,7 @@ def _amd(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
         )
 
 
-def _old_gpus(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+def _check_old_gpus(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """With a machine image and a container image of their own, people know what they do."""
     if options.cloud.ami and (options.image or options.images.get("nvidia")):
         return
@@ -82,7 +82,7 @@ def _old_gpus(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
             )
 
 
-def _ebs(types: Mapping[str, InstanceType]) -> None:
+def _check_ebs(types: Mapping[str, InstanceType]) -> None:
     for name, kind in types.items():
         # infra/ec2 does not ask for it on T2.
         if not kind.ebs_optimized and not name.startswith("t2."):
@@ -93,7 +93,7 @@ def _ebs(types: Mapping[str, InstanceType]) -> None:
             )
 
 
-def _architectures(types: Mapping[str, InstanceType]) -> None:
+def _check_architectures(types: Mapping[str, InstanceType]) -> None:
     for name, kind in types.items():
         if "x86_64" not in kind.architectures:
             raise UsageError(
@@ -103,7 +103,7 @@ def _architectures(types: Mapping[str, InstanceType]) -> None:
             )
 
 
-def _markets(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+def _check_markets(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """Types that are not sold in the way that is asked for: EC2 says so when the launcher runs."""
     market, said = (
         ("spot", "as spot instances") if options.cloud.spot else ("on-demand", "on demand")

@@ -101,7 +101,7 @@ def check_kept(
             raise UsageError(
                 f"{machine.name} of cluster {options.name} is a {kind}, not a"
                 f" {machine.instance_type}",
-                hint=_another(options),
+                hint=_suggest_another(options),
             )
 
 
@@ -112,16 +112,16 @@ def check_settings(options: ClusterSpec, current: Cluster, zone: str) -> None:
         if getattr(options.cloud, field) != getattr(current.spec.cloud, field):
             raise UsageError(
                 f"the machines of cluster {options.name} are running: {flag} cannot be changed now",
-                hint=_another(options),
+                hint=_suggest_another(options),
             )
     if zone and options.cloud.zones and zone not in options.cloud.zones:
         raise UsageError(
             f"the machines of cluster {options.name} are running in {zone} and cannot move",
-            hint=f"leave --zones out; {_another(options)}",
+            hint=f"leave --zones out; {_suggest_another(options)}",
         )
 
 
-def _another(options: ClusterSpec) -> str:
+def _suggest_another(options: ClusterSpec) -> str:
     return f"`clusterctl down {options.name}` first, or choose another name for another cluster"
 
 
@@ -150,7 +150,7 @@ def deadline(
                 hint=f"leave --ttl out; `clusterctl extend {options.name} --ttl …` moves it",
             )
         changed = options.cloud.budget != current.spec.cloud.budget
-        if options.cloud.budget and (changed or _more(charges, present)):
+        if options.cloud.budget and (changed or _has_more(charges, present)):
             budget.check_until(options, charges, armed, now)
         return armed
     seconds = options.ttl or catalog.DEFAULT_TTL
@@ -203,5 +203,5 @@ def _make_overdue_error(current: Cluster, present: Mapping[str, str], armed: flo
     )
 
 
-def _more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
+def _has_more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
     return any(charge.until is None and charge.node not in present for charge in charges)

@@ -151,7 +151,7 @@ def check_new_path(folder: Path) -> None:
         )
 
 
-def hidden(folder: Path, keep: Iterable[Path]) -> Path:
+def find_hidden(folder: Path, keep: Iterable[Path]) -> Path:
     """What nodes must not see: the whole state home (`folder` is STATE/clusters/NAME), or as much
     of it as does not hold one of `keep`, which nodes need (a home, Python, /tmp).
     """

@@ -24,7 +24,7 @@ from clusterctl.providers.local import layout, modes
 from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
 from clusterctl.providers.local.node_processes import NodeProcess, log_of, read_last_words, script
 from clusterctl.providers.local.processes import Process, network_of
-from clusterctl.providers.local.sshd import SEARCH, Server, is_locked, rewrite, unlocked_shadow
+from clusterctl.providers.local.sshd import SEARCH, Server, is_locked, rewrite, unlock_shadow
 from clusterctl.providers.shared import subnets
 from clusterctl.providers.shared.sshd_probe import Endpoint
 from clusterctl.timeouts import Deadline
@@ -110,9 +110,9 @@ class Namespaces:
     def renew(self) -> None:
         drop_interface(self._site)
         self._switch = 0
-        self._subnet = subnets.claim(self._site.id, self._in_use, self._until)
+        self._subnet = subnets.claim(self._site.id, self._list_used, self._until)
 
-    def _in_use(self) -> tuple[IPv4Network, ...]:
+    def _list_used(self) -> tuple[IPv4Network, ...]:
         addresses = ip(self._site, "-4", "-j", "address")
         return subnets.parse_taken(addresses, ip(self._site, *_ROUTES))
 
@@ -131,7 +131,7 @@ class Namespaces:
     def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start: the nodes, and first the switch if there is none."""
         switch = ["unshare", "--net", "sh", script("hold.sh"), "sleep", "infinity"]
-        hidden = layout.hidden(self._site.folder, _list_needed())
+        hidden = layout.find_hidden(self._site.folder, _list_needed())
         shadowed = is_locked(self._server.user)
         shared = self._site.shared
         nodes = {
@@ -151,7 +151,7 @@ class Namespaces:
         for place in places:
             rewrite(place.hosts, text, 0o644)
         if is_locked(self._server.user):
-            shadow = unlocked_shadow(Path("/etc/shadow").read_text(errors="replace"))
+            shadow = unlock_shadow(Path("/etc/shadow").read_text(errors="replace"))
             for place in places:
                 rewrite(place.shadow, shadow)
 

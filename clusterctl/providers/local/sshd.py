@@ -75,7 +75,7 @@ def version(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def unlocked_shadow(text: str) -> str:
+def unlock_shadow(text: str) -> str:
     """/etc/shadow with no password and no lock for anyone.
 
     Without PAM, sshd refuses an account whose password starts with `!`, as root's does on Ubuntu,

@@ -41,7 +41,7 @@ def check_hourly(most: float, charges: Iterable[Charge]) -> None:
         )
 
 
-def after_deadline(charges: Iterable[Charge]) -> float:
+def cost_after_deadline(charges: Iterable[Charge]) -> float:
     """US dollars that a NAT gateway and its address may cost beyond their price per hour until the
     deadline: every hour that has begun counts, and AWS removes them later than the machines."""
     begun = {GATEWAY: 1.0}
@@ -69,7 +69,7 @@ def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
             f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
             hint="use --ttl, or an instance type and a region with a known price",
         )
-    left = budget - spent - after_deadline(charges)
+    left = budget - spent - cost_after_deadline(charges)
     if left <= 0:
         raise UsageError(
             f"--budget ${budget:.2f} is spent: ${budget - left:.2f} so far",
@@ -81,11 +81,11 @@ def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
 def limit_life(options: ClusterSpec, charges: Sequence[Charge], now: float) -> float:
     """Seconds that machines which are about to start can run for the budget. Raises UsageError
     where they would end before they are ready, too."""
-    budget, spent = options.cloud.budget, options.cloud.spent + _spent(charges, now)
+    budget, spent = options.cloud.budget, options.cloud.spent + _sum_spent(charges, now)
     lasts = affordable(budget, charges, spent)
     if lasts < SHORTEST:
         least = spent + hourly(charges)[0] * SHORTEST / 3600
-        least += after_deadline(charges) + overrun(charges)
+        least += cost_after_deadline(charges) + overrun(charges)
         raise UsageError(
             f"--budget {budget:g} lasts for {lasts:.0f} s: the machines would end"
             " before they are ready",
@@ -168,7 +168,7 @@ def take_off(spec: ClusterSpec, dollars: float) -> ClusterSpec:
     return replace(spec, cloud=replace(spec.cloud, spent=spent))
 
 
-def _spent(charges: Sequence[Charge], now: float) -> float:
+def _sum_spent(charges: Sequence[Charge], now: float) -> float:
     """US dollars that a cluster which is made again has cost before: by machines that have ended,
     and by a NAT gateway, which has not."""
     return sum(

@@ -52,7 +52,7 @@ def settle(
 
     return tuple(
         bear_out(item)
-        for item in _going_on(cluster.charges, living, {**dict.fromkeys(leaving, gone), **ends})
+        for item in _extend_last(cluster.charges, living, {**dict.fromkeys(leaving, gone), **ends})
         if not never_was(item)
     )
 
@@ -108,8 +108,8 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
     for life in sorted(lives, key=lambda life: life.since):
         by_node.setdefault(life.node, []).append(life)
     corrected: list[Charge] = []
-    for node in dict.fromkeys(map(_whose, charges)):
-        mine = [item for item in charges if _whose(item) == node]
+    for node in dict.fromkeys(map(_name_owner, charges)):
+        mine = [item for item in charges if _name_owner(item) == node]
         starts = sorted({item.since for item in mine})
         known = by_node.get(node, [])
         # The plan that each life began by: the last one before it.
@@ -123,13 +123,13 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
                 continue
             began = [life for life, plan in zip(known, plans, strict=True) if plan == item.since]
             if began:
-                corrected += _lived_again(item, began, _stopped(item, mine))
+                corrected += _charge_lives(item, began, _was_stopped(item, mine))
             elif not _never_began(item, mine, known):
-                corrected.append(_stored(item, mine, known) if item.part == DISK else item)
+                corrected.append(_charge_stored(item, mine, known) if item.part == DISK else item)
     return tuple(corrected)
 
 
-def _whose(item: Charge) -> str:
+def _name_owner(item: Charge) -> str:
     """The node, or GATEWAY, whose life it is."""
     return GATEWAY if item.part in NETWORK_PARTS else item.node
 
@@ -168,7 +168,7 @@ def add_restarts(
     return (*charges, *added)
 
 
-def _stopped(item: Charge, mine: Sequence[Charge]) -> bool:
+def _was_stopped(item: Charge, mine: Sequence[Charge]) -> bool:
     """Whether the machine was stopped then: its disk was kept, which may be older than its last
     start."""
     disks = [one for one in mine if one.part == DISK and one.since <= item.since]
@@ -177,7 +177,7 @@ def _stopped(item: Charge, mine: Sequence[Charge]) -> bool:
     )
 
 
-def _stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Charge:
+def _charge_stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Charge:
     """The disk of a machine that was stopped and started again, which ends with its last start."""
     after = [one.since for one in mine if one.part == DISK and one.since > item.since]
     last = [life for life in lives if item.since <= life.since + 1 < min(after, default=inf)]
@@ -185,10 +185,10 @@ def _stored(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> Char
     return item if until is None else replace(item, until=until)
 
 
-def _lived_again(item: Charge, lives: Sequence[Life], stopped: bool) -> list[Charge]:
+def _charge_lives(item: Charge, lives: Sequence[Life], stopped: bool) -> list[Charge]:
     """A machine that was planned once, and started in several zones, one after the other."""
-    first = _lived(item, lives[0], stopped)
-    rest = [replace(_lived(item, life, stopped), since=life.since) for life in lives[1:]]
+    first = _charge_life(item, lives[0], stopped)
+    rest = [replace(_charge_life(item, life, stopped), since=life.since) for life in lives[1:]]
     *before, last = first, *rest
     ended = [
         replace(one, until=min(following.since, inf if one.until is None else one.until))
@@ -207,7 +207,7 @@ def find_made(cluster: Cluster, kept: Collection[str], lives: Sequence[Life]) ->
     return frozenset({*kept, *nodes, *(life.node for life in lives)})
 
 
-def _lived(item: Charge, life: Life, stopped: bool) -> Charge:
+def _charge_life(item: Charge, life: Life, stopped: bool) -> Charge:
     """A machine that was stopped and started again has its last start alone. One that is older than
     its plan was made by an `up` that was cut off."""
     if stopped and item.until is not None and life.since > item.until:
@@ -219,7 +219,7 @@ def _lived(item: Charge, life: Life, stopped: bool) -> Charge:
     return replace(item, since=since, until=until)
 
 
-def _going_on(
+def _extend_last(
     charges: Sequence[Charge], living: Collection[str], ends: Mapping[str, Ended]
 ) -> tuple[Charge, ...]:
     """A machine that lives, or ended later than was planned, is paid for: what ended last goes on,
