@@ -49,6 +49,26 @@ def stop_on_interrupt(
         raise
 
 
+@contextmanager
+def open_follower(
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    report: Reporter,
+    find_dead: FindDeadNodes | None,
+) -> Iterator[Follower]:
+    """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
+    look = partial(find_dead, store, cluster) if find_dead else None
+    use = partial(rank_use.describe, job, cluster, pool)
+    folder = store.job_folder(job.id)
+    with (
+        Interrupts() as interrupts,
+        Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
+    ):
+        yield follower
+
+
 def attend(
     store: Store,
     job: Job,
@@ -61,11 +81,8 @@ def attend(
 ) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
     folder = store.job_folder(job.id)
-    look = partial(find_dead, store, cluster) if find_dead else None
-    use = partial(rank_use.describe, job, cluster, pool)
     with (
-        Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
+        open_follower(store, job, cluster, pool, report, find_dead) as follower,
         mirror.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:

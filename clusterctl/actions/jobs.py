@@ -6,17 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from clusterctl.actions import check_name, connect_or_report, open_pool, rank_use, require_ready
-from clusterctl.actions.follow_job import FindDeadNodes
+from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
+from clusterctl.actions.follow_job import FindDeadNodes, open_follower
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobState
 from clusterctl.jobs import control, fetched, mirror, outputs, systems
 from clusterctl.jobs.connections import find_saved
-from clusterctl.jobs.follow import Follower
-from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.logs import Piece, is_complete, read_stored, was_removed
@@ -149,11 +146,8 @@ def _follow(
     find_dead: FindDeadNodes | None,
 ) -> Iterator[list[Piece]]:
     folder = store.job_folder(job.id)
-    look = partial(find_dead, store, cluster) if find_dead else None
-    use = partial(rank_use.describe, job, cluster, pool)
     with (
-        Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
+        open_follower(store, job, cluster, pool, report, find_dead) as follower,
         mirror.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
     ):
         try:
