@@ -23,14 +23,26 @@ from clusterctl.transport.ssh import CONNECT_LIMIT
 
 PIECE = 65536
 """Bytes."""
+SETTINGS = (
+    *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+    *("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"),
+)
+"""Variables that an editor which was not started in this shell would not have."""
 
 
 def list_commands(store: Store, cluster: Cluster) -> dict[str, str]:
     """For a ssh_config, by the names of the nodes that have a tunnel."""
     home = str(store.home.path.absolute())
+    # A proxy's password is not written down.
+    values = {name: os.environ.get(name, "") for name in SETTINGS}
+    settings = [f"{name}={value}" for name, value in values.items() if value and "@" not in value]
     return {
         node.name: shlex.join(
-            process.own_program("actions.tunnel", home, cluster.name, node.name)
+            [
+                "env",
+                *settings,
+                *process.own_program("actions.tunnel", home, cluster.name, node.name),
+            ]
         ).replace("%", "%%")
         for node in cluster.nodes
         if node.tunnel

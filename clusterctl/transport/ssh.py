@@ -58,9 +58,9 @@ class SshTransport:
     def connect(self, timeout: float) -> None:
         self._ensure_connected(Deadline(timeout))
 
-    def renew(self) -> SshTransport:
-        """Another one to the same node, without a connection."""
-        return SshTransport(self._target, self._gateway and self._gateway.renew())
+    def renew(self, gateway: SshTransport | None) -> SshTransport:
+        """Another one to the same node, through this gateway, without a connection."""
+        return SshTransport(self._target, gateway)
 
     def host_key(self) -> str:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,18 @@ def world(ec2: Ec2, hub: Hub, initialised: Path, tmp_path: Path) -> Iterator[Wor
         ec2.policy(None)
         ec2.clear()
         ec2.reset()
+
+
+def cut_power(world: World, words: Sequence[str], when: Callable[[], bool]) -> None:
+    """Of an `up` at that moment: it ends with all that it has started."""
+    world.keep_provider(False)
+    world.ec2.forget_calls()
+    up = world.start(*words)
+    world.wait(when, 100, "the moment")
+    up.kill()
+    for folder in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if world.home in folder.readlink().parents:
+                os.kill(int(folder.parent.name), signal.SIGKILL)
+    up.communicate()
+    world.keep_provider()

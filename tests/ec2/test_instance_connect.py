@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ec2.conftest import World, policy
+from tests.ec2.conftest import World, cut_power, policy
 from tests.sim.lab import their_network
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
@@ -48,10 +48,12 @@ def follow_through(world: World, breaks: bool) -> None:
 
 
 def plain_ssh(world: World, *words: str) -> str:
-    """As a person types it in another terminal, or an editor starts it."""
+    """As a person types it in another terminal, or an editor starts it, which has not what the
+    shell has in which `up` was typed."""
     config = str(Path(world.env["HOME"], ".ssh", "config"))
+    env = {name: value for name, value in world.env.items() if name != "AWS_CA_BUNDLE"}
     done = subprocess.run(
-        ["ssh", "-F", config, *words], env=world.env, capture_output=True, text=True, timeout=60
+        ["ssh", "-F", config, *words], env=env, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -119,6 +121,17 @@ def test_no_machine_needs_a_public_address(closed: World) -> None:
     world.ok("start", "--yes")
     assert world.ok("ssh", "worker-1", "--", "hostname").out.strip() == hostname
     world.ok("down", "--yes", "--force")
+
+
+def test_an_endpoint_that_terraform_does_not_know_is_removed(closed: World) -> None:
+    """`up` and its Terraform are killed while AWS makes it: its network waits for it."""
+    world = closed
+    world.ec2.fault("slow_endpoint", seconds=15)
+    list_all = world.ec2.client("ec2").describe_instance_connect_endpoints
+    cut_power(world, UP, lambda: bool(list_all()["InstanceConnectEndpoints"]))
+    down = world.ok("down", "--yes")
+    assert "AWS may have an endpoint that is not in Terraform's state" in down.err
+    assert "AWS is still creating eice-" in down.err
 
 
 def test_the_endpoint_of_a_network_of_theirs_stays(closed: World) -> None:

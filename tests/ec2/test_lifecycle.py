@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
-import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.state import name_client
-from tests.ec2.conftest import OUTSIDE, SAVES, World
+from tests.ec2.conftest import OUTSIDE, SAVES, World, cut_power
 from tests.sim.lab import their_network
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
@@ -240,29 +237,14 @@ def colleague(world: World, name: str) -> Iterator[None]:
 PRIVATE = (*CPU, "--workers", "1", "--ttl", "2h", "--private")
 
 
-def cut_power(world: World) -> None:
-    """While AWS makes the NAT gateway of an `up`, which then ends with all that it has started."""
-    world.keep_provider(False)
-    world.ec2.forget_calls()
-    up = world.start(*PRIVATE)
-    world.wait(lambda: "ec2:CreateNatGateway" in world.ec2.actions, 100, "a NAT gateway")
-    up.kill()
-    for folder in Path("/proc").glob("[0-9]*/cwd"):
-        with contextlib.suppress(OSError):
-            if world.home in folder.readlink().parents:
-                os.kill(int(folder.parent.name), signal.SIGKILL)
-    up.communicate()
-    world.keep_provider()
-
-
 def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     """And what Terraform has never known."""
     world.ec2.fault("slow_gateway", seconds=600)
-    cut_power(world)
+    cut_power(world, PRIVATE, lambda: "ec2:CreateNatGateway" in world.ec2.actions)
     down = world.ok("down", "--yes")
     assert "AWS may have a NAT gateway that is not in Terraform's state" in down.err
     assert world.ec2.left() == []
-    cut_power(world)
+    cut_power(world, PRIVATE, lambda: "ec2:CreateNatGateway" in world.ec2.actions)
     world.ec2.clear()
     world.ec2.fault("ice", zone="us-east-1a", instance_type="t3.xlarge")
     up = world.ok(*PRIVATE)

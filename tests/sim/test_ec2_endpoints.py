@@ -24,6 +24,7 @@ from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.tags import TAG
 from clusterctl.providers.ec2.tunnels import ConnectEndpoint
 from clusterctl.transport import Tunnel
+from tests.e2e.cli import wait_for
 from tests.sim.lab import Lab, their_network, with_nat
 from tests.unit.making import node
 
@@ -134,9 +135,41 @@ def test_the_endpoint_of_a_network_of_theirs_is_used(lab: Lab, api: Api) -> None
             with pytest.raises(UsageError, match=r"of cluster lab-2 .* serves that cluster alone"):
                 check(api, vpc=vpc)
             assert check(api, "lab-2", vpc=vpc) == (None, []), "its own, which Terraform keeps"
-        lab.ec2.fault("slow_endpoint", seconds=600)
-        with endpoint(lab, subnet), pytest.raises(ProviderError, match="create-in-progress"):
+        with endpoint(lab, subnet) as id:
+            lab.api.modify_instance_connect_endpoint(
+                InstanceConnectEndpointId=id, PreserveClientIp=True
+            )
+            assert check(api, vpc=vpc)[0], "one that was changed works as before"
+        lab.ec2.fault("slow_endpoint", seconds=6)
+        made = lab.api.create_instance_connect_endpoint(SubnetId=subnet)["InstanceConnectEndpoint"]
+        with pytest.raises(ProviderError, match="create-in-progress"):
             check(api, vpc=vpc)
+        id = made["InstanceConnectEndpointId"]
+
+        def ready() -> bool:
+            found = lab.api.describe_instance_connect_endpoints(InstanceConnectEndpointIds=[id])
+            return bool(found["InstanceConnectEndpoints"][0]["State"] == "create-complete")
+
+        wait_for(ready, 20, "it to be there")
+        assert check(api, vpc=vpc)[0]
+        lab.api.delete_instance_connect_endpoint(InstanceConnectEndpointId=id)
+
+
+def test_an_endpoint_that_is_being_made_is_removed_when_it_is_there(lab: Lab, api: Api) -> None:
+    lab.ec2.fault("slow_endpoint", seconds=5)
+    tags = [{"Key": TAG, "Value": "lab-1"}]
+    made = lab.api.create_instance_connect_endpoint(
+        SubnetId=lab.subnet,
+        TagSpecifications=[{"ResourceType": "instance-connect-endpoint", "Tags": tags}],
+    )["InstanceConnectEndpoint"]
+    with pytest.raises(ClientError, match="OperationNotPermitted"):
+        lab.api.delete_instance_connect_endpoint(
+            InstanceConnectEndpointId=made["InstanceConnectEndpointId"]
+        )
+    said: list[str] = []
+    cleanup.remove_all(api, "lab-1", said.append)
+    assert f"AWS is still creating {made['InstanceConnectEndpointId']}" in said[1]
+    assert leftovers.find(api, "lab-1") == ()
 
 
 def test_who_may_make_no_endpoint_is_told_before_it_costs(lab: Lab, api: Api) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Node, NodeResult
 from clusterctl.node_results import fold
+from clusterctl.transport import Tunnel
 from clusterctl.transport.pool import Pool
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Sshd, make_node
@@ -166,6 +167,7 @@ INTERRUPTED = """\
 import sys, time
 from pathlib import Path
 from clusterctl.model import Node, Role
+from clusterctl.transport import Tunnel
 from clusterctl.transport.pool import Pool
 folder, *ports = sys.argv[1:]
 nodes = [
@@ -202,3 +204,25 @@ def test_interrupt(sshd: Sshd, peer: Callable[..., int], deaf: int) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == -signal.SIGINT
     assert err.strip().endswith(b"KeyboardInterrupt")
+
+
+def test_looks_at_many_nodes_share_one_connection_to_their_gateway() -> None:
+    """An endpoint of AWS has 20 at a time: it would refuse some of 30 connections."""
+    launcher = make_node(22, "launcher", tunnel="us-east-1/eice-1/name")
+    workers = [make_node(22, f"worker-{number}", via="launcher") for number in range(1, 31)]
+    opening, most = [0], [0]
+
+    def open_tunnel(node: Node, seconds: float) -> Tunnel:
+        opening.append(1)
+        most.append(len(opening) - 1)
+        time.sleep(0.2)
+        opening.pop()
+        raise ProviderError("eice-1 opens no connection", transient=False)
+
+    with Pool(
+        [launcher, *workers], identity=None, known_hosts=Path(os.devnull), open_tunnel=open_tunnel
+    ) as pool:
+        found = pool.probe([node.name for node in workers], timeout=5)
+    assert [one.node for one in found] == [node.name for node in workers]
+    assert not any(one.ok for one in found)
+    assert max(most) == 1

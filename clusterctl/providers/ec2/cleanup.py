@@ -11,7 +11,15 @@ from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Reporter
 from clusterctl.providers.ec2 import eventbridge, failures, tags
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.leftovers import GATEWAY, KINDS, SCHEDULES, Found, Kind, search
+from clusterctl.providers.ec2.leftovers import (
+    ENDPOINT,
+    GATEWAY,
+    KINDS,
+    SCHEDULES,
+    Found,
+    Kind,
+    search,
+)
 from clusterctl.providers.protocol import Resource, describe
 from clusterctl.timeouts import Deadline
 
@@ -93,12 +101,13 @@ def _holder(item: dict[str, Any]) -> str:
 
 
 def _list_coming(items: Iterable[Found], refused: Container[str]) -> str:
-    """The NAT gateways that could not be deleted because they are being made. AWS's documents do
-    not say whether they can be."""
+    """What cannot be deleted because it is being made: endpoints, and NAT gateways that AWS has
+    refused to delete. Its documents do not say whether those can be."""
     return ", ".join(
         left.id
         for kind, item, left in items
-        if kind.name == GATEWAY and item.get("State") == "pending" and left.id in refused
+        if (kind.name == ENDPOINT and item.get("State") == "create-in-progress")
+        or (kind.name == GATEWAY and item.get("State") == "pending" and left.id in refused)
     )
 
 

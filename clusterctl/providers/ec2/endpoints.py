@@ -19,7 +19,9 @@ from clusterctl.providers.ec2.tunnels import ConnectEndpoint
 USUAL = 5
 """Of an account in a region, unless AWS has granted more."""
 _GONE = ("delete-complete", "create-failed")
-_READY = "create-complete"
+_READY = ("create-complete", "update-in-progress", "update-complete", "update-failed")
+"""States in which it takes connections: while it is changed, and when that failed, it works as
+before (EC2 User Guide, "Modify an EC2 Instance Connect Endpoint")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,10 @@ def _use(api: Api, item: dict[str, Any], owner: str) -> Existing:
             " that cluster alone, and a VPC can have one",
             hint="choose another --vpc, or leave --instance-connect out",
         )
-    if item["State"] != _READY:
+    if item["State"] not in _READY:
         raise ProviderError(
             f"{name}, the EC2 Instance Connect Endpoint of {vpc}, is in the state {item['State']}",
-            hint="wait until it is create-complete, or choose another --vpc",
+            hint="wait until its state is create-complete, or choose another --vpc",
         )
     endpoint = ConnectEndpoint(api.region, name, str(item["DnsName"]))
     return Existing(endpoint, tuple(map(str, item.get("SecurityGroupIds", ()))))

@@ -195,9 +195,11 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
             report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
             return
         state = provider_state.load(folder)
-        if state and state.unfinished and cluster.spec.cloud.private:
+        cloud = cluster.spec.cloud
+        if state and state.unfinished and (cloud.private or cloud.instance_connect):
             # Killed while AWS made it, Terraform does not know it, and waits for its network.
-            report("AWS may have a NAT gateway that is not in Terraform's state; removing by tag")
+            slow = "a NAT gateway" if cloud.private else "an endpoint"
+            report(f"AWS may have {slow} that is not in Terraform's state; removing by tag")
             return
         runner.init()
         settle = SETTLE if state and state.launching else 0.0

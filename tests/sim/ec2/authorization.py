@@ -96,6 +96,10 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
         # It makes an interface, for which who asks needs the right. Source: EC2 User Guide, "Grant
         # permissions to use EC2 Instance Connect Endpoint".
         yield from _make_interface(request, look)
+        if not request.listed("SecurityGroupId"):  # then it gets the default group of its VPC
+            group = _arn(request, "security-group", "sg-default")
+            for asked in (action, "ec2:CreateNetworkInterface"):
+                yield {"action": asked, "resource": group, "context": {}}
     said = _keys("aws:RequestTag", pairs(request.parameters)) if "Tags" in request.action else {}
     for kind, name in sorted(_named(request)):
         context = {

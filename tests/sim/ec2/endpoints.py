@@ -20,9 +20,10 @@ from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
 QUOTA, CONNECTIONS = 5, 20
-COMING, READY, GOING, GONE = (
+COMING, READY, CHANGED, GOING, GONE = (
     "create-in-progress",
     "create-complete",
+    "update-complete",
     "delete-in-progress",
     "delete-complete",
 )
@@ -42,13 +43,16 @@ class Endpoint:
     tags: dict[str, str] = field(default_factory=dict)
     id: str = field(default_factory=lambda: f"eice-{uuid.uuid4().hex[:17]}")
     end: float | None = None
+    modified: bool = False
 
     @property
     def state(self) -> str:
         now = time.monotonic()
         if self.end is not None:
             return GOING if now < self.end else GONE
-        return COMING if now < self.ready else READY
+        if now < self.ready:
+            return COMING
+        return CHANGED if self.modified else READY
 
     @property
     def vpc(self) -> str:
@@ -123,8 +127,15 @@ class Endpoints:
         inner = f"<instanceConnectEndpoint>{_document(made)}</instanceConnectEndpoint>"
         return wire.xml("CreateInstanceConnectEndpoint", inner)
 
+    def modify(self, request: Request) -> Answer:
+        """As the console does when its groups are changed: it keeps another state from then on."""
+        self._find(request.parameters["InstanceConnectEndpointId"]).modified = True
+        return wire.xml("ModifyInstanceConnectEndpoint", "<return>true</return>")
+
     def delete(self, request: Request, seconds: float) -> Answer:
         one = self._find(request.parameters["InstanceConnectEndpointId"])
+        if one.state == COMING:  # source: aws-cloudformation/cloudformation-coverage-roadmap, 2000
+            raise ApiError("OperationNotPermitted", f"{one.id} is in the state {COMING}")
         one.end = time.monotonic() + seconds if one.end is None else one.end
         inner = f"<instanceConnectEndpoint>{_document(one)}</instanceConnectEndpoint>"
         return wire.xml("DeleteInstanceConnectEndpoint", inner)

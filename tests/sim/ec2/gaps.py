@@ -458,6 +458,8 @@ def _instance_connect(world: World, request: Request) -> Answer:
             return world.endpoints.create(request, backend(request.region), may)
     if request.action.startswith("Delete"):
         return world.endpoints.delete(request, world.slow_end)
+    if request.action.startswith("Modify"):
+        return world.endpoints.modify(request)
     return world.endpoints.describe(request, _tag_matches)
 
 
@@ -590,6 +592,7 @@ ACTIONS: dict[str, Action] = {
     "CreateInstanceConnectEndpoint": _instance_connect,
     "DescribeInstanceConnectEndpoints": _instance_connect,
     "DeleteInstanceConnectEndpoint": _instance_connect,
+    "ModifyInstanceConnectEndpoint": _instance_connect,
     "AssociateRouteTable": _associate_route_table,
     "CreatePlacementGroup": _create_placement_group,
     "DescribePlacementGroups": _describe_placement_groups,
