@@ -25,6 +25,7 @@ from tests.unit.provided import provide
 from tests.unit.test_ec2_again import Market
 
 NOW, HOUR = 1.7e9, 3600.0
+FOREVER = datetime.max.replace(tzinfo=timezone.utc)
 
 
 @dataclass
@@ -52,7 +53,11 @@ class Trail:
         )
 
     def lookup(
-        self, LookupAttributes: list[dict[str, str]], StartTime: datetime, NextToken: str = "0"
+        self,
+        LookupAttributes: list[dict[str, str]],
+        StartTime: datetime,
+        EndTime: datetime = FOREVER,
+        NextToken: str = "0",
     ) -> dict[str, Any]:
         if self.refused:
             said = "User: x is not authorized to perform: cloudtrail:LookupEvents"
@@ -63,7 +68,7 @@ class Trail:
         found = [
             event
             for event in self.events
-            if event["EventTime"] >= StartTime
+            if StartTime <= event["EventTime"] <= EndTime
             and (
                 event["EventName"] == value
                 if key == "EventName"
@@ -106,15 +111,16 @@ def charge(name: str, since: float, until: float | None = None, part: str = "ins
     )
 
 
-def forgotten(*charges: Charge, deadline: float = -12.0, **changes: Any) -> Cluster:
+def forgotten(
+    *charges: Charge, deadline: float = -12.0, workers: int = 2, **changes: Any
+) -> Cluster:
     """A cluster that was made twenty hours ago for eight, and whose `down` was killed."""
-    nodes = tuple(
-        replace(node(name), machine=f"i-{name}") for name in ("launcher", "worker-1", "worker-2")
-    )
+    names = ("launcher", *(f"worker-{n}" for n in range(1, workers + 1)))
+    nodes = tuple(replace(node(name), machine=f"i-{name}") for name in names)
     spec = ClusterSpec(
         name="lab",
         provider="ec2",
-        groups=(NodeGroup(count=2, family="cpu"),),
+        groups=(NodeGroup(count=workers, family="cpu"),),
         cloud=CloudSpec(region="us-east-1"),
     )
     made = cluster(
@@ -243,3 +249,75 @@ def test_up_keeps_the_ends_of_what_was_before(trail: Trail) -> None:
 def test_events_are_kept_for_ninety_days(trail: Trail) -> None:
     _, [line] = status(forgotten(charge("worker-1", -2400), deadline=-2390, created=NOW - 9e6))
     assert "(it keeps events for 90 days)" in line
+
+
+def as_spot(made: Cluster) -> Cluster:
+    cloud = replace(made.spec.cloud, spot=True)
+    return replace(made, spec=replace(made.spec, cloud=cloud))
+
+
+@pytest.mark.parametrize("when", [-0.5, -19.5])
+def test_evictions_of_others_hide_no_end(trail: Trail, when: float) -> None:
+    """Neither those since the deadline nor those before."""
+    made = as_spot(forgotten())
+    for one in made.nodes:
+        trail.note("TerminateInstances", -19, one.machine)
+    for n in range(1100):
+        details = {"instanceIdSet": [f"i-foreign-{n}"]}
+        trail.note("BidEvictedEvent", when, serviceEventDetails=details)
+    assert status(made) == (3.0, ())
+
+
+def test_what_was_not_evicted_ended_itself_though_others_were_since(trail: Trail) -> None:
+    for n in range(1100):
+        details = {"instanceIdSet": [f"i-foreign-{n}"]}
+        trail.note("BidEvictedEvent", -0.5, serviceEventDetails=details)
+    assert status(as_spot(forgotten())) == (3 * 8.0, ())
+
+
+@pytest.mark.parametrize("hours", [1, 8])
+def test_many_machines_are_few_lookups_and_those_only_once(trail: Trail, hours: int) -> None:
+    """Each with a call of its own, or ended by itself."""
+    made = forgotten(workers=40)
+    for one in made.nodes if hours == 1 else ():
+        trail.note("TerminateInstances", -19, one.machine)
+    assert status(made) == (41.0 * hours, ())
+    assert len(trail.asked) <= 5
+    trail.asked.clear()
+    assert status(made) == (41.0 * hours, ())
+    assert not trail.asked
+
+
+@pytest.mark.slow
+def test_among_very_many_calls_of_others_each_command_goes_on(trail: Trail) -> None:
+    made = forgotten(workers=20)
+    for one in made.nodes:
+        trail.note("TerminateInstances", -19, one.machine)
+    for n in range(1100):
+        trail.note("TerminateInstances", -18, f"i-foreign-{n}")
+    dollars, [line] = status(made)
+    assert "lookups did not suffice; the next command goes on" in line
+    assert dollars > 21
+    status(made)
+    assert status(made) == (21.0, ())
+    assert len(trail.asked) <= 3 * 20
+
+
+def test_an_end_that_may_not_be_known_yet_is_asked_for_again(trail: Trail) -> None:
+    made = forgotten(deadline=-0.1)
+    assert status(made)[1]
+    trail.note("TerminateInstances", -19, "i-launcher", "i-worker-1", "i-worker-2")
+    assert status(made) == (3.0, ())
+
+
+OMITTED = "Field value omitted: it is larger than 100 KB"
+
+
+@pytest.mark.parametrize("asked", [OMITTED, None, "whole"])
+def test_parts_of_an_event_that_are_too_long_are_not_missed(trail: Trail, asked: object) -> None:
+    made = forgotten()
+    ids = [one.machine for one in made.nodes]
+    if asked == "whole":
+        asked = {"instancesSet": {"items": [{"instanceId": id} for id in ids]}}
+    trail.note("TerminateInstances", -19, *ids, responseElements=OMITTED, requestParameters=asked)
+    assert status(made) == (3.0, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from math import inf
+from pathlib import Path
 
 from clusterctl.model import GATEWAY, Cluster, Phase, format_time
 from clusterctl.providers.ec2 import history
@@ -75,15 +76,19 @@ def describe(api: Api, cluster: Cluster) -> dict[str, str]:
     }
 
 
-def list_ended(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]:
-    """What has stopped or ended, and when; `now` in seconds since the epoch."""
+def list_ended(
+    api: Api, cluster: Cluster, now: float, folder: Path | None = None
+) -> dict[str, Ended]:
+    """What has stopped or ended, and when; `now` in seconds since the epoch. `folder`: the
+    cluster's, which keeps ends that EC2 does not show any more."""
     shown = list_last(api, cluster)
     ends = {
         item.node: Ended(item.ended, item.state in STOPPED)
         for item in shown
         if item.node and item.ended and item.state not in ("pending", "running")
     }
-    forgotten = history.list_forgotten(api, cluster, now, {item.node for item in shown})
+    seen = {item.node for item in shown}
+    forgotten = history.list_forgotten(api, cluster, now, seen, folder)
     return find_gateway_end(api, cluster, now) | ends | forgotten
 
 

@@ -170,7 +170,7 @@ class Ec2Provider:
         living = {item.node for item in instances}
         if lives.finds_gateway(api, current):
             living.add(GATEWAY)
-        ends = lives.list_ended(api, current, now)
+        ends = lives.list_ended(api, current, now, folder)
         if current.phase is Phase.CREATING and current.spec.cloud.spot:
             # Of what is removed now, nobody asks for the price later.
             shown = lives.list_last(api, current)
@@ -220,7 +220,7 @@ class Ec2Provider:
         return {name: what for name, what in told if what not in ("pending", "running")}
 
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return lives.list_ended(self._api(cluster, folder), cluster, self._clock())
+        return lives.list_ended(self._api(cluster, folder), cluster, self._clock(), folder)
 
     def list_ending(
         self, cluster: Cluster, folder: Path, reclaimed: Collection[str]

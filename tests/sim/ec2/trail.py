@@ -106,6 +106,8 @@ class Trail:
             raise ApiError("InvalidLookupAttributesException", "Only one attribute is allowed.")
         now = time.time()
         since, until = form.get("StartTime", now - KEPT), form.get("EndTime", now)
+        if since > until:
+            raise ApiError("InvalidTimeRangeException", "The start time is after the end time.")
         with self._lock:
             found = [
                 event
