@@ -28,7 +28,7 @@ NODES = cluster(
     node("worker-2", "10.0.0.12", job_port=2222),
 )
 CONFIGS = {
-    "ours": lambda: assets.render("client/ssh_config.j2", cluster=NODES),
+    "ours": lambda: assets.render("client/ssh_config.j2", cluster=NODES, tunnels={}),
     "between nodes": lambda: assets.render("bootstrap/ssh_config.j2", nodes=NODES.nodes),
     "attached": lambda: assets.render("client/attached_config.j2", cluster=NODES, home="/none"),
 }
