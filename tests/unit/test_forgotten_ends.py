@@ -62,6 +62,7 @@ class Trail:
         if self.refused:
             said = "User: x is not authorized to perform: cloudtrail:LookupEvents"
             raise failures.make_refusal("lookup events", "AccessDeniedException", said, "us-east-1")
+        assert StartTime <= EndTime, "InvalidTimeRangeException"
         [asked] = LookupAttributes
         key, value = asked["AttributeKey"], asked["AttributeValue"]
         self.asked.append(value)
@@ -247,7 +248,9 @@ def test_up_keeps_the_ends_of_what_was_before(trail: Trail) -> None:
 
 
 def test_events_are_kept_for_ninety_days(trail: Trail) -> None:
-    _, [line] = status(forgotten(charge("worker-1", -2400), deadline=-2390, created=NOW - 9e6))
+    rows = [charge(f"worker-{n}", -2400) for n in range(1, 7)]
+    made = forgotten(*rows, workers=6, deadline=-2390, created=NOW - 9e6)
+    _, [line] = status(made)
     assert "(it keeps events for 90 days)" in line
 
 
