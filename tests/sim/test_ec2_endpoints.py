@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,8 +242,9 @@ def test_bytes_go_both_ways_for_whoever_may(lab: Lab, api: Api) -> None:
             tunnels.open_tunnel(api, replace(launcher, ssh_port=2222), 20)
         assert other.value.transient
         lab.ec2.fault("clock", seconds=200)
-        with pytest.raises(ProviderError, match="Request has expired"):
-            tunnels.open_tunnel(api, launcher, 20)
+        fresh = Api("us-east-1")
+        for _ in range(2):
+            assert greeting(tunnels.open_tunnel(fresh, launcher, 20)).startswith(b"SSH-2.0-")
         lab.ec2.clear()
         lab.ec2.fault("tunnel", how="refused", calls=1)
         with pytest.raises(ProviderError, match="opens no connection: Try again later"):
@@ -264,6 +267,51 @@ def test_what_cannot_be_reached_says_so_within_its_time(lab: Lab, api: Api) -> N
         with pytest.raises(ProviderError, match="CERTIFICATE_VERIFY_FAILED") as untrusted:
             tunnels.open_tunnel(untrusting(api), launcher, 20)
         assert "AWS_CA_BUNDLE" in untrusted.value.hint
+
+
+def test_a_policy_may_demand_shorter_connections(lab: Lab, api: Api) -> None:
+    lab.launch("one")
+    lab.ec2.wait(1)
+    rights = json.loads(json.dumps(RIGHTS))
+    deny = {
+        "Effect": "Deny",
+        "Action": "ec2-instance-connect:OpenTunnel",
+        "Resource": "*",
+        "Condition": {"StringEquals": {"ec2-instance-connect:maxTunnelDuration": ["3600", "1800"]}},
+    }
+    with endpoint(lab, **{TAG: "lab-1"}) as id:
+        launcher = behind(lab, id)
+        lab.ec2.policy({**rights, "Statement": [*rights["Statement"], deny]})
+        try:
+            assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
+        finally:
+            lab.ec2.policy(None)
+
+
+def test_whoever_gives_credentials_slowly_has_a_time_limit(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("[profile slow]\ncredential_process = sleep 30\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "slow")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    tunnel = str(ConnectEndpoint("us-east-1", "eice-1", "localhost:9"))
+    with pytest.raises(TimeoutError):
+        tunnels.open_tunnel(Api("us-east-1"), node("launcher", tunnel=tunnel), 1)
+
+
+def test_authorities_that_are_named_are_added(
+    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.launch("one")
+    lab.ec2.wait(1)
+    with endpoint(lab) as id:
+        launcher = behind(lab, id)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", lab.ec2.trust_tunnels())
+        connected = tunnels.open_tunnel(untrusting(api), launcher, 20)
+        assert greeting(connected).startswith(b"SSH-2.0-")
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -300,10 +348,48 @@ def test_a_proxy_is_the_way_where_one_is_named(
         assert proxy.asked == [  # type: ignore[attr-defined]
             ConnectEndpoint.parse(launcher.tunnel).dns_name
         ]
+        for other in (f"127.0.0.1:{proxy.server_port}", f"http://me@127.0.0.1:{proxy.server_port}"):
+            monkeypatch.setenv("HTTPS_PROXY", other)
+            assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
+        assert len(proxy.asked) == 3  # type: ignore[attr-defined]
+        monkeypatch.setenv("HTTPS_PROXY", "socks5://me:secret@127.0.0.1:9")
+        with pytest.raises(ProviderError, match="does not name an HTTP proxy") as wrong:
+            tunnels.open_tunnel(api, launcher, 20)
+        assert not wrong.value.transient
+        monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{proxy.server_port}")
         proxy.shutdown()
         proxy.socket.close()
         with pytest.raises(ProviderError, match="cannot be reached"):
             tunnels.open_tunnel(api, launcher, 20)
+
+
+class Page(BaseHTTPRequestHandler):
+    """Of a proxy that looks into TLS and allows nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(403)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(b"Blocked: category unknown")
+
+    def log_message(self, format: str, *words: object) -> None:
+        pass
+
+
+def test_a_page_of_a_proxy_is_not_taken_for_aws(lab: Lab, api: Api) -> None:
+    authority = lab.ec2.trust_tunnels()
+    with ThreadingHTTPServer(("localhost", 0), Page) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(authority, Path(authority).with_suffix(".key"))
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tunnel = str(ConnectEndpoint("us-east-1", "eice-1", f"localhost:{server.server_port}"))
+        with pytest.raises(ProviderError, match=r"not AWS, but maybe a proxy.*Blocked") as blocked:
+            tunnels.open_tunnel(api, node("launcher", tunnel=tunnel), 20)
+        assert blocked.value.transient
+        server.shutdown()
 
 
 def untrusting(api: Api) -> Api:

@@ -130,10 +130,12 @@ class Client:
             ) from error
 
     def sign(self, service: str, address: str, seconds: int) -> str:
-        """An address for a GET without a body, signed for so many seconds. Raises ProviderError."""
-        from botocore.auth import SigV4QueryAuth
+        """An address for a GET without a body, signed for so many seconds of AWS's time, as far as
+        `ahead` is known. Raises ProviderError."""
         from botocore.awsrequest import AWSRequest
         from botocore.exceptions import NoCredentialsError
+
+        from clusterctl.providers.ec2.signing import ShiftedQueryAuth
 
         with self._making, self._explain_errors("reading your AWS credentials"):
             found = self._find_credentials().session.get_credentials()
@@ -141,7 +143,9 @@ class Client:
                 raise NoCredentialsError
             request = AWSRequest("GET", address)
             keys = found.get_frozen_credentials()
-            SigV4QueryAuth(keys, service, self.region, seconds).add_auth(request)
+            signer = ShiftedQueryAuth(keys, service, self.region, seconds)
+            signer.ahead = self.ahead
+            signer.add_auth(request)
             return str(request.url)
 
     def find_ca_bundle(self) -> str | None:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -105,8 +106,13 @@ class Tunnels:
             self._admit(connection, request)
         except Refused as no:
             body = json.dumps({"ErrorCode": no.code, "Message": str(no)}).encode()
+            date = formatdate(time.time() + self._layer.ahead, usegmt=True)
             headers = Headers(
-                [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+                [
+                    ("Content-Type", "application/json"),
+                    ("Content-Length", str(len(body))),
+                    ("Date", date),
+                ]
             )
             return Response(no.status, "Refused", headers, body)
         return None
