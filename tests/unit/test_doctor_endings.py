@@ -158,6 +158,20 @@ def test_a_rank_that_has_come_to_its_end_early_and_waits_for_a_thread() -> None:
     assert "waits for its threads or processes as it exits" in finding.text
 
 
+@pytest.mark.parametrize(
+    ("second", "serious"), [(f"exit 1 0 {START + 5} 1", True), (process(1, 200), False)]
+)
+def test_a_thread_that_keeps_a_job_alive_is_its_cause(second: str, serious: bool) -> None:
+    """A rank that still does something else may be what it waits for."""
+    found = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", "rank 1", second))
+    found.ranks[0].stack = joins("_shutdown", "threading.py")
+    if found.ranks[1].alive:
+        found.ranks[1].stack = sleeps()
+    finding = next(item for item in doctor.judge(found) if item.ranks == (0,))
+    assert (finding.kind, finding.serious) == ("left", serious)
+    assert "its thread logger is at log, log.py:5" in finding.lines
+
+
 def test_a_rank_that_cleans_up_after_an_exception() -> None:
     cleans = stack(("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0))
     found = two_ranks(reduces(), cleans)

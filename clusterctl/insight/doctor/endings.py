@@ -78,8 +78,15 @@ def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
         _threads(stack) if stack else (),
         ranks=(number,),
         nodes=(rank.node,),
-        serious=bool(others) and not any(evidence.ranks[n].moved for n in others),
+        serious=not any(evidence.ranks[n].moved for n in others)
+        and (bool(others) or _all_join_threads(evidence)),
     )
+
+
+def _all_join_threads(evidence: Evidence) -> bool:
+    """Whether nothing but threads or processes of ended programs keeps the job alive."""
+    living = [rank.stack for rank in evidence.ranks.values() if rank.alive]
+    return all(stack and stack.joins_threads for stack in living)
 
 
 def _threads(stack: Stack) -> tuple[str, ...]:
