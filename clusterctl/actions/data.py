@@ -126,7 +126,7 @@ def check_data_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a valid name for a data set",
-            hint="use letters, digits, dots and dashes: --name",
+            hint="name it with letters, digits, dots and dashes, for example --name images",
         )
     return name
 

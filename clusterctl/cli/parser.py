@@ -99,6 +99,8 @@ class Verbs(TyperGroup):
         command = self.get_command(ctx, name)
         if command is None and not ctx.resilient_parsing:
             close = get_close_matches(name, self.list_commands(ctx), n=1)
+            if name == "version" and not self.prefix:  # a command of many other tools
+                close = ["--version"]
             known = f"`clusterctl {self.prefix}--help` lists the commands"
             raise UsageError(
                 f"unknown command '{self.prefix}{name}'",

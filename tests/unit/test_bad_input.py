@@ -74,6 +74,7 @@ BAD: list[tuple[str, int, str, str]] = [
     ("data|fetch|mnist", 2, "unknown command 'data fetch'", "data --help"),
     ("data|lits", 2, "unknown command 'data lits'", "did you mean data list?"),
     ("data|list|--mirror|x", 2, "unknown option --mirror", "data list --help"),
+    ("version", 2, "unknown command 'version'", "did you mean --version?"),
     ("image|bulid|cpu", 2, "unknown command 'image bulid'", "did you mean image build?"),
     ("image|lock", 2, "missing argument NAME", "image lock --help"),
     ("image|build|cpu|-c|lab", 2, "--cluster has no effect", "leave it out"),
