@@ -165,12 +165,13 @@ def _name_level(low: bool) -> str:
 
 def _describe_others(node: NodeFigures) -> str:
     """Who else uses the node's processors."""
+    found = []
     if node.steal > STEAL:
-        return f"the hypervisor gives {node.steal:.0%} of its processors to others"
+        found.append(f"the hypervisor gives {node.steal:.0%} of its processors to others")
     if node.load > LOAD * node.cores:
         most = f", most of all {node.busiest}" if node.busiest else ""
-        return f"other processes use {node.load:.1f} of its {node.cores} cores{most}"
-    return ""
+        found.append(f"other processes use {node.load:.1f} of its {node.cores} cores{most}")
+    return ", and ".join(found)
 
 
 def _clock(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:

@@ -68,6 +68,7 @@ def test_a_sound_cluster_has_no_low_line() -> None:
         ({"throttled": 0.7}, "processor", "a limit of its cgroup stops a thread in 70% of the"),
         ({"load": 3.1}, "processor", "other processes use 3.1 of its 4 cores"),
         ({"steal": 0.4}, "processor", "the hypervisor gives 40% of its processors to others"),
+        ({"steal": 0.4, "load": 3.1}, "processor", "to others, and other processes use 3.1 of"),
         ({"offset": -3.25}, "clock", "3.25 s behind: start a time service there"),
         ({"expected_gpus": 2, "gpus": (T4,)}, "GPUs", "1 of 2"),
         ({"expected_gpus": 1, "gpu_error": "No devices were found"}, "GPUs", "No devices"),

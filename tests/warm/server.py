@@ -21,7 +21,8 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 C = ctypes.CDLL(None)
@@ -114,28 +115,32 @@ def become(order: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def run(order: dict[str, Any]) -> int:
-    """The exit code, as Python has it for what the program raises."""
+@contextmanager
+def noted(codes: list[int]) -> Iterator[None]:
+    """Notes the exit code that Python has for what the program raises, which goes on: programs look
+    at how they end (`trainlib.mpi`)."""
     try:
-        become(order)
+        yield
     except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
+        usual = end.code is None or isinstance(end.code, int)
+        codes.append(int(end.code or 0) if usual else 1)
+        raise
     except BaseException as raised:
-        sys.excepthook(type(raised), raised, raised.__traceback__)
-        return -signal.SIGINT if isinstance(raised, KeyboardInterrupt) else 1
-    return 0
+        codes.append(-signal.SIGINT if isinstance(raised, KeyboardInterrupt) else 1)
+        raise
+    codes.append(0)
 
 
 def finalize_mpi() -> None:
     """What mpi4py has Python do at the very end; mpirun takes a rank that leaves without it for
     one that has failed."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if not mpi or sys.modules["mpi4py"].rc.finalize is False:
+    if not mpi:
         return
-    if mpi.Is_initialized() and not mpi.Is_finalized():
+    rc = sys.modules["mpi4py"].rc
+    # Where the import has not called MPI_Init, it is the program's own business.
+    wanted = rc.initialize if rc.finalize is None else rc.finalize
+    if wanted and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
 
 
@@ -189,7 +194,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ended.close()
     wake.close()
-    codes.append(run(order))
+    with noted(codes):
+        become(order)
 
 
 if __name__ == "__main__":
