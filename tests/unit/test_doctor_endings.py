@@ -345,3 +345,12 @@ def test_a_rank_that_has_crashed_and_not_ended_yet() -> None:
     cause = doctor.judge(found)[0]
     assert (cause.kind, cause.ranks, cause.serious) == ("message:gloo-size", (0,), True)
     assert cause.lines[0] == 'File "train.py", line 11, in main'
+
+
+@pytest.mark.parametrize(("before", "kind"), [("", "message:cpp-thread"), (FAILED, "error")])
+def test_a_thread_of_cpp_that_outlives_its_program(before: str, kind: str) -> None:
+    """After an exception, that one is the cause."""
+    said = encoded(f"{before}terminate called without an active exception")
+    ended = view("worker-2", "rank 1", f"exit 1 134 {START + 5} 1", f"err 1 {said}")
+    [finding] = doctor.judge(seen(ended))
+    assert (finding.kind, finding.ranks) == (kind, (1,))

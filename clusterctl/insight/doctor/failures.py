@@ -108,11 +108,12 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
         places = _places(evidence)
         if len(places) > 1:
             return _judge_mismatch(match, places)
-    if match:
+    error = find_last_error(rank.err)
+    if match and not (error and match.message.name == "cpp-thread"):  # it follows an exception
         where = (_line(rank.err),) if _line(rank.err) else ()
         return _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
     code = rank.exit_code or 0
-    if error := find_last_error(rank.err):
+    if error:
         return Finding(
             "error",
             f"{place} failed first: {error[-1].strip()}",

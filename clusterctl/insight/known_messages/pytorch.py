@@ -168,4 +168,12 @@ MESSAGES: tuple[Message, ...] = (
         "look at the rank that the message names",
         "https://docs.pytorch.org/docs/stable/distributed.html#monitored-barrier",
     ),
+    Message(
+        "cpp-thread",
+        r"^terminate called without an active exception",
+        "a thread of a C++ library still ran when the program ended",
+        "call torch.distributed.destroy_process_group() at the end of the program, and stop threads"
+        " of its own",
+        "https://en.cppreference.com/w/cpp/thread/thread/~thread",
+    ),
 )
