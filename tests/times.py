@@ -49,7 +49,7 @@ class Meter:
         report = yield
         if report.when == "teardown":
             now = self._now()
-            report.user_properties.append((CPU, now - self._before))
+            report.user_properties.append((CPU, max(0.0, now - self._before)))  # one may be lost
             self._before = now
         return report
 

@@ -40,7 +40,7 @@ def make(
     if wanted is not None and wanted.isdigit():
         source = _collect_job(store, jobs.find_job(store, int(wanted), where), redact, report)
     else:
-        source = _collect_cluster(store, _find(store, wanted or where), redact, report)
+        source = _collect_cluster(store, find_cluster(store, wanted or where), redact, report)
     if kind == "md":
         return to_markdown(source)
     if (plots := count_plots(source)) > FEW_PLOTS:
@@ -53,11 +53,11 @@ def write(text: str, path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}", hint="choose another --output FILE"
+            f"cannot write {path}: {error.strerror}", hint="choose another --output FILE"
         ) from error
 
 
-def _find(store: Store, name: str | None) -> Cluster:
+def find_cluster(store: Store, name: str | None) -> Cluster:
     """One that exists, else the last one of that name that did."""
     past = [item for item in store.past() if name in (None, item.name)]
     if name in store.names() or not past or (name is None and store.names()):

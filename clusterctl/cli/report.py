@@ -13,7 +13,7 @@ from clusterctl.options.jobs import Report
 def report(given: Report, console: Console) -> None:
     store, kind = actions.open_store(), given.format
     text = action.make(store, given.wanted, given.cluster, redact, console.report, kind)
-    name = given.wanted or given.cluster or "cluster"
+    name = given.wanted or action.find_cluster(store, given.cluster).name
     path = given.output or Path(f"report-{name}.{kind}")
     if str(path) == "-":
         console.result(text.rstrip("\n"), raw=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import Any, cast
 
@@ -40,7 +39,7 @@ ONLY = Limit(
     hint="leave it out, or attach a batch system: "
     + join_words([f"`clusterctl attach NAME {_FIRST}`", *(f"`{word}`" for word in _OTHERS)], "or"),
 )
-TERMINAL = replace(ONLY, hint="`clusterctl ssh` opens a shell on a node of this cluster")
+TERMINAL = ONLY._replace(hint="`clusterctl ssh` opens a shell on a node of this cluster")
 NODES = Limit(
     only=frozenset({"direct", *SYSTEMS}.difference(_SLOTS)),
     says=f"has no effect with {_titles(_SLOTS)}, which allocates slots",
@@ -86,7 +85,7 @@ def _collect() -> Iterator[Option[Any]]:
     for word, option in found.items():
         option.group = _group(owners[word])
         instead = {name: row.instead[word] for name, row in SYSTEMS.items() if word in row.instead}
-        own = replace(_limit(owners[word]), instead=instead)
+        own = _limit(owners[word])._replace(instead=instead)
         option.limits = (own, *option.limits[1:])
         yield option
 

@@ -8,7 +8,8 @@ words: a provider (`local`, `ec2`), what runs jobs (`direct`, `slurm`), what is 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from clusterctl.options.provider_options import join_titles, join_words, list_takers
 
@@ -18,18 +19,17 @@ LAUNCHER = "launcher"
 LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the time
     """`only`: one of these circumstances has to hold; None: any will do. `never`: none of these
     may. `free` is a value that may be given everywhere. `says` goes on after the option's name;
     `instead` is the hint by circumstance, where one is better than `hint`."""
 
+    says: str
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
     free: str = ""
-    says: str
     hint: str = LEAVE_OUT
-    instead: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = MappingProxyType({})
 
     def holds(self, circumstances: Collection[str]) -> bool:
         """Whether the option means something in these."""
@@ -42,8 +42,7 @@ class Limit:
         return next(found, self.hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderLimit:
+class ProviderLimit(NamedTuple):
     """The limit of options that one provider owns: they work with it, and with those whose row in
     PROVIDER_OPTIONS shares them. In `says` and `hint`, `{titles}` and `{names}` are all of them."""
 
@@ -51,7 +50,7 @@ class ProviderLimit:
     free: str = ""
     says: str = "works only with {titles}"
     hint: str = "add --provider {names}, or leave it out"
-    instead: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = MappingProxyType({})
 
     def resolve(self, flag: str) -> Limit:
         """The limit of that option."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderOptions:
+class ProviderOptions(NamedTuple):
     """`--provider NAME` is its name in PROVIDER_OPTIONS."""
 
     title: str

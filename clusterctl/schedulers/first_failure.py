@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 TOLD_TO_END = 143
 """The exit code of a rank that SIGTERM has ended, which is how a launcher ends the others."""
+CRASHES = (132, 134, 135, 136, 139)
+"""Of ranks that SIGILL, SIGABRT, SIGBUS, SIGFPE or SIGSEGV have ended, which is their own fault."""
+LOST_PEER = 14
+"""MPI_ERR_UNKNOWN: with it Open MPI ends a rank that loses its connection to another one. MPI may
+notice that sooner than the shell that waits for the other one, which has crashed (seen with Open
+MPI 5.0.11)."""
 
 
 class RankEnd(NamedTuple):
@@ -29,7 +35,11 @@ def correct(when: float, offset: float, uncertainty: float) -> float:
 def sort_failures(ends: Iterable[RankEnd]) -> list[RankEnd]:
     """The failed ones, the first before the others: who has only SIGTERM to show comes after those
     that have more, and who only follows comes after those that have failed by themselves."""
-    return sorted(
-        (end for end in ends if end.code),
-        key=lambda end: (end.code == TOLD_TO_END, end.follows, end.when, end.rank),
-    )
+    failed = [end for end in ends if end.code]
+    crashed = any(end.code in CRASHES for end in failed)
+
+    def place(end: RankEnd) -> tuple[bool, bool, float, int]:
+        follows = end.follows or (crashed and end.code == LOST_PEER)
+        return end.code == TOLD_TO_END, follows, end.when, end.rank
+
+    return sorted(failed, key=place)

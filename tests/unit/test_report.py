@@ -90,6 +90,7 @@ def test_a_page_about_a_cluster(call: Call, need: Need) -> None:
     said = call("report", "lab")
     assert (said.code, said.out) == (0, "")
     assert "wrote report-lab.html" in said.err
+    assert "wrote report-lab.md" in call("report", "--format", "md").err, "the only one"
     page = Path("report-lab.html").read_text()
     for title in ("Overview", "Nodes", "Time line", "Jobs", "Metrics", "Cost", "Measurements"):
         assert f"<h2>{title}</h2>" in page
