@@ -169,12 +169,12 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     assert set(world.ec2.machines) == running
     module.write_text(text)
 
-    # More nodes where there is no room: those that run stay, and are as ready as before.
+    # More nodes where there is no room, but money: those that run stay, and are as ready as before.
     world.ok("run", "reduce_all.py", "--max-bytes", "8")
     number = world.ok("jobs", "--json").document()["jobs"][-1]["id"]
     before = world.ok("status", "--json").document()["dollars_per_hour"]
     world.ec2.fault("ice", zone="us-east-1b")
-    more = world.run("up", "--workers", "2", "--yes")
+    more = world.run("up", "--workers", "2", "--budget", "60", "--yes")
     assert more.code == 3
     assert "us-east-1b has no capacity for more" in more.err
     assert "cluster default is unchanged and ready" in more.err
