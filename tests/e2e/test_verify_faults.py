@@ -29,11 +29,11 @@ done
 """Ends the first process on the node that has loaded PyTorch."""
 NOISE = """
 for one in $(seq 24); do
-    timeout 60 sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &
+    setsid timeout 60 sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &
     echo $! >>/run/noise
 done
 """
-"""More than other tests that run on this machine."""
+"""More than other tests that run on this machine: to each session Linux gives an equal share."""
 
 Row = tuple[str, str, str]
 

@@ -154,6 +154,18 @@ def proxies() -> list[str]:
 
 
 @contextlib.contextmanager
+def _let_containers_meet(iptables: str) -> Iterator[None]:
+    """As an engine with rules of its own does: one that ran here before may have closed the
+    machine's forwarding, which Linux asks about packets within a bridge, too."""
+    rule = ("FORWARD", "-i", "br-+", "-o", "br-+", "-j", "ACCEPT")
+    subprocess.run([iptables, "--wait", "-I", *rule], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([iptables, "--wait", "-D", *rule], check=True)
+
+
+@contextlib.contextmanager
 def running(need: Need) -> Iterator[Engine]:
     """An engine. One of ours is alone in its cache: another run of tests has to wait for it."""
     docker = need("docker")
@@ -187,7 +199,8 @@ def running(need: Need) -> Iterator[Engine]:
                 assert process.poll() is None, tail
                 assert time.monotonic() < until, tail
                 time.sleep(0.1)
-            yield engine
+            with _let_containers_meet(need("iptables")):
+                yield engine
         finally:
             process.terminate()
             process.wait(60)
