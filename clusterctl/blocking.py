@@ -21,6 +21,11 @@ LOCK = Wait(
     "find the thread that holds the lock: two threads that take two locks must take them in the"
     " same order",
 )
+OWN_LOCK = Wait(
+    "waiting for a lock, while no other thread or process of it runs",
+    "it has most likely taken this lock itself before: a threading.Lock cannot be taken twice (use"
+    " threading.RLock); or what held it has ended, or was not copied by a fork",
+)
 CHILD = Wait(
     "waiting for a child process",
     "look at what the child does; one whose output is a pipe blocks when nothing reads it: use"

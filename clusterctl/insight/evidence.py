@@ -130,6 +130,15 @@ class Rank:
         return tuple(p for p in living if main and p.parent == main.pid)
 
     @property
+    def descendants(self) -> tuple[RankProcess, ...]:
+        """Those that its main process, or one of these, has started."""
+        main = self.main
+        found: list[RankProcess] = [main] if main else []
+        for parent in found:  # which grows
+            found += (p for p in self.processes if p.parent == parent.pid and p.state not in "ZX")
+        return tuple(found[1:])
+
+    @property
     def others(self) -> tuple[RankProcess, ...]:
         """Its Python processes beside the main one."""
         main = self.main

@@ -221,7 +221,7 @@ def test_a_python_with_debugging_symbols_hides_no_line_of_the_program() -> None:
 @pytest.mark.parametrize(
     ("frame", "waits", "said"),
     [
-        ("lock_PyThread_acquire_lock", "hrtimer_nanosleep", "a lock that another thread holds"),
+        ("lock_PyThread_acquire_lock", "hrtimer_nanosleep", "a lock, while no other thread"),
         ("accept4", "inet_csk_accept", "waiting for the network"),
         ("poll", "poll_schedule_timeout.constprop.0", "a socket, a pipe or another process"),
         ("open64", "wait_for_partner", "waiting to open a file"),

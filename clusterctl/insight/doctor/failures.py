@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
-from clusterctl.insight.evidence import Rank
+from clusterctl.insight.evidence import NodeView, Rank
 from clusterctl.job_model import JobState
 from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.stacks import name_ranks
@@ -24,6 +26,8 @@ _CRASH = re.compile(
 )
 """What Python's fault handler prints before the lines of a thread."""
 _CRASH_LINE = re.compile(r'^  File (".*"), line (\d+) in (.+)$')
+_DEEP = 20
+"""Times that a line stands in the innermost calls of a thread whose recursion has no end."""
 SAME_TIME = 0.2
 """Seconds by which the end of a rank may be noticed by others before it is written down."""
 
@@ -110,7 +114,9 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
             return _judge_mismatch(match, places)
     error = find_last_error(rank.err)
     if match and not (error and match.message.name == "cpp-thread"):  # it follows an exception
-        where = (_line(rank.err),) if _line(rank.err) else ()
+        where = tuple(filter(None, (_line(rank.err),)))
+        if match.message.name == "host-memory":
+            match = _weigh_free_memory(match, evidence.nodes.get(rank.node))
         return _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
     code = rank.exit_code or 0
     if error:
@@ -130,9 +136,34 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
         how = "was killed (SIGKILL)"
         advice = "find out what killed it; the kernel log of the node does not show it"
     last = tuple((rank.err.strip() or rank.out.strip()).splitlines()[-3:])
+    if code == 128 + signal.SIGSEGV and _recursed(rank.err):
+        how = "failed by a recursion deeper than its stack (SIGSEGV; `ulimit -s` is the limit)"
+        advice = "look for a recursion without an end at that line"
     if _CRASH.search(rank.err):
         last = (_line(rank.err),) if _line(rank.err) else ()
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
+
+
+def _weigh_free_memory(match: messages.Match, view: NodeView | None) -> messages.Match:
+    """The same, or that its node has memory, which a rank may have filled itself."""
+    if not view or not view.memory_total or view.memory_free < view.memory_total / 2:
+        return match
+    free, total = view.memory_free / 2**20, view.memory_total / 2**20
+    message = replace(
+        match.message,
+        cause=f"it was refused memory; {view.name} has {free:.1f} of {total:.1f} GiB free now",
+        advice="if the rank had not filled the node itself, look at the size of that allocation,"
+        " and for a limit: `ulimit -v`, its container or batch job; else use a smaller batch,"
+        " fewer ranks per node (--ranks-per-node), or larger nodes",
+    )
+    return replace(match, message=message)
+
+
+def _recursed(text: str) -> bool:
+    """Whether the fault handler shows one line of the program again and again."""
+    *_, last = ("", *_CRASH.split(_PREFIX.sub("", text)))
+    lines = itertools.takewhile(_CRASH_LINE.match, last.lstrip("\n").splitlines())
+    return max(Counter(lines).values(), default=0) >= _DEEP
 
 
 def _places(evidence: Evidence) -> dict[str, list[int]]:

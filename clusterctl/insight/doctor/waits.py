@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from clusterctl import blocking, stacks
-from clusterctl.blocking import CHILD, FILE_LOCK, Wait
+from clusterctl.blocking import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Wait
 from clusterctl.insight.doctor import endings, rendezvous
 from clusterctl.insight.doctor.failures import find_last_error
 from clusterctl.insight.doctor.finding import WATCH as WATCH
@@ -35,6 +35,19 @@ def find_stopped(evidence: Evidence) -> Iterator[Finding]:
             ranks=(number,),
             nodes=(rank.node,),
         )
+    for number, rank in sorted(evidence.ranks.items()):
+        halted = [process for process in rank.descendants if process.state == "T"]
+        if number not in stopped and halted:
+            pids = " ".join(str(process.pid) for process in halted)
+            yield Finding(
+                "stopped",
+                f"process {pids.replace(' ', ', ')} ({halted[0].command}), started by"
+                f" {evidence.place(number)}, is stopped (SIGSTOP, or a debugger holds it)",
+                f"`clusterctl ssh {rank.node} -- kill -CONT {pids}` resumes it",
+                ranks=(number,),
+                nodes=(rank.node,),
+                serious=rank.stack is None or not rank.stack.collective,
+            )
 
 
 def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
@@ -292,6 +305,8 @@ def _wait(rank: Rank, stack: Stack | None = None) -> Wait:
     if rank.main and rank.main.state == "D":
         return Wait("waiting for a disk or a network file system")
     clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)
+    if clear is LOCK and stack and not (rank.descendants or any(t.own for t in stack.others)):
+        return OWN_LOCK
     return clear or blocking.explain_kernel(rank.waits) or guess or Wait("blocked")
 
 

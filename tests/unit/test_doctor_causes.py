@@ -1,0 +1,102 @@
+"""What `doctor` says where the usual cause is not it: a lock that a rank holds itself, a stopped
+process, memory that a limit refuses, a recursion without an end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl import stacks
+from clusterctl.insight import doctor, evidence
+from clusterctl.insight.doctor import Evidence
+from tests.unit.test_doctor import (
+    START,
+    WORK,
+    failed,
+    process,
+    reduces,
+    seen,
+    stack,
+    two_ranks,
+    view,
+)
+
+
+def with_child(found: Evidence, state: str = "S", name: str = "python") -> Evidence:
+    """Rank 1 has started one more process."""
+    more = evidence.read_look("worker-2", process(1, 201, state, name, parent=200))
+    found.ranks[1].processes += more.ranks[1].processes
+    return found
+
+
+def locks(**others: stacks.Stack) -> stacks.Stack:
+    """A thread that waits for a threading.Lock, with its `others`."""
+    made = stack(
+        ("lock_PyThread_acquire_lock", "/usr/lib/libpython3.11.so", 0), ("log", f"{WORK}/a.py", 4)
+    )
+    return replace(made, others=tuple(others.values()))
+
+
+def test_a_lock_that_nobody_else_can_hold() -> None:
+    [finding] = doctor.judge(two_ranks(reduces(), locks()))
+    assert "while no other thread or process of it runs at log, a.py:4" in finding.text
+    assert "threading.RLock" in finding.advice
+
+
+@pytest.mark.parametrize("holder", ["thread", "process"])
+def test_a_lock_that_another_thread_or_process_may_hold(holder: str) -> None:
+    other = stack(("clock_nanosleep", "/libc.so.6", 0), ("work", f"{WORK}/a.py", 9))
+    found = two_ranks(reduces(), locks(other=other) if holder == "thread" else locks())
+    [finding] = doctor.judge(with_child(found) if holder == "process" else found)
+    assert "waiting for a lock that another thread holds" in finding.text
+    assert "RLock" not in finding.advice
+
+
+def test_a_stopped_child_comes_before_the_rank_that_waits_for_it() -> None:
+    waits = stack(
+        ("poll", "/libc.so.6", 0),
+        ("_next_data", "/opt/py/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1448),
+        ("<module>", f"{WORK}/train.py", 9),
+    )
+    found = doctor.judge(with_child(two_ranks(reduces(), waits), "T"))
+    assert [finding.kind for finding in found] == ["stopped", "missing"]
+    assert "process 201 (python), started by rank 1 on worker-2, is stopped" in found[0].text
+    assert "ssh worker-2 -- kill -CONT 201" in found[0].advice
+
+
+def test_a_stopped_child_of_a_rank_that_waits_for_others_is_only_noted() -> None:
+    found = doctor.judge(with_child(two_ranks(locks(), reduces()), "T"))
+    assert [(finding.kind, finding.serious) for finding in found] == [
+        ("missing", True),
+        ("stopped", False),
+    ]
+
+
+REFUSED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 268435456 bytes."
+
+
+@pytest.mark.parametrize("free", [20_000_000, 3_000_000])
+def test_memory_that_a_limit_refuses(free: int) -> None:
+    """The node has enough of it, which the rank may have filled itself."""
+    node = (f"memory MemTotal: {24 << 20}", f"memory MemAvailable: {free}")
+    cause = doctor.judge(seen(view("worker-2", *node, "rank 1", *failed(1, START, REFUSED))))[0]
+    assert cause.kind == "message:host-memory"
+    assert ("was refused memory; worker-2 has 19.1 of 24.0 GiB" in cause.text) == (
+        free > 10_000_000
+    )
+    assert ("too little memory" in cause.text) == (free < 10_000_000)
+    assert ("`ulimit -v`" in cause.advice) == (free > 10_000_000)
+
+
+@pytest.mark.parametrize(("deep", "depth"), [(True, 100), (False, 3)])
+def test_a_recursion_without_an_end(deep: bool, depth: int) -> None:
+    lines = [f'  File "{WORK}/tree.py", line 6 in walk'] * depth
+    lines.append(f'  File "{WORK}/tree.py", line 9 in <module>')
+    head = ["Fatal Python error: Segmentation fault", ""]
+    head.append("Current thread 0x00007f16c1a8c740 (most recent call first):")
+    said = "\n".join([*head, *lines, "  ..." if deep else "", "Extension modules: numpy"])
+    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(139, START, said))))
+    assert ("recursion deeper than its stack" in finding.text) == deep
+    assert ("bug in native code" in finding.advice) == (not deep)
+    assert finding.lines == ('File "tree.py", line 6, in walk',)
