@@ -149,8 +149,8 @@ def _silence(evidence: Evidence, number: int, silence: Silence, peer: str) -> Fi
         f"{evidence.place(number)} gets no answer: {what} {text}",
         "let all TCP ports pass between the nodes (security group, firewall), not that of SSH alone"
         if peer
-        else "no node of the job has that address: it is that of a node which is gone, or of another"
-        " machine; look where the program takes it from, and check the route to it",
+        else "no node of the job has that address: it is that of a node which is gone, or of"
+        " another machine; look where the program takes it from, and check the route to it",
         ranks=(number,),
         nodes=(evidence.ranks[number].node, *([peer] if peer else ())),
         serious=bool(peer),
