@@ -219,11 +219,12 @@ def _find_made(
     provider = providers.load_billing(cluster)
     try:
         gateway = providers.find_gateway(cluster, folder, pending=False)
-        there = {*provider.list_billed(cluster, folder), *gateway}
         ends = provider.list_ended(cluster, folder)
+        lives = _list_lives(cluster, folder)
+        # Last, for what a killed `up` launched a moment ago is not shown by earlier answers.
+        there = {*provider.list_billed(cluster, folder), *gateway}
     except ClusterctlError:
         return cluster.charges, {}
-    lives = _list_lives(cluster, folder)
     kept = provider.list_made(folder)
     made = measured.find_made(cluster, kept, lives)
     leaving = measured.find_leaving(cluster, kept)

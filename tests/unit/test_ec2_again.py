@@ -350,6 +350,24 @@ def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
     assert provider.plan(wish(), current).charges == current.charges, "they live: nothing is new"
 
 
+def test_machines_that_ec2_shows_in_its_second_answer_only_are_paid_once(
+    provider: Ec2Provider, market: type[Market], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `up` was killed while it launched them."""
+    current = attempted(provider.plan(wish()), ago=12.0)
+    market.living, market.launched = ("launcher", "worker-1"), NOW - 0.8
+    whole, answers = market.instances, iter([()])
+
+    def late(self: Market, *filters: Any, **more: Any) -> list[Instance]:
+        return list(next(answers, whole(self, *filters, **more)))
+
+    monkeypatch.setattr(market, "instances", late)
+    charges = provider.plan(wish(), current).charges
+    for name in market.living:
+        [charge] = instances(charges, name)
+        assert (charge.since, charge.until) == (NOW - 0.8, None)
+
+
 def test_machines_that_only_terraform_knows_of_were_made(
     provider: Ec2Provider, tmp_path: Path
 ) -> None:

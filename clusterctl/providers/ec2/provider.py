@@ -167,7 +167,8 @@ class Ec2Provider:
         folder = Home(ahead).clusters / current.name if ahead else None
         made = terraform_module.list_made(folder) if folder else frozenset()
         started = lives.list_lives(api, current)
-        living = {item.node for item in instances}
+        # The last answer shows most: what a killed `up` launched a moment ago has no end.
+        living = {item.node for item in instances} | set(lives.list_billed(api, current))
         if lives.finds_gateway(api, current):
             living.add(GATEWAY)
         ends = lives.list_ended(api, current, now, folder)
