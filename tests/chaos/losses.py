@@ -83,7 +83,7 @@ class Ended:
 @dataclass(frozen=True)
 class Loss:
     """What followed a kill, in seconds. `repeated`: from the snapshot until the kill; `back`: from
-    the kill until the program ran again."""
+    the kill until the ranks had taken a step again."""
 
     node: str
     harm: Harm
@@ -124,10 +124,12 @@ def lose(cli: Cli, node: str, how: Harm, step: int) -> Loss:
     assert done.code == 0, done
     # The times are the program's own: what is printed comes here later, on a busy machine much.
     starts = re.findall(r"^\[0\] from (\d+) ([\d.]+)$", done.out, re.MULTILINE)
-    resumed, again = int(starts[-1][0]), float(starts[-1][1])
+    resumed, began_again = int(starts[-1][0]), float(starts[-1][1])
     steps = re.findall(r"^\[0\] step (\d+) ([\d.]+)$", done.out, re.MULTILINE)
-    times = {int(number): float(when) for number, when in steps if float(when) < again}
+    times = {int(number): float(when) for number, when in steps if float(when) < began_again}
     saved = times.get(resumed, float(starts[0][1]))  # 0: when it began
+    # The worker is replaced when the ranks have connected to each other again: at their first step.
+    again = min(float(when) for _, when in steps if float(when) >= began_again)
     return Loss(node, how, max(times), resumed, killed - saved, again - killed, ended)
 
 
