@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
 
 import torch
 
-from trainlib import models, optimizers, trainer
+from trainlib import models, optimizers
 from trainlib.program import run_program
 from trainlib.ranks import discover
 from trainlib.session import Session
+from trainlib.steps import train_epoch
 
 FEATURES, CLASSES, BATCH, HIDDEN = 64, 10, 32, 400
 BACKENDS = ("gloo", "mpi")
@@ -79,7 +80,7 @@ def measure(session: Session, seconds: float, rounds: int) -> dict[str, dict[str
         """Milliseconds per step of the slowest rank."""
         session.communicator.barrier()
         started = time.perf_counter_ns()
-        trainer.train_epoch(*steppers[backend], loss_of, [batch] * count)
+        train_epoch(*steppers[backend], loss_of, [batch] * count)
         return session.communicator.maximum(time.perf_counter_ns() - started) / 1e6 / count
 
     counts = {}

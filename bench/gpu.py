@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
 import torch
 from torch.nn import functional
 
-from trainlib import data, models, optimizers, trainer
+from trainlib import data, models, optimizers
 from trainlib.rows import Dataset
+from trainlib.steps import Recipe, train_epoch
 
 LIMIT = 0.95
 Steps = Callable[[int], None]
@@ -45,13 +46,13 @@ def program(dataset: Dataset, batch: int, size: int, compiled: bool) -> Steps:
     model = network(device, size)
     optimizer = optimizers.sgd(model.parameters(), lr=0.01)
     stepper: Any = torch.compile(model, dynamic=False) if compiled else model
-    recipe = trainer.Recipe(precision="bf16")
+    recipe = Recipe(precision="bf16")
     rows = len(dataset.train)
 
     def steps(count: int) -> None:
         numbers = torch.arange(count * batch) % rows
         batches = dataset.train.select(numbers, batch)
-        trainer.train_epoch(stepper, optimizer, functional.cross_entropy, batches, recipe)
+        train_epoch(stepper, optimizer, functional.cross_entropy, batches, recipe)
 
     return steps
 

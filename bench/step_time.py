@@ -34,6 +34,7 @@ from trainlib import models, optimizers, trainer
 from trainlib.program import run_program
 from trainlib.ranks import discover
 from trainlib.session import Session
+from trainlib.steps import train_epoch
 
 VARIANTS = ("none", "gloo", "mpi")
 FEATURES, CLASSES, BATCH = 64, 10, 32
@@ -88,7 +89,7 @@ def measure(session: Session, hidden: int, options: argparse.Namespace) -> dict[
         """Seconds of the slowest rank for `count` steps."""
         session.communicator.barrier()
         started = time.perf_counter_ns()
-        trainer.train_epoch(*steppers[variant], loss_of, [batch] * count)
+        train_epoch(*steppers[variant], loss_of, [batch] * count)
         return session.communicator.maximum(time.perf_counter_ns() - started) / 1e9
 
     counts = {}

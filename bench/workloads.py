@@ -33,11 +33,12 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from trainlib import averaging, data, images, mnist_ddp, models, optimizers, trainer
+from trainlib import averaging, data, images, mnist_ddp, models, optimizers
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.ranks import Ranks
 from trainlib.rows import IMAGENET_SCALE, Dataset, Split
 from trainlib.session import Session
+from trainlib.steps import train_epoch
 from trainlib.tagi import training
 from trainlib.tagi.layers import Sequential
 from trainlib.tagi.output import HierarchicalSoftmax
@@ -92,7 +93,7 @@ def ddp(name: str) -> tuple[Epoch, Epoch]:
 
     def epoch() -> int:
         batches = data.batches(dataset.train, 32, 0, 1, 0, 0)
-        loss, _, rows = trainer.train_epoch(mine, optimizer, functional.cross_entropy, batches)
+        loss, _, rows = train_epoch(mine, optimizer, functional.cross_entropy, batches)
         loss.item()
         return rows
 
@@ -131,7 +132,7 @@ def sgd_mpi() -> tuple[Epoch, Epoch]:
 
     def epoch() -> int:
         batches = data.batches(dataset.train, 200, 0, 1, 0, 0)
-        _, _, rows = trainer.train_epoch(mine, optimizer, functional.cross_entropy, batches)
+        _, _, rows = train_epoch(mine, optimizer, functional.cross_entropy, batches)
         return rows
 
     return epoch, plain(other, sgd(other), inputs, targets, 200)
@@ -166,7 +167,7 @@ def imagenette(folder: Path) -> tuple[Epoch, Epoch]:
 
     def epoch() -> int:
         batches = data.batches(rows, 32, 0, 1, 0, 0)
-        return trainer.train_epoch(mine, ours, functional.cross_entropy, batches)[2]
+        return train_epoch(mine, ours, functional.cross_entropy, batches)[2]
 
     def read(path: Path) -> torch.Tensor:
         with Image.open(path) as image:

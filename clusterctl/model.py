@@ -6,14 +6,13 @@ Paths that live on a node are `str`, paths on this machine are `Path`.
 
 from __future__ import annotations
 
-import calendar
-import math
 import re
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache
+
+from clusterctl.charge_model import Charge
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 ID_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,49}")
@@ -259,71 +258,6 @@ class Phase(str, Enum):
     READY = "ready"
     STOPPED = "stopped"
     DELETING = "deleting"
-
-
-GATEWAY = "gateway"
-NETWORK_PARTS = (GATEWAY, "gateway address")
-"""Parts of a cluster's network that cost money by the hour: a NAT gateway, and its address."""
-
-
-HOURS_PER_MONTH = 730.0
-"""Of an average month. Source: AWS Pricing Calculator FAQs."""
-
-
-@lru_cache(maxsize=64)
-def _month_hours(start: float, end: float) -> float:
-    """The hours between two times, as parts of their calendar months (UTC) of HOURS_PER_MONTH:
-    a price per month is due in each one, however long. Source: "Amazon EBS pricing", examples."""
-    hours = 0.0
-    while start < end:
-        year, month = time.gmtime(start)[:2]
-        length = calendar.monthrange(year, month)[1] * 86400
-        over = min(end, calendar.timegm((year, month, 1, 0, 0, 0)) + length)
-        hours += HOURS_PER_MONTH * (over - start) / length
-        start = over
-    return hours
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
-    """What one part of one node costs. `hourly` in US dollars, None: unknown; of a disk, in a month
-    of HOURS_PER_MONTH.
-
-    `part` is `instance`, `disk` or `address`, or one of NETWORK_PARTS, which are counted as the
-    launcher's and end with the cluster; `until` None: it still runs. `source` says where the
-    price is from.
-    """
-
-    node: str
-    part: str
-    item: str
-    hourly: float | None
-    source: str
-    since: float
-    until: float | None = None
-
-    def seconds(self, now: float) -> float:
-        """How long it is billed until `now`: EC2 bills a minute of an instance at least, and every
-        hour of a NAT gateway that has begun (https://aws.amazon.com/vpc/pricing/)."""
-        lived = (now if self.until is None else self.until) - self.since
-        if self.part == GATEWAY:
-            return max(1, math.ceil(lived / 3600)) * 3600.0
-        return max(60.0, lived)
-
-    def dollars(self, now: float) -> float:
-        """What it has cost until `now`; 0 where the price is unknown."""
-        return self.cost_between(self.since, self.since + self.seconds(now))
-
-    def cost_between(self, start: float, end: float) -> float:
-        """What it costs from one time to a later one, as long as it is billed."""
-        if end <= start:
-            return 0.0
-        hours = _month_hours(start, end) if self.part == "disk" else (end - start) / 3600
-        return (self.hourly or 0.0) * hours
-
-    def end_at(self, when: float) -> Charge:
-        """The same, as one that has ended then if it had not before."""
-        return self if self.until is not None else replace(self, until=max(self.since, when))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

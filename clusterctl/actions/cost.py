@@ -9,9 +9,10 @@ from datetime import date, datetime, timedelta
 from math import inf
 
 from clusterctl.actions import cluster_status
+from clusterctl.charge_model import Charge
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
-from clusterctl.model import Charge, Cluster
+from clusterctl.model import Cluster
 from clusterctl.state import Store
 
 

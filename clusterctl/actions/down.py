@@ -14,6 +14,7 @@ from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
 from clusterctl.actions.running_costs import describe_doubts, report_left, report_price
 from clusterctl.actions.unfetched import Unfetched
+from clusterctl.charge_model import Charge
 from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,
@@ -24,7 +25,7 @@ from clusterctl.errors import (
 )
 from clusterctl.insight import cost
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter
+from clusterctl.model import Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.providers.protocol import Ended, Life, Recovering, Repricing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store

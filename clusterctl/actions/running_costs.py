@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ClusterctlError, ProviderError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Phase, Reporter, count, format_time
+from clusterctl.model import Cluster, Phase, Reporter, count, format_time
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared.charges import SHOWN

@@ -16,9 +16,10 @@ from clusterctl.actions import (
 from clusterctl.actions.down import correct_times
 from clusterctl.actions.running_costs import report_failure, report_left
 from clusterctl.actions.save_logs import save_logs
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, Consent, Phase, Reporter
+from clusterctl.model import Cluster, Consent, Phase, Reporter
 from clusterctl.providers.protocol import Ended, Pausing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import ClusterLock, Store

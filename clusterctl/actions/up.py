@@ -37,9 +37,10 @@ from clusterctl.actions.up_plan import (
 )
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter, count
+from clusterctl.model import Cluster, ClusterSpec, Consent, Phase, Reporter, count
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.protocol import (
     Created,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clusterctl.model import NETWORK_PARTS, Charge
+from clusterctl.charge_model import NETWORK_PARTS, Charge
 
 
 def sum_dollars(charges: Iterable[Charge], now: float) -> float:

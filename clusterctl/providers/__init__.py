@@ -10,8 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
+from clusterctl.charge_model import GATEWAY
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.model import GATEWAY, Cluster
+from clusterctl.model import Cluster
 from clusterctl.options.batch_options import BATCH_SYSTEMS
 from clusterctl.options.provider_options import PROVIDER_OPTIONS
 from clusterctl.providers.protocol import Billing, Creator, Gatewayed, Provider

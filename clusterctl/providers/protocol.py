@@ -8,8 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, Cluster, ClusterSpec, Node, Reporter, Runtime
+from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Runtime
 from clusterctl.node_phases import NodePhases
 from clusterctl.registry import RegistryLogin
 from clusterctl.transport.pool import Pool

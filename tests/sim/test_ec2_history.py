@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.charge_model import Charge
+from clusterctl.model import Cluster, Phase
 from clusterctl.providers.ec2 import eventbridge, lives
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.protocol import Ended

@@ -27,7 +27,7 @@ FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compili
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hangs"}
 FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats"}
-FOUNDATION |= {"known_hosts", "blocking"}
+FOUNDATION |= {"known_hosts", "blocking", "charge_model"}
 EDGE = {"process", "state", "meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 TALK |= {"data_sources"}
@@ -37,7 +37,16 @@ SERVICES = {"jobs", "insight"}
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},  # on first use
     "__main__": {"cli"},
-    "cli": {"actions", "model", "job_model", "errors", "config", "options", "redaction"}
+    "cli": {
+        "actions",
+        "model",
+        "charge_model",
+        "job_model",
+        "errors",
+        "config",
+        "options",
+        "redaction",
+    }
     | {"user_variables", "node_phases", "formats"},
     "api": {"actions", "model", "job_model", "errors", "options", "user_variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES | {"s3"},
@@ -77,7 +86,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": {"errors"},
     "resume_args": {"errors"},
     "launch_plan": set(),
-    "model": set(),
+    "model": {"charge_model"},
+    "charge_model": set(),
     "errors": set(),
     "formats": set(),
 }

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.charge_model import Charge
 from clusterctl.errors import UsageError
-from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.shared import budget

@@ -16,9 +16,10 @@ from clusterctl.actions import cluster_status, open_store
 from clusterctl.actions.cost import sum_spending
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.unfetched import describe_loss
+from clusterctl.charge_model import GATEWAY, NETWORK_PARTS, Charge
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost
-from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase
+from clusterctl.model import Cluster, Phase
 from clusterctl.providers.ec2 import lives
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api

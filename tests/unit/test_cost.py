@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.charge_model import HOURS_PER_MONTH, Charge
 from clusterctl.insight import cost
-from clusterctl.model import HOURS_PER_MONTH, Charge
 
 HOUR = 3600.0
 

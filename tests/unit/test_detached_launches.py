@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import detached_launches, launch_mark, open_store
-from clusterctl.model import Charge, Phase
+from clusterctl.charge_model import Charge
+from clusterctl.model import Phase
 from clusterctl.providers.local.provider import LocalProvider
 from tests.unit.calling import Call
 from tests.unit.making import cluster

@@ -12,8 +12,9 @@ import pytest
 
 from clusterctl.actions import down, salvage
 from clusterctl.actions.unfetched import Unfetched
+from clusterctl.charge_model import Charge
 from clusterctl.job_model import Job, JobState
-from clusterctl.model import Charge, Cluster, Phase
+from clusterctl.model import Cluster, Phase
 from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide

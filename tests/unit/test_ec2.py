@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from clusterctl import catalog, keys
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
-from clusterctl.model import Charge, CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import cleanup, failures, leftovers, prices, spec, userdata
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys

@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import failures, provider_state, reconcile
 from clusterctl.providers.ec2.answers import Image, Instance, InstanceType, owner_of
 from clusterctl.providers.ec2.api import Api

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import UsageError
-from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import preflight, prices, spec, update_rules
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api

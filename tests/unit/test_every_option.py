@@ -47,10 +47,11 @@ from clusterctl.actions import (
     top,
     verify,
 )
+from clusterctl.charge_model import Charge
 from clusterctl.cli import clusters, run
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, Cluster, ClusterSpec, Role
+from clusterctl.model import Cluster, ClusterSpec, Role
 from clusterctl.options import verbs
 from clusterctl.options.table import Option, Verb
 from clusterctl.options.verbs import VERBS

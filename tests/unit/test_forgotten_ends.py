@@ -15,8 +15,9 @@ from clusterctl import providers
 from clusterctl.actions import cluster_status, open_store
 from clusterctl.actions.cost import sum_spending
 from clusterctl.actions.down import finish_down
+from clusterctl.charge_model import Charge
 from clusterctl.errors import LeftoverError
-from clusterctl.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import failures
 from clusterctl.providers.ec2.answers import LIVING, Instance
 from clusterctl.providers.ec2.provider import Ec2Provider

@@ -13,8 +13,9 @@ import pytest
 
 from clusterctl.actions import cluster_status, open_store
 from clusterctl.actions.down import finish_down
+from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import LeftoverError
-from clusterctl.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import lives, provider_state
 from clusterctl.providers.ec2.answers import LIVING, Instance
 from clusterctl.providers.ec2.provider import Ec2Provider

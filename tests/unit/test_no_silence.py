@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store
+from clusterctl.charge_model import Charge
 from clusterctl.cli import console
 from clusterctl.errors import ProviderError
-from clusterctl.model import Charge, CloudSpec, Cluster
+from clusterctl.model import CloudSpec, Cluster
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.protocol import Ended, Life, ProviderPlan, Resource
 from tests.unit.calling import Call

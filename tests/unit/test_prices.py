@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from clusterctl import catalog
+from clusterctl.charge_model import NETWORK_PARTS, Charge
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import NETWORK_PARTS, Charge
 from clusterctl.providers.ec2 import prices
 from clusterctl.providers.ec2.leftovers import Rates
 from clusterctl.providers.ec2.prices import Quote

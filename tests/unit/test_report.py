@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import bench, open_store, verify
+from clusterctl.charge_model import Charge
 from clusterctl.insight import allreduce, plots, scaling
 from clusterctl.insight.allreduce import Curves, HardwareLimit
 from clusterctl.insight.figures import Link, Measurements, Verdict
@@ -20,7 +21,7 @@ from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, sections
 from clusterctl.insight.scaling import Curve
 from clusterctl.job_model import JobState, Provenance, RankFailure
-from clusterctl.model import Charge, Cluster
+from clusterctl.model import Cluster
 from tests.conftest import Need
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store, up, up_plan
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import Job, JobState
-from clusterctl.model import Charge, Cluster, ClusterSpec, NodeGroup
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup
 from clusterctl.providers.protocol import Created, Features, ProviderPlan
 from tests.unit import making, staged
 from tests.unit.provided import provide

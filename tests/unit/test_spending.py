@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import cluster_status, cost, open_store
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
 from clusterctl.insight import cost as costs
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, Cluster
+from clusterctl.model import Cluster
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.state import Store
 from tests.unit.calling import Call

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import JobState
-from clusterctl.model import Charge, Cluster, Phase, Reporter
+from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge

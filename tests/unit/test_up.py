@@ -11,19 +11,10 @@ import pytest
 
 from clusterctl.actions import open_store, up, up_plan
 from clusterctl.actions.down import finish_down
+from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
-from clusterctl.model import (
-    GATEWAY,
-    Charge,
-    CloudSpec,
-    Cluster,
-    ClusterSpec,
-    NodeGroup,
-    Phase,
-    Runtime,
-    format_time,
-)
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime, format_time
 from clusterctl.providers.protocol import (
     Created,
     Ended,

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.model import Charge, NodeGroup, Runtime
+from clusterctl.charge_model import Charge
+from clusterctl.model import NodeGroup, Runtime
 from clusterctl.providers.ec2 import cleanup, provider_state
 from clusterctl.providers.ec2.answers import Image, InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider

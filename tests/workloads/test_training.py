@@ -41,6 +41,7 @@ def without_speed(ended: Ended) -> list[str]:
 STEPS = """
 import copy, sys, torch
 from trainlib import data, models, optimizers, trainer
+from trainlib.steps import Recipe, train_epoch
 from trainlib.ranks import discover
 from trainlib.session import Session
 
@@ -64,7 +65,7 @@ with Session(discover()) as session:
         model = copy.deepcopy(start)
         parallel = session.data_parallel(model, compress=compress)
         optimizer = optimizers.sgd(model.parameters(), lr=0.1)
-        mean, steps, rows = trainer.train_epoch(
+        mean, steps, rows = train_epoch(
             parallel, optimizer, loss_of, batches(size, rank, world), recipe
         )
         assert rows == 100 // world
@@ -72,14 +73,14 @@ with Session(discover()) as session:
 
     # Steps of 3 batches of 7, 7 and 7 rows, and of a last one of 7, 7, 7 and 1: as of 21 rows.
     whole, count = trained(size=21)
-    parts, steps = trained(trainer.Recipe(accumulate=3))
+    parts, steps = trained(Recipe(accumulate=3))
     assert steps == count == 3, (steps, count)
     assert off(whole, parts) < 1e-6, off(whole, parts)
     assert off(start, whole) > 1e-2
     for half, limit in (("fp16", 1e-3), ("bf16", 1e-2)):
         narrow, _ = trained(compress=half, size=21)
         assert 1e-7 < off(whole, narrow) < limit, (half, off(whole, narrow))
-    mixed, _ = trained(trainer.Recipe(precision="bf16"), size=21)
+    mixed, _ = trained(Recipe(precision="bf16"), size=21)
     assert 1e-6 < off(whole, mixed) < 5e-2, off(whole, mixed)
     norm = torch.nn.BatchNorm1d(3)
     norm(torch.full((4, 3), float(rank)))

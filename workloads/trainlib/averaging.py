@@ -26,7 +26,8 @@ from trainlib.program import print_line, print_metrics
 from trainlib.ranks import Ranks, discover
 from trainlib.rows import Dataset
 from trainlib.session import Session
-from trainlib.trainer import threads, train_epoch
+from trainlib.steps import train_epoch
+from trainlib.trainer import threads
 
 _WEIGHTS, _TRAINED, _LOSS = 1, 2, 3  # tags of the messages
 

@@ -24,7 +24,8 @@ from trainlib.program import print_line, print_metrics
 from trainlib.ranks import Ranks, discover
 from trainlib.rows import Dataset, Rows
 from trainlib.session import Session
-from trainlib.trainer import threads, train_epoch
+from trainlib.steps import train_epoch
+from trainlib.trainer import threads
 
 
 def run_mnist(options: Namespace) -> int:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import catalog, terraform
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
 from clusterctl.model import (
     SHARED,
     Accelerator,
-    Charge,
     Cluster,
     ClusterSpec,
     Node,

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from math import inf
 from pathlib import Path
 
-from clusterctl.model import GATEWAY, Cluster, Phase, format_time
+from clusterctl.charge_model import GATEWAY
+from clusterctl.model import Cluster, Phase, format_time
 from clusterctl.providers.ec2 import history
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api

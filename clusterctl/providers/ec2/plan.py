@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterctl import catalog
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
 from clusterctl.model import (
-    Charge,
     CloudSpec,
     Cluster,
     ClusterSpec,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from clusterctl import catalog
+from clusterctl.charge_model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge
 from clusterctl.errors import ProviderError
-from clusterctl.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge, Reporter
+from clusterctl.model import Reporter
 from clusterctl.providers.ec2 import leftovers
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine

@@ -10,17 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl import terraform
+from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.model import (
-    GATEWAY,
-    SHARED,
-    Charge,
-    Cluster,
-    ClusterSpec,
-    Phase,
-    Reporter,
-    Runtime,
-)
+from clusterctl.model import SHARED, Cluster, ClusterSpec, Phase, Reporter, Runtime
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.ec2 import (
     adoption,

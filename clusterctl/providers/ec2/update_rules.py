@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl import catalog
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Charge, Cluster, ClusterSpec, format_time
+from clusterctl.model import Cluster, ClusterSpec, format_time
 from clusterctl.providers.ec2 import ssh_cidr, tags
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.spec import PlannedMachine, check

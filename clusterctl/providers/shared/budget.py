@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from clusterctl.charge_model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge
 from clusterctl.errors import UsageError
-from clusterctl.model import (
-    GATEWAY,
-    HOURS_PER_MONTH,
-    NETWORK_PARTS,
-    Charge,
-    Cluster,
-    ClusterSpec,
-    format_time,
-)
+from clusterctl.model import Cluster, ClusterSpec, format_time
 from clusterctl.providers.shared.charges import ENDED, REMOVED, cost_until_removed, hourly
 
 SHORTEST_MONTH = 28 * 24.0

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from clusterctl.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase
+from clusterctl.charge_model import GATEWAY, NETWORK_PARTS, Charge
+from clusterctl.model import Cluster, Phase
 from clusterctl.providers.protocol import Ended, Life
 
 DISK = "disk"
