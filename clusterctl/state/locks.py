@@ -84,23 +84,26 @@ class ClusterLock:
                 os.pwrite(self._fd, f"{command} {pid}\n".encode(), os.fstat(self._fd).st_size)
 
     def _wait(self, fd: int) -> None:
-        """For the orphan of a clusterctl that is dead; anybody else is an error."""
+        """For the orphan of a clusterctl that is dead, which may have been killed before it had
+        noted the orphan; anybody else is an error."""
         end = Deadline(ORPHAN_LIMIT)
-        told = False
+        looks, told = 0, False
         while True:
             text = os.pread(fd, 1000, 0).decode(errors="replace").strip()
             holder, *lent = text.splitlines() or [""]
             owner = re.search(r"pid (\d+)", holder)
-            if not lent or owner is None or _alive(int(owner[1])) or end.passed:
+            if owner is None or _alive(int(owner[1])) or end.passed:
                 raise RecordError(
                     f"cluster {self._name!r} is locked by another clusterctl"
                     f" ({holder or 'starting'})",
                     hint="wait until it has finished, or stop it with Ctrl-C, then try again",
                     transient=True,
                 )
-            if not told:
-                command, _, pid = lent[-1].rpartition(" ")
-                self._report(f"waiting for {command} (pid {pid}), left behind by {holder}")
+            looks += 1
+            if not told and (lent or looks > 2):  # who has just got it may not have said so yet
+                command, _, pid = lent[-1].rpartition(" ") if lent else ("", "", "")
+                orphan = f"{command} (pid {pid})" if lent else "a process"
+                self._report(f"waiting for {orphan}, left behind by {holder}")
                 told = True
             time.sleep(0.1)
             with suppress(BlockingIOError):
