@@ -1,7 +1,8 @@
-"""Numbers, sizes and spans of time in the way that people read them. Pure."""
+"""Numbers, sizes, moments and spans of time in the way that people read them. Pure."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 
@@ -32,3 +33,18 @@ def format_seconds(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def format_span(seconds: float) -> str:
+    """`1 min`, `1.5 h`."""
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
+
+
+def format_time(when: float) -> str:
+    """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))

@@ -7,7 +7,6 @@ Paths that live on a node are `str`, paths on this machine are `Path`.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,9 +14,9 @@ from enum import Enum
 from clusterctl.charge_model import Charge
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
+"""Cluster names: they end up in hostnames, tags and paths, so letters, digits and dashes only."""
 ID_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,49}")
 """Of a cluster's id: a person's name before its own, and a number behind."""
-"""Cluster names: they end up in hostnames, tags and paths, so letters, digits and dashes only."""
 
 Reporter = Callable[[str], None]
 """Takes a line about what happens now, for people."""
@@ -385,18 +384,3 @@ class NodeResult:
         """Why it failed, in one line: what came between, or the last complaint."""
         said = self.complaints.splitlines()
         return self.error or (said[-1] if said else f"exit code {self.exit_code}")
-
-
-def count(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def format_span(seconds: float) -> str:
-    """`1 min`, `1.5 h`."""
-    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
-
-
-def format_time(when: float) -> str:
-    """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""
-    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))

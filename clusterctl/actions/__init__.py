@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from clusterctl.actions.host_keys import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
+from clusterctl.formats import format_time
 from clusterctl.meter import COPIED
-from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter, format_time
+from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter
 from clusterctl.providers.shared import tunnels
 from clusterctl.state import Store as Store
 from clusterctl.state import home

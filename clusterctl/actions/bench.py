@@ -13,6 +13,7 @@ import msgspec
 from clusterctl.actions import call, open_pool, run, verify
 from clusterctl.actions.quiet_run import Printed, run_quietly
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
+from clusterctl.formats import count
 from clusterctl.insight import allreduce, cost, scaling
 from clusterctl.insight.allreduce import Curves as Curves
 from clusterctl.insight.allreduce import Row as Row
@@ -26,7 +27,7 @@ from clusterctl.insight.scaling import ScalingStep as ScalingStep
 from clusterctl.insight.verify import bytes_rate as bytes_rate
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs.program import Resolved
-from clusterctl.model import Accelerator, Cluster, Reporter, count
+from clusterctl.model import Accelerator, Cluster, Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

@@ -11,10 +11,11 @@ from clusterctl.actions import ended_workers
 from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ClusterctlError, reason
+from clusterctl.formats import count, format_span
 from clusterctl.insight import cost, gpus
 from clusterctl.insight.gpus import GpuLook
 from clusterctl.job_model import Job
-from clusterctl.model import Cluster, Node, Phase, count, format_span
+from clusterctl.model import Cluster, Node, Phase
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Expiring, Queue, Repricing
 from clusterctl.providers.shared import charges as measured

@@ -10,10 +10,11 @@ from clusterctl.actions import connect_or_report, open_pool, shared_folder
 from clusterctl.actions.jobs import fetch_from
 from clusterctl.actions.launch_mark import find_folder
 from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.formats import count, format_time
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
-from clusterctl.model import Cluster, Phase, Reporter, count, format_time
+from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

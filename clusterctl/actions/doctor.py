@@ -10,6 +10,7 @@ from pathlib import Path
 from clusterctl import assets, stacks, timeouts
 from clusterctl.actions import doctor_bundle, jobs, open_pool
 from clusterctl.errors import UsageError
+from clusterctl.formats import count
 from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence, Finding, waits
 from clusterctl.insight.evidence import NodeView, Rank
@@ -18,7 +19,7 @@ from clusterctl.jobs import control, systems
 from clusterctl.jobs import py_spy as own_spy
 from clusterctl.jobs.logs import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, NodeResult, Phase, Reporter, count
+from clusterctl.model import Cluster, NodeResult, Phase, Reporter
 from clusterctl.stacks import name_ranks as name_ranks
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline

@@ -15,8 +15,9 @@ from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.bootstrap import idle_agent as agent
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ClusterctlError, RecordError, reason
+from clusterctl.formats import format_span, format_time
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Phase, Reporter, format_span, format_time
+from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared import charges as measured

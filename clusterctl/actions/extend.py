@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import model, providers
+from clusterctl import providers
 from clusterctl.actions import allow as allowing
 from clusterctl.actions import ended_workers, require_machines, require_owned
 from clusterctl.actions.running_costs import report_failure
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.formats import format_time
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.model import Cluster, Consent, Phase, Reporter
@@ -129,9 +130,7 @@ def _ask_about_sooner_end(store: Store, cluster: Cluster, end: float, now: float
     if before is None and not running:
         return ""
     jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"
-    instead = f"at {model.format_time(end)}" + (
-        f" instead of {model.format_time(before)}" if before else ""
-    )
+    instead = f"at {format_time(end)}" + (f" instead of {format_time(before)}" if before else "")
     return (
         f"cluster {cluster.name} would end {instead}"
         + f", and {jobs}" * bool(running)

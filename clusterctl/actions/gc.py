@@ -13,7 +13,8 @@ from clusterctl import providers
 from clusterctl.actions import check_name
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import ID_PATTERN, Cluster, Reporter
-from clusterctl.providers.protocol import Discovery, Resource, describe
+from clusterctl.providers.protocol import Discovery
+from clusterctl.providers.resources import Resource, describe
 from clusterctl.state import ClusterLock, Store, name_client
 from clusterctl.timeouts import Deadline, run_in_background
 

@@ -21,9 +21,10 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
+from clusterctl.formats import count
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import list_rank_nodes
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter, count
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter
 from clusterctl.schedulers.job_state import (
     has_restarted,
     is_cut_off,

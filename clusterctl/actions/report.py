@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clusterctl.actions import bench, choose, cost, jobs, metrics, verify
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.formats import format_seconds
+from clusterctl.formats import count, format_seconds, format_time
 from clusterctl.insight import cost as money
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.report import (
@@ -24,7 +24,7 @@ from clusterctl.insight.report import (
     to_markdown,
 )
 from clusterctl.job_model import Job, JobState, Provenance
-from clusterctl.model import Cluster, Reporter, count, format_time
+from clusterctl.model import Cluster, Reporter
 from clusterctl.state import Store
 
 Redact = Callable[[str], str]

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from clusterctl.actions import connect_or_report, open_pool
 from clusterctl.errors import NodeUnreachable, RecordError
+from clusterctl.formats import format_time
 from clusterctl.job_model import Job
 from clusterctl.jobs import bucket_copies, control, copies_here, fetched, outputs, systems
 from clusterctl.jobs.fetched import Files
 from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Phase, Reporter, format_time
+from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

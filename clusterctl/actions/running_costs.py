@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ClusterctlError, ProviderError
+from clusterctl.formats import count, format_time
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Phase, Reporter, count, format_time
+from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared.charges import SHOWN

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.formats import format_bytes
-from clusterctl.model import Cluster, NodeResult, Phase, Reporter, count
+from clusterctl.formats import count, format_bytes
+from clusterctl.model import Cluster, NodeResult, Phase, Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

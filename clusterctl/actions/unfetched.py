@@ -10,10 +10,10 @@ from clusterctl.actions import shared_folder
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.running_costs import report_price
 from clusterctl.errors import ClusterctlError, UsageError, reason
-from clusterctl.formats import format_bytes
+from clusterctl.formats import count, format_bytes
 from clusterctl.job_model import Job
 from clusterctl.jobs import outputs
-from clusterctl.model import Cluster, Consent, Reporter, count
+from clusterctl.model import Cluster, Consent, Reporter
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool

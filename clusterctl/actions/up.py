@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl import bootstrap, keys, model, node_phases, providers
+from clusterctl import bootstrap, keys, node_phases, providers
 from clusterctl.actions import (
     check_name,
     ended_workers,
@@ -39,16 +39,12 @@ from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ClusterctlError
+from clusterctl.formats import count, format_time
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, ClusterSpec, Consent, Phase, Reporter, count
+from clusterctl.model import Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.node_phases import NodePhases
-from clusterctl.providers.protocol import (
-    Created,
-    Inventoried,
-    NoCapacity,
-    Observable,
-    describe,
-)
+from clusterctl.providers.protocol import Created, Inventoried, NoCapacity, Observable
+from clusterctl.providers.resources import describe
 from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
@@ -408,7 +404,7 @@ def _describe_running(
     one = machines + gateway == 1
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
-    until = f" until {model.format_time(cluster.deadline)}" if cluster.deadline else ""
+    until = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
     return (
         f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h{until}: `clusterctl up {name}`"
         f" continues, `clusterctl down {name}` removes {'it' if one else 'them'}"

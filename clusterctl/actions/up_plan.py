@@ -15,18 +15,8 @@ from clusterctl import catalog, providers
 from clusterctl.actions import check_name, node_images, require_owned, shrink
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.errors import NodeUnreachable, ProviderError, RecordError, UsageError, reason
-from clusterctl.model import (
-    CloudSpec,
-    Cluster,
-    ClusterSpec,
-    Consent,
-    NodeGroup,
-    Reporter,
-    Runtime,
-    count,
-    format_span,
-    format_time,
-)
+from clusterctl.formats import count, format_span, format_time
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
 from clusterctl.node_results import ranges
 from clusterctl.providers.protocol import (
     Creator,

@@ -14,11 +14,12 @@ from clusterctl.actions import jobs, open_pool, require_ready, run, verify_links
 from clusterctl.actions.probes import NO_TIME, Probes, list_machines
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
+from clusterctl.formats import count
 from clusterctl.insight import verify, verify_output
 from clusterctl.insight.figures import LeftOut, Link, NodeFigures, Reduction
 from clusterctl.insight.figures import Measurements as Measurements
 from clusterctl.job_model import JobSpec, JobState
-from clusterctl.model import Accelerator, Cluster, Reporter, count
+from clusterctl.model import Accelerator, Cluster, Reporter
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool

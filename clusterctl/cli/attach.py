@@ -10,7 +10,7 @@ from clusterctl.actions import down
 from clusterctl.actions.unfetched import Unfetched
 from clusterctl.cli.console import Console, ago, make_plain, pick
 from clusterctl.errors import UsageError
-from clusterctl.model import count
+from clusterctl.formats import count
 from clusterctl.options.clusters import Attach, Detach
 from clusterctl.options.table import DEFAULT_NAME
 

@@ -10,7 +10,7 @@ from clusterctl.actions.bench import SPLIT, Curve, Curves, Row, ScalingStep
 from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.cli.run import read_program
 from clusterctl.errors import UsageError
-from clusterctl.model import count
+from clusterctl.formats import count
 from clusterctl.options.bench import BenchAllreduce, BenchScaling
 from clusterctl.options.run import Run
 

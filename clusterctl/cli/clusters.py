@@ -11,7 +11,8 @@ from clusterctl.cli import node_view
 from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.cli.job_output import fetched_document, note_fetched
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, count, format_time
+from clusterctl.formats import count, format_time
+from clusterctl.model import Cluster
 from clusterctl.node_phases import NodePhases
 from clusterctl.options.clusters import Down, Up
 from clusterctl.options.table import DEFAULT_NAME

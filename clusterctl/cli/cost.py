@@ -10,7 +10,7 @@ from typing import Any
 from clusterctl import actions
 from clusterctl.actions import cost
 from clusterctl.cli.console import Console, format_table, make_plain
-from clusterctl.model import format_time
+from clusterctl.formats import format_time
 from clusterctl.options.clusters import Cost
 
 

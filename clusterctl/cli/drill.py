@@ -11,7 +11,8 @@ from clusterctl.actions import drill as action
 from clusterctl.actions import drill_faults, drill_judge
 from clusterctl.cli.console import Console, format_table
 from clusterctl.errors import UsageError
-from clusterctl.model import ClusterSpec, NodeGroup, count
+from clusterctl.formats import count
+from clusterctl.model import ClusterSpec, NodeGroup
 from clusterctl.options.clusters import Drill
 
 WIDTH = 60

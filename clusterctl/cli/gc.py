@@ -11,7 +11,7 @@ from clusterctl.actions import Store
 from clusterctl.actions import gc as action
 from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.errors import ClusterctlError
-from clusterctl.model import count, format_time
+from clusterctl.formats import count, format_time
 from clusterctl.options.clusters import Gc
 
 

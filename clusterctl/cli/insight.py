@@ -13,7 +13,7 @@ from clusterctl.actions import verify as measuring
 from clusterctl.cli.clusters import verify_document
 from clusterctl.cli.console import Console, format_table, pick, redact
 from clusterctl.cli.jobs import choose_number
-from clusterctl.model import count
+from clusterctl.formats import count
 from clusterctl.options.clusters import Verify
 from clusterctl.options.jobs import Diff, Doctor
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, ago, make_plain, pick, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
+from clusterctl.formats import count
 from clusterctl.job_model import UNPLACED, Job, JobState, describe_exit
-from clusterctl.model import count
 
 if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched

@@ -10,7 +10,7 @@ from clusterctl.actions import stop as stopping
 from clusterctl.cli import clusters
 from clusterctl.cli.console import Console
 from clusterctl.errors import UsageError
-from clusterctl.model import format_time
+from clusterctl.formats import format_time
 from clusterctl.options.clusters import Extend, Start, Stop, Up
 
 

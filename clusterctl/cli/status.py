@@ -7,7 +7,8 @@ from typing import Any
 
 from clusterctl.cli.clusters import describe_end, node_document
 from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
-from clusterctl.model import Cluster, format_time
+from clusterctl.formats import format_time
+from clusterctl.model import Cluster
 from clusterctl.options.clusters import List, Status
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl.formats import count, format_time
 from clusterctl.insight import plots
 from clusterctl.insight.allreduce import Curves, describe, ring_seconds
 from clusterctl.insight.page import Section, Table
 from clusterctl.insight.scaling import SPLIT, Curve
 from clusterctl.insight.verify import bytes_rate
-from clusterctl.model import count, format_time
 
 Lines = dict[str, list[tuple[float, float]]]
 Errors = dict[str, list[tuple[float, float]]]

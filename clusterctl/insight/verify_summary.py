@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from clusterctl.formats import count
 from clusterctl.insight.figures import Measurements
-from clusterctl.model import count
 
 SHOWN = 10
 """Things below their limit that are named; of more, only the number is told."""

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.errors import NodeUnreachable
+from clusterctl.formats import count
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import secrets, systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
-from clusterctl.model import Cluster, NodeResult, Reporter, count
+from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.schedulers import direct, job_state
 from clusterctl.schedulers.direct import GRACE
 from clusterctl.timeouts import NEVER, Deadline

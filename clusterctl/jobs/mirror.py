@@ -19,11 +19,12 @@ from pathlib import Path
 
 from clusterctl import assets, unpack
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
+from clusterctl.formats import format_time
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import block_copies, bucket_copies, copies_here, stage, systems
 from clusterctl.jobs.copies_here import Copies
 from clusterctl.jobs.start import list_rank_nodes, make_error
-from clusterctl.model import Cluster, NodeResult, format_time
+from clusterctl.model import Cluster, NodeResult
 from clusterctl.state.home import explain_write_errors, make_private, write_atomic
 from clusterctl.timeouts import Deadline, now, run_in_background
 from clusterctl.transport.pool import Pool

@@ -24,12 +24,12 @@ import msgspec
 
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError
-from clusterctl.formats import format_bytes
+from clusterctl.formats import count, format_bytes
 from clusterctl.jobs import package_indexes, uv
 from clusterctl.jobs.package_sources import NONE, Wanted, hash_parts
 from clusterctl.jobs.start import make_error
 from clusterctl.meter import COPIED
-from clusterctl.model import Cluster, Node, Python, count
+from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.pool import Pool

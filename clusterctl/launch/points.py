@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from clusterctl.errors import LaunchError, UsageError
+from clusterctl.formats import count
 from clusterctl.job_model import JobSpec, Placement
 from clusterctl.launch import Request
 from clusterctl.launch.environment import environment, program
 from clusterctl.launch_plan import LaunchPlan, Reason
-from clusterctl.model import Cluster, count
+from clusterctl.model import Cluster
 from clusterctl.sweeps import parse_concurrency
 
 NOT_OF_A_POINT = ("MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE")

@@ -12,6 +12,7 @@ from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
 from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Runtime
 from clusterctl.node_phases import NodePhases
+from clusterctl.providers.resources import Resource
 from clusterctl.registry import RegistryLogin
 from clusterctl.transport.pool import Pool
 
@@ -303,44 +304,6 @@ class Recovering(Protocol):
     def find_ids(self, folder: Path) -> frozenset[str]:
         """The ids of the clusters of `folder`, from what there is of them and without a record.
         Raises RecordError where there was one, and nothing tells which."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """One thing that exists in a cloud. `cluster` and `name` are the values of its tags; `managed`:
-    the cloud put it there on its own."""
-
-    kind: str
-    id: str
-    cluster: str = ""
-    name: str = ""
-    managed: bool = False
-    owner: str = ""
-    """Who made it; "" where its tags do not say that."""
-    client: str = ""
-    shared: str = ""
-    """The folder that the nodes of its cluster share."""
-    deadline: float | None = None
-    made: float | None = None
-    """When it was started, of what says that: machines."""
-    hourly: float | None = 0.0
-    """US dollars; None: unknown."""
-
-
-def describe(resources: tuple[Resource, ...], *, ids: bool = True) -> str:
-    """`2 instances (i-1, i-2), 1 volume (vol-3)`; without `ids` only how many."""
-    kinds: dict[str, list[str]] = {}
-    for item in resources:
-        kinds.setdefault(item.kind, []).append(item.id)
-    return ", ".join(
-        f"{len(mine)} {kind if len(mine) == 1 else plural(kind)}"
-        + (f" ({', '.join(mine)})" if ids else "")
-        for kind, mine in kinds.items()
-    )
-
-
-def plural(kind: str) -> str:
-    return f"{kind}es" if kind.endswith("s") else f"{kind}s"
 
 
 @runtime_checkable

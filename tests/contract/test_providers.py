@@ -17,17 +17,9 @@ import pytest
 
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.formats import format_time
 from clusterctl.known_hosts import host_name
-from clusterctl.model import (
-    CloudSpec,
-    Cluster,
-    ClusterSpec,
-    NodeGroup,
-    Phase,
-    Role,
-    Runtime,
-    format_time,
-)
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
 from clusterctl.options.provider_options import PROVIDER_OPTIONS
 from clusterctl.providers.protocol import Attesting, Breakable, Created
 from clusterctl.transport.diagnosis import Target

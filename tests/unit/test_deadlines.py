@@ -13,7 +13,8 @@ import pytest
 
 from clusterctl.actions import cluster_status
 from clusterctl.actions.up_bootstrap import find_troubles
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, format_time
+from clusterctl.formats import format_time
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared import deadlines

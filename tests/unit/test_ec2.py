@@ -21,7 +21,7 @@ from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.reconcile import make_is_known
 from clusterctl.providers.ec2.reservations import Reservation
-from clusterctl.providers.protocol import Resource
+from clusterctl.providers.resources import Resource
 from clusterctl.providers.shared import budget, deadlines
 from clusterctl.terraform import Binary, Terraform
 

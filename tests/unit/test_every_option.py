@@ -56,7 +56,8 @@ from clusterctl.options import verbs
 from clusterctl.options.table import Option, Verb
 from clusterctl.options.verbs import VERBS
 from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import ProviderPlan, Resource
+from clusterctl.providers.protocol import ProviderPlan
+from clusterctl.providers.resources import Resource
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
 

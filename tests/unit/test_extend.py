@@ -16,8 +16,9 @@ from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
 from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.formats import format_time
 from clusterctl.job_model import JobState
-from clusterctl.model import CloudSpec, Cluster, Phase, Reporter, format_time
+from clusterctl.model import CloudSpec, Cluster, Phase, Reporter
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec

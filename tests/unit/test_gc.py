@@ -18,7 +18,7 @@ from clusterctl.providers.ec2 import failures, provider_state
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.protocol import Resource
+from clusterctl.providers.resources import Resource
 from clusterctl.state import ClusterLock, name_client
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec

@@ -17,8 +17,9 @@ from clusterctl.actions.save_logs import save_logs
 from clusterctl.bootstrap import idle_agent
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
+from clusterctl.formats import format_time
 from clusterctl.jobs.logs import is_complete, read_stored
-from clusterctl.model import CloudSpec, Cluster, Node, Phase, Reporter, Role, format_time
+from clusterctl.model import CloudSpec, Cluster, Node, Phase, Reporter, Role
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.schedulers import direct

@@ -14,7 +14,8 @@ from clusterctl.cli import console
 from clusterctl.errors import ProviderError
 from clusterctl.model import CloudSpec, Cluster
 from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import Ended, Life, ProviderPlan, Resource
+from clusterctl.providers.protocol import Ended, Life, ProviderPlan
+from clusterctl.providers.resources import Resource
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide

@@ -13,17 +13,11 @@ from clusterctl.actions import open_store, up, up_plan
 from clusterctl.actions.down import finish_down
 from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.formats import format_time
 from clusterctl.insight import cost
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime, format_time
-from clusterctl.providers.protocol import (
-    Created,
-    Ended,
-    Features,
-    Life,
-    NoCapacity,
-    ProviderPlan,
-    Resource,
-)
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
+from clusterctl.providers.protocol import Created, Ended, Features, Life, NoCapacity, ProviderPlan
+from clusterctl.providers.resources import Resource
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
 

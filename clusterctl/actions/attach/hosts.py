@@ -25,9 +25,10 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
+from clusterctl.formats import count
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import common_mpi
-from clusterctl.model import Cluster, Node, NodeResult, Phase, Reporter, count
+from clusterctl.model import Cluster, Node, NodeResult, Phase, Reporter
 from clusterctl.node_results import fold
 from clusterctl.providers.hosts import inventory
 from clusterctl.providers.shared.take_back import key_mark

@@ -21,16 +21,8 @@ from clusterctl.errors import (
     ProviderError,
     UsageError,
 )
-from clusterctl.model import (
-    SHARED,
-    Cluster,
-    ClusterSpec,
-    Node,
-    Reporter,
-    Role,
-    Runtime,
-    count,
-)
+from clusterctl.formats import count
+from clusterctl.model import SHARED, Cluster, ClusterSpec, Node, Reporter, Role, Runtime
 from clusterctl.providers.docker import containers, engine, layout
 from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan

@@ -20,7 +20,7 @@ from clusterctl.providers.ec2.leftovers import (
     Kind,
     search,
 )
-from clusterctl.providers.protocol import Resource, describe
+from clusterctl.providers.resources import Resource, describe
 from clusterctl.timeouts import Deadline
 
 LIMIT = 600.0

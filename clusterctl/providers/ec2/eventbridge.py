@@ -20,7 +20,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.tags import as_list
-from clusterctl.providers.protocol import Resource
+from clusterctl.providers.resources import Resource
 from clusterctl.providers.shared.charges import LATER, RELEASE
 from clusterctl.timeouts import Deadline
 

@@ -19,7 +19,7 @@ from clusterctl.providers.ec2.tags import (
     filter_by_cluster,
     read_deadline,
 )
-from clusterctl.providers.protocol import Resource, plural
+from clusterctl.providers.resources import Resource, plural
 
 _NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
 """Whoever may not ask, and regions that do not know such things."""

@@ -7,7 +7,8 @@ from math import inf
 from pathlib import Path
 
 from clusterctl.charge_model import GATEWAY
-from clusterctl.model import Cluster, Phase, format_time
+from clusterctl.formats import format_time
+from clusterctl.model import Cluster, Phase
 from clusterctl.providers.ec2 import history
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api

@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from clusterctl import catalog
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
-from clusterctl.model import (
-    CloudSpec,
-    Cluster,
-    ClusterSpec,
-    Reporter,
-    Runtime,
-    count,
-    format_span,
-    format_time,
-)
+from clusterctl.formats import count, format_span, format_time
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Reporter, Runtime
 from clusterctl.node_results import ranges
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.answers import Instance

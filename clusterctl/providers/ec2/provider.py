@@ -39,15 +39,8 @@ from clusterctl.providers.ec2.answers import STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.creation import Planned
-from clusterctl.providers.protocol import (
-    CheckRow,
-    Created,
-    Ended,
-    Features,
-    Life,
-    ProviderPlan,
-    Resource,
-)
+from clusterctl.providers.protocol import CheckRow, Created, Ended, Features, Life, ProviderPlan
+from clusterctl.providers.resources import Resource
 from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.registry import RegistryLogin

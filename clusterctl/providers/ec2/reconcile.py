@@ -32,7 +32,7 @@ from clusterctl.providers.ec2.answers import STOPPED
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.instances import SETTLE, find_instances, terminate_instances
-from clusterctl.providers.protocol import Resource
+from clusterctl.providers.resources import Resource
 from clusterctl.timeouts import Deadline
 
 START_LIMIT = 300.0

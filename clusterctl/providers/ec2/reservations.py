@@ -8,7 +8,8 @@ from typing import Any
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import ClusterSpec, count, format_time
+from clusterctl.formats import count, format_time
+from clusterctl.model import ClusterSpec
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from clusterctl import catalog
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, format_time
+from clusterctl.formats import format_time
+from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import ssh_cidr, tags
 from clusterctl.providers.ec2.client import default_region
 from clusterctl.providers.ec2.spec import PlannedMachine, check

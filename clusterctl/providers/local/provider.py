@@ -15,7 +15,8 @@ from signal import SIGCONT, SIGSTOP
 
 from clusterctl import process
 from clusterctl.errors import LeftoverError, ProviderError, UsageError
-from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Role, count
+from clusterctl.formats import count
+from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Role
 from clusterctl.providers.local import cleanup, layout, modes, processes, reaper, sshd
 from clusterctl.providers.local.converge import converge
 from clusterctl.providers.local.loopback import Loopback, drop_privsep

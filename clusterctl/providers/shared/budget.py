@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from clusterctl.charge_model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge
 from clusterctl.errors import UsageError
-from clusterctl.model import Cluster, ClusterSpec, format_time
+from clusterctl.formats import format_time
+from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.shared.charges import ENDED, REMOVED, cost_until_removed, hourly
 
 SHORTEST_MONTH = 28 * 24.0

@@ -9,7 +9,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from clusterctl import assets, model
+from clusterctl import assets
+from clusterctl.formats import format_span, format_time
 from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.node_results import ranges
 
@@ -36,7 +37,7 @@ def choose_deadline(
 
 def describe_deadline(deadline: float | None) -> tuple[str, ...]:
     """The line of a plan that says when the cluster ends; () if it does not."""
-    return (f"the cluster shuts down at {model.format_time(deadline)}",) if deadline else ()
+    return (f"the cluster shuts down at {format_time(deadline)}",) if deadline else ()
 
 
 def render_file(
@@ -69,11 +70,11 @@ def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
     others = {name: when for name, when in kept.items() if end and abs(when - end) > 1}
     if not others or not end:
         return ""
-    ends = " or ".join(model.format_time(when) for when in sorted(set(others.values())))
+    ends = " or ".join(format_time(when) for when in sorted(set(others.values())))
     verb = "ends" if len(others) == 1 else "end"
     return (
         f"{ranges(sorted(others))} {verb} at {ends}, and the record says"
-        f" {model.format_time(end)}: an `extend` was interrupted, or the machine"
+        f" {format_time(end)}: an `extend` was interrupted, or the machine"
         " image had an older one;"
         f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
     )
@@ -105,7 +106,7 @@ def read_clock(text: str) -> float | None:
 def describe_clocks(shown: Mapping[str, float | None], now: float) -> tuple[str, ...]:
     """A line for each node whose clock (`shown`) differs from ours (`now`)."""
     return tuple(
-        f"the clock of {name} is {model.format_span(round(abs(when - now) / 60) * 60)}"
+        f"the clock of {name} is {format_span(round(abs(when - now) / 60) * 60)}"
         f" {'ahead of' if when > now else 'behind'} this machine's: the times of its jobs are wrong"
         for name, when in shown.items()
         if when is not None and abs(when - now) > NOTICED
