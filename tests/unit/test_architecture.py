@@ -439,7 +439,7 @@ def test_a_question_who_runs_the_jobs_is_seen(tmp_path: Path, source: str) -> No
 
 @pytest.mark.parametrize(
     ("start", "end", "most"),
-    [("cli.clusters", "terraform.folder", 13)],
+    [("cli.clusters", "terraform.folder", 14)],
     ids=["from up to Terraform"],
 )
 def test_the_way_from_a_verb_is_short(start: str, end: str, most: int) -> None:

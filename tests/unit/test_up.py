@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store, up, up_plan
+from clusterctl.actions import open_store, up, up_failure, up_plan
 from clusterctl.actions.down import finish_down
 from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
@@ -324,7 +324,7 @@ def broken_off(old: Cluster, bills: Bills, **planned: object) -> tuple[Cluster, 
     store.save(tried)
     with pytest.MonkeyPatch.context() as patch:
         provide(patch, "ec2", bills)
-        up.record_failed_create(store, tried, old, told.append, clock=lambda: NOW)
+        up_failure.record_failed_create(store, tried, old, told.append, clock=lambda: NOW)
     return store.cluster(old.name), "\n".join(told)
 
 

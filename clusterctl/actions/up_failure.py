@@ -1,0 +1,95 @@
+"""An `up` that broke off: what stays on record, and what people are told of what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from clusterctl import providers
+from clusterctl.actions.down import correct_times, reprice
+from clusterctl.actions.running_costs import report_unknown
+from clusterctl.charge_model import Charge
+from clusterctl.errors import ClusterctlError
+from clusterctl.formats import count, format_time
+from clusterctl.insight import cost
+from clusterctl.model import Cluster, Phase, Reporter
+from clusterctl.providers.protocol import Inventoried
+from clusterctl.providers.resources import describe
+from clusterctl.providers.shared import charges as measured
+from clusterctl.state import Store
+
+
+def record_failed_create(
+    store: Store,
+    cluster: Cluster,
+    old: Cluster | None,
+    report: Reporter,
+    clock: Callable[[], float] = time.time,
+) -> bool:
+    """After an `up` that broke off: the record keeps what really costs money, and a cluster that
+    was ready and has lost and gained nothing is ready. Whether it was said what there is."""
+    if not cluster.charges:
+        return False
+    folder = store.folder(cluster.name)
+    try:
+        provider = providers.load_billing(cluster)
+        there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
+        gateway = providers.find_gateway(cluster, folder)
+    except ClusterctlError as error:
+        report_unknown(cluster, error, report)
+        return True
+    before = {node.name: node.machine for node in old.nodes} if old else {}
+    # What ran when it was planned; the rest of the plan may never have been made.
+    past = set(old.charges) if old else set()
+    ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
+    cluster = reprice(cluster, folder, report)
+    planned = {item.node: item.since for item in cluster.charges if item.until is None}
+    # A spot instance, or one that another person has removed meanwhile.
+    told = {name: end.when for name, end in ends.items() if not end.doubt}
+    made = {name for name, since in planned.items() if name in told and told[name] > since}
+    charges = measured.settle(
+        cluster, living={*there, *gateway}, made=ran | made, now=clock(), ends=ends
+    )
+    charges = correct_times(replace(cluster, charges=charges), folder)
+    # By machine and deadline, not by name: new ones are called as those in whose place they are.
+    same = old and (there, cluster.deadline) == (before, old.deadline)
+    if old and old.phase is Phase.READY and same:
+        store.save(old)
+        report(f"cluster {old.name} is unchanged and ready")
+        return True
+    store.save(replace(cluster, charges=charges))
+    if there or gateway:
+        report(_describe_running(cluster, len(there), bool(gateway), charges))
+    return bool(there or gateway)
+
+
+def report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
+    """Names what an `up` that broke off has made without any machine: a network, say."""
+    provider = providers.load(cluster.spec.provider)
+    if not isinstance(provider, Inventoried):
+        return
+    with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
+        if left := provider.list_left(cluster, store.folder(cluster.name)):
+            report(
+                f"no machines are running; left over: {describe(left, ids=False)}: `clusterctl up"
+                f" {cluster.name}` continues, `clusterctl down {cluster.name}` removes it"
+            )
+
+
+def _describe_running(
+    cluster: Cluster, machines: int, gateway: bool, charges: Sequence[Charge]
+) -> str:
+    """What goes on costing money after an `up` that broke off, until when, and what to do."""
+    name = cluster.name
+    parts = [count(machines, "machine")] if machines else []
+    parts += ["a NAT gateway"] if gateway else []
+    one = machines + gateway == 1
+    running = [item for item in charges if item.until is None]
+    rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
+    until = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
+    return (
+        f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h{until}: `clusterctl up {name}`"
+        f" continues, `clusterctl down {name}` removes {'it' if one else 'them'}"
+    )
