@@ -17,15 +17,11 @@ import inspect
 import json
 import os
 import socket
-import sys
-import time
-import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 # Of torch's C++ warnings none is for the person who starts a program ("the hostname of the client
 # socket cannot be retrieved", retries of a connect that then works); read when torch is loaded.
@@ -34,38 +30,16 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import torch
 import torch.distributed as dist
 
-from trainlib import backends, collectives, hooks, mpi, rendezvous
+from trainlib import backends, collectives, hooks, mpi
 from trainlib.errors import PeerLost, StartError, Stopped, UsageError, WorkloadError
+from trainlib.lone_failure import abandon
 from trainlib.program import end_start, print_error, print_line
 from trainlib.ranks import Ranks
+from trainlib.store import RankStore
 
 T = TypeVar("T")
 
-# PrefixStore and rendezvous are public by torch's documentation, but not marked as exported, and
-# type checkers see them or not depending on what else they have read.
-_dist: Any = dist
-
-#: Seconds in which all ranks have to arrive: machines may load torch from a slow disk.
-JOIN_S = 120
-
-#: Seconds in which all ranks have to answer each other before training: files may be slow.
-_ANSWER_S = 600
-
-#: Seconds that a rank waits before it reports the loss of another one, which by then has printed
-#: the true cause and is the first that the launcher sees failing.
-_CULPRIT_FIRST_S = 2.0
-
 _ERRORS: dict[int, type[WorkloadError]] = {2: UsageError, 6: StartError}
-
-# How gloo, NCCL and MPI put it that the other side has gone away.
-_PEER_LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "remote process exited",
-    "MPI_ERR_PROC_FAILED",
-)
-
 
 _BUCKET_MB = 25
 """torch's own default, which it keeps to from the first bucket on if it is said."""
@@ -94,40 +68,23 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.communicator: collectives.Communicator = collectives.Alone()
         self._averager: mpi.Averager | None = None
         self._wrappers: weakref.WeakSet[hooks.Parallel] = weakref.WeakSet()
-        self._rounds = 0
         self._alone = ranks.world == 1
-        self._store: Any = None
+        self._store: RankStore | None = None
         self.mpi: Any = None
         """`mpi4py.MPI`, for programs that send messages themselves (see `over_mpi`)."""
         if over_mpi and not self._alone:
             self._meet_over_mpi()
         elif not self._alone:
-            self._store = _meet(ranks)
+            self._store = RankStore(ranks)
 
     def exchange(self, text: str) -> list[str]:
         """One text per rank, in the order of the ranks; works before a backend is open."""
-        if self._alone:
-            return [text]
+        if self._store is not None:
+            return self._store.exchange(text)
         if self.mpi is not None:
             texts: list[str] = self.mpi.COMM_WORLD.allgather(text)
             return texts
-        self._rounds += 1
-        key = f"trainlib/{self._rounds}"
-        try:
-            self._store.set(f"{key}/{self.ranks.rank}", text)
-            if self.ranks.rank == 0:
-                parts = [
-                    self._store.get(f"{key}/{rank}").decode() for rank in range(self.ranks.world)
-                ]
-                self._store.set(f"{key}/all", json.dumps(parts))
-                return parts
-            answer: list[str] = json.loads(self._store.get(f"{key}/all"))
-            return answer
-        except RuntimeError as error:  # what all errors of torch's stores derive from
-            raise PeerLost(
-                f"rank {self.ranks.rank} timed out waiting for the other ranks",
-                "look for the first error of another rank",
-            ) from error
+        return [text]
 
     def agree(self, action: Callable[[], T]) -> T:
         """Do something on every rank that may be a mistake on some of them.
@@ -163,25 +120,10 @@ class Session(contextlib.AbstractContextManager["Session"]):
         # It may be gone by then, and the store with it.
         with contextlib.suppress(PeerLost):
             self.exchange("said")
-            self._leave_last()
+            if self._store is not None:
+                self._store.leave_last()
         agreed.said = True
         raise agreed
-
-    def _leave_last(self) -> None:
-        """Rank 0 holds the store: one that leaves while others still read takes their connection
-        away, and torch fills the output with frames instead of the one line that matters."""
-        if self._store is None:
-            return
-        self._rounds += 1
-        keys = [f"trainlib/{self._rounds}/{rank}" for rank in range(self.ranks.world)]
-        try:
-            self._store.set(keys[self.ranks.rank], "read")
-            if self.ranks.rank == 0:
-                self._store.wait(keys, timedelta(seconds=5))
-        except RuntimeError as error:
-            raise PeerLost(
-                "a rank left early", "look for the first error of another rank"
-            ) from error
 
     def on_rank0(self, action: Callable[[], bytes]) -> bytes:
         """What rank 0's `action` returns, on every rank.
@@ -236,7 +178,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         try:
             dist.init_process_group(
                 group,
-                store=_dist.PrefixStore("group", self._store),
+                store=cast(RankStore, self._store).make_part("group"),
                 rank=self.ranks.rank,
                 world_size=self.ranks.world,
                 device_id=self.device if name == "nccl" else None,
@@ -387,7 +329,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 dist.destroy_process_group()
             mpi.finish()
         elif not self._alone:
-            self._abandon(error)
+            abandon(self.ranks, error)
 
     def _meet_over_mpi(self) -> None:
         try:
@@ -423,71 +365,3 @@ class Session(contextlib.AbstractContextManager["Session"]):
             )
         self.communicator = collectives.OverTorch(torch.device("cpu"))
         self.description = "torch's own MPI"
-
-    def _abandon(self, error: BaseException | None) -> None:
-        """Report this rank's own failure and end the process, without waiting for any other."""
-        place = f"rank {self.ranks.rank} on {socket.gethostname()}"
-        code = 1
-        if isinstance(error, RuntimeError) and any(text in str(error) for text in _PEER_LOST):
-            error = PeerLost(f"{place} lost another rank", "look for that rank's own message")
-        if isinstance(error, PeerLost):
-            time.sleep(_CULPRIT_FIRST_S)
-        if isinstance(error, WorkloadError):
-            code = error.code
-            error.what = error.what if place in error.what else f"{place}: {error.what}"
-            print_error(error)
-        elif isinstance(error, KeyboardInterrupt):
-            code = 130
-        elif isinstance(error, SystemExit):
-            code = error.code if isinstance(error.code, int) else 1
-        elif error is not None:
-            traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if dist.is_initialized() and dist.get_backend() == "gloo":
-            dist.destroy_process_group()
-        module = mpi.running()
-        if module is not None and self.ranks.launcher == "srun":
-            # srun stops the others only if it is told; mpirun sees the exit code, and an
-            # MPI_Abort would hide it behind a signal.
-            module.COMM_WORLD.Abort(code)
-        # No exit handlers: MPI_Finalize would wait for ranks that wait for this one, and NCCL's
-        # destructors for collectives that will never end.
-        os._exit(code)
-
-
-def _meet(ranks: Ranks) -> Any:
-    """A key-value store that all ranks reach, served by rank 0 (or by torchrun's agent)."""
-    address, port = rendezvous.master(ranks, agree_port=lambda: _agreed_port(ranks))
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
-    if "GLOO_SOCKET_IFNAME" not in os.environ:
-        interface = rendezvous.interface_towards(address)
-        # A name that means loopback on its own host would mislead the ranks of other hosts.
-        if interface and (ranks.one_host or not interface.startswith("lo")):
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-    try:
-        handler = _dist.rendezvous(
-            "env://", ranks.rank, ranks.world, timeout=timedelta(seconds=JOIN_S)
-        )
-        store = next(handler)[0]
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StartError(
-            f"rank {ranks.rank} on {socket.gethostname()} cannot connect to the others at "
-            f"{address}:{port} ({reason})",
-            "check that MASTER_ADDR is rank 0's host and that MASTER_PORT is free and reachable",
-        ) from error
-    store.set_timeout(timedelta(seconds=_ANSWER_S))
-    return store
-
-
-def _agreed_port(ranks: Ranks) -> int | None:
-    """A free port picked by rank 0, told through MPI; None where MPI does not work."""
-    if mpi.launch_problem(ranks) or mpi.import_problem():
-        return None
-    try:
-        world = mpi.start(ranks).COMM_WORLD
-    except StartError:
-        return None
-    port: int = world.bcast(rendezvous.free_port() if ranks.rank == 0 else 0, root=0)
-    return port
