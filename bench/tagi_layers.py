@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
 
-from trainlib.tagi import layers, models
+from trainlib.tagi import base, layers, models
 from trainlib.tagi.output import innovation
 
 BATCH, STEPS, SIGMA_V = 16, 4, 0.5
@@ -83,7 +83,7 @@ NETWORKS: dict[str, tuple[tuple[int, ...], list[Part]]] = {
 def ours(parts: list[Part]) -> layers.Sequential:
     """One layer for each part, as cuTAGI counts them."""
 
-    def make(part: Part) -> layers.Layer:
+    def make(part: Part) -> base.Layer:
         name, *given = part
         if name == "block":
             main, shortcut = given
@@ -175,7 +175,7 @@ def compare(shape: tuple[int, ...], parts: list[Part]) -> float:
     noise = np.full(BATCH * outputs, SIGMA_V**2, dtype=np.float32)
     off = 0.0
 
-    def forward(x: np.ndarray) -> layers.Moments:
+    def forward(x: np.ndarray) -> base.Moments:
         nonlocal off
         found = mine.forward(torch.from_numpy(x))
         expected = [np.array(one)[: BATCH * outputs] for one in other(x.flatten())]

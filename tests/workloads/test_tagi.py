@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tests.workloads.running import Programs
 from trainlib import data
-from trainlib.tagi import layers, models
+from trainlib.tagi import base, layers, models
 from trainlib.tagi.output import HierarchicalSoftmax, innovation
 from trainlib.tagi.parallel import DDPConfig, DDPSequential
 
@@ -146,7 +146,7 @@ def test_batch_norm_normalises_units_and_carries_their_uncertainty() -> None:
     assert torch.equal(layer.running_var, before)
 
 
-LINEAR_MAPS: list[tuple[str, Callable[[], layers.Layer], tuple[int, ...]]] = [
+LINEAR_MAPS: list[tuple[str, Callable[[], base.Layer], tuple[int, ...]]] = [
     ("linear", lambda: layers.Linear(6, 4), (6,)),
     ("conv", lambda: layers.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 5)),
     ("padded conv", lambda: models.convolution(2, 3, 3, 2, 1), (2, 6, 6)),
@@ -158,7 +158,7 @@ LINEAR_MAPS: list[tuple[str, Callable[[], layers.Layer], tuple[int, ...]]] = [
 @pytest.mark.parametrize(("make", "shape"), [row[1:] for row in LINEAR_MAPS],
                          ids=[row[0] for row in LINEAR_MAPS])  # fmt: skip
 def test_innovations_go_back_through_the_transposed_map(
-    make: Callable[[], layers.Layer], shape: tuple[int, ...]
+    make: Callable[[], base.Layer], shape: tuple[int, ...]
 ) -> None:
     """The mean's by the weights, the variance's by their squares; autograd is the judge."""
     layer = make()
@@ -201,16 +201,16 @@ def test_a_step_of_one_unit_is_the_gaussian_conditional() -> None:
 
 
 def test_updates_are_capped_by_the_deviation() -> None:
-    parameter = layers.Parameter(torch.zeros(4), torch.full((4,), 4.0))
+    parameter = base.Parameter(torch.zeros(4), torch.full((4,), 4.0))
     parameter.delta_mean = torch.tensor([5.0, -5.0, 0.5, 0.0])
     parameter.delta_var = torch.tensor([0.0, -0.5, -1.0, -9.0])
-    parameter.step(layers.cap(32))
+    parameter.step(base.cap(32))
     assert parameter.mean.tolist() == [1.0, -1.0, 0.5, 0.0]
     assert parameter.var.tolist() == [4.0, 3.5, 3.0, 3.0]
     parameter.var = torch.tensor([0.01, 1.0, 1.0, 1.0])
-    parameter.step(layers.cap(1))
+    parameter.step(base.cap(1))
     assert parameter.var.tolist()[3] == pytest.approx(1e-5), "a negative variance starts again"
-    assert [layers.cap(rows) for rows in (1, 2, 255, 256)] == [0.1, 2.0, 2.0, 3.0]
+    assert [base.cap(rows) for rows in (1, 2, 255, 256)] == [0.1, 2.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(("average", "part"), [(False, 2.0), (True, 0.1)])

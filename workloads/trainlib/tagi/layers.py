@@ -6,113 +6,21 @@ A variance of None stands for inputs that are known exactly, and saves the produ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-Moments = tuple[torch.Tensor, torch.Tensor]
+from trainlib.tagi.base import Layer, Moments, Parameter, fill_var
 
 #: MixtureReLU's moments are kept above this, as in cuTAGI: a unit may not become certain.
 _LEAST = 1e-6
-
-#: A variance that an update made negative starts again from here, as in cuTAGI.
-_RESTART = 1e-5
 
 #: Standard deviations beyond which the density of a Gaussian is 0, in double precision, too.
 _FAR = 40.0
 
 _SQRT_2, _SQRT_2PI = math.sqrt(2.0), math.sqrt(2.0 * math.pi)
-
-
-def cap(batch: int) -> float:
-    """Part c of the limit sigma / c on one update, by the rows it comes from (cuTAGI's heuristic:
-    it is in no paper, and keeps the first updates from overshooting)."""
-    if batch == 1:
-        return 0.1
-    return 2.0 if batch < 256 else 3.0
-
-
-class Parameter:
-    """A tensor of independent Gaussians, and the update that is waiting for it."""
-
-    def __init__(self, mean: torch.Tensor, var: torch.Tensor) -> None:
-        self.mean = mean
-        self.var = var
-        self.delta_mean = torch.zeros_like(mean)
-        self.delta_var = torch.zeros_like(var)
-
-    def to(self, device: torch.device) -> None:
-        for name in ("mean", "var", "delta_mean", "delta_var"):
-            setattr(self, name, getattr(self, name).to(device))
-
-    def learn(self, mean: torch.Tensor, var: torch.Tensor) -> None:
-        """Set the update from innovations summed over rows: var * mean, and var^2 * var."""
-        torch.mul(self.var, mean, out=self.delta_mean)
-        torch.mul(self.var * self.var, var, out=self.delta_var)
-
-    def step(self, factor: float) -> None:
-        """Apply the update, each number of it at most sigma / `factor`."""
-        limit = self.var.sqrt() / factor
-        self.mean += torch.clamp(self.delta_mean, -limit, limit)
-        self.var += torch.clamp(self.delta_var, -limit, limit)
-        self.var[self.var <= 0] = _RESTART
-
-
-class Layer:
-    """A layer without parameters; the others add to this."""
-
-    training = True
-
-    def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
-        """Moments of the outputs."""
-        raise NotImplementedError
-
-    def backward(
-        self, d_mean: torch.Tensor, d_var: torch.Tensor, *, first: bool = False
-    ) -> Moments:
-        """Innovations of the inputs from those of the outputs; sets the parameters' updates.
-
-        Args:
-            first: Nobody needs those of the inputs; what is returned then means nothing.
-        """
-        raise NotImplementedError
-
-    def own(self) -> list[Parameter]:
-        """The layer's own parameters, without those of nested layers."""
-        return []
-
-    def nested(self) -> list[Layer]:
-        return []
-
-    def modules(self) -> Iterator[Layer]:
-        """This layer and all nested ones, however deep."""
-        yield self
-        for layer in self.nested():
-            yield from layer.modules()
-
-    def parameters(self) -> list[Parameter]:
-        return [parameter for layer in self.modules() for parameter in layer.own()]
-
-    def train(self, mode: bool = True) -> None:
-        for layer in self.modules():
-            layer.training = mode
-
-    def to(self, device: torch.device) -> None:
-        for layer in self.modules():
-            for parameter in layer.own():
-                parameter.to(device)
-
-    def step(self, rows: int) -> None:
-        """Update all parameters from the innovations of `rows` rows."""
-        factor = cap(rows)
-        for parameter in self.parameters():
-            parameter.step(factor)
-
-
-def _var(mean: torch.Tensor, var: torch.Tensor | None) -> torch.Tensor:
-    return torch.zeros_like(mean) if var is None else var
 
 
 class _Affine(Layer):
@@ -223,7 +131,7 @@ class PadEnd(Layer):
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         sides = (0, 1, 0, 1)
-        return functional.pad(mean, sides), functional.pad(_var(mean, var), sides)
+        return functional.pad(mean, sides), functional.pad(fill_var(mean, var), sides)
 
     def backward(
         self, d_mean: torch.Tensor, d_var: torch.Tensor, *, first: bool = False
@@ -259,7 +167,7 @@ class BatchNorm2d(Layer):
         self.running_var = self.running_var.to(device)
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
-        var = _var(mean, var)
+        var = fill_var(mean, var)
         shape = (1, -1, *[1] * (mean.dim() - 2))
         middle, spread = self._statistics(mean, var)
         inverse = (spread + self._eps).rsqrt()
@@ -318,7 +226,7 @@ class ReLU(_Activation):
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         self._jacobian = (mean > 0).to(mean.dtype)
-        return mean * self._jacobian, _var(mean, var) * self._jacobian
+        return mean * self._jacobian, fill_var(mean, var) * self._jacobian
 
 
 class MixtureReLU(_Activation):
@@ -335,7 +243,7 @@ class MixtureReLU(_Activation):
     """
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
-        z_var = _var(mean, var).clamp_min(1e-12)
+        z_var = fill_var(mean, var).clamp_min(1e-12)
         deviation = z_var.sqrt()
         above = mean > 0
         t = (mean.abs() / deviation).clamp_max(_FAR)
@@ -360,7 +268,7 @@ class AvgPool2d(Layer):
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         self._inputs = mean
         pool = functional.avg_pool2d
-        z_var = pool(_var(mean, var), self._side, self._stride) / self._side**2
+        z_var = pool(fill_var(mean, var), self._side, self._stride) / self._side**2
         return pool(mean, self._side, self._stride), z_var
 
     def backward(
@@ -389,7 +297,7 @@ class MaxPool2d(Layer):
         a_mean, self._chosen = functional.max_pool2d(
             mean, self._side, self._stride, return_indices=True
         )
-        a_var = _var(mean, var).flatten(2).gather(2, self._chosen.flatten(2))
+        a_var = fill_var(mean, var).flatten(2).gather(2, self._chosen.flatten(2))
         return a_mean, a_var.view_as(a_mean)
 
     def backward(
@@ -411,7 +319,7 @@ class Flatten(Layer):
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         self._shape = mean.shape
-        return mean.flatten(1), _var(mean, var).flatten(1)
+        return mean.flatten(1), fill_var(mean, var).flatten(1)
 
     def backward(
         self, d_mean: torch.Tensor, d_var: torch.Tensor, *, first: bool = False
@@ -431,7 +339,7 @@ class Sequential(Layer):
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None = None) -> Moments:
         for layer in self.layers:
             mean, var = layer.forward(mean, var)
-        return mean, _var(mean, var)
+        return mean, fill_var(mean, var)
 
     def backward(
         self, d_mean: torch.Tensor, d_var: torch.Tensor, *, first: bool = False
@@ -453,7 +361,7 @@ class Residual(Layer):
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         branch = self.branch.forward(mean, var)
-        other = self.shortcut.forward(mean, var) if self.shortcut else (mean, _var(mean, var))
+        other = self.shortcut.forward(mean, var) if self.shortcut else (mean, fill_var(mean, var))
         return branch[0] + other[0], branch[1] + other[1]
 
     def backward(

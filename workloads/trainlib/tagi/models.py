@@ -5,12 +5,12 @@ Each ends in the units of the hierarchical softmax, and takes (B, C, H, W) or (B
 
 from __future__ import annotations
 
+from trainlib.tagi.base import Layer
 from trainlib.tagi.layers import (
     AvgPool2d,
     BatchNorm2d,
     Conv2d,
     Flatten,
-    Layer,
     Linear,
     MixtureReLU,
     PadEnd,

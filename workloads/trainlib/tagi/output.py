@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from trainlib.tagi.layers import Moments
+from trainlib.tagi.base import Moments
 
 #: Deviation of the noise in a decision when it is read as a probability, as in cuTAGI.
 _DECISION = 1.0 / 3.0

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from trainlib.session import Session
-from trainlib.tagi.layers import BatchNorm2d, Layer, Moments, cap
+from trainlib.tagi.base import Layer, Moments, cap
+from trainlib.tagi.layers import BatchNorm2d
 
 
 @dataclass(frozen=True)
