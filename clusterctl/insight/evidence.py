@@ -135,8 +135,8 @@ class Rank:
         main = self.main
         found: list[RankProcess] = [main] if main else []
         for parent in found:  # which grows
-            found += (p for p in self.processes if p.parent == parent.pid and p.state not in "ZX")
-        return tuple(found[1:])
+            found += (p for p in self.processes if p.parent == parent.pid and p not in found)
+        return tuple(process for process in found[1:] if process.state not in "ZX")
 
     @property
     def others(self) -> tuple[RankProcess, ...]:

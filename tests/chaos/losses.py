@@ -128,9 +128,10 @@ def lose(cli: Cli, node: str, how: Harm, step: int) -> Loss:
     steps = re.findall(r"^\[0\] step (\d+) ([\d.]+)$", done.out, re.MULTILINE)
     times = {int(number): float(when) for number, when in steps if float(when) < began_again}
     saved = times.get(resumed, float(starts[0][1]))  # 0: when it began
-    # The worker is replaced when the ranks have connected to each other again: at their first step,
-    # whose pause before it is part of the undisturbed run.
-    again = min(float(when) for _, when in steps if float(when) >= began_again) - PAUSE
+    # The worker is replaced when the ranks have connected to each other again: at their first step.
+    # The undisturbed run has the pause before it, too, or, at its beginning, that connecting.
+    first = min(float(when) for _, when in steps if float(when) >= began_again)
+    again = first - PAUSE if resumed else began_again
     return Loss(node, how, max(times), resumed, killed - saved, again - killed, ended)
 
 

@@ -73,6 +73,24 @@ def test_a_stopped_child_of_a_rank_that_waits_for_others_is_only_noted() -> None
     ]
 
 
+def test_processes_that_are_each_others_parents_are_looked_at_once() -> None:
+    """No kernel says so, but numbers are given again between one look and the next."""
+    found = two_ranks(reduces(), locks())
+    text = f"{process(1, 201, parent=200)}\n{process(1, 200, parent=201)}"
+    found.ranks[1].processes = evidence.read_look("worker-2", text).ranks[1].processes
+    assert len(found.ranks[1].descendants) == 1
+
+
+def test_a_stopped_grandchild_is_found_behind_a_child_that_has_ended() -> None:
+    found = with_child(two_ranks(reduces(), locks()), "Z")
+    more = evidence.read_look("worker-2", process(1, 202, "T", "tar", parent=201))
+    found.ranks[1].processes += more.ranks[1].processes
+    assert (
+        "process 202 (tar), started by rank 1 on worker-2, is stopped"
+        in doctor.judge(found)[0].text
+    )
+
+
 REFUSED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 268435456 bytes."
 
 
