@@ -100,13 +100,7 @@ def by_hand(dataset: Dataset, batch: int, size: int, how: str) -> Steps:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="ResNet-50 on one GPU, ours and by hand.")
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--smoke", action="store_true", help="small, on whatever there is")
-    parser.add_argument("--out", type=Path, help="also write the JSON here")
-    options = parser.parse_args()
+    options = parse()
     gpu = torch.cuda.is_available()
     if not gpu and not options.smoke:
         sys.exit("gpu.py: error: no GPU is visible; --smoke only shows that it runs")
@@ -116,48 +110,9 @@ def main() -> int:
     torch.backends.cudnn.benchmark = True
     device = torch.device("cuda" if gpu else "cpu")
     dataset = data.synthetic_images(0, size, rows, 8).to(device)
-    makers: dict[str, Callable[[], Steps]] = {
-        "program": lambda: program(dataset, options.batch, size, False),
-        "by hand": lambda: by_hand(dataset, options.batch, size, "plain"),
-    }
-    if gpu:
-        makers |= {
-            "program --compile": lambda: program(dataset, options.batch, size, True),
-            "by hand, compiled": lambda: by_hand(dataset, options.batch, size, "compiled"),
-            "by hand, CUDA graph": lambda: by_hand(dataset, options.batch, size, "graph"),
-        }
-
-    def speed(steps: Steps) -> float:
-        started = time.perf_counter()
-        steps(options.steps)
-        if gpu:
-            torch.cuda.synchronize()
-        return options.steps * options.batch / (time.perf_counter() - started)
-
-    variants: dict[str, Steps] = {}
-    for name, maker in makers.items():
-        try:
-            variants[name] = maker()
-            variants[name](3)  # compiles, chooses kernels
-        except RuntimeError as error:  # no compiler, say, or too little memory: the others count
-            variants.pop(name, None)
-            print(f"gpu.py: {name}: {str(error).splitlines()[0]}", file=sys.stderr)
-    names = list(variants)
-    rounds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(options.rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            rounds[name].append(speed(variants[name]))
-    found = {
-        name: round(statistics.median(rounds[name]), 1) if name in rounds else None
-        for name in makers
-    }
-    best = {
-        whose: max((value or 0.0 for name, value in found.items() if name.startswith(whose)))
-        for whose in ("program", "by hand")
-    }
-    # Against a hand that could not do its best nothing is shown.
-    whole = all(found[name] for name in makers if name.startswith("by hand"))
-    ratio = round(best["program"] / best["by hand"], 3) if whole else None
+    makers = list_makers(dataset, options.batch, size)
+    found = measure(makers, options)
+    ratio = compare(found)
     text = json.dumps(
         {
             "schema": 1,
@@ -178,6 +133,75 @@ def main() -> int:
     if options.smoke:
         return 0
     return 0 if ratio is not None and ratio >= LIMIT else 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="ResNet-50 on one GPU, ours and by hand.")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--smoke", action="store_true", help="small, on whatever there is")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
+    return parser.parse_args()
+
+
+def list_makers(dataset: Dataset, batch: int, size: int) -> dict[str, Callable[[], Steps]]:
+    """What is compared, by names that begin with `program` or `by hand`."""
+    makers: dict[str, Callable[[], Steps]] = {
+        "program": lambda: program(dataset, batch, size, False),
+        "by hand": lambda: by_hand(dataset, batch, size, "plain"),
+    }
+    if torch.cuda.is_available():
+        makers |= {
+            "program --compile": lambda: program(dataset, batch, size, True),
+            "by hand, compiled": lambda: by_hand(dataset, batch, size, "compiled"),
+            "by hand, CUDA graph": lambda: by_hand(dataset, batch, size, "graph"),
+        }
+    return makers
+
+
+def measure(
+    makers: dict[str, Callable[[], Steps]], options: argparse.Namespace
+) -> dict[str, float | None]:
+    """Samples per second, the median of rounds in which all take turns; None: it does not run."""
+    variants: dict[str, Steps] = {}
+    for name, maker in makers.items():
+        try:
+            variants[name] = maker()
+            variants[name](3)  # compiles, chooses kernels
+        except RuntimeError as error:  # no compiler, say, or too little memory: the others count
+            variants.pop(name, None)
+            print(f"gpu.py: {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    names = list(variants)
+    rounds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(options.rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            rounds[name].append(time_steps(variants[name], options))
+    return {
+        name: round(statistics.median(rounds[name]), 1) if name in rounds else None
+        for name in makers
+    }
+
+
+def time_steps(steps: Steps, options: argparse.Namespace) -> float:
+    """Samples per second."""
+    started = time.perf_counter()
+    steps(options.steps)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return options.steps * options.batch / (time.perf_counter() - started)
+
+
+def compare(found: dict[str, float | None]) -> float | None:
+    """The best program ÷ the best loop by hand; None where a loop by hand did not run: against a
+    hand that could not do its best nothing is shown."""
+    if not all(found[name] for name in found if name.startswith("by hand")):
+        return None
+    best = {
+        whose: max(value or 0.0 for name, value in found.items() if name.startswith(whose))
+        for whose in ("program", "by hand")
+    }
+    return round(best["program"] / best["by hand"], 3)
 
 
 if __name__ == "__main__":

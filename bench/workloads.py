@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,12 +207,7 @@ def tagi() -> tuple[Epoch, Epoch]:
     model = DDPSequential(bare, DDPConfig.of(session))
     split: Any = dataset.train
     inputs, targets = split.inputs, split.targets
-    sizes = (64, 64, 64, 11)
-    weights = [
-        [torch.randn(o, i) / i**0.5, torch.full((o, i), 1 / i),
-         torch.randn(o) / i**0.5, torch.full((o,), 1 / i)]
-        for i, o in itertools.pairwise(sizes)
-    ]  # fmt: skip
+    step = plain_tagi(softmax, (64, 64, 64, 11))
 
     def epoch() -> int:
         with torch.inference_mode():
@@ -227,6 +222,19 @@ def tagi() -> tuple[Epoch, Epoch]:
                 loss += step(inputs[rows], targets[rows])
             loss.item()
         return len(inputs)
+
+    return epoch, by_hand
+
+
+def plain_tagi(
+    softmax: HierarchicalSoftmax, sizes: Sequence[int]
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A step of TAGI for layers of these sizes: its formulas, in place on means and variances."""
+    weights = [
+        [torch.randn(o, i) / i**0.5, torch.full((o, i), 1 / i),
+         torch.randn(o) / i**0.5, torch.full((o,), 1 / i)]
+        for i, o in itertools.pairwise(sizes)
+    ]  # fmt: skip
 
     def step(mean: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -262,7 +270,7 @@ def tagi() -> tuple[Epoch, Epoch]:
                 value_var[value_var <= 0] = 1e-5
         return loss
 
-    return epoch, by_hand
+    return step
 
 
 def measure(ours: Epoch, theirs: Epoch, rounds: int) -> dict[str, Any]:
