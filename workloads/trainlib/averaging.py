@@ -67,8 +67,7 @@ def run(options: Namespace) -> int:
 
 def _load(options: Namespace, ranks: Ranks) -> Dataset:
     dataset = data.load(options.dataset, options.seed, folder=options.data)
-    data.shard(len(dataset.train), 0, ranks.world - 1, options.seed, 0)
-    return dataset
+    return data.require_rows(dataset, ranks.world - 1)
 
 
 def master(

@@ -157,11 +157,25 @@ def shard(rows: int, rank: int, world: int, seed: int, epoch: int) -> torch.Tens
     Raises:
         UsageError: There are fewer rows than ranks.
     """
-    if rows < world:
-        raise UsageError(f"{rows} rows cannot be split among {world} ranks", "start fewer ranks")
+    _check_split(rows, world)
     generator = torch.Generator().manual_seed(mix(seed, epoch + 1))
     count = rows // world
     return torch.randperm(rows, generator=generator)[rank * count : (rank + 1) * count]
+
+
+def require_rows(dataset: Dataset, world: int) -> Dataset:
+    """The data set, if its training rows can be split among so many ranks.
+
+    Raises:
+        UsageError: There are fewer rows than ranks.
+    """
+    _check_split(len(dataset.train), world)
+    return dataset
+
+
+def _check_split(rows: int, world: int) -> None:
+    if rows < world:
+        raise UsageError(f"{rows} rows cannot be split among {world} ranks", "start fewer ranks")
 
 
 def batches(

@@ -49,8 +49,7 @@ def _load(options: Namespace, session: Session) -> Dataset:
     if options.save_model and session.ranks.rank == 0:
         snapshots.check_place(_MODEL)
     dataset = data.load(options.dataset, options.seed, folder=options.data)
-    data.shard(len(dataset.train), session.ranks.rank, session.ranks.world, options.seed, 0)
-    return dataset
+    return data.require_rows(dataset, session.ranks.world)
 
 
 def _train(session: Session, options: Namespace, dataset: Dataset) -> None:

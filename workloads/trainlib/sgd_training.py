@@ -21,7 +21,7 @@ from trainlib.epochs import Epochs, Part
 from trainlib.errors import Diverged, UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.program import print_line, print_metrics
-from trainlib.ranks import Ranks, discover
+from trainlib.ranks import discover
 from trainlib.rows import Dataset, Rows
 from trainlib.session import Session
 from trainlib.steps import train_epoch
@@ -38,11 +38,7 @@ def run_mnist(options: Namespace) -> int:
     ranks = discover()
     torch.set_num_threads(threads(ranks))
     with Session(ranks, over_mpi=True) as session:
-        dataset = session.agree(
-            lambda: _check_rows(
-                data.load(options.dataset, options.seed, folder=options.data, images=True), ranks
-            )
-        )
+        dataset = session.agree(lambda: _load(options, ranks.world))
         if options.gpu:
             session.use_gpus(allow_cpu=False)
         torch.manual_seed(options.seed)
@@ -64,7 +60,7 @@ def run_imagenette(options: Namespace) -> int:
     torch.set_num_threads(threads(ranks))
     with Session(ranks, over_mpi=True) as session:
         session.agree(lambda: _refuse(missing))
-        dataset = session.agree(lambda: _check_rows(_from_yaml(options), ranks))
+        dataset = session.agree(lambda: data.require_rows(_from_yaml(options), ranks.world))
         if options.gpu is not None:
             session.use_gpus(allow_cpu=False)
         torch.manual_seed(options.seed)
@@ -86,9 +82,9 @@ def _refuse(error: UsageError | None) -> None:
         raise error
 
 
-def _check_rows(dataset: Dataset, ranks: Ranks) -> Dataset:
-    data.shard(len(dataset.train), ranks.rank, ranks.world, 0, 0)
-    return dataset
+def _load(options: Namespace, world: int) -> Dataset:
+    dataset = data.load(options.dataset, options.seed, folder=options.data, images=True)
+    return data.require_rows(dataset, world)
 
 
 def _from_yaml(options: Namespace) -> Dataset:

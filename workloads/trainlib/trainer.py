@@ -76,8 +76,7 @@ def _load(options: Options, ranks: Ranks) -> Dataset:
         image_size=options.image_size,
         images=options.model != "mlp",
     )
-    data.shard(len(dataset.train), ranks.rank, ranks.world, options.seed, 0)
-    return dataset
+    return data.require_rows(dataset, ranks.world)
 
 
 def _check_precision(options: Options, device: torch.device) -> None:

@@ -56,7 +56,7 @@ def run(options: Namespace) -> int:
     # Convolutions on GPUs may round to ten bits unless told: few, for moments.
     torch.backends.cudnn.allow_tf32 = False
     with Session(ranks) as session, torch.inference_mode():
-        dataset = session.agree(lambda: _load(options, session))
+        dataset = session.agree(lambda: _load(options, ranks.world))
         if not options.cpu:
             session.use_gpus(allow_cpu=True)
         session.open(options.backend)
@@ -64,10 +64,9 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _load(options: Namespace, session: Session) -> Dataset:
+def _load(options: Namespace, world: int) -> Dataset:
     dataset = data.load(options.dataset, options.seed, folder=options.data)
-    data.shard(len(dataset.train), session.ranks.rank, session.ranks.world, options.seed, 0)
-    return dataset
+    return data.require_rows(dataset, world)
 
 
 def network(options: Namespace, dataset: Dataset, units: int) -> Sequential:
