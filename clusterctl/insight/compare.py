@@ -36,15 +36,15 @@ class FileChange:
 
 def compare(first: Job, second: Job) -> tuple[Change, ...]:
     """All that the records say, but for times and numbers that always differ."""
-    one, other = _facts(first), _facts(second)
-    names = dict.fromkeys((*one, *other))
-    changes = (Change(name, one.get(name, ""), other.get(name, "")) for name in names)
-    return tuple(change for change in changes if change.first != change.second)
+    return _list_changes(_facts(first), _facts(second))
 
 
 def compare_provenance(first: Provenance, second: Provenance) -> tuple[Change, ...]:
     """What the two were made from, without the lines of patches."""
-    one, other = _origin(first), _origin(second)
+    return _list_changes(_origin(first), _origin(second))
+
+
+def _list_changes(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Change, ...]:
     names = dict.fromkeys((*one, *other))
     changes = (Change(name, one.get(name, ""), other.get(name, "")) for name in names)
     return tuple(change for change in changes if change.first != change.second)

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,9 +33,7 @@ that has begun to come, what is here need not come again."""
 DIGITS = 32
 """Hexadecimal digits of SHA-256 that tell two blocks apart."""
 REMOVE_TIMEOUT = 60.0
-
-LinkFiles = Callable[[Sequence[str]], NodeResult]
-"""Makes the folder of links to these files on the node."""
+LINK_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def render_script(reserve: int) -> str:
 
 def get(
     transport: Transport,
-    link: LinkFiles,
+    link: str,
     links: str,
     paths: Sequence[str],
     *,
@@ -76,10 +74,11 @@ def get(
     timeout: float,
 ) -> NodeResult:
     """Copies files of a node into the folder `target`, as `Transport.get` does with `partly`:
-    `link` makes the folder `links` there of them. `old`: where older copies of them may be here.
-    `parts`: where the beginning of a file is kept whose copy breaks off, for the next call.
-    `script`: the path of blocks.sh there, which jobs of older versions lack."""
-    linked = link(paths)
+    the command `link` makes the folder `links` there of those whose paths it reads, each with a
+    zero byte behind it. `old`: where older copies of them may be here. `parts`: where the beginning
+    of a file is kept whose copy breaks off, for the next call. `script`: the path of blocks.sh
+    there, which jobs of older versions lack."""
+    linked = _link(transport, link, paths)
     if not linked.ok:
         return linked
     bases = _sum_large(old, parts, paths)
@@ -92,13 +91,18 @@ def get(
             if got.ok:
                 blocks, damaged = _get_blocks(transport, work, bases, target, timeout)
                 got = replace(blocks, stderr=got.stderr + blocks.stderr)
-            if got.ok and damaged and (got := link(damaged)).ok:
+            if got.ok and damaged and (got := _link(transport, link, damaged)).ok:
                 got = transport.get(links, target, timeout=timeout, partly=True)
     finally:
         with suppress(ClusterctlError, OSError):
             transport.run(f"rm -rf {shlex.quote(work)}", timeout=REMOVE_TIMEOUT)
     _keep_parts(target / PARTS, parts, got)
     return replace(got, stderr=linked.stdout + got.stderr)
+
+
+def _link(transport: Transport, command: str, paths: Sequence[str]) -> NodeResult:
+    names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+    return transport.run(command, stdin=names, timeout=LINK_TIMEOUT)
 
 
 def _keep_parts(new: Path, parts: Path, got: NodeResult) -> None:

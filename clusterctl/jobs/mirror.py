@@ -103,16 +103,11 @@ def copy(
         f" xargs -0 -r cp -lP --parents -t {held}"
     )
     transport = pool.transport(launcher)
-
-    def link(paths: Sequence[str]) -> NodeResult:
-        names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
-        return transport.run(command, stdin=names, timeout=LIST_TIMEOUT)
-
     script = f"{cluster.launcher.root}/jobs/{job.id}/blocks.sh"
     try:
         got = block_copies.get(
             transport,
-            link,
+            command,
             links,
             paths,
             script=script,

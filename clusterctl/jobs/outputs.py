@@ -259,16 +259,10 @@ def copy(
         if any(output.copied for output in mine):
             return mirror.copy(job, cluster, pool, name, paths, here, here, parts)
         command = f"exec /bin/sh {_script(job, cluster, name)} link"
-        transport = pool.transport(name)
-
-        def link(paths: Sequence[str]) -> NodeResult:
-            names = b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
-            return transport.run(command, stdin=names, timeout=LIST_TIMEOUT)
-
         folder = _folder(job, cluster, name)
         return block_copies.get(
-            transport,
-            link,
+            pool.transport(name),
+            command,
             f"{folder}/outputs",
             paths,
             script=f"{folder}/blocks.sh",
