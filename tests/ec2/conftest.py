@@ -128,6 +128,15 @@ class World:
         path.chmod(0o755)
         return str(path)
 
+    def wait_for_unused(self, seconds: float) -> None:
+        """Until workers that nobody uses have ended, and `status` says why."""
+        self.wait(lambda: len(self.ec2.machines) == 1, seconds, "workers that end unused")
+
+        def told() -> list[str]:
+            return list(self.ok("status", "--json").document()["warnings"])
+
+        self.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
+
     def record(self, name: str = "default") -> dict[str, Any]:
         path = self.home / "clusters" / name / "cluster.json"
         found: dict[str, Any] = json.loads(path.read_text())

@@ -70,12 +70,7 @@ def end_unused(world: World) -> None:
     program = world.program("program.sh", "#!/bin/sh\necho seen; hostname >made.txt\n")
     folder = Path(program).parent
     job = str(world.ok("run", "--detach", "--json", program).document()["id"])
-    world.wait(lambda: len(world.ec2.machines) == 1, 150, "workers that end unused")
-
-    def told() -> list[str]:
-        return list(world.ok("status", "--json").document()["warnings"])
-
-    world.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
+    world.wait_for_unused(150)
     refused = world.run("run", program)
     assert (refused.code, "clusterctl up default" in refused.err) == (7, True), refused.err
     names = {node["name"] for node in world.record()["nodes"] if node["role"] == "worker"}

@@ -62,12 +62,7 @@ def in_terminal(world: World, command: str, answers: dict[str, str], seconds: fl
 def end_unused(world: World, folder: Path) -> None:
     """The workers' containers run on, and nobody uses them: the machines end, and the launcher has
     what the last job there has made."""
-    world.wait(lambda: len(world.ec2.machines) == 1, 300, "workers that end unused")
-
-    def told() -> list[str]:
-        return list(world.ok("status", "--json").document()["warnings"])
-
-    world.wait(lambda: any("after 1 min idle" in line for line in told()), 90, "the reason")
+    world.wait_for_unused(300)
     number = str(world.ok("jobs", "--json").document()["jobs"][-1]["id"])
     assert "Epoch 999" in world.ok("logs", number).out
     world.ok("fetch", number, "--to", str(folder))

@@ -11,6 +11,9 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
+from clusterctl.providers.ec2.api import Api
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.network import YOU
 
@@ -118,6 +121,12 @@ class Lab:
         self.groups: list[str] = []
         self.subnet = self.network()
         self._ids: dict[str, str] = {}
+
+    def connect(self, patch: pytest.MonkeyPatch, **more: str) -> Api:
+        """As clusterctl asks AWS, with these variables, too."""
+        for name, value in {**self.ec2.env, **more}.items():
+            patch.setenv(name, value)
+        return Api("us-east-1")
 
     def network(self, zone: str = "us-east-1a") -> str:
         """A VPC with one subnet, always with the same addresses. Its default group lets its members

@@ -37,9 +37,7 @@ RIGHTS = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()
 
 @pytest.fixture
 def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Api:
-    for key, value in {**lab.ec2.env, "AWS_CA_BUNDLE": lab.ec2.trust_tunnels()}.items():
-        monkeypatch.setenv(key, value)
-    return Api("us-east-1")
+    return lab.connect(monkeypatch, AWS_CA_BUNDLE=lab.ec2.trust_tunnels())
 
 
 @contextmanager

@@ -20,11 +20,9 @@ pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 @pytest.fixture
 def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     """As clusterctl asks AWS, with the rights of infra/ec2/policy.json."""
-    for name, value in lab.ec2.env.items():
-        monkeypatch.setenv(name, value)
+    made = lab.connect(monkeypatch)
     lab.ec2.make_role()
     lab.ec2.policy(policy())
-    made = Api("us-east-1")
     yield made
     lab.ec2.policy(None)
     for group in lab.ec2.schedules:

@@ -27,11 +27,10 @@ LOOKUP = "cloudtrail:LookupEvents"
 @pytest.fixture
 def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     """As clusterctl asks AWS, with the rights of infra/ec2/policy.json."""
-    for name, value in lab.ec2.env.items():
-        monkeypatch.setenv(name, value)
+    api = lab.connect(monkeypatch)
     lab.ec2.policy(policy())
     lab.ec2.fault("never_boot")
-    yield Api("us-east-1")
+    yield api
     lab.ec2.policy(None)
 
 

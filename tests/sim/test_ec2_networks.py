@@ -27,9 +27,7 @@ CIDR = "10.98.0.0/24"
 
 @pytest.fixture
 def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Api:
-    for key, value in lab.ec2.env.items():
-        monkeypatch.setenv(key, value)
-    return Api("us-east-1")
+    return lab.connect(monkeypatch)
 
 
 def survey(api: Api, id: str = "", **cloud: Any) -> preflight.Survey:

@@ -40,6 +40,15 @@ def lab() -> None:
 
 
 @pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder with a program."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "train.py").write_text("pass")
+    return folder
+
+
+@pytest.fixture
 def terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terraform on PATH that tells its version, for plans."""
     script = tmp_path / "bin" / "terraform"

@@ -155,14 +155,8 @@ class FakeApi(Api):
 TAG = "clusterctl:cluster"
 
 
-class Offering(Api):
-    """An empty account in a region with two zones and two types."""
-
-    def account(self) -> str:
-        return "123456789012"
-
-    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
-        return []
+class Allowing(Api):
+    """An account that may do everything, with all types there are."""
 
     def image(self, owner: str, name: str) -> str:
         return "ami-1"
@@ -172,9 +166,6 @@ class Offering(Api):
 
     def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
         """Everything is allowed."""
-
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
-        return []
 
     def disk_key(self) -> str:
         return "alias/aws/ebs"
@@ -187,6 +178,22 @@ class Offering(Api):
 
     def quota(self, code: str, service: str = "ec2") -> float:
         return 100.0
+
+    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        return {name: InstanceType(name=name, vcpus=2) for name in names}
+
+
+class Offering(Allowing):
+    """An empty account in a region with two zones and two types."""
+
+    def account(self) -> str:
+        return "123456789012"
+
+    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        return []
+
+    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        return []
 
     def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         known = ("t3.micro", "t3.xlarge", "c7i.xlarge")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from clusterctl import providers
+from clusterctl.model import Cluster
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.protocol import Ended, Life
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, name: str, provider: object) -> None:
@@ -15,3 +19,26 @@ def provide(monkeypatch: pytest.MonkeyPatch, name: str, provider: object) -> Non
     module = f"provided_{name}"
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(Provider=lambda: provider))
     monkeypatch.setitem(providers.PROVIDERS, name, f"{module}:Provider")
+
+
+class NothingLeft:
+    """A provider whose machines are gone, and that knows nothing of them."""
+
+    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {}
+
+    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
+        return {}
+
+    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+        return ()
+
+    def list_made(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+
+class Running(LocalProvider):
+    """Its nodes run, whatever the processes of this machine are."""
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return {node.name: "running" for node in cluster.nodes}

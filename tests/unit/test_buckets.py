@@ -68,14 +68,6 @@ def site(tmp_path: Path, tree: Path, s3: Any) -> tuple[Staged, Job]:
     return made, ran
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    (folder / "train.py").write_text("pass")
-    return folder
-
-
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)

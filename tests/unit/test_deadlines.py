@@ -15,11 +15,10 @@ from clusterctl.actions import cluster_status
 from clusterctl.actions.up_bootstrap import find_troubles
 from clusterctl.formats import format_time
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared import deadlines
 from tests.unit.making import cluster
-from tests.unit.provided import provide
+from tests.unit.provided import Running, provide
 from tests.unit.scripts import until
 from tests.unit.staged import lab
 
@@ -151,13 +150,6 @@ def test_it_follows_the_file(agent: Agent) -> None:
     agent.say("17\n")
     assert process.wait(60) == 0
     assert agent.story == "ask 240\nend\n"
-
-
-class Running(LocalProvider):
-    """Its nodes run, whatever the processes of this machine are."""
-
-    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return {node.name: "running" for node in cluster.nodes}
 
 
 def test_a_live_status_names_nodes_whose_agent_has_died(

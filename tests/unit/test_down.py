@@ -15,9 +15,8 @@ from clusterctl.actions.unfetched import Unfetched
 from clusterctl.charge_model import Charge
 from clusterctl.job_model import Job, JobState
 from clusterctl.model import Cluster, Phase
-from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge
-from tests.unit.provided import provide
+from tests.unit.provided import NothingLeft, provide
 from tests.unit.staged import Staged, lab
 
 
@@ -228,20 +227,8 @@ def test_outputs_on_nodes_that_do_not_answer_count(
     assert call("down", "--discard").code == 0
 
 
-class Gone:
+class Gone(NothingLeft):
     """A provider whose machines are gone, and with them what they had."""
-
-    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return {}
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return {}
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return ()
 
     def destroy(self, *what: object) -> None:
         pass

@@ -15,20 +15,20 @@ from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import failures, provider_state, reconcile
-from clusterctl.providers.ec2.answers import Image, Instance, InstanceType, owner_of
-from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.answers import Instance, owner_of
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Home
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
+from tests.unit.fake_ec2 import Allowing
 from tests.unit.making import cluster, node
 
 HOUR, DAY = 3600.0, 86400.0
 NOW = 1.7e9
 
 
-class Market(Api):
+class Market(Allowing):
     """A type costs a dollar an hour, ten times as much on demand. `living` are its machines."""
 
     living: tuple[str, ...] = ()
@@ -73,30 +73,6 @@ class Market(Api):
         if name in self.ending:
             return "shutting-down"
         return "stopped" if name in self.stopped else "running"
-
-    def image(self, owner: str, name: str) -> str:
-        return "ami-1"
-
-    def images(self, ids: Iterable[str]) -> dict[str, Image]:
-        return {id: Image(id=id, architecture="x86_64", disk=8) for id in ids}
-
-    def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
-        """Everything is allowed."""
-
-    def disk_key(self) -> str:
-        return "alias/aws/ebs"
-
-    def block_mode(self) -> str:
-        return "off"
-
-    def may_make(self, action: str, **arguments: Any) -> None:
-        """As above."""
-
-    def quota(self, code: str, service: str = "ec2") -> float:
-        return 100.0
-
-    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
-        return {name: InstanceType(name=name, vcpus=2) for name in names}
 
     found_zones: tuple[str, ...] = ("us-east-1a",)
 

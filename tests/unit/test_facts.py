@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from clusterctl.bootstrap import facts
-from clusterctl.model import NodeFacts
+from clusterctl.model import NodeFacts, Python
 
 CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "facts").glob("*.json"))
 
@@ -171,6 +171,15 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
     assert found.executable == sys.executable
 
 
+def ask_python(python: str) -> Python:
+    """What a node says of this Python."""
+    question = facts.list_questions([python], only=True)["python"]
+    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
+    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
+    assert found is not None, done.stderr
+    return found
+
+
 def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:
     """By pip, by distutils as Debian's are, as an egg, from a checkout; and one that is broken."""
     about = "Metadata-Version: 2.1\nName: {}\nVersion: {}\nSummary: Name: no\n\nVersion: 9\n"
@@ -189,18 +198,12 @@ def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:
     path = f"{tmp_path}/site:{tmp_path}/site/an.egg:{tmp_path}/nothing"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    question = facts.list_questions([str(python)], only=True)["python"]
-    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
-    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
-    assert found is not None, done.stderr
+    found = ask_python(str(python))
     assert found.installed == "an==3 by-pip==1.0 linked==2.0+cpu pyyaml==5.3"
 
 
 def test_the_same_packages_as_python_itself_finds() -> None:
-    question = facts.list_questions([sys.executable], only=True)["python"]
-    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
-    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
-    assert found is not None, done.stderr
+    found = ask_python(sys.executable)
     known = {one.name.lower(): one.version for one in metadata.distributions()}
     assert found.packages == {name: known[name] for name in facts.PACKAGES if name in known}
     named = {re.sub("[-_.]+", "-", name): version for name, version in known.items()}
@@ -217,10 +220,7 @@ def test_of_two_versions_that_is_told_which_is_imported(tmp_path: Path) -> None:
     path = f"{tmp_path}/first:{tmp_path}/second"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    question = facts.list_questions([str(python)], only=True)["python"]
-    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
-    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
-    assert found is not None, done.stderr
+    found = ask_python(str(python))
     assert "odd-name==2.0" in found.installed.split()
     assert f"numpy=={found.packages['numpy']}" in found.installed.split()
 

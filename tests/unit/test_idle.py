@@ -21,11 +21,11 @@ from clusterctl.formats import format_time
 from clusterctl.jobs.logs import is_complete, read_stored
 from clusterctl.model import CloudSpec, Cluster, Node, Phase, Reporter, Role
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Ended, Life
+from clusterctl.providers.protocol import Ended
 from clusterctl.schedulers import direct
 from tests.unit.calling import Call
 from tests.unit.making import node
-from tests.unit.provided import provide
+from tests.unit.provided import NothingLeft, provide
 from tests.unit.staged import Staged, lab
 
 LIMIT = 3600
@@ -412,7 +412,7 @@ def test_a_disk_without_room_keeps_the_nodes(
 
 
 @dataclass
-class Cloud(LocalProvider):
+class Cloud(NothingLeft, LocalProvider):
     """One that bills `living`, and tells when others ended for as long as it remembers."""
 
     living: tuple[str, ...] = ("launcher",)
@@ -428,12 +428,6 @@ class Cloud(LocalProvider):
 
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         return self.ended
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return ()
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
 
     def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""

@@ -20,6 +20,7 @@ from clusterctl.bootstrap.facts import parse_interfaces
 from clusterctl.launch.mpi_transport import ENGINES
 from clusterctl.launch.mpirun import plan_batch_calls
 from clusterctl.launch_plan import LaunchPlan
+from clusterctl.model import Interface
 from clusterctl.schedulers.direct import command_line
 from tests.unit.making import cluster, node, request, spec
 
@@ -77,6 +78,24 @@ def really(
     return done
 
 
+def list_networks(need: Any) -> list[Interface]:
+    """Of this machine, besides loopback."""
+    listed = subprocess.run([need("ip"), "-j", "-4", "addr"], capture_output=True, text=True).stdout
+    return [
+        item for item in parse_interfaces(listed)["interfaces"] if item.up and item.device != "lo"
+    ]
+
+
+def check_two_ranks(plan: LaunchPlan, prefix: str, folder: Path) -> None:
+    """mpirun starts them, and has nothing to say of its flags."""
+    path = "/usr/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
+    done = really(plan, path if Path(path).exists() else f"{prefix}/bin/mpirun", folder)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    for word in ("unrecognized", "unknown", "deprecated"):
+        assert word not in done.stderr.lower(), done.stderr
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("one_host", [True, False], ids=["one host", "over the network"])
 @pytest.mark.parametrize("major", [4, 5])
@@ -85,10 +104,7 @@ def test_the_real_mpirun_takes_every_flag(
 ) -> None:
     prefix, version = mpirun_of(major, need)
     # The launcher and one worker with the address that this machine really has.
-    listed = subprocess.run([need("ip"), "-j", "-4", "addr"], capture_output=True, text=True).stdout
-    real = [
-        item for item in parse_interfaces(listed)["interfaces"] if item.up and item.device != "lo"
-    ]
+    real = list_networks(need)
     need(one_host or bool(real), "needs a network besides loopback")
     changes = {
         "mpi": version,
@@ -113,12 +129,7 @@ def test_the_real_mpirun_takes_every_flag(
         ]
     where = cluster(*nodes, one_host=one_host)
     plan = launch.load("mpirun").plan(request(where, spec(ranks=2)))
-    path = "/usr/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
-    done = really(plan, path if Path(path).exists() else f"{prefix}/bin/mpirun", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
-    for word in ("unrecognized", "unknown", "deprecated"):
-        assert word not in done.stderr.lower(), done.stderr
+    check_two_ranks(plan, prefix, tmp_path)
 
 
 @pytest.mark.mpi
@@ -127,10 +138,7 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     major: int, need: Any, tmp_path: Path
 ) -> None:
     prefix, _ = mpirun_of(major, need)
-    listed = subprocess.run([need("ip"), "-j", "-4", "addr"], capture_output=True, text=True).stdout
-    real = [
-        item for item in parse_interfaces(listed)["interfaces"] if item.up and item.device != "lo"
-    ]
+    real = list_networks(need)
     need(bool(real), "needs a network besides loopback")
     call = plan_batch_calls()[major]
     late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}
@@ -144,12 +152,7 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     )
     (tmp_path / "clusterctl-agent").write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
     (tmp_path / "clusterctl-agent").chmod(0o755)
-    path = "/usr/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
-    done = really(plan, path if Path(path).exists() else f"{prefix}/bin/mpirun", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
-    for word in ("unrecognized", "unknown", "deprecated"):
-        assert word not in done.stderr.lower(), done.stderr
+    check_two_ranks(plan, prefix, tmp_path)
 
 
 SPAWN = """\

@@ -153,14 +153,6 @@ def have(site: Staged, name: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    (folder / "train.py").write_text("pass")
-    return folder
-
-
-@pytest.fixture
 def old(tmp_path: Path, tree: Path) -> Staged:
     """Job 7, whose two ranks have left a file of the same name each, and one of their own."""
     site = lab(tmp_path / "old")

@@ -18,11 +18,10 @@ from clusterctl.errors import ProviderError
 from clusterctl.insight import cost as costs
 from clusterctl.job_model import JobState
 from clusterctl.model import Cluster
-from clusterctl.providers.protocol import Ended, Life
 from clusterctl.state import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
-from tests.unit.provided import provide
+from tests.unit.provided import NothingLeft, provide
 
 HOUR, DAY = 3600.0, 86400.0
 NOON = time.mktime((2023, 11, 20, 12, 0, 0, 0, 0, -1))
@@ -205,7 +204,7 @@ def test_a_job_costs_what_its_cluster_did_meanwhile(store: Store, call: Call) ->
     assert [(item.job, item.dollars) for item in spent.jobs] == [(1, 1.0), (2, 2.0)]
 
 
-class Gone:
+class Gone(NothingLeft):
     """A cloud in which nothing of a cluster runs any more."""
 
     away = False
@@ -214,15 +213,6 @@ class Gone:
         if self.away:
             raise ProviderError("AWS did not answer")
         return {}
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return {}
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return ()
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
 
 
 def test_a_cluster_that_has_ended_itself_costs_no_more(

@@ -19,7 +19,7 @@ from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, 
 from clusterctl.providers.protocol import Created, Ended, Features, Life, NoCapacity, ProviderPlan
 from clusterctl.providers.resources import Resource
 from tests.unit.making import cluster, node
-from tests.unit.provided import provide
+from tests.unit.provided import NothingLeft, provide
 
 NOW = 1.7e9
 HOUR = 3600.0
@@ -57,7 +57,7 @@ def lab(**changes: object) -> Cluster:
     return replace(made, **changes)
 
 
-class Regions:
+class Regions(NothingLeft):
     """A provider that has no capacity in some regions, and whose machines break in the others."""
 
     features = Features(runtime=Runtime.HOST, worker_family="cpu")
@@ -94,15 +94,6 @@ class Regions:
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return {"launcher": "i-1"} if self.spent else {}
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return {}
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return ()
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
 
 
 def wanted(*regions: str, **cloud: Any) -> ClusterSpec:
@@ -339,7 +330,7 @@ def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
     assert told == "cluster lab is unchanged and ready"
 
 
-class OnDemand(Bills):
+class OnDemand(Bills, NothingLeft):
     """Its workers were to be spot instances."""
 
     def reprice(self, cluster: Cluster, folder: Path, report: object) -> tuple[Charge, ...]:
@@ -347,15 +338,6 @@ class OnDemand(Bills):
             replace(item, hourly=4.0) if item.node == "worker-1" else item
             for item in cluster.charges
         )
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return {}
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return ()
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
 
     def destroy(self, cluster: Cluster, folder: Path, report: object) -> None: ...
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +17,10 @@ from clusterctl.actions import open_store
 from clusterctl.charge_model import Charge
 from clusterctl.model import NodeGroup, Runtime
 from clusterctl.providers.ec2 import cleanup, provider_state
-from clusterctl.providers.ec2.answers import Image, InstanceType
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from tests.unit.calling import Call
-from tests.unit.fake_ec2 import ACCOUNT, LAUNCHED, Cloud, FakeApi
+from tests.unit.fake_ec2 import ACCOUNT, LAUNCHED, Allowing, Cloud, FakeApi
 from tests.unit.making import cluster
 from tests.unit.provided import provide
 
@@ -56,35 +54,11 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
     return made
 
 
-class Whole(FakeApi):
+class Whole(Allowing, FakeApi):
     """The same account, with all that a plan asks about."""
-
-    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
-        return {name: InstanceType(name=name, vcpus=2) for name in names}
 
     def zones(self, types: Iterable[str]) -> tuple[str, ...]:
         return (f"{self.region}a",)
-
-    def image(self, owner: str, name: str) -> str:
-        return "ami-1"
-
-    def images(self, ids: Iterable[str]) -> dict[str, Image]:
-        return {id: Image(id=id, disk=8) for id in ids}
-
-    def may_launch(self, instance_type: str, image: Image, **how: Any) -> None:
-        """Everything is allowed."""
-
-    def disk_key(self) -> str:
-        return "alias/aws/ebs"
-
-    def block_mode(self) -> str:
-        return "off"
-
-    def may_make(self, action: str, **arguments: Any) -> None:
-        """As above."""
-
-    def quota(self, code: str, service: str = "ec2") -> float:
-        return 100.0
 
 
 def arrange(

@@ -16,14 +16,13 @@ import pytest
 from clusterctl.actions import cluster_status
 from clusterctl.bootstrap import idle_agent
 from clusterctl.errors import ProviderError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup
+from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import provider_state
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.shared import deadlines
 from tests.unit.making import cluster
-from tests.unit.provided import provide
+from tests.unit.provided import Running, provide
 from tests.unit.staged import lab
 from tests.unit.test_ec2_again import Market
 
@@ -198,13 +197,6 @@ def test_without_an_answer_a_node_takes_its_own_clock(
 ) -> None:
     (tmp_path / "deadline").write_text(f"{int(time.time()) + 3600}\n")
     assert agent(3 * 3600, answers=False).wait(60) == 0
-
-
-class Running(LocalProvider):
-    """Its nodes run."""
-
-    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return {node.name: "running" for node in cluster.nodes}
 
 
 def test_a_live_status_names_nodes_with_another_time(
