@@ -54,9 +54,12 @@ class Charge:
 
     def seconds(self, now: float) -> float:
         """How long it is billed until `now`: EC2 bills a minute of an instance at least, and every
-        hour of a NAT gateway that has begun (https://aws.amazon.com/vpc/pricing/)."""
+        hour of a NAT gateway that has begun (https://aws.amazon.com/vpc/pricing/). One that ended
+        as it began was removed before it was there."""
         lived = (now if self.until is None else self.until) - self.since
         if self.part == GATEWAY:
+            if self.until == self.since:
+                return 0.0
             return max(1, math.ceil(lived / 3600)) * 3600.0
         return max(60.0, lived)
 

@@ -60,9 +60,12 @@ class Line:
 
 
 def receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
-    """Hours × price by part, in the order in which they were first charged."""
+    """Hours × price by part, in the order in which they were first charged; without what was
+    removed before it was there."""
     groups: dict[tuple[str, str, float | None], list[Charge]] = {}
     for charge in charges:
+        if not charge.seconds(now):
+            continue
         groups.setdefault((charge.part, charge.item, charge.hourly), []).append(charge)
     lines = []
     for (part, item, hourly), mine in groups.items():

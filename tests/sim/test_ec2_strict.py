@@ -35,7 +35,7 @@ from clusterctl.providers.ec2 import (
 from clusterctl.providers.ec2.answers import LIVING, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances, terminate_instances
-from clusterctl.providers.ec2.tags import TAG
+from clusterctl.providers.ec2.tags import TAG, UNUSED_TAG
 from clusterctl.terraform import Terraform
 from tests.sim.lab import UBUNTU, Lab, replace_acl, their_network, with_nat
 
@@ -807,3 +807,9 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     cleanup.remove(api, "lab-1", hear)
     assert leftovers.find(api, "lab-1") == ()
     assert len(waits) == kept
+    marked = [
+        {tag["Key"] for tag in one["Tags"]} for one in make("describe_nat_gateways")["NatGateways"]
+    ]
+    assert sorted(UNUSED_TAG in tags for tags in marked) == [False, True], (
+        "the one that was pending"
+    )

@@ -23,6 +23,7 @@ from clusterctl.model import Cluster, Phase
 from clusterctl.providers.ec2 import lives
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.tags import UNUSED_TAG
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared import charges as measured
 from tests.unit.calling import Call
@@ -455,6 +456,38 @@ def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
     assert charges == (first, second, address), "its address moves with it"
     assert sum(item.dollars(NOW + 9000) for item in charges[:2]) == pytest.approx(3 * 0.045)
     assert measured.correct(charges, seen) == charges, "counted once"
+
+
+def test_a_nat_gateway_that_was_removed_before_it_was_there_costs_nothing() -> None:
+    """Also where the next one is in another subnet; `cleanup` has given it a tag, for AWS does not
+    show it."""
+
+    class Gateways(Api):
+        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+            return []
+
+        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+            unused = [{"Key": UNUSED_TAG, "Value": "true"}]
+            rows = [("subnet-a", 30, 33, unused), ("subnet-b", 40, 400, [])][:there]
+            return [
+                {
+                    "SubnetId": subnet,
+                    "State": "deleted",
+                    "CreateTime": datetime.fromtimestamp(NOW + made, timezone.utc),
+                    "DeleteTime": datetime.fromtimestamp(NOW + gone, timezone.utc),
+                    "Tags": tags,
+                }
+                for subnet, made, gone, tags in rows
+            ]
+
+    planned = charge("launcher", part=GATEWAY, hourly=0.045, since=NOW, until=NOW + 500)
+    for there, dollars in ((1, 0.0), (2, 0.045)):
+        seen = lives.list_lives(Gateways("us-east-1"), cluster(charges=(planned,)))
+        charges = measured.correct((planned,), seen)
+        assert sum(item.dollars(NOW + 9000) for item in charges) == pytest.approx(dollars)
+        lines = cost.receipt(charges, NOW + 9000)
+        assert [line.count for line in lines] == ([1] if there == 2 else [])
+        assert measured.correct(charges, seen) == charges, "counted once"
 
 
 def test_a_nat_gateway_that_aws_has_removed_costs_nothing_more() -> None:

@@ -20,6 +20,7 @@ from clusterctl.providers.ec2.leftovers import (
     Kind,
     search,
 )
+from clusterctl.providers.ec2.tagging import label_resource
 from clusterctl.providers.resources import Resource, describe
 from clusterctl.timeouts import Deadline
 
@@ -147,6 +148,9 @@ def _remove(api: Api, items: list[Found]) -> dict[str, ProviderError]:
                     with suppress(ProviderError):
                         api.call(step, **arguments)
                 api.call(kind.remove, **{kind.id: left.id})
+                if kind.name == GATEWAY and item.get("State") == "pending":
+                    with suppress(ProviderError):  # it counts as if it had been there
+                        label_resource(api, left.id, tags.UNUSED_TAG, "true")
             except ProviderError as error:
                 refused[left.id] = error
     for left in (left for kind, _, left in items if kind is SCHEDULES and not instances):

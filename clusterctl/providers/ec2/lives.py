@@ -13,7 +13,7 @@ from clusterctl.providers.ec2 import history
 from clusterctl.providers.ec2.answers import ENDED, LIVING, STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances
-from clusterctl.providers.ec2.tags import filter_by_cluster
+from clusterctl.providers.ec2.tags import UNUSED_TAG, filter_by_cluster
 from clusterctl.providers.protocol import Ended, Life
 from clusterctl.providers.shared.charges import LATER, SHOWN
 
@@ -45,7 +45,8 @@ def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
 def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
     """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made one in a
     subnet of each. Of several in one subnet, the first ones failed, or were removed before they
-    were there, and cost nothing; nor does one that is still being made."""
+    were there, and cost nothing; nor does one that is still being made. One that is known to have
+    been removed before it was there ended as it began."""
     if not any(item.part == GATEWAY for item in cluster.charges):
         return
     found = api.all("describe_nat_gateways", "NatGateways", Filter=[filter_by_cluster(cluster.id)])
@@ -57,6 +58,8 @@ def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
     known.sort(key=lambda item: item["CreateTime"])
     for item in {item["SubnetId"]: item for item in known}.values():
         end = item.get("DeleteTime")
+        if any(tag["Key"] == UNUSED_TAG for tag in item.get("Tags", ())):
+            end = item["CreateTime"]
         yield Life(GATEWAY, item["CreateTime"].timestamp(), end.timestamp() if end else None)
 
 

@@ -19,6 +19,11 @@ def label(api: Api, cluster_id: str, key: str, value: str) -> None:
     _label(api, ids, {key: value})
 
 
+def label_resource(api: Api, id: str, key: str, value: str) -> None:
+    """Gives one resource a tag, where it is still there."""
+    _label_if_there(api, id, as_list({key: value}))
+
+
 MACHINES = ("instance", "volume", "network-interface", "spot-instances-request")
 """What a launch makes, by the names that EC2 has for it among tags."""
 

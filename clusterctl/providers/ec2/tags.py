@@ -18,6 +18,9 @@ OWNER_TAG, CLIENT_TAG, DEADLINE_TAG, SHARED_TAG = (
     "clusterctl:deadline",
     "clusterctl:shared",
 )
+UNUSED_TAG = "clusterctl:unused"
+"""On a NAT gateway that was removed before it was there: AWS does not bill it, and shows it as it
+shows others that were deleted."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 MOST = 40
 """EC2 takes 50 for each resource, and some are clusterctl's."""
