@@ -15,8 +15,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.job_model import JobState
 from clusterctl.resume_args import are_given, check, shell_words
+from tests.unit.supervised import BOTH, Site, site
 from tests.unit.test_batch_scripts import Batch, made, slurm, staged, start
-from tests.unit.test_supervise import BOTH, Site, site
 
 __all__ = ["site", "slurm", "start"]
 

@@ -1,0 +1,159 @@
+"""A supervisor with a program instead of mpirun: nodes are folders of this host, and everything is
+real but the network: the files are those that a job is shipped with."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import assets, launch
+from clusterctl.job_model import Job, ProgramKind
+from clusterctl.jobs.start import node_files
+from clusterctl.model import Cluster
+from clusterctl.schedulers.direct import GRACE, Direct
+from tests.e2e.cli import wait_for
+from tests.unit.making import cluster, node, program, request, spec
+
+
+@dataclass
+class Site:
+    """A launcher and two workers with roots of their own on this host."""
+
+    where: Cluster
+    change: Callable[[str], str] = str
+    """What the test changes in every file that is shipped."""
+
+    def submit(
+        self, number: int, script: str, launcher: str, before_launch: str = ":", **changes: Any
+    ) -> Job:
+        """A job whose ranks run `script`; `launcher` is sh that starts them: `rank N` starts one
+        and waits for it."""
+        what = spec(
+            program=program("-c", script, kind=ProgramKind.BINARY, target="/bin/sh"), **changes
+        )
+        asked = request(self.where, what, number)
+        plan = launch.load("mpirun").plan(asked)
+        start = plan.argv[plan.argv.index("/bin/sh") :]
+        stand_in = (
+            "rank() { OMPI_COMM_WORLD_RANK=$1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=2"
+            f" OMPI_COMM_WORLD_LOCAL_SIZE=1 MASTER_PORT=$MASTER_PORT {shlex.join(start)}; }}"
+            "; export OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE"
+            f" OMPI_COMM_WORLD_LOCAL_SIZE; {launcher}"
+        )
+        plan = replace(plan, argv=("/bin/sh", "-c", stand_in))
+        job = Job(
+            id=number,
+            cluster="lab",
+            cluster_id=self.where.id,
+            spec=what,
+            scheduler="direct",
+            placement=asked.placement,
+            stage="",
+            created=time.time(),
+        )
+        for name, files in node_files(job, self.where, plan, {"SECRET": "hunter2"}).items():
+            folder = self.folder(name, number)
+            for sub in ("out", "work"):
+                (folder / sub).mkdir(parents=True, exist_ok=True)
+            (folder / ".staged").touch()
+            for path, (text, mode) in files.items():
+                (folder / path).write_text(
+                    self.change(text).replace(f"cctl_grace={GRACE}\n", "cctl_grace=1\n")
+                )
+                (folder / path).chmod(mode)
+        start_script = self.folder("launcher", number) / "launch.sh"
+        start_script.write_text(f"{before_launch}\n{start_script.read_text()}")
+        return Direct().parse_status(job, self.on_launcher(job, Direct().submit_argv(job)))
+
+    def folder(self, name: str, number: int) -> Path:
+        return Path(self.where.node(name).root) / "jobs" / str(number)
+
+    def on_launcher(self, job: Job, argv: tuple[str, ...], path: str = "") -> str:
+        folder = self.folder("launcher", job.id)
+        env = {**os.environ, "PATH": f"{path}{os.environ['PATH']}"}
+        return subprocess.run(
+            argv, cwd=folder, capture_output=True, text=True, timeout=30, env=env
+        ).stdout
+
+    def status(self, job: Job) -> Job:
+        return Direct().parse_status(job, self.on_launcher(job, Direct().status_argv(job)))
+
+    def until(self, job: Job, done: Callable[[Job], bool], seconds: float = 17) -> Job:
+        found = job
+
+        def there() -> bool:
+            nonlocal found
+            found = self.status(found)
+            return done(found)
+
+        wait_for(there, seconds, lambda: self.story(job))
+        return found
+
+    def ended(self, job: Job) -> Job:
+        return self.until(job, lambda job: job.state.ended)
+
+    def cancel(self, job: Job) -> None:
+        self.on_launcher(job, Direct().cancel_argv(job))
+
+    def story(self, job: Job) -> str:
+        folder = self.folder("launcher", job.id)
+        names = ("state", "supervise.log", "mpirun.err", "mpirun.out")
+        return "\n".join((folder / name).read_text() for name in names if (folder / name).exists())
+
+    def living(self, number: int) -> list[int]:
+        """Processes that carry the job's tag."""
+        tag = f"CLUSTERCTL_JOB={self.where.id}/{number};".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and tag in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def site(need: Callable[[str], str], tmp_path: Path) -> Iterator[Site]:
+    for tool in ("flock", "setsid", "awk"):
+        need(tool)
+    nodes = []
+    for name in ("launcher", "worker-1", "worker-2"):
+        root = tmp_path / "it's here" / name
+        (root / "bin").mkdir(parents=True)
+        (root / "data").mkdir()
+        (root / "bin" / "free-port").write_text(assets.render("bootstrap/free-port.sh.j2"))
+        facts = {"hostname": os.uname().nodename, "boot_id": "one"}
+        nodes.append(node(name, root=str(root), slots=1, **facts))
+    where = cluster(*nodes, id=f"lab-{os.getpid()}-{time.time_ns()}", provider="local")
+    made = Site(replace(where, one_host=True))
+    yield made
+    for folder in (Path(made.where.launcher.root) / "jobs").iterdir():
+        if folder.name.isdigit():
+            for pid in made.living(int(folder.name)):
+                os.kill(pid, 9)
+            pid_file = folder / "supervisor.pid"
+            if pid_file.exists() and made_by(pid := int(pid_file.read_text()), folder):
+                os.kill(pid, 9)
+
+
+def made_by(pid: int, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
+    except OSError:
+        return False
+
+
+BOTH = "rank 0 & a=$!; rank 1 & b=$!; wait $a; x=$?; wait $b; y=$?; [ $x = 0 ] && exit $y; exit $x"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    wait_for(condition, 17, "it")

@@ -1,0 +1,295 @@
+"""Copies of outputs on the launcher: which files come, when, and which blocks of large ones."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.job_model import JobState
+from tests.unit.supervised import BOTH, Site, site, until
+
+__all__ = ["site"]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def apart(site: Site) -> Site:
+    """Nodes that are machines of their own, and a mesh between them; looks follow quickly."""
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\nexec /bin/sh -c "$2"\n')
+    agent.chmod(0o755)
+    site.where = replace(site.where, one_host=False)
+    site.change = lambda text: text.replace("cctl_nap=30", "cctl_nap=0.2")
+    return site
+
+
+def mirrored(site: Site, number: int = 1) -> dict[str, str]:
+    """What the launcher has of the outputs."""
+    folder = site.folder("launcher", number) / "mirror"
+    found = {}
+    for path in folder.glob("[!.]*/**/*"):
+        with suppress(FileNotFoundError, IsADirectoryError):  # it may be removed meanwhile
+            found[str(path.relative_to(folder))] = path.read_text()
+    return found
+
+
+def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
+    """Whole ones, also of a program that replaces its snapshot again and again, and none of those
+    that the program has removed since."""
+    script = (
+        "mkdir -p 'a  b'; echo x >'a  b/it'\"'\"'s'; echo old >old;"
+        " while [ ! -e end ]; do for i in 1 2 3; do echo $RANK; done >new; mv new snapshot;"
+        " [ ! -e remove ] || rm -f old; sleep 0.02; done; echo last >last"
+    )
+    job = apart.submit(1, script, BOTH)
+    whole = {
+        "worker-1/a  b/it's": "x\n",
+        "worker-1/old": "old\n",
+        "worker-1/snapshot": "0\n0\n0\n",
+        "worker-2/a  b/it's": "x\n",
+        "worker-2/old": "old\n",
+        "worker-2/snapshot": "1\n1\n1\n",
+    }
+    until(lambda: mirrored(apart) == whole)
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "remove").touch()
+    until(lambda: "worker-1/old" not in mirrored(apart))
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    until(lambda: mirrored(apart).get("worker-2/last") == "last\n")
+
+
+LATER = """#!/bin/sh
+echo >>{calls}
+exec {date} -d "+$(wc -l <{calls}) hours" "$@"
+"""
+"""A clock that is set an hour ahead whenever somebody looks."""
+
+
+def test_outputs_are_copied_on_while_the_launchers_clock_is_set(
+    apart: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause between two looks is measured, and does not become an hour by that."""
+    place = tmp_path / "clock"
+    place.mkdir()
+    text = LATER.format(calls=shlex.quote(str(place / "calls")), date=shutil.which("date"))
+    (place / "date").write_text(text)
+    (place / "date").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    job = apart.submit(1, "until [ -e end ]; do echo it >>saved; sleep 0.1; done", BOTH)
+    seen = set()
+    until(lambda: seen.add(mirrored(apart).get("worker-1/saved", "")) or len(seen) > 3)
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+
+
+def test_what_is_saved_on_a_spot_notice_is_copied_also_before_the_first_look(apart: Site) -> None:
+    apart.change = lambda text: text
+    job = apart.submit(1, "until [ -e end ]; do sleep 0.1; done; echo it >saved; exit 1", BOTH)
+    until(lambda: (apart.folder("worker-1", 1) / "work").is_dir())
+    (apart.folder("worker-1", 1).parent.parent / "ending").write_text("spot\n")
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert "EC2 reclaimed the spot instance worker-1" in apart.ended(job).reason
+    until(lambda: mirrored(apart).get("worker-1/saved") == "it\n")
+
+
+def test_a_file_that_grows_without_a_pause_is_copied_as_far_as_it_has_come(apart: Site) -> None:
+    script = "echo quiet >quiet; n=0; while [ ! -e end ]; do echo $((n+=1)) >>busy; sleep 0.1; done"
+    job = apart.submit(1, script, BOTH)
+    seen = set()
+    until(lambda: seen.add(mirrored(apart).get("worker-1/busy", "")) or len(seen) > 3)
+    assert mirrored(apart)["worker-1/quiet"] == "quiet\n"
+    for text in seen:
+        lines = text.split()
+        assert lines == [str(n + 1) for n in range(len(lines))]
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    whole = (apart.folder("worker-1", 1) / "work" / "busy").read_text()
+    until(lambda: mirrored(apart).get("worker-1/busy") == whole)
+
+
+def test_a_file_that_never_stays_as_it_is_keeps_its_last_copy(apart: Site) -> None:
+    """One that is truncated and written again may be seen empty: the copy is not."""
+    script = (
+        "echo first >it; until [ -e go ]; do sleep 0.05; done;"
+        " while [ ! -e end ]; do : >it; sleep 0.02; done; echo last >it"
+    )
+    job = apart.submit(1, script, BOTH)
+    until(lambda: mirrored(apart).get("worker-1/it") == "first\n")
+    (apart.folder("worker-1", 1) / "work" / "go").touch()
+    (apart.folder("worker-1", 1) / "work" / "later").touch()
+    until(lambda: "worker-1/later" in mirrored(apart))
+    assert mirrored(apart)["worker-1/it"] == "first\n"
+    for name in ("worker-1", "worker-2"):
+        for mark in ("go", "end"):
+            (apart.folder(name, 1) / "work" / mark).touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    until(lambda: mirrored(apart).get("worker-1/it") == "last\n")
+
+
+def test_with_sync_a_job_that_ends_before_the_first_look_is_copied(apart: Site) -> None:
+    apart.change = lambda text: text
+    job = apart.submit(1, "echo it >saved", BOTH, sync="/there")
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    until(lambda: mirrored(apart).get("worker-1/saved") == "it\n")
+
+
+def test_a_node_that_is_made_anew_leaves_the_copies_as_they_are(apart: Site) -> None:
+    script = "echo it >it; until [ -e end ]; do sleep 0.1; done"
+    job = apart.submit(1, script, BOTH)
+    until(lambda: "worker-1/it" in mirrored(apart))
+    shutil.rmtree(apart.folder("worker-1", 1))
+    began = time.time()
+    (apart.folder("worker-2", 1) / "work" / "news").touch()
+    until(lambda: "worker-2/news" in mirrored(apart))
+    assert mirrored(apart)["worker-1/it"] == "it\n"
+    lost, there = (apart.folder("launcher", 1) / "mirror" / f".worker-{n}.time" for n in (1, 2))
+    until(lambda: int(there.read_text()) >= began)
+    assert int(lost.read_text()) <= began
+    apart.cancel(job)
+    apart.ended(job)
+
+
+def test_only_files_of_the_given_patterns_are_copied(apart: Site) -> None:
+    script = "mkdir -p runs/a; touch x.pt y.pt.partial runs/a/z log; sleep 60"
+    job = apart.submit(1, script, BOTH, keep_files=("*.pt", "runs/*"))
+    until(lambda: len(mirrored(apart)) >= 4)
+    assert {name for name in mirrored(apart) if "worker-1" in name} == {
+        "worker-1/x.pt",
+        "worker-1/runs/a/z",
+    }
+    apart.cancel(job)
+    apart.ended(job)
+
+
+COUNTING = """#!/bin/sh
+case $2 in
+*" mirror "*) /bin/sh -c "$2" | tee -a {sent} ;;
+*) exec /bin/sh -c "$2" ;;
+esac
+"""
+
+
+MIB = 1 << 20
+
+
+def sent(site: Site) -> int:
+    """Bytes that have come to the launcher for copies of outputs so far."""
+    return (Path(site.where.launcher.root) / "sent").stat().st_size
+
+
+@pytest.fixture
+def counted(apart: Site) -> Site:
+    """Two workers, of which the first is to have outputs."""
+    root = Path(apart.where.launcher.root)
+    text = COUNTING.format(sent=shlex.quote(str(root / "sent")))
+    (root / "bin" / "clusterctl-ssh").write_text(text)
+    return apart
+
+
+def copied(site: Site, name: str) -> bytes:
+    path = site.folder("launcher", 1) / "mirror" / "worker-1" / name
+    return path.read_bytes() if path.exists() else b""
+
+
+def save(site: Site, name: str, data: bytes) -> None:
+    """As a program does that replaces its snapshot."""
+    path = site.folder("worker-1", 1) / "work" / name
+    path.with_name("new").write_bytes(data)
+    path.with_name("new").replace(path)
+
+
+def noted(site: Site, name: str) -> bool:
+    return (site.folder("launcher", 1) / "mirror/.worker-1.sums" / name).exists()
+
+
+def test_only_the_blocks_of_a_large_file_that_have_changed_are_copied(counted: Site) -> None:
+    """In the middle, at the end, and of one that becomes longer or shorter, under an odd name."""
+    name = "it's  $a\nsnap=shot.pt"
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    data = os.urandom(8 * MIB + 4711)
+    save(counted, name, data)
+    until(lambda: copied(counted, name) == data and noted(counted, name))
+    for change in (
+        lambda data: data[: 3 * MIB] + b"changed" + data[3 * MIB + 7 :],
+        lambda data: data + os.urandom(100_000),
+        lambda data: data[: 6 * MIB + 815],
+        lambda data: data[: 5 * MIB],
+    ):
+        before, data = sent(counted), change(data)
+        save(counted, name, data)
+        until(lambda data=data: copied(counted, name) == data)
+        assert sent(counted) - before < MIB
+    state = (counted.folder("worker-1", 1) / "work" / name).stat()
+    copy = (counted.folder("launcher", 1) / "mirror" / "worker-1" / name).stat()
+    assert (copy.st_mode, int(copy.st_mtime)) == (state.st_mode, int(state.st_mtime))
+    counted.cancel(job)
+    counted.ended(job)
+
+
+def test_a_file_that_changes_throughout_is_summed_up_once(counted: Site) -> None:
+    """From then on it is copied as a whole, and its node computes nothing for it."""
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    for _ in range(3):
+        data = os.urandom(2 * MIB)
+        save(counted, "weights", data)
+        until(lambda data=data: copied(counted, "weights") == data and noted(counted, "weights"))
+    note = counted.folder("launcher", 1) / "mirror/.worker-1.sums" / "weights"
+    assert note.read_bytes() == b""
+    save(counted, "weights", b"small")
+    until(lambda: copied(counted, "weights") == b"small")
+    counted.cancel(job)
+    counted.ended(job)
+
+
+def test_a_copy_of_blocks_that_do_not_fit_is_replaced_by_the_whole_file(counted: Site) -> None:
+    """The launcher's copy is not what it has noted: nothing is made of old and new parts."""
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    data = os.urandom(4 * MIB)
+    save(counted, "weights", data)
+    until(lambda: copied(counted, "weights") == data and noted(counted, "weights"))
+    seen = {data}
+    path = counted.folder("launcher", 1) / "mirror/worker-1/weights"
+    damaged = os.urandom(MIB) + data[MIB:]
+    path.with_name("damaged").write_bytes(damaged)
+    path.with_name("damaged").replace(path)
+    seen.add(damaged)
+    data = data[: 3 * MIB] + b"changed" + data[3 * MIB + 7 :]
+    save(counted, "weights", data)
+    until(lambda: seen.add(copied(counted, "weights")) or copied(counted, "weights") == data)
+    assert len(seen) == 3
+    counted.cancel(job)
+    counted.ended(job)
+
+
+def test_a_node_that_cannot_sum_up_blocks_sends_whole_files(
+    counted: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "broken"
+    place.mkdir()
+    (place / "split").write_text("#!/bin/sh\nexit 1\n")
+    (place / "split").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    job = counted.submit(1, "until [ -e end ]; do sleep 0.1; done", BOTH)
+    until(lambda: (counted.folder("worker-1", 1) / "work").is_dir())
+    for _ in range(2):
+        data = os.urandom(2 * MIB)
+        save(counted, "weights", data)
+        until(lambda data=data: copied(counted, "weights") == data and noted(counted, "weights"))
+    counted.cancel(job)
+    counted.ended(job)
