@@ -1,0 +1,99 @@
+"""An index with a few packages, and nodes that are folders of this machine and install from it with
+the real uv. A way from one node to another is a program that runs a command here."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.jobs import package_sources, packages
+from clusterctl.jobs.program import resolve
+from clusterctl.model import Node, Python
+from clusterctl.state import home
+from clusterctl.transport.pool import Pool
+from tests import wheels
+from tests.unit.making import cluster, node
+
+PROJECT = '[project]\nname = "mine"\nversion = "1"\n'
+HERE = {"executable": "/p", "version": "3.11.2"}
+KEPT = {"torch": "2.13.0+cpu", "mpi4py": "4.1.0", "numpy": "2.3.0"}
+SSH = """#!/bin/sh
+echo "$1" >>{log}
+shift
+exec /bin/sh -c "$*"
+"""
+
+Said = list[str]
+Install = Callable[..., Said]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import demo\nprint(demo.VERSION)\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "index"
+    wheels.make(folder, "demo", "1.0")
+    wheels.make(folder, "demo", "2.0", "helper>=1", script=True)
+    wheels.make(folder, "helper", "1.5")
+    wheels.make(folder, "trainer", "1.0", "torch>=2.1")
+    wheels.make(folder, "outdated", "1.0", "torch<2.5")
+    for name, value in wheels.settings(folder).items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def here(name: str, folder: Path, **changes: str) -> Node:
+    """A node that is a folder of this machine, with its Python."""
+    installed = {"packages": KEPT, "version": platform.python_version(), **changes}
+    python = Python(**{"executable": sys.executable, **installed})  # type: ignore[arg-type]
+    made = node(name, address="", root=str(folder / name), python=python)
+    made = replace(made, private_address="", python=python.executable)
+    ssh = folder / name / "bin" / "clusterctl-ssh"
+    ssh.parent.mkdir(parents=True)
+    ssh.write_text(SSH.format(log=folder / "passed-on"))
+    ssh.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def install(tmp_path: Path, need: Callable[..., None]) -> Install:
+    """Finds the packages of train.py and brings them to nodes."""
+    need("uv")
+
+    def install(given: str, *nodes: Node) -> Said:
+        wanted = package_sources.find(resolve("train.py", ()), given)
+        assert wanted is not None
+        packages.save(wanted, home())
+        return bring(wanted.digest, *nodes)
+
+    return install
+
+
+def bring(digest: str, *nodes: Node) -> Said:
+    said: Said = []
+    where = cluster(*nodes)
+    with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
+        packages.install(digest, where, [n.name for n in nodes], pool, home(), said.append)
+    return said
+
+
+def python_of(node: Node) -> str:
+    [found] = Path(node.root, "packages").iterdir()
+    return str(found / "bin" / "python")
+
+
+def run(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout

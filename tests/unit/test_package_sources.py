@@ -1,0 +1,257 @@
+"""Which packages a program asks for: where they are looked for, and what of them the nodes have."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.actions import open_store
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.jobs import installed, package_sources
+from clusterctl.jobs.program import resolve, resolve_command
+from clusterctl.model import Python
+from clusterctl.state import home
+from tests import wheels
+from tests.unit.calling import Call
+from tests.unit.making import cluster, node
+from tests.unit.packaged import (
+    HERE,
+    KEPT,
+    PROJECT,
+    Install,
+    here,
+    index,
+    install,
+    project,
+    python_of,
+    run,
+)
+from tests.unit.test_package_files import CONDA
+
+__all__ = ["index", "install", "project"]
+
+
+def test_a_lock_file_is_found_and_its_versions_are_installed(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    head = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\n'
+    Path("pyproject.toml").write_text(f'{head}dependencies = ["demo<2", "trainer"]\n')
+    wheels.make(index, "torch", "2.13.0", "helper")
+    run(str(Path(sys.executable).parent / "uv"), "lock", "--quiet")
+    one = here("worker-1", tmp_path)
+    install("", one)
+    assert run(python_of(one), "train.py") == "1.0\n"
+    names = {path.name for path in Path(python_of(one)).parents[1].glob("lib/*/site-packages/*")}
+    assert "trainer" in names
+    assert "torch" not in names
+
+
+def found() -> str | None:
+    wanted = package_sources.find(resolve("train.py", ()), "")
+    return wanted and wanted.source
+
+
+def test_where_packages_are_looked_for(project: Path) -> None:
+    """The file that says most about versions comes first, and the script's own block before it."""
+    Path("requirements-dev.txt").write_text("demo\n")
+    Path("environment.yml").write_text("dependencies:\n  - python=3.11\n  - cudatoolkit\n")
+    assert found() is None
+    Path("pyproject.toml").write_text(f"{PROJECT}dependencies = []\n")
+    assert found() is None
+    Path("environment.yml").write_text("dependencies:\n  - demo\n")
+    assert found() == "environment.yml"
+    Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo"]\n')
+    assert found() == "pyproject.toml"
+    Path("requirements.txt").write_text("demo\n")
+    assert found() == "requirements.txt"
+    Path("uv.lock").write_text("")
+    assert found() == "uv.lock"
+    assert package_sources.find(resolve("train.py", ()), "none") is None
+    assert package_sources.find(resolve_command(["true"]), "") is None
+    assert package_sources.find(resolve("reduce_all.py", ()), "") is None
+    Path("train.py").write_text('# /// script\n# dependencies = ["demo"]\n# ///\n')
+    assert found() == "train.py"
+
+
+def test_the_top_of_a_repository_is_looked_at_and_nothing_above_it(project: Path) -> None:
+    (project.parent / "requirements.txt").write_text("demo\n")
+    (project / "tools").mkdir()
+    shutil.copy("train.py", "tools/train.py")
+    run("git", "init", "-q", str(project))
+    assert package_sources.find(resolve("tools/train.py", ()), "") is None
+    Path("requirements.txt").write_text("demo\n")
+    wanted = package_sources.find(resolve("tools/train.py", ()), "")
+    assert wanted is not None
+    assert wanted.source == "requirements.txt"
+
+
+HAS = "demo==2.0 helper==1.5.0+cpu odd-name==3"
+
+
+@pytest.mark.parametrize(
+    ("text", "enough"),
+    [
+        ("", True),
+        ("demo\n", True),
+        ("demo>=1,<3  # fine\nhelper == 1.5.0\nOdd_Name\n--index-url https://x.org\n", True),
+        ("demo==2.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n", True),
+        ("torch==2.13.0\nnumpy>=1.20\n", True),
+        ('colorama; sys_platform == "win32"\ntomli; python_version < "3"\n', True),
+        ("demo>2\n", False),
+        ("torch==2.4.1\n", False),
+        ("missing\n", False),
+        ("demo[all]\n", False),
+        ("demo @ https://x.org/demo.whl\n", False),
+        ("demo\n-c pins.txt\n", False),
+        ("demo ==\n", False),
+        ("-r more.txt\n", False),
+    ],
+)
+def test_what_the_nodes_have_is_not_installed(text: str, enough: bool, project: Path) -> None:
+    Path("requirements.txt").write_text(text)
+    Path("pins.txt").write_text("demo<2\n")
+    Path("more.txt").write_text("missing\n")
+    wanted = package_sources.find(resolve("train.py", ()), "")
+    assert wanted is not None
+    python = Python(executable="/p", version="3.11.2", packages=KEPT, installed=HAS)
+    one, bare = node("a", python=python), node("b", python=replace(python, installed=""))
+    assert installed.has_all(wanted, [one]) is enough
+    alone = not any(name in text for name in ("demo", "helper"))
+    assert installed.has_all(wanted, [one, bare]) is (enough and alone)
+
+
+def test_what_an_option_names_is_installed_in_any_case(project: Path) -> None:
+    Path("requirements.txt").write_text("torch==2.13.0\n")
+    wanted = package_sources.find(resolve("train.py", ()), "requirements.txt")
+    assert wanted is not None
+    assert not installed.has_all(wanted, [node("a", python=Python(**HERE, packages=KEPT))])
+
+
+def test_the_project_itself_stands_for_its_dependencies(project: Path) -> None:
+    extra = '[project.optional-dependencies]\ntrain = ["helper<2"]\nother = ["odd"]\n'
+    Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo>=1"]\n{extra}')
+    Path("requirements.txt").write_text("-e .[train]\nnumpy")
+    wanted = package_sources.find(resolve("train.py", ()), "")
+    assert wanted is not None
+    assert wanted.texts == {"requirements.txt": "numpy\ndemo>=1\nhelper<2\n"}
+
+
+def test_a_run_says_which_file_it_uses_and_how_not_to(project: Path, call: Call, lab: None) -> None:
+    Path("requirements.txt").write_text("torch==2.13.0\nnumpy\n")
+    said = call("run", "--dry-run", "train.py")
+    assert "packages" not in said.out, "the nodes have these"
+    Path("requirements.txt").write_text("torch==2.13.0\ndemo\n")
+    said = call("run", "--dry-run", "train.py")
+    assert "# using the packages of requirements.txt beside " in said.out
+    assert "(`--requirements none` turns this off)" in said.out
+    assert "packages" not in call("run", "--dry-run", "--requirements", "none", "train.py").out
+
+
+def test_a_run_says_what_it_leaves_out_of_an_environment_of_conda(
+    project: Path, call: Call, lab: None
+) -> None:
+    Path("environment.yml").write_text("dependencies:\n  - python=3.11\n  - pytorch\n  - numpy\n")
+    said = call("run", "--dry-run", "train.py")
+    assert "packages" not in said.out, "the nodes have these"
+    Path("environment.yml").write_text(CONDA)
+    said = call("run", "--dry-run", "train.py")
+    assert "# using the packages of environment.yml beside " in said.out
+    assert "of the nodes, without its channels, python=3.11, cudatoolkit=12.1 (`--req" in said.out
+    many = "".join(f"  - lib{number}-ng=1\n" for number in range(20))
+    Path("environment.yml").write_text(f"dependencies:\n{many}  - demo\n")
+    assert "lib7-ng=1 and 12 more" in call("run", "--dry-run", "train.py").out
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("./wrapper", "1"), True),
+        (("bash", "-x", "job.sh"), True),
+        (("pkg-train",), True),
+        (("./binary",), False),
+        (("bash", "-c", "A=1 python train.py lr=$LR"), True),
+        (("sh", "-c", "cd /tmp; python -m pkg.train"), True),
+        (("sh", "-c", "accelerate launch train.py"), True),
+        (("bash", "-c", "cat requirements.txt; echo $RANK"), False),
+        (("hostname",), False),
+    ],
+)
+def test_a_script_of_the_project_gets_its_packages(
+    words: tuple[str, ...], found: bool, project: Path
+) -> None:
+    """It may start Python; a program of the nodes has what it needs."""
+    Path("pyproject.toml").write_text(PROJECT + 'scripts = { pkg-train = "pkg:main" }\n')
+    Path("requirements.txt").write_text("demo\n")
+    Path("job.sh").write_text("python train.py\n")
+    Path("wrapper").write_text("#!/bin/sh\npython train.py\n")
+    Path("binary").write_text("\x7fELF")
+    for name in ("wrapper", "binary"):
+        Path(name).chmod(0o755)
+    wanted = package_sources.find(resolve_command(words), "")
+    assert (wanted.source if wanted else "") == ("requirements.txt" if found else "")
+
+
+def test_a_script_does_without_the_python_that_nodes_lack(call: Call, project: Path) -> None:
+    """It may need none."""
+    bare = cluster(*(node(name, python=None) for name in ("launcher", "worker-1", "worker-2")))
+    open_store().save(bare)
+    Path("requirements.txt").write_text("demo\n")
+    Path("job.sh").write_text("hostname\n")
+    ended = call("run", "--dry-run", "bash", "job.sh")
+    assert (ended.code, "requirements.txt" in ended.out + ended.err) == (0, False)
+    assert call("run", "--dry-run", "train.py").code == 6, "it needs one"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("packages.toml", "", "is not a file of packages"),
+        ("environment.yml", "dependencies:\n  - python=3.11\n", "names no packages for Python"),
+        ("environment.yml", "dependencies:\n  - demo[\n", "line 2 is not understood: 'demo\\["),
+        ("requirements.txt", "-r ../other.txt", "is outside"),
+        ("requirements.txt", "-e ./sub\n", "local packages are not installed: '-e ./sub'"),
+        ("train.py", "print()\n", "has no `# /// script` block"),
+        ("requirements.txt", b"\xff\xfed\0e\0m\0o\0", "it is not UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_understood(
+    name: str, text: str | bytes, message: str, project: Path
+) -> None:
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=message):
+        package_sources.find(resolve("train.py", ()), name)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("missing-package\n", UsageError, "requirements.txt, beside .*missing-package"),
+        ("demo ==\n", LaunchError, "requirements.txt, beside"),
+    ],
+)
+def test_packages_that_cannot_be_resolved(
+    text: str,
+    kind: type[ClusterctlError],
+    message: str,
+    project: Path,
+    index: Path,
+    install: Install,
+    tmp_path: Path,
+) -> None:
+    Path("requirements.txt").write_text(text)
+    with pytest.raises(kind, match=message) as caught:
+        install("requirements.txt", here("worker-1", tmp_path))
+    assert "\n" not in caught.value.message
+
+
+def test_a_dry_run_shows_them_and_keeps_nothing(project: Path, call: Call, lab: None) -> None:
+    Path("requirements.txt").write_text("demo\n")
+    said = call("run", "--dry-run", "--requirements", "requirements.txt", "train.py")
+    kept = "mpi4py 4.1.0 and torch 2.13.0 of the nodes"
+    assert f"# using the packages of requirements.txt beside {kept}" in said.out
+    assert "/packages/" in said.out.split("# every rank")[1].split("\n")[1]
+    assert not home().packages.exists()
