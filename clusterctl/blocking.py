@@ -15,7 +15,11 @@ class Wait:
     advice: str = ""
 
 
-SLEEP = Wait("sleeping")
+SLEEP = Wait(
+    "sleeping",
+    "look at that line: what it waits for may never come, such as a file that another node has"
+    " written into its own folder, or a download from a node without internet",
+)
 LOCK = Wait(
     "waiting for a lock that another thread holds",
     "find the thread that holds the lock: two threads that take two locks must take them in the"
@@ -65,6 +69,10 @@ LOADER = Wait(
     "look at the line of the worker; with num_workers=0 the rank itself loads the data",
 )
 ASYNC = Wait("waiting in an asyncio loop", "look at what the coroutine awaits")
+STORE = Wait(
+    "waiting for a key of PyTorch's store",
+    "look at the key: `get` and `wait` end when another rank has set the same name",
+)
 ANYTHING = Wait("waiting for a socket, a pipe or another process")
 
 _FUNCTIONS = (
@@ -76,6 +84,7 @@ _FUNCTIONS = (
     ),
     (r"flock|lockf(64)?|fcntl_(flock|lockf)\w*", FILE_LOCK),
     (r"waitpid|wait4|waitid", CHILD),
+    (r"c10d::\w*Store::(wait|get|doWait|doGet)", STORE),
     (r"accept4?|recv(from|msg)?|connect|sendmsg", NETWORK),
 )
 """In C."""

@@ -264,6 +264,7 @@ def test_a_rank_that_ends_while_others_do_something_else(
         view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
     )
     found.ranks[0].stack, found.ranks[0].err = sleeps(), printed
+    found.ranks[0].usage = 1.0
     found.ranks[1].out = "epoch 3\nearly stopping\n"
     [finding] = doctor.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), serious)

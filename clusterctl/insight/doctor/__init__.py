@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clusterctl.insight.doctor import endings, failures, nodes, recorded, waits
+from clusterctl.insight.doctor import asleep, endings, failures, nodes, recorded, waits
 from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
 from clusterctl.insight.doctor.finding import assemble as assemble
@@ -55,6 +55,8 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
     if not any(finding.serious for finding in kept):
         kept = [*_judge_record(evidence), *(_promote(evidence, finding) for finding in kept)]
+    if not any(finding.serious for finding in kept):
+        kept += asleep.find_asleep(evidence)
     return tuple(sorted(kept, key=lambda finding: (not finding.serious, _is_aside(finding))))
 
 

@@ -14,6 +14,8 @@ from clusterctl.stacks import Stack
 
 WATCH = 5
 """Seconds for which ranks that wait are watched."""
+POLLS = 0.1
+"""Processors in use by a rank that polls for messages on a machine with too few processors."""
 KILLED = 137
 """The exit code after SIGKILL."""
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clusterctl import blocking, stacks
-from clusterctl.blocking import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Wait
+from clusterctl import stacks
 from clusterctl.insight.doctor import endings, rendezvous
-from clusterctl.insight.doctor.failures import find_last_error
+from clusterctl.insight.doctor.absence import (
+    describe_elsewhere,
+    explain_absence,
+    find_last_lines,
+    find_wait,
+)
+from clusterctl.insight.doctor.finding import POLLS, Evidence, Finding
 from clusterctl.insight.doctor.finding import WATCH as WATCH
-from clusterctl.insight.doctor.finding import Evidence, Finding
-from clusterctl.insight.evidence import Rank
 from clusterctl.stacks import GRADIENTS, Folded, Stack, name_ranks
 
 BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
-POLLS = 0.1
-"""The same of one that polls for messages on a machine with too few processors."""
 LIMITED = 0.5
 """Share of the time slices in which a cgroup stops a rank, above which the rank is slow."""
-_SHOWN = 120
-"""Characters of a line of output that are shown."""
 
 
 def find_stopped(evidence: Evidence) -> Iterator[Finding]:
@@ -130,7 +129,7 @@ def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
         else "look for a branch that only some ranks take, or ranks with more steps",
         ("ranks make progress from time to time: they may only be at different steps",)
         if moved
-        else (*_describe_unmoved(evidence), *_last_lines(evidence, waiting)),
+        else (*_describe_unmoved(evidence), *find_last_lines(evidence, waiting)),
         ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
         serious=not moved,
     )
@@ -145,7 +144,7 @@ def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterato
     moved = [evidence.ranks[number].moved for number in waiting.ranks]
     ranks = [evidence.place(number) for number in item.ranks[:3]]
     more = f" and {len(item.ranks) - 3} more" if len(item.ranks) > 3 else ""
-    wait = _wait(late[0], item.stack)
+    wait = find_wait(late[0], item.stack)
     doing = "computing" if busy else wait.text
     slow = any(moved)
     usual = slow and not _keeps_waiting(evidence, waiting, item)
@@ -161,7 +160,7 @@ def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterato
         )
     else:
         advice = wait.advice or "look at that line: all ranks have to call the same collectives"
-    elsewhere = [*_describe_elsewhere(late[0], item.stack), *_explain_absence(evidence, late, wait)]
+    elsewhere = [*describe_elsewhere(late[0], item.stack), *explain_absence(evidence, late, wait)]
     if usual:
         elsewhere.insert(0, "the job makes progress: this may be one moment of a healthy job")
     elif slow:
@@ -195,57 +194,6 @@ def _keeps_waiting(evidence: Evidence, waiting: Folded, item: Folded) -> bool:
 def _is_in(look: Stack, call: Stack) -> bool:
     """Whether a later stack, which may lack C frames, waits in a collective like an earlier one."""
     return bool(look.collective) or (call.collective == GRADIENTS and look.asleep_in_ddp)
-
-
-def _describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
-    """Where other threads and processes of a rank are in lines of the program."""
-    threads = (
-        (f"its thread {other.thread or number}", other)
-        for number, other in enumerate(main.others, 2)
-    )
-    for name, stack in (*threads, *rank.helpers.items()):
-        if main.left_by(stack):
-            yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
-
-
-def _explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
-    """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
-    if wait is FILE_LOCK:
-        yield from dict.fromkeys(text for rank in late for text in _holders(evidence, rank))
-    if wait is CHILD:
-        for child in late[0].children:
-            yield f"its process {child.pid} runs {child.command}"
-    for disk in evidence.nodes[late[0].node].disks:
-        if disk.full and disk.elsewhere:
-            yield f"{disk.mount} of {late[0].node} is full: it may try to write there"
-    if error := find_last_error(late[0].err):
-        yield f"it has printed: {' '.join(' '.join(error).split())}"
-    elif said := _last_line(late[0]):
-        yield f"its last line of output: {said}"
-
-
-def _last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[str]:
-    """What ranks at different places have printed last, which may say why they are there."""
-    for number in (item.ranks[0] for item in waiting[:3]):
-        if said := _last_line(evidence.ranks[number]):
-            yield f"rank {number}'s last line of output: {said}"
-
-
-def _last_line(rank: Rank) -> str:
-    lines = rank.out.split("\n")
-    return next((line.strip()[:_SHOWN] for line in reversed(lines) if line.strip()), "")
-
-
-def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
-    """Those on its own node: a process has another number elsewhere."""
-    main = rank.main
-    holder = evidence.nodes[rank.node].locks.get(main.pid) if main else None
-    if holder:
-        there = (other for other in evidence.ranks.values() if other.node == rank.node)
-        owners = (o for o in there if holder in [process.pid for process in o.processes])
-        owner = next(owners, None)
-        who = f" (rank {owner.number})" if owner else ""
-        yield f"process {holder} on {rank.node}{who} holds the lock"
 
 
 def find_watchable(evidence: Evidence) -> dict[int, str]:
@@ -293,21 +241,12 @@ def find_idle(evidence: Evidence) -> Iterator[Finding]:
         rank = evidence.ranks[idle[0]]
         yield Finding(
             "idle",
-            f"{', '.join(map(evidence.place, idle[:3]))} does nothing ({_wait(rank).text}), while"
-            " the others compute or wait for a message",
+            f"{', '.join(map(evidence.place, idle[:3]))} does nothing ({find_wait(rank).text}),"
+            " while the others compute or wait for a message",
             "look at what it does there: all ranks have to come to the same communication",
             ranks=tuple(idle),
             nodes=tuple(dict.fromkeys(evidence.ranks[number].node for number in idle)),
         )
-
-
-def _wait(rank: Rank, stack: Stack | None = None) -> Wait:
-    if rank.main and rank.main.state == "D":
-        return Wait("waiting for a disk or a network file system")
-    clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)
-    if clear is LOCK and stack and not (rank.descendants or any(t.own for t in stack.others)):
-        return OWN_LOCK
-    return clear or blocking.explain_kernel(rank.waits) or guess or Wait("blocked")
 
 
 def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:

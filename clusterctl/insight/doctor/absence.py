@@ -1,0 +1,76 @@
+"""What else is known of a rank that does not go on: what it waits for, where its threads and
+processes are, who holds a lock, what it has printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from clusterctl import blocking
+from clusterctl.blocking import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Wait
+from clusterctl.insight.doctor.failures import find_last_error
+from clusterctl.insight.doctor.finding import Evidence
+from clusterctl.insight.evidence import Rank
+from clusterctl.stacks import Folded, Stack
+
+_SHOWN = 120
+"""Characters of a line of output that are shown."""
+
+
+def find_wait(rank: Rank, stack: Stack | None = None) -> Wait:
+    if rank.main and rank.main.state == "D":
+        return Wait("waiting for a disk or a network file system")
+    clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)
+    if clear is LOCK and stack and not (rank.descendants or any(t.own for t in stack.others)):
+        return OWN_LOCK
+    return clear or blocking.explain_kernel(rank.waits) or guess or Wait("blocked")
+
+
+def describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
+    """Where other threads and processes of a rank are in lines of the program."""
+    threads = (
+        (f"its thread {other.thread or number}", other)
+        for number, other in enumerate(main.others, 2)
+    )
+    for name, stack in (*threads, *rank.helpers.items()):
+        if main.left_by(stack):
+            yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
+
+
+def explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
+    """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
+    if wait is FILE_LOCK:
+        yield from dict.fromkeys(text for rank in late for text in _holders(evidence, rank))
+    if wait is CHILD:
+        for child in late[0].children:
+            yield f"its process {child.pid} runs {child.command}"
+    for disk in evidence.nodes[late[0].node].disks:
+        if disk.full and disk.elsewhere:
+            yield f"{disk.mount} of {late[0].node} is full: it may try to write there"
+    if error := find_last_error(late[0].err):
+        yield f"it has printed: {' '.join(' '.join(error).split())}"
+    elif said := _last_line(late[0]):
+        yield f"its last line of output: {said}"
+
+
+def find_last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[str]:
+    """What ranks at different places have printed last, which may say why they are there."""
+    for number in (item.ranks[0] for item in waiting[:3]):
+        if said := _last_line(evidence.ranks[number]):
+            yield f"rank {number}'s last line of output: {said}"
+
+
+def _last_line(rank: Rank) -> str:
+    lines = rank.out.split("\n")
+    return next((line.strip()[:_SHOWN] for line in reversed(lines) if line.strip()), "")
+
+
+def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
+    """Those on its own node: a process has another number elsewhere."""
+    main = rank.main
+    holder = evidence.nodes[rank.node].locks.get(main.pid) if main else None
+    if holder:
+        there = (other for other in evidence.ranks.values() if other.node == rank.node)
+        owners = (o for o in there if holder in [process.pid for process in o.processes])
+        owner = next(owners, None)
+        who = f" (rank {owner.number})" if owner else ""
+        yield f"process {holder} on {rank.node}{who} holds the lock"

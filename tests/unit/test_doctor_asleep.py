@@ -1,0 +1,105 @@
+"""What `doctor` says of ranks that all wait for something else than each other, as for a download
+that does not come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clusterctl.insight import doctor
+from clusterctl.insight.doctor import Evidence
+from tests.unit.test_doctor import (
+    START,
+    WORK,
+    kinds,
+    process,
+    reduces,
+    seen,
+    sleeps,
+    stack,
+    two_ranks,
+    view,
+)
+from tests.unit.test_doctor_causes import locks, with_child
+
+
+def all_sleep() -> Evidence:
+    return two_ranks(sleeps(), sleeps())
+
+
+def test_ranks_that_all_sleep_in_a_loop_are_named_with_their_line() -> None:
+    [finding] = doctor.judge(all_sleep())
+    assert (finding.kind, finding.serious, finding.ranks) == ("asleep", True, (0, 1))
+    assert finding.text == (
+        "no rank computes, and none waits for the others: ranks 0, 1 are sleeping at skip,"
+        " train.py:9"
+    )
+    assert "without internet" in finding.advice
+
+
+def test_ranks_that_wait_at_different_lines() -> None:
+    [finding] = doctor.judge(two_ranks(sleeps(), locks()))
+    assert "rank 0 is sleeping at skip, train.py:9; rank 1 is waiting for a lock" in finding.text
+
+
+def test_the_exception_of_a_thread_that_fed_the_only_rank() -> None:
+    found = seen(view("worker-1", "rank 0", process(0, 100)))
+    found.ranks[0].stack = locks()
+    found.ranks[0].err = (
+        "Exception in thread prefetch:\nTraceback (most recent call last):\n"
+        f'  File "{WORK}/data.py", line 8, in prefetch\nOSError: shard 3 cannot be read\n'
+    )
+    [finding] = doctor.judge(found)
+    assert finding.text.startswith("no rank computes")
+    assert "rank 0 on worker-1 is" in finding.text
+    assert any("shard 3 cannot be read" in line for line in finding.lines)
+
+
+def test_the_last_rank_that_has_not_ended() -> None:
+    """Not the ranks that have ended are the cause."""
+    found = seen(
+        view("worker-1", "rank 0", f"exit 0 0 {START + 5} 1"),
+        view("worker-2", "rank 1", process(1, 200)),
+    )
+    found.ranks[1].stack = locks()
+    assert kinds(doctor.judge(found)) == ["asleep", "left"]
+
+
+@pytest.mark.parametrize("how", ["computes", "runs", "collective", "thread", "child", "no stack"])
+def test_a_job_in_which_something_goes_on(how: str) -> None:
+    works = stack(("work", f"{WORK}/data.py", 30))
+    found = all_sleep()
+    rank = found.ranks[1]
+    if how == "computes":
+        rank.usage = 0.9
+    elif how == "runs":
+        rank.running = True
+    elif how == "collective":
+        rank.stack = reduces()
+    elif how == "thread":
+        rank.stack = replace(sleeps(), others=(works,))
+    elif how == "child":
+        with_child(found, "R", "nvcc")
+    else:
+        rank.stack = None
+    assert "asleep" not in kinds(doctor.judge(found))
+
+
+def test_a_thread_that_sleeps_too_is_named() -> None:
+    other = replace(stack(("read", f"{WORK}/data.py", 30)), thread="prefetch", active=False)
+    found = two_ranks(replace(sleeps(), others=(other,)), sleeps())
+    [finding] = doctor.judge(found)
+    assert finding.lines == ("its thread prefetch is at read, data.py:30",)
+
+
+def test_a_rank_that_waits_for_a_key_of_the_store() -> None:
+    waits = stack(
+        ("poll", "/usr/lib/libc.so.6", 0),
+        ("c10d::detail::SocketImpl::waitForInput", "/opt/py/lib/libtorch_cpu.so", 0),
+        ("c10d::TCPStore::doGet", "/opt/py/lib/libtorch_cpu.so", 0),
+        ("run_id", f"{WORK}/train.py", 10),
+    )
+    [finding] = doctor.judge(two_ranks(reduces(), waits))
+    assert "waiting for a key of PyTorch's store at run_id, train.py:10" in finding.text
+    assert "the same name" in finding.advice
