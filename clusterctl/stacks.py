@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -24,7 +24,7 @@ _DDP = re.compile(r"/torch/(autograd/\w+|nn/parallel/distributed)\.py$")
 """Python that calls what averages gradients."""
 _MPI = re.compile(r"(?:MPI_)?PyMPI_(\w+)|P?(MPI_[A-Z]\w+)")
 _MPI4PY = re.compile(r"mpi4py/MPI.*\.pyx")
-_RECEIVES = re.compile(r"MPI[_ ](M?recv|M?probe)|recv(_object_list)?", re.IGNORECASE)
+_RECEIVES = re.compile(r"MPI[_ ](M?recv|I?M?probe)|recv(_object_list)?", re.IGNORECASE)
 _SENDS = re.compile(r"MPI[_ ][SBR]?send|send(_object_list)?", re.IGNORECASE)
 _LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/|^<|\.so(\.|$)")
 _COMPILED = re.compile(r"\.(c|cc|cpp|cxx|cu|h|hh|hpp|rs|pyx|S|so[\d.]*)$")
@@ -239,13 +239,34 @@ class Folded:
     stack: Stack
 
 
-def fold(stacks: Mapping[int, Stack]) -> tuple[Folded, ...]:
-    """The most common place first."""
-    groups: dict[tuple[str, str], list[int]] = {}
+def fold(stacks: Mapping[int, Stack], *, callers: bool = False) -> tuple[Folded, ...]:
+    """The most common place first. `callers`: those that have come there from different lines of
+    the program stand apart."""
+    groups: dict[tuple[object, ...], list[int]] = {}
     for rank in sorted(stacks):
-        groups.setdefault(stacks[rank].point, []).append(rank)
+        came = stacks[rank].path if callers else ()
+        groups.setdefault((stacks[rank].point, came), []).append(rank)
     order = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks[0]))
     return tuple(Folded(tuple(ranks), stacks[ranks[0]]) for ranks in order)
+
+
+def tell_callers(stacks: Mapping[int, Stack]) -> str:
+    """The innermost lines at which ranks at one place differ, as through a function that calls a
+    collective for several others: `rank 0 from step, a.py:3; rank 1 from step, a.py:6`. "" where
+    they have come there from the same ones."""
+    paths = [stack.path for stack in stacks.values()]
+    depth = next((i for i in range(max(map(len, paths), default=0)) if not _alike(paths, i)), None)
+    if depth is None:
+        return ""
+    groups: dict[str, list[int]] = {}
+    for rank, stack in sorted(stacks.items()):
+        frame = next(iter(stack.path[depth : depth + 1]), None)
+        groups.setdefault(f"{frame.name}, {frame.place}" if frame else "no other", []).append(rank)
+    return "; ".join(f"{name_ranks(ranks)} from {place}" for place, ranks in groups.items())
+
+
+def _alike(paths: Sequence[Sequence[Frame]], depth: int) -> bool:
+    return len({tuple(path[depth : depth + 1]) for path in paths}) == 1
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

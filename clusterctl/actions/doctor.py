@@ -97,7 +97,7 @@ def diagnose(
     diagnosis = Diagnosis(
         job=job,
         findings=findings,
-        stacks=stacks.fold(found.stacks),
+        stacks=stacks.fold(found.stacks, callers=True),
         summary=summary,
         seconds=time.monotonic() - began,
         evidence=found,

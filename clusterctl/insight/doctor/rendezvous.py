@@ -16,8 +16,8 @@ ADVICE = (
 
 def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
     """Of ranks that are all in PyTorch's rendezvous: those that cannot connect to rank 0's store,
-    or that there are too few of them. Only C++ frames tell these two apart, and on a busy machine
-    a stack may lack them."""
+    that there are too few of them, or that two have one number. Only C++ frames tell these apart,
+    and on a busy machine a stack may lack them."""
     living = evidence.stacks
     if not living or not all_meet(living.values()):
         return
@@ -34,6 +34,12 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
         )
     elif outside:
         text = f"no rank can connect to MASTER_ADDR:MASTER_PORT in {own}"
+    elif all(map(_has_connected_all, living.values())):
+        text = (
+            f"as many ranks as WORLD_SIZE have connected in {own}, and wait for one that none of"
+            " them is: two use the same RANK, or the world_size that the program passes is larger"
+            f" than {len(living)}"
+        )
     elif len(waiting) == len(living):
         text = (
             f"all {len(waiting)} ranks have connected in {own}, which waits for more ranks:"
@@ -61,6 +67,11 @@ def _places(evidence: Evidence, ranks: Sequence[int]) -> str:
 
 def _native(stack: Stack) -> bool:
     return any("TCPStore" in frame.name for frame in stack.frames)
+
+
+def _has_connected_all(stack: Stack) -> bool:
+    """Whether its store has seen all ranks, and it waits for the address of each by its number."""
+    return any("connectFullMesh" in frame.name for frame in stack.frames)
 
 
 def _is_connected(stack: Stack) -> bool:

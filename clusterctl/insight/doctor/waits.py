@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from clusterctl import stacks
 from clusterctl.insight.doctor import endings, rendezvous
@@ -70,8 +70,10 @@ def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
         yield from _judge_senders(evidence, waiting)
     elif len(waiting) > 1:
         yield from _judge_mismatch(evidence, waiting)
-    else:
+    elif rendezvous.all_meet(living.values()):
         yield from rendezvous.judge_rendezvous(evidence)
+    else:
+        yield from _judge_callers(evidence, living)
 
 
 def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
@@ -79,7 +81,7 @@ def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[
     if not any(evidence.ranks[number].moved for number in evidence.stacks):
         yield Finding(
             "receive",
-            f"all ranks wait for a message, and none sends: {_places(waiting)}",
+            f"all ranks wait for a message, and none sends: {_places(evidence, waiting)}",
             "let one of two partners send first, or use sendrecv; each receive needs a send with"
             " its rank, tag and communicator",
             _describe_unmoved(evidence),
@@ -93,7 +95,7 @@ def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Fi
     if not any(evidence.ranks[number].moved for number in evidence.stacks):
         yield Finding(
             "send",
-            f"all ranks send a message, and none receives: {_places(waiting)}",
+            f"all ranks send a message, and none receives: {_places(evidence, waiting)}",
             "let one of two partners receive first, or use Sendrecv or Isend: a large message (more"
             " than 4 to 64 kB) is sent only when its receiver has called Recv, so that this may"
             " work with small ones",
@@ -103,8 +105,11 @@ def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Fi
         )
 
 
-def _places(waiting: Sequence[Folded]) -> str:
-    return "; ".join(f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting)
+def _places(evidence: Evidence, waiting: Sequence[Folded]) -> str:
+    told = "; ".join(f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting)
+    alone = {n: evidence.stacks[n] for item in waiting for n in item.ranks if len(waiting) == 1}
+    callers = stacks.tell_callers(alone)
+    return f"{told} ({callers})" if callers else told
 
 
 def _describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
@@ -122,17 +127,33 @@ def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
         return
     yield Finding(
         "mismatch",
-        f"ranks wait in different {'places' if same else calls}: {_places(waiting)}",
+        f"ranks wait in different {'places' if same else calls}: {_places(evidence, waiting)}",
         "each receive needs a send with its rank, tag and communicator; look for a branch that only"
         " some ranks take"
         if direct
-        else "look for a branch that only some ranks take, or ranks with more steps",
+        else "look for a branch that only some ranks take, ranks with more steps, or one that has"
+        " caught an exception and skipped a collective",
         ("ranks make progress from time to time: they may only be at different steps",)
         if moved
         else (*_describe_unmoved(evidence), *find_last_lines(evidence, waiting)),
         ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
         serious=not moved,
     )
+
+
+def _judge_callers(evidence: Evidence, living: Mapping[int, Stack]) -> Iterator[Finding]:
+    """All ranks are in one call at the same line, in a function that several others call."""
+    callers = stacks.tell_callers(living)
+    if callers and not any(evidence.ranks[number].moved for number in living):
+        yield Finding(
+            "mismatch",
+            f"ranks wait in {next(iter(living.values())).describe()}, and have come there from"
+            f" different lines: {callers}",
+            "look for a branch that only some ranks take: each of these lines may have another"
+            " group, tensor or root",
+            _describe_unmoved(evidence),
+            ranks=tuple(living),
+        )
 
 
 def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
