@@ -172,7 +172,7 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
         why = f"{failure.node} ran out of memory, and the kernel killed a process"
     elif last.hung and not silent:
         why = describe_hang(job, hangs.fold(last.number, last.hung, last.stacks))
-    if not last.started:
+    if not last.started and not last.where:
         return f"{NO_RANK}: {why}" if why else NO_RANK
     if why:
         return why

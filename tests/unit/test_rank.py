@@ -94,7 +94,7 @@ class Rank:
         process = self.start(launcher, **more)
         out, err = process.communicate(timeout=30)
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        said = rf"clusterctl: exit \d+ {code} [\d.]+ \d+\n"
+        said = rf"clusterctl: start \d+ \d+\n(clusterctl: exit \d+ {code} [\d.]+ \d+\n)?"
         assert out == b"" or re.fullmatch(said, out.decode()), out
         return process.returncode, err.decode()
 

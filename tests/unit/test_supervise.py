@@ -121,9 +121,23 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
         '[ "$1" != worker-2 ] || exit 255\neval "$2"\n'
     )
     agent.chmod(0o755)
-    job = site.ended(site.submit(1, "exit 5", f"rank 0; {GIVES_UP}"))
+    unheard = "rank 0 >/dev/null"  # mpirun did not pass on what the rank said at its start
+    job = site.ended(site.submit(1, "exit 5", f"{unheard}; {GIVES_UP}"))
     assert (job.state, job.survivors["worker-2"]) == (JobState.FAILED, -1), site.story(job)
     assert looks.exists()
+    assert (site.folder("launcher", 1) / "starts").read_text() == "x\n"
+
+
+def test_a_job_that_loses_all_of_its_nodes_was_started(site: Site, tmp_path: Path) -> None:
+    """A cluster may have one worker. What its rank said through mpirun outlives it."""
+    site.where = replace(site.where, one_host=False)
+    gone = tmp_path / "gone"
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text(f'#!/bin/sh\n[ ! -e {gone} ] || exit 255\neval "$2"\n')
+    agent.chmod(0o755)
+    job = site.ended(site.submit(1, "exit 5", f"rank 0; : >{gone}; {GIVES_UP}", retries=1))
+    assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
+    assert job.reason == "lost worker-1, worker-2: no answer when the job ended"
     assert (site.folder("launcher", 1) / "starts").read_text() == "x\n"
 
 
