@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +13,8 @@ import pytest
 
 from clusterctl import keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import (
-    CloudSpec,
-    Cluster,
-    ClusterSpec,
-    Node,
-    NodeGroup,
-    Phase,
-    Role,
-)
-from clusterctl.providers.ec2 import (
-    client,
-    failures,
-    hostkeys,
-    leftovers,
-    preflight,
-    spec,
-    ssh_cidr,
-    type_checks,
-)
+from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
+from clusterctl.providers.ec2 import failures, hostkeys, preflight, spec, type_checks
 from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.hostkeys import HostKeys
@@ -327,30 +304,6 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     assert "`clusterctl up red` continues" in caught.value.hint
 
 
-def go_on(api: Api) -> object:
-    """A further `up`."""
-    wish = wanted(NodeGroup(count=1, family="cpu"))
-    current = Cluster(id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0)
-    return preflight.survey_cluster(api, wish, current, print)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("ask", [Api.account, leftovers.find, go_on])
-def test_an_endpoint_that_is_silent_is_told_soon(
-    ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The usual patience would take a minute and more, without a word."""
-    monkeypatch.setitem(client.LIMITS, "sts", (0.2, 0.2, 2))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "nobody")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(ProviderError, match="credentials: AWS did not answer") as caught:
-            ask(Api("us-east-1"))
-    assert caught.value.transient
-    assert "AWS_ENDPOINT_URL" in caught.value.hint
-
-
 @pytest.mark.parametrize("zones", [("us-west-2a",), ("us-east-1a", "us-west-2a")])
 def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zones: tuple[str, ...]) -> None:
     wish = wanted(NodeGroup(count=1, family="cpu"), zones=zones)
@@ -438,126 +391,6 @@ def test_a_launcher_is_a_small_machine() -> None:
     assert caught.value.hint == "did you mean 't3.micro'?"
 
 
-@pytest.mark.parametrize(
-    ("said", "warned"),
-    [
-        ("0.0.0.0/0", 1),
-        ("10.0.0.1/0", 1),
-        ("203.0.113.7,0.0.0.0/0", 1),
-        ("10.0.0.0/8", 0),
-        ("203.0.113.7", 0),
-    ],
-)
-def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
-    told: list[str] = []
-    ssh_cidr.resolve(said, "", lambda: "203.0.113.7", told.append)
-    assert [line for line in told if "open to the whole internet (0.0.0.0/0)" in line] == told
-    assert len(told) == warned
-
-
-@pytest.mark.parametrize(
-    ("said", "remembered", "answer", "network"),
-    [
-        ("", "", "203.0.113.7", "203.0.113.7/32"),
-        ("", "198.51.100.9/32", "203.0.113.7", "203.0.113.7/32"),
-        ("", "198.51.100.9/32", None, "198.51.100.9/32"),
-        ("198.51.100.9", "", "203.0.113.7", "198.51.100.9/32"),
-        ("198.51.100.9/24", "", "203.0.113.7", "198.51.100.0/24"),
-    ],
-)
-def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
-    said: str, remembered: str, answer: str | None, network: str
-) -> None:
-    def ask() -> str:
-        if answer is None:
-            raise OSError("no network")
-        return answer
-
-    assert ssh_cidr.resolve(said, remembered, ask, print) == network
-
-
-def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
-    def ask() -> str:
-        raise OSError("no network")
-
-    with pytest.raises(UsageError, match="did not return this machine's public address") as caught:
-        ssh_cidr.resolve("", "", ask, print)
-    assert "--ssh-cidr" in caught.value.hint
-
-
-@pytest.mark.parametrize("said", ["home", "10.0.0.0/33", "10.0.0.1/8/8", "2001:db8::7", "::/0"])
-def test_a_network_is_one_of_ipv4(said: str) -> None:
-    """AWS takes another argument for IPv6, and `2001:db8::7/32` is not one address."""
-    with pytest.raises(UsageError, match=r"--ssh-cidr .* is not an? (IPv4 )?network") as caught:
-        ssh_cidr.resolve(said, "", lambda: "203.0.113.7", print)
-    assert caught.value.hint
-
-
-def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
-    told: list[str] = []
-
-    def ask() -> str:
-        raise OSError("no network")
-
-    assert ssh_cidr.resolve("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
-    assert "198.51.100.9/32" in "".join(told)
-
-
-@pytest.mark.parametrize(
-    ("body", "address", "why"),
-    [
-        (b" 203.0.113.7\n", "203.0.113.7", ""),
-        (
-            b"2001:db8::7",
-            "",
-            "2001:db8::7 is an IPv6 address, and clusters on EC2 have no IPv6 addresses",
-        ),
-        (b"<html>", "", "'<html>' does not appear to be"),
-        (b"203.0.113.7".ljust(100) + b"what is beyond is not read", "203.0.113.7", ""),
-    ],
-)
-def test_our_address_is_one_ipv4_address(
-    body: bytes, address: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`2001:db8::7/32` would be the network of a whole provider."""
-    with answering(repeat(body)) as place:
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
-        if address:
-            assert ssh_cidr.my_address() == address
-            return
-        with pytest.raises(ValueError, match=why):
-            ssh_cidr.my_address()
-
-
-def test_our_address_is_not_that_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSH would not come from there. Where nothing else answers, a proxy is better than nobody."""
-    monkeypatch.setattr(ssh_cidr, "LIMIT", 5.0)
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    with (
-        answering(repeat(b"203.0.113.7")) as place,
-        answering(repeat(b"198.51.100.1")) as proxy,
-        socket.socket() as closed,
-    ):
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("http_proxy", proxy)
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
-        assert ssh_cidr.my_address() == "203.0.113.7"
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        assert ssh_cidr.my_address() == "198.51.100.1"
-        monkeypatch.delenv("http_proxy")
-        with pytest.raises(OSError, match="refused"):
-            ssh_cidr.my_address()
-
-
-def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(ssh_cidr, "LIMIT", 0.05)
-        with pytest.raises(OSError, match="timed out"):
-            ssh_cidr.my_address()
-
-
 class Busy(Offering):
     """What runs there takes 4 vCPUs of the on-demand quota, and 4 of the spot quota."""
 
@@ -614,111 +447,6 @@ def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
     assert told == ([] if spot else [line])
 
 
-@contextmanager
-def answering(bodies: Iterator[bytes], status: int = 200, ahead: float = 0.0) -> Iterator[str]:
-    """An endpoint that has one answer after the other, whatever is asked. Its clock is so many
-    seconds ahead."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.do_POST()
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            body = next(bodies)
-            self.send_response_only(status)
-            self.send_header("Date", formatdate(time.time() + ahead, usegmt=True))
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-UNREADABLE = (
-    b"<html><body><form>Welcome to our network<br></form></body></html>",
-    b"",
-    b'{"Quota": [], "PriceList": ["<html>"]}',
-)
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        Api.account,
-        lambda api: api.quota("L-1216C47A"),
-        lambda api: api.price("t3.xlarge"),
-        lambda api: api.instances(),
-        lambda api: api.images(["ami-1"]),
-        go_on,
-    ],
-    ids=["account", "quota", "price", "instances", "image", "up"],
-)
-def test_an_answer_that_is_not_from_aws_is_no_bug_of_ours(
-    ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The login page of a hotel's network, say."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "nobody")
-    with answering(iter(UNREADABLE)) as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        api = Api("us-east-1")
-        for _ in UNREADABLE:
-            with pytest.raises(ProviderError, match="cannot be read") as caught:
-                ask(api)
-            assert caught.value.exit_code == 3
-            assert "AWS_ENDPOINT_URL" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("code", "ahead", "said"),
-    [
-        ("SignatureDoesNotMatch", -3600.0, "this machine's clock is 60 min ahead of AWS's"),
-        ("AuthFailure", 7200.0, "this machine's clock is 2.0 h behind AWS's"),
-        ("SignatureDoesNotMatch", 0.0, "your AWS secret key is wrong"),
-        ("AccessDenied", 7200.0, "your AWS user is not allowed to do that"),
-    ],
-)
-def test_a_wrong_clock_is_told_from_wrong_keys(
-    code: str, ahead: float, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AWS says when it answered: EC2 itself speaks of credentials alone."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "nobody")
-    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
-    with answering(repeat(body.encode()), 403, ahead) as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        with pytest.raises(ProviderError, match=said):
-            Api("us-east-1").account()
-
-
-def test_a_good_answer_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within five minutes AWS accepts what a wrong clock signs."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "nobody")
-    arn = "arn:aws:iam::123456789012:user/ana"
-    answer = (
-        "<GetCallerIdentityResponse><GetCallerIdentityResult>"
-        f"<Arn>{arn}</Arn><UserId>A</UserId><Account>123456789012</Account>"
-        "</GetCallerIdentityResult></GetCallerIdentityResponse>"
-    )
-    with answering(repeat(answer.encode()), 200, 200.0) as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        api = Api("us-east-1")
-        assert api.account() == "123456789012"
-    assert api.ahead == pytest.approx(-200.0, abs=60)
-
-
 @pytest.mark.parametrize(("family", "kind"), [("g4dn", "t3.xlarge"), ("g5", "g5g.xlarge")])
 def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str, kind: str) -> None:
     groups = (NodeGroup(count=1, family=family, instance_type=kind),)
@@ -726,12 +454,6 @@ def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str,
         spec.check(ClusterSpec(name="lab", provider="ec2", groups=groups))
     fits = (replace(groups[0], instance_type=f"{family}.2xlarge"),)
     spec.check(ClusterSpec(name="lab", provider="ec2", groups=fits))
-
-
-def test_an_endpoint_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
-    with pytest.raises(ProviderError, match="Invalid endpoint: nowhere"):
-        Api("us-east-1").account()
 
 
 @pytest.mark.parametrize(

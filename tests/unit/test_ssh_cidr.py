@@ -1,0 +1,132 @@
+"""From which networks a cluster on EC2 lets in SSH, and how our address is found out."""
+
+from __future__ import annotations
+
+import socket
+from itertools import repeat
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.providers.ec2 import ssh_cidr
+from tests.unit.answering import answering
+
+
+@pytest.mark.parametrize(
+    ("said", "warned"),
+    [
+        ("0.0.0.0/0", 1),
+        ("10.0.0.1/0", 1),
+        ("203.0.113.7,0.0.0.0/0", 1),
+        ("10.0.0.0/8", 0),
+        ("203.0.113.7", 0),
+    ],
+)
+def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
+    told: list[str] = []
+    ssh_cidr.resolve(said, "", lambda: "203.0.113.7", told.append)
+    assert [line for line in told if "open to the whole internet (0.0.0.0/0)" in line] == told
+    assert len(told) == warned
+
+
+@pytest.mark.parametrize(
+    ("said", "remembered", "answer", "network"),
+    [
+        ("", "", "203.0.113.7", "203.0.113.7/32"),
+        ("", "198.51.100.9/32", "203.0.113.7", "203.0.113.7/32"),
+        ("", "198.51.100.9/32", None, "198.51.100.9/32"),
+        ("198.51.100.9", "", "203.0.113.7", "198.51.100.9/32"),
+        ("198.51.100.9/24", "", "203.0.113.7", "198.51.100.0/24"),
+    ],
+)
+def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
+    said: str, remembered: str, answer: str | None, network: str
+) -> None:
+    def ask() -> str:
+        if answer is None:
+            raise OSError("no network")
+        return answer
+
+    assert ssh_cidr.resolve(said, remembered, ask, print) == network
+
+
+def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
+    def ask() -> str:
+        raise OSError("no network")
+
+    with pytest.raises(UsageError, match="did not return this machine's public address") as caught:
+        ssh_cidr.resolve("", "", ask, print)
+    assert "--ssh-cidr" in caught.value.hint
+
+
+@pytest.mark.parametrize("said", ["home", "10.0.0.0/33", "10.0.0.1/8/8", "2001:db8::7", "::/0"])
+def test_a_network_is_one_of_ipv4(said: str) -> None:
+    """AWS takes another argument for IPv6, and `2001:db8::7/32` is not one address."""
+    with pytest.raises(UsageError, match=r"--ssh-cidr .* is not an? (IPv4 )?network") as caught:
+        ssh_cidr.resolve(said, "", lambda: "203.0.113.7", print)
+    assert caught.value.hint
+
+
+def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
+    told: list[str] = []
+
+    def ask() -> str:
+        raise OSError("no network")
+
+    assert ssh_cidr.resolve("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
+    assert "198.51.100.9/32" in "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("body", "address", "why"),
+    [
+        (b" 203.0.113.7\n", "203.0.113.7", ""),
+        (
+            b"2001:db8::7",
+            "",
+            "2001:db8::7 is an IPv6 address, and clusters on EC2 have no IPv6 addresses",
+        ),
+        (b"<html>", "", "'<html>' does not appear to be"),
+        (b"203.0.113.7".ljust(100) + b"what is beyond is not read", "203.0.113.7", ""),
+    ],
+)
+def test_our_address_is_one_ipv4_address(
+    body: bytes, address: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`2001:db8::7/32` would be the network of a whole provider."""
+    with answering(repeat(body)) as place:
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
+        if address:
+            assert ssh_cidr.my_address() == address
+            return
+        with pytest.raises(ValueError, match=why):
+            ssh_cidr.my_address()
+
+
+def test_our_address_is_not_that_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SSH would not come from there. Where nothing else answers, a proxy is better than nobody."""
+    monkeypatch.setattr(ssh_cidr, "LIMIT", 5.0)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with (
+        answering(repeat(b"203.0.113.7")) as place,
+        answering(repeat(b"198.51.100.1")) as proxy,
+        socket.socket() as closed,
+    ):
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
+        assert ssh_cidr.my_address() == "203.0.113.7"
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert ssh_cidr.my_address() == "198.51.100.1"
+        monkeypatch.delenv("http_proxy")
+        with pytest.raises(OSError, match="refused"):
+            ssh_cidr.my_address()
+
+
+def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(ssh_cidr, "LIMIT", 0.05)
+        with pytest.raises(OSError, match="timed out"):
+            ssh_cidr.my_address()
