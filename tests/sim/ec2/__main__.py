@@ -19,7 +19,7 @@ from typing import Any
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.sim.ec2 import gaps, images, leftovers, metering
+from tests.sim.ec2 import amended, gaps, images, leftovers, metering
 from tests.sim.ec2.bill import Bill
 from tests.sim.ec2.faults import Faults
 from tests.sim.ec2.full import FullMachine
@@ -187,7 +187,7 @@ def main() -> int:
     gc.freeze()  # a third of its processor time went into looking for garbage in moto's models
     gc.set_threshold(100_000)
     world, faults, bill = gaps.World(), Faults(), Bill()
-    gaps.install(world)
+    amended.install(world)
     metering.install(world, bill)
     # Each request looked through moto's folders and through all methods of a class.
     moto = DomainDispatcherApplication(create_backend_app)

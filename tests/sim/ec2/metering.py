@@ -15,7 +15,7 @@ from tests.sim.ec2.wire import Request
 
 
 def install(world: gaps.World, bill: Bill) -> None:
-    """Once in a process, after `gaps.install`."""
+    """Once in a process, after `amended.install`."""
     from moto.core.utils import utcnow
     from moto.ec2.models.elastic_block_store import EBSBackend
     from moto.ec2.models.instances import Instance, InstanceBackend
