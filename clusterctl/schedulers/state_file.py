@@ -16,7 +16,8 @@ attempt before it:
     clock TIME NODE OFFSET DOUBT      its clock, by which `exit` has the time of its ranks, was so
                                       many seconds ahead of the launcher's, give or take DOUBT
     point TIME POINT NODE             a point of a sweep was given to that node
-    survivors TIME NODE COUNT         processes that were left there at last; `?`: it did not answer
+    survivors TIME NODE COUNT         processes that were left there at last
+    survivors TIME NODE ? CODE TEXT   it did not answer; what ssh ended with, and its last line
     full TIME NODE                    its disk is full
     oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
     told TIME RANK ATTEMPT            it was told to end before it did
@@ -77,6 +78,8 @@ class Attempt:
     """By point of a sweep: its node."""
     survivors: dict[str, int] = field(default_factory=dict)
     """By node; -1: it did not answer."""
+    silences: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By node that did not answer, if that is known: what ssh ended with, and its last line."""
     full: list[str] = field(default_factory=list)
     out_of_memory: set[int] = field(default_factory=set)
     """Ranks."""
@@ -143,6 +146,9 @@ class Facts:
             last.where[int(rest[0])] = rest[1]
         elif word == "survivors":
             last.survivors[rest[0]] = -1 if rest[1] == "?" else int(rest[1])
+            last.silences.pop(rest[0], None)
+            if rest[2:]:
+                last.silences[rest[0]] = int(rest[2]), " ".join(rest[3:])
         elif word == "full":
             last.full = list(dict.fromkeys((*last.full, rest[0])))
         elif word in ("oom", "told"):

@@ -118,12 +118,16 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
     agent.write_text(
         "#!/bin/sh\n"
         f'case "$1 $2" in worker-2*look*) echo >>{looks}; exec sleep 60 ;; esac\n'
-        '[ "$1" != worker-2 ] || exit 255\neval "$2"\n'
+        '[ "$1" != worker-2 ] || {\n'
+        '    printf "ssh: connect to host worker-2 port 22: No route to host\\r\\n" >&2\n'
+        '    exit 255\n}\neval "$2"\n'
     )
     agent.chmod(0o755)
     unheard = "rank 0 >/dev/null"  # mpirun did not pass on what the rank said at its start
     job = site.ended(site.submit(1, "exit 5", f"{unheard}; {GIVES_UP}"))
     assert (job.state, job.survivors["worker-2"]) == (JobState.FAILED, -1), site.story(job)
+    assert job.reason == "lost worker-2: no answer when the job ended (no route to it)"
+    assert "No route to host" in (site.folder("launcher", 1) / "mpirun.err").read_text()
     assert looks.exists()
     assert (site.folder("launcher", 1) / "starts").read_text() == "x\n"
 
