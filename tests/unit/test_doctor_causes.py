@@ -118,3 +118,56 @@ def test_a_recursion_without_an_end(deep: bool, depth: int) -> None:
     assert ("recursion deeper than its stack" in finding.text) == deep
     assert ("bug in native code" in finding.advice) == (not deep)
     assert finding.lines == ('File "tree.py", line 6, in walk',)
+
+
+@pytest.mark.parametrize("free", [9_000_000, 100])
+def test_a_file_that_could_not_be_written_with_and_without_space(free: int) -> None:
+    said = "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"
+    node = (f"disk {free} 10000000 /home", "rank 1", *failed(1, START, said))
+    found = doctor.judge(seen(view("worker-2", *node)))
+    cause = next(finding for finding in found if finding.kind == "message:torch-file")
+    assert ("no disk of worker-2 is full now" in cause.text) == (free > 1024)
+    assert ("`ulimit -f`" in cause.advice) == (free > 1024)
+    assert ("most likely because a disk is full" in cause.text) == (free < 1024)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "bdb.BdbQuit",
+        "_queue.Empty",
+        "struct.error: unpack requires a buffer of 4 bytes",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated"
+        " abruptly while the future was running or pending.",
+        "StopTraining: loss is NaN",
+    ],
+)
+def test_an_exception_whose_name_does_not_say_that_it_is_one(error: str) -> None:
+    said = (
+        "Traceback (most recent call last):\n"
+        f'  File "{WORK}/train.py", line 11, in <module>\n    step(batch)\n'
+        f'  File "{WORK}/train.py", line 9, in step\n    return loss_of(batch)\n           ^^^^^\n'
+        f'  File "/usr/lib/python3.11/bdb.py", line 115, in dispatch\n    raise it\n{error}\n'
+        "wandb: Synced 3 files"
+    )
+    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))
+    assert error in (finding.text.partition("first: ")[2], *finding.lines)
+    assert 'File "train.py", line 9, in step' in finding.lines
+
+
+def test_the_source_of_the_line_that_failed_is_shown() -> None:
+    """An exception of the system may say nothing of what it was about."""
+    said = (
+        "[rank1]: Traceback (most recent call last):\n"
+        f'[rank1]:   File "{WORK}/train.py", line 12, in resume\n'
+        "[rank1]:     net.load_state_dict(torch.load(path))\n"
+        '[rank1]:   File "/opt/py/lib/python3.11/site-packages/torch/store.py", line 8, in f\n'
+        "[rank1]:     super().__init__(torch._C.PyTorchFileReader(name))\n"
+        "[rank1]: OSError: [Errno 22] Invalid argument"
+    )
+    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))
+    assert finding.lines == (
+        'File "train.py", line 12, in resume',
+        "    net.load_state_dict(torch.load(path))",
+        "OSError: [Errno 22] Invalid argument",
+    )

@@ -26,6 +26,10 @@ _CRASH = re.compile(
 )
 """What Python's fault handler prints before the lines of a thread."""
 _CRASH_LINE = re.compile(r'^  File (".*"), line (\d+) in (.+)$')
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b")
+_ODD_ERROR = re.compile(r"([A-Za-z_]\w*\.)+\w+(: |$)|[A-Z]\w*[a-z]\w*(: |$)")
+"""An exception whose name does not say that it is one, such as bdb.BdbQuit, queue.Empty,
+struct.error or BrokenProcessPool."""
 _DEEP = 20
 """Times that a line stands in the innermost calls of a thread whose recursion has no end."""
 SAME_TIME = 0.2
@@ -117,6 +121,8 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
         where = tuple(filter(None, (_line(rank.err),)))
         if match.message.name == "host-memory":
             match = _weigh_free_memory(match, evidence.nodes.get(rank.node))
+        if match.message.name == "torch-file":
+            match = _weigh_free_disks(match, evidence.nodes.get(rank.node))
         return _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
     code = rank.exit_code or 0
     if error:
@@ -155,6 +161,20 @@ def _weigh_free_memory(match: messages.Match, view: NodeView | None) -> messages
         advice="if the rank had not filled the node itself, look at the size of that allocation,"
         " and for a limit: `ulimit -v`, its container or batch job; else use a smaller batch,"
         " fewer ranks per node (--ranks-per-node), or larger nodes",
+    )
+    return replace(match, message=message)
+
+
+def _weigh_free_disks(match: messages.Match, view: NodeView | None) -> messages.Match:
+    """The same, or that its node has space."""
+    if not view or not view.disks or any(disk.full for disk in view.disks):
+        return match
+    message = replace(
+        match.message,
+        cause=f"torch.save could not write its file to the end, though no disk of {view.name} is"
+        " full now",
+        advice="look for a limit on the size of files (`ulimit -f`) or a quota, and for a disk that"
+        " was full only then",
     )
     return replace(match, message=message)
 
@@ -237,16 +257,30 @@ def _explain_match(
 
 
 def find_last_error(text: str) -> tuple[str, ...]:
-    """The last line of the program's own in the last traceback, and the exception."""
+    """The last line of the program's own in the last traceback, as its place and its source where
+    that is printed, and the exception."""
     text = _PREFIX.sub("", text)
     trace = text.rpartition("Traceback (most recent call last):")
     if not trace[1]:
         return ()
     lines = trace[2].splitlines()
-    files = [_WORK.sub('"', line.strip()) for line in lines if line.startswith("  File ")]
-    own = [line for line in files if not _is_library(line)]
-    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit|Interrupt)\b", line)]
-    return (*(own or files)[-1:], *errors[-1:]) if errors else ()
+    files = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    own = [number for number in files if not _is_library(lines[number])]
+    where = [
+        line
+        for number in (own or files)[-1:]
+        for line in (_WORK.sub('"', lines[number].strip()), *_source(lines[number + 1 :]))
+    ]
+    errors = [line for line in lines if _ERROR.match(line)]
+    if not errors and files:  # the first line that is not of a call
+        after = [line for line in lines[files[-1] + 1 :] if line[:1].strip()]
+        errors = [line for line in after[:1] if _ODD_ERROR.match(line)]
+    return (*where, *errors[-1:]) if errors else ()
+
+
+def _source(after: Sequence[str]) -> tuple[str, ...]:
+    line = after[0] if after else ""
+    return (line,) if line.startswith("    ") and line.strip() else ()
 
 
 def find_vanished(evidence: Evidence) -> Iterator[Finding]:

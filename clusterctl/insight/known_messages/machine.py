@@ -61,6 +61,22 @@ MESSAGES: tuple[Message, ...] = (
         f"{_TORCH}156955",
     ),
     Message(
+        "file-size",
+        r"\[Errno 27\] File too large|[Ff]ile size limit exceeded",
+        "a file is larger than a limit (`ulimit -f`) or its file system allows",
+        "raise the limit on the node, or write several files",
+        "https://man7.org/linux/man-pages/man2/setrlimit.2.html",
+    ),
+    Message(
+        "damaged-file",
+        r"PytorchStreamReader failed|pickle data was truncated|EOFError: Ran out of input"
+        r"|BadZipFile: |file seems not fully written|incomplete metadata, file not fully covered",
+        "a file that it reads is incomplete, damaged or of another format",
+        "write such files under another name and rename them when they are complete; let the ranks"
+        " wait in a barrier before they read what another one writes; fetch a download again",
+        "https://github.com/togethercomputer/OpenChatKit/issues/58",
+    ),
+    Message(
         "host-memory",
         r"(^|\s)MemoryError\b|std::bad_alloc|DefaultCPUAllocator: can't allocate memory"
         r"|Cannot allocate memory \(errno=12\)|Unable to allocate .* for an array",

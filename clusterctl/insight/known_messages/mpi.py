@@ -158,6 +158,14 @@ MESSAGES: tuple[Message, ...] = (
         "https://docs.python.org/3/library/exceptions.html#EOFError",
     ),
     Message(
+        "breakpoint",
+        r"^(\[rank\d+\]: )?bdb\.BdbQuit\b",
+        "it has stopped in Python's debugger, which reads from a terminal, and ranks have none",
+        "remove breakpoint() or set_trace() at that line; `-e PYTHONBREAKPOINT=0` skips each"
+        " breakpoint()",
+        "https://docs.python.org/3/library/functions.html#breakpoint",
+    ),
+    Message(
         "no-file",
         r"^(\[rank\d+\]: )?FileNotFoundError: ",
         "a file or a program does not exist on the node",
