@@ -17,6 +17,9 @@ MESSAGES: tuple[Message, ...] = (*machine.MESSAGES, *pytorch.MESSAGES, *mpi.MESS
 MEETINGS = frozenset({"gloo-size", "mpi-truncated"})
 """Rows that ranks print when they have met in a collective and do not fit together."""
 
+TIMEOUTS = frozenset({"gloo-timeout", "nccl-timeout"})
+"""Rows that ranks print when they have waited for others in a collective for too long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Match:

@@ -13,6 +13,7 @@ from clusterctl.insight.doctor import Evidence
 from tests.unit.test_doctor import (
     START,
     WORK,
+    encoded,
     failed,
     process,
     reduces,
@@ -171,3 +172,22 @@ def test_the_source_of_the_line_that_failed_is_shown() -> None:
         "    net.load_state_dict(torch.load(path))",
         "OSError: [Errno 22] Invalid argument",
     )
+
+
+TIMED_OUT = (
+    "Traceback (most recent call last):\n"
+    f'  File "{WORK}/train.py", line 12, in <module>\n    dist.all_reduce(t)\n'
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv"
+)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_rank_that_has_reported_no_timeout_was_the_late_one(both: bool) -> None:
+    found = seen(
+        view("worker-1", "rank 0", f"exit 0 1 {START + 10} 1", f"err 0 {encoded(TIMED_OUT)}"),
+        view("worker-2", "rank 1", *failed(143, START + 11, TIMED_OUT if both else "")),
+    )
+    cause = doctor.judge(found)[0]
+    assert cause.kind == "message:gloo-timeout"
+    late = "rank 1 on worker-2 has reported no timeout, and had most likely not come to that"
+    assert any(line.startswith(late) for line in cause.lines) != both

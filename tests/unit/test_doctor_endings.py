@@ -149,7 +149,7 @@ def test_a_rank_that_has_failed_and_waits_for_a_thread_of_its_own(function: str,
     )
     assert "daemon=True" in finding.advice
     assert "mpi4py" not in finding.advice
-    assert "its thread logger is at log, log.py:5" in finding.lines
+    assert "its thread logger is at log, log.py:5: waiting for another thread" in finding.lines
 
 
 def test_a_rank_that_has_come_to_its_end_early_and_waits_for_a_thread() -> None:
@@ -169,7 +169,28 @@ def test_a_thread_that_keeps_a_job_alive_is_its_cause(second: str, serious: bool
         found.ranks[1].stack = sleeps()
     finding = next(item for item in doctor.judge(found) if item.ranks == (0,))
     assert (finding.kind, finding.serious) == ("left", serious)
-    assert "its thread logger is at log, log.py:5" in finding.lines
+    assert "its thread logger is at log, log.py:5: waiting for another thread" in finding.lines
+
+
+def test_a_process_that_a_rank_waits_for_at_its_end_is_named() -> None:
+    reads = stack(
+        ("sem_wait", "/usr/lib/libc.so.6", 0),
+        ("get", "/usr/lib/python3.11/multiprocessing/queues.py", 103),
+        ("watch", f"{WORK}/log.py", 6),
+    )
+    ended = view("worker-1", "rank 0", f"exit 0 0 {START + 5} 1")
+    lives = (
+        process(1, 200),
+        process(1, 201, parent=200),
+        process(1, 202, name="wandb", parent=200),
+    )
+    found = seen(ended, view("worker-2", "rank 1", *lives))
+    found.ranks[1].stack = joins("_exit_function", "multiprocessing/util.py")
+    found.ranks[1].helpers = {"its process 201": reads}
+    finding = doctor.judge(found)[0]
+    assert finding.kind == "left"
+    assert "its process 201 is at watch, log.py:6: waiting for a queue" in finding.lines
+    assert "its process 202 runs wandb" in finding.lines
 
 
 def test_a_rank_that_cleans_up_after_an_exception() -> None:

@@ -65,7 +65,7 @@ def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
             f"{place} has failed, but its process has not ended: {error[-1].strip()}{where}",
             f"{f'{_THREADS}; ' if stack else usual}`clusterctl logs {evidence.job.id}"
             f" --rank {number}` shows all that it printed",
-            (*error, *(_threads(stack) if stack else ())),
+            (*error, *(_describe_living(rank, stack) if stack else ())),
             (number,),
             (rank.node,),
         )
@@ -75,7 +75,7 @@ def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
         f" {'its threads or processes' if stack else 'the others'} as it exits{where}",
         f"{f'{_THREADS}; ' if stack else ''}give all ranks the same number of steps and the same"
         " collectives; look for sys.exit, a return or a branch that only some ranks take",
-        _threads(stack) if stack else (),
+        _describe_living(rank, stack) if stack else (),
         ranks=(number,),
         nodes=(rank.node,),
         serious=not any(evidence.ranks[n].moved for n in others)
@@ -89,10 +89,18 @@ def _all_join_threads(evidence: Evidence) -> bool:
     return all(stack and stack.joins_threads for stack in living)
 
 
-def _threads(stack: Stack) -> tuple[str, ...]:
-    """Those of the program that it may wait for."""
-    there = [(other.thread or str(n), other) for n, other in enumerate(stack.others, 2)]
-    return tuple(f"its thread {name} is at {s.describe()}" for name, s in there if s.own)
+def _describe_living(rank: Rank, stack: Stack) -> tuple[str, ...]:
+    """The threads and processes of the program that it may wait for."""
+    threads = [(f"thread {other.thread or n}", other) for n, other in enumerate(stack.others, 2)]
+    there = [*threads, *((name.removeprefix("its "), s) for name, s in rank.helpers.items())]
+    told = [
+        f"its {name} is at {s.describe()}{f': {s.waits}' if s.waits else ''}"
+        for name, s in there
+        if s.own
+    ]
+    seen = {name for name, _ in there}
+    others = [p for p in rank.children if f"process {p.pid}" not in seen]
+    return (*told, *(f"its process {p.pid} runs {p.command}" for p in others))
 
 
 def _find_destructors(evidence: Evidence) -> Iterator[Finding]:

@@ -123,7 +123,8 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
             match = _weigh_free_memory(match, evidence.nodes.get(rank.node))
         if match.message.name == "torch-file":
             match = _weigh_free_disks(match, evidence.nodes.get(rank.node))
-        return _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
+        found = _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
+        return replace(found, lines=(*_name_late(evidence, match), *found.lines))
     code = rank.exit_code or 0
     if error:
         return Finding(
@@ -148,6 +149,25 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
     if _CRASH.search(rank.err):
         last = (_line(rank.err),) if _line(rank.err) else ()
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
+
+
+def _name_late(evidence: Evidence, match: messages.Match) -> Iterator[str]:
+    """Ranks that others have waited for until a timeout: they have not reported one themselves."""
+    if match.message.name not in messages.TIMEOUTS:
+        return
+    said = {n for n, r in evidence.ranks.items() if _times_out(r)}
+    late = [n for n in sorted(evidence.ranks) if n not in said]
+    if late and said:
+        places = evidence.place(late[0]) if len(late) == 1 else name_ranks(late)
+        yield (
+            f"{places} {'has' if len(late) == 1 else 'have'} reported no timeout, and had most"
+            " likely not come to that collective"
+        )
+
+
+def _times_out(rank: Rank) -> bool:
+    match = messages.find(f"{rank.err}\n{rank.out}")
+    return match is not None and match.message.name in messages.TIMEOUTS
 
 
 def _weigh_free_memory(match: messages.Match, view: NodeView | None) -> messages.Match:
@@ -204,7 +224,8 @@ def _judge_mismatch(match: messages.Match, places: Mapping[str, Sequence[int]]) 
         "mismatch",
         f"ranks were in different collectives: {said}",
         "look for a branch that only some ranks take, a rank with fewer or more steps, or one that"
-        " has caught an exception: it has skipped collectives, and meets the others in a wrong one",
+        " has caught an exception: it has skipped collectives, and meets the others in a wrong one;"
+        " or for sizes that do not fit (the splits of all_to_all), where one has gone on already",
         (match.line, match.message.source),
         tuple(number for _, ranks in order[1:] for number in ranks),
     )

@@ -128,8 +128,9 @@ MESSAGES: tuple[Message, ...] = (
         "gloo-size",
         r"gloo.*(op\.preamble\.length <= op\.nbytes|opcode.*nbytes)",
         "ranks have met in a collective with tensors of different sizes",
-        "make the tensor's shape equal on all ranks (a last batch that is smaller?); or one of them"
-        " has skipped a collective, as after an exception that it has caught",
+        "make the tensor's shape equal on all ranks (a last batch that is smaller?), and let the"
+        " splits of an all_to_all fit; or one of them has skipped a collective, as after an"
+        " exception that it has caught",
         "https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applicati"
         "ons",
     ),
