@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import hangs
@@ -156,16 +156,14 @@ def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
 
 def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
     """Why a job is lost, or failed, where that is not the exit code of a rank."""
-    lost = [name for name, count in last.survivors.items() if count < 0]
-    silent = ", ".join(lost)
+    silent = ", ".join(name for name, count in last.survivors.items() if count < 0)
     if state is JobState.LOST:
         restarted = [name for name, word in sorted(last.events.items()) if word == "restarted"]
         parts = [*(EVENTS["restarted"].format(name) for name in restarted), NO_SUPERVISOR]
         return ", ".join(parts) + (f"; {silent} did not answer when it was found" if silent else "")
     if state is not JobState.FAILED:
         return ""
-    why = f"lost {silent}: no answer when the job ended" if silent else ""
-    why += _describe_silences({name: last.silences[name] for name in lost if name in last.silences})
+    why = _describe_lost(last)
     if last.full:
         why = f"{_FULL}{', '.join(last.full)}"
     elif last.events:
@@ -216,10 +214,10 @@ def _describe_points(job: Job) -> str:
 
 _SILENCES = (
     (r"timed out during banner exchange", "the SSH port is open, but sshd does not answer"),
-    (r"Connection timed out", "the address does not answer"),
-    (r"No route to host|Network is unreachable", "no route to it"),
+    (r"Connection timed out", "no answer from that address"),
+    (r"No route to host|Network is unreachable", "no route to that address"),
     (r"Connection refused", "nothing listens on the SSH port"),
-    (r"Could not resolve hostname", "the name is not known"),
+    (r"Could not resolve hostname", "the host name is not known"),
     (r"Connection (reset|closed)|closed by remote host|Broken pipe", "the connection broke"),
 )
 """What ssh says of a host that it does not reach, and what that means."""
@@ -227,18 +225,19 @@ _STUCK = (124, 137)
 """With these `timeout` ends: ssh had connected, or would have said why not."""
 
 
-def _describe_silences(silences: Mapping[str, tuple[int, str]]) -> str:
-    """Why nodes did not answer, in brackets; each by name if the reasons differ."""
-    said = {name: _describe_silence(*why) for name, why in silences.items()}
-    if len(set(said.values())) > 1:
-        said = {name: f"{name}: {why}" for name, why in said.items()}
-    text = "; ".join(dict.fromkeys(said.values()))
-    return f" ({text})" if text else ""
+def _describe_lost(last: Attempt) -> str:
+    """The nodes that did not answer in the end, and why not, as far as that is known."""
+    why: dict[str, list[str]] = {}
+    for name in (name for name, count in last.survivors.items() if count < 0):
+        silence = last.silences.get(name)
+        said = _describe_silence(*silence) if silence else ""
+        why.setdefault(said or "no answer when the job ended", []).append(name)
+    return ", ".join(f"lost {', '.join(names)}: {said}" for said, names in why.items())
 
 
 def _describe_silence(code: int, text: str) -> str:
     if code in _STUCK:
-        return "it took the connection, but did not reply in time"
+        return "connected, but no reply in time"
     return next((what for pattern, what in _SILENCES if re.search(pattern, text)), text)
 
 
