@@ -39,7 +39,7 @@ COSTLY = (
     r"tests/(attach|chaos|docker|ec2|images|local|packaging|sim)/|"
     r"tests/e2e/(?!test_plan.py::test_an_emitted_script_(runs|passes))|"
     r"tests/workloads/test_(epochs|gradients|mnist|optimizers|programs|pytagi|readers|sgd|signals|tagi|training)|"
-    r"tests/unit/test_(batch_scripts|bootstrap|completing|download|down|encoding|follower|idle)\.|"
+    r"tests/unit/test_(batch_scripts|bootstrap|completing|download|down|encoding|follower\w*|idle)\.|"
     r"tests/unit/test_(logging|node_loss|outputs|package\w*|properties|rank|report|rerun|resume)\.|"
     r"tests/unit/test_(shellcheck|silent_queue|supervise\w*|survey)\.|tests/transport/test_(copy|run)\.|"
     r"tests/contract/test_example_provider|" + _uses("docker", "ec2")

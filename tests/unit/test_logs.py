@@ -17,7 +17,7 @@ from clusterctl.jobs.logs import read_stored
 from clusterctl.jobs.stage import KEPT_JOBS
 from clusterctl.schedulers.direct import LEAST_OUTPUT
 from clusterctl.state import Store
-from tests.unit.test_follower import ENDED, Site, site, text
+from tests.unit.followed import ENDED, Site, site, text
 
 _ = site  # a fixture
 

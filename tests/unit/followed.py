@@ -1,0 +1,85 @@
+"""A job that is followed: its nodes are folders here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl.job_model import Job
+from clusterctl.jobs.follow import Follower
+from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.logs import Piece
+from clusterctl.jobs.reconnecting import FindDead
+from clusterctl.model import Cluster, Reporter
+from clusterctl.transport.pool import Pool
+from tests.unit import making
+
+RUNNING = "running 10.0 1\n"
+ENDED = "ended 12.0 state=succeeded code=0\n"
+
+
+@dataclass
+class Site:
+    """A job of two ranks on two nodes, and the state home's folder for it."""
+
+    cluster: Cluster
+    job: Job
+    home: Path
+
+    def folder(self, node: str) -> Path:
+        return Path(self.cluster.node(node).root) / "jobs" / str(self.job.id)
+
+    def write(self, node: str, name: str, data: bytes) -> Path:
+        path = self.folder(node) / "out" / name
+        with path.open("ab") as file:
+            file.write(data)
+        return path
+
+    def state(self, text: str) -> None:
+        with (self.folder("launcher") / "state").open("a") as file:
+            file.write(text)
+
+    def copy(self, node: str, name: str) -> Path:
+        return self.home / "out" / node / name
+
+    def follow(
+        self,
+        pool: type[Pool] = Pool,
+        report: Reporter = lambda text: None,
+        find_dead: FindDead | None = None,
+        describe_use: Callable[[], str] = lambda: "",
+        **options: object,
+    ) -> tuple[Follower, list[Piece]]:
+        """All that comes; raises what the follower raises."""
+        with (
+            pool(self.cluster.nodes, identity=None, known_hosts=self.home / "none") as nodes,
+            Interrupts() as interrupts,
+            Follower(
+                *(self.job, self.cluster, nodes, self.home, interrupts, report),
+                *(find_dead, describe_use),
+            ) as follower,
+        ):
+            return follower, [
+                piece
+                for pieces in follower.batches(**options)  # type: ignore[arg-type]
+                for piece in pieces
+            ]
+
+
+def text(pieces: list[Piece], rank: int, stream: str = "stdout") -> bytes:
+    return b"".join(p.data for p in pieces if (p.rank, p.stream) == (rank, stream))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    names = ("launcher", "worker-1", "worker-2")
+    nodes = [making.node(name, "", root=str(tmp_path / name), slots=1) for name in names]
+    cluster = making.cluster(*nodes)
+    made = Site(cluster, making.job(cluster, making.spec(ranks=2)), tmp_path / "home")
+    for name in names:
+        (made.folder(name) / "out").mkdir(parents=True)
+    made.state(RUNNING)
+    return made

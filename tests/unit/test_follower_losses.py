@@ -1,0 +1,471 @@
+"""Following a job whose nodes do not answer, fall silent or come back: who is named, who is read
+on, and when the follower gives up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.job_model import JobState
+from clusterctl.jobs import connections, pace, reconnecting
+from clusterctl.jobs.logs import is_complete
+from clusterctl.model import NodeResult
+from clusterctl.transport import Transport
+from clusterctl.transport.local import LocalChannel, LocalTransport
+from clusterctl.transport.pool import Pool
+from tests.unit import making
+from tests.unit.followed import ENDED, Site, site, text
+
+__all__ = ["site"]
+
+
+class Unreachable(LocalTransport):
+    """A node whose machine is gone."""
+
+    def open(self, command: str, *, timeout: float) -> LocalChannel:
+        raise OSError("no route to host")
+
+
+class Dying(LocalTransport):
+    """A node that is gone when it is asked."""
+
+    def open(self, command: str, *, timeout: float) -> LocalChannel:
+        return super().open("exit 0", timeout=timeout)
+
+
+class Cut(LocalChannel):
+    """Ends in the middle of an answer."""
+
+    received = False
+
+    def receive(self, timeout: float) -> bytes:
+        if self.received:
+            raise ConnectionResetError("the connection was lost")
+        self.received = True
+        data = super().receive(timeout)
+        return data[: len(data) // 2]
+
+
+class CutOff(LocalTransport):
+    """A node that works, and whose first connections are cut off."""
+
+    left: ClassVar[list[None]] = []
+
+    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+        if self.left:
+            self.left.pop()
+            return Cut(command)
+        return super().open(command, timeout=timeout)
+
+
+def without(node: str, kind: type[LocalTransport]) -> type[Pool]:
+    class Without(Pool):
+        def transport(self, name: str) -> Transport:
+            return kind(making.node(name, "")) if name == node else super().transport(name)
+
+    return Without
+
+
+@pytest.mark.parametrize("kind", [Unreachable, Dying])
+def test_a_worker_that_is_gone_is_named_and_the_rest_is_read(
+    kind: type[LocalTransport], site: Site
+) -> None:
+    site.write("worker-1", "rank-0.out", b"here\n")
+    copy = site.copy("worker-2", "rank-1.out")
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"what came before\n")
+    site.state("ended 12.0 state=failed code=1 mpirun=1 started=2 survivors=worker-2:?,\n")
+    follower, pieces = site.follow(without("worker-2", kind))
+    assert text(pieces, 0) == b"here\n"
+    assert text(pieces, 1) == b"what came before\n"
+    assert list(follower.lost) == ["worker-2"]
+    assert follower.job.reason.startswith("lost worker-2")
+    assert not is_complete(site.home)
+
+
+@pytest.mark.parametrize("node", ["launcher", "worker-2"])
+def test_a_node_that_restarted_is_read_on_and_named_with_that(
+    node: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CutOff, "left", [None])
+    lines = b"".join(b"line %d\n" % number for number in range(100))
+    site.write("worker-2", "rank-1.out", lines)
+    site.state(ENDED)
+
+    class Restarted(without(node, CutOff)):  # type: ignore[misc]
+        def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+            ups = dict.fromkeys(names, b"99999.5 1.0\n") | {node: b"0.00 0.00\n"}
+            return tuple(NodeResult(node=name, exit_code=0, stdout=ups[name]) for name in names)
+
+    told: list[str] = []
+    follower, pieces = site.follow(Restarted, report=told.append)
+    assert told[-1] == f"reconnected to {node}: it restarted 0 s ago"
+    assert not [line for line in told if "does not answer" in line]
+    assert text(pieces, 1) == lines
+    assert not follower.lost
+
+
+@pytest.mark.parametrize("node", ["launcher", "worker-2"])
+def test_a_connection_that_is_cut_off_is_made_again(
+    node: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CutOff, "left", [None] * 3)
+    lines = b"".join(b"line %d\n" % number for number in range(100))
+    site.write("worker-2", "rank-1.out", lines)
+    site.state(ENDED)
+    told: list[str] = []
+    follower, pieces = site.follow(without(node, CutOff), report=told.append)
+    assert text(pieces, 1) == lines
+    assert site.copy("worker-2", "rank-1.out").read_bytes() == lines
+    again = [line for line in told if line.startswith("reconnected")]
+    assert again == [f"reconnected to {node}: the connection was lost"] * 3
+    assert follower.job.state is JobState.SUCCEEDED
+    assert not follower.lost
+    assert is_complete(site.home)
+
+
+def test_a_node_that_cuts_off_each_connection_is_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CutOff, "left", [None] * 50)
+    site.write("worker-2", "rank-1.out", b"here\n")
+    site.state(ENDED)
+    follower, _ = site.follow(without("worker-2", CutOff))
+    assert list(follower.lost) == ["worker-2"]
+    assert len(CutOff.left) == 50 - 1 - connections.RECONNECTIONS
+    assert not is_complete(site.home)
+
+
+def test_without_the_launcher_nobody_knows_how_the_job_goes(site: Site) -> None:
+    with pytest.raises(NodeUnreachable, match="lost launcher"):
+        site.follow(without("launcher", Unreachable))
+
+
+def test_what_the_workers_have_is_read_without_the_launcher(site: Site) -> None:
+    site.write("worker-1", "rank-0.out", b"zero\n")
+    site.write("worker-2", "rank-1.out", b"one\n")
+    follower, pieces = site.follow(without("launcher", Unreachable), until_ended=False)
+    assert (text(pieces, 0), text(pieces, 1)) == (b"zero\n", b"one\n")
+    assert list(follower.lost) == ["launcher"]
+    assert not is_complete(site.home)
+
+
+class Mute(LocalChannel):
+    """Says nothing, as long as `silence` is open: TCP on a connection that was cut off."""
+
+    silence: ClassVar[list[None]] = []
+
+    def receive(self, timeout: float) -> bytes:
+        if self.silence:
+            self.silence.pop()
+            time.sleep(timeout)
+            raise TimeoutError("no answer")
+        return super().receive(timeout)
+
+
+class Hanging(LocalTransport):
+    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+        return Mute(command)
+
+
+class Silent(LocalTransport):
+    """A node that works, and whose first connection never hears anything again."""
+
+    old: ClassVar[list[None]] = []
+    closed: ClassVar[list[str]] = []
+
+    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+        if self.old:
+            self.old.pop()
+            return Deaf(command)
+        return super().open(command, timeout=timeout)
+
+    def close(self) -> None:
+        self.closed.append(self.node.name)
+
+
+class Deaf(LocalChannel):
+    def receive(self, timeout: float) -> bytes:
+        time.sleep(timeout)
+        raise TimeoutError("no answer")
+
+
+def probing(answers: dict[str, NodeResult]) -> type[Pool]:
+    """worker-2 hangs; a new connection shows what there is to know of it."""
+
+    class Probing(without("worker-2", Hanging)):  # type: ignore[misc]
+        def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+            up = NodeResult(node="", exit_code=0, stdout=b"99999.5 1.0\n")
+            return tuple(replace(answers.get(name, up), node=name) for name in names)
+
+    return Probing
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (NodeResult(node="", error="no route to it"), "no route to it"),
+        (NodeResult(node="", exit_code=0, stdout=b"0.00 0.00\n"), "it restarted 0 s ago"),
+    ],
+)
+def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
+    answer: NodeResult, said: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(Mute, "silence", [None] * 6)
+    site.write("worker-2", "rank-1.out", b"after the outage\n")
+    site.state(ENDED)
+    told: list[str] = []
+    follower, pieces = site.follow(probing({"worker-2": answer}), report=told.append)
+    assert told[-2:] == [f"worker-2 has not answered for 0.1 s: {said}", "worker-2 answers again"]
+    assert text(pieces, 1) == b"after the outage\n"
+    assert not follower.lost
+
+
+def test_a_node_that_is_only_slow_is_not_reported(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(Mute, "silence", [None] * 6)
+    site.state(ENDED)
+    told: list[str] = []
+    site.follow(probing({}), report=told.append)
+    assert not [line for line in told if "worker-2" in line]
+
+
+def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "FROZEN", 0.2)
+    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(Mute, "silence", [None] * 1000)
+    site.state(ENDED)
+    told: list[str] = []
+    follower, _ = site.follow(probing({}), report=told.append)
+    why = "new connections work, but its earlier processes are frozen or very slow"
+    assert f"worker-2 has not answered for 0.2 s: {why}" in told
+    assert follower.lost == {"worker-2": why}
+
+
+def test_a_connection_that_hears_nothing_any_more_is_made_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine has got another address."""
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "FROZEN", 0.2)
+    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(Silent, "old", [None])
+    monkeypatch.setattr(Silent, "closed", [])
+    site.write("worker-2", "rank-1.out", b"all of it\n")
+    site.state(ENDED)
+    told: list[str] = []
+    follower, pieces = site.follow(without("worker-2", Silent), report=told.append)
+    assert told[-1].startswith("reconnected to worker-2")
+    assert Silent.closed[:1] == ["worker-2"]  # all else on that connection would hear nothing, too
+    assert text(pieces, 1) == b"all of it\n"
+    assert not follower.lost
+
+
+def test_a_launcher_that_restarted_is_named_with_that(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Restarted(without("launcher", Dying)):  # type: ignore[misc]
+        def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+            return (NodeResult(node="launcher", exit_code=0, stdout=b"0.00 0.00\n"),)
+
+    with pytest.raises(NodeUnreachable, match=r"lost launcher .*: it restarted 0 s ago"):
+        site.follow(Restarted)
+
+
+class Network:
+    """What all connections of a pool go through: it can be cut."""
+
+    def __init__(self) -> None:
+        self.works = True
+
+    def check(self) -> None:
+        if not self.works:
+            raise ConnectionResetError("no route to it")
+
+    def pool(self, cut: Sequence[str]) -> type[Pool]:
+        """Connections to the nodes `cut` end with the network; those to others do not."""
+        network = self
+
+        class Line(LocalChannel):
+            def receive(self, timeout: float) -> bytes:
+                network.check()
+                return super().receive(timeout)
+
+        class Reached(LocalTransport):
+            def connect(self, timeout: float) -> None:
+                network.check()
+
+            def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
+                network.check()
+                return Line(command)
+
+        class Through(Pool):
+            def transport(self, name: str) -> Transport:
+                return Reached(making.node(name, "")) if name in cut else super().transport(name)
+
+            def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
+                down = NodeResult(node="", error="no route to it")
+                up = NodeResult(node="", exit_code=0, stdout=b"99999.5 1.0\n")
+                lost = () if network.works else cut
+                return tuple(replace(down if name in lost else up, node=name) for name in names)
+
+        return Through
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    monkeypatch.setattr(reconnecting, "PAUSE", 0.05)
+    return Network()
+
+
+ALL_NODES = ("launcher", "worker-1", "worker-2")
+
+
+@pytest.mark.timeout(60)
+def test_an_outage_of_our_own_network_ends_nothing_and_costs_no_line(
+    site: Site, network: Network
+) -> None:
+    """It is told in one line, for how long we go on trying, and that it is over. The job has ended
+    in the meantime."""
+    site.write("worker-1", "rank-0.out", b"before\n")
+    site.write("worker-2", "rank-1.out", b"before\n")
+    told: list[str] = []
+
+    def pass_on(line: str) -> None:
+        told.append(line)
+        if line.startswith("lost the connection"):
+            site.write("worker-1", "rank-0.out", b"meanwhile\n")
+            site.write("worker-2", "rank-1.out", b"meanwhile\n")
+            site.state(ENDED)
+            threading.Timer(0.5, setattr, [network, "works", True]).start()
+
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    follower, pieces = site.follow(network.pool(ALL_NODES), report=pass_on)
+    assert text(pieces, 0) == text(pieces, 1) == b"before\nmeanwhile\n"
+    assert follower.job.state is JobState.SUCCEEDED
+    assert not follower.lost
+    assert is_complete(site.home)
+    assert [line for line in told if "lost" in line] == [
+        "lost the connection to launcher,worker-[1-2]: no route to it; job 7 keeps running."
+        " Trying to reconnect for 10 minutes; press Ctrl-C to stop trying"
+    ]
+    assert any(line.startswith("reconnected to ") for line in told)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_was_cut_off_from_us_is_read_on_when_it_answers_again(
+    site: Site, network: Network
+) -> None:
+    site.write("worker-2", "rank-1.out", b"before\n")
+    told: list[str] = []
+
+    def pass_on(line: str) -> None:
+        told.append(line)
+        if "does not answer" in line:
+            site.write("worker-2", "rank-1.out", b"meanwhile\n")
+            network.works = True
+        if line.startswith("reconnected"):
+            site.state(ENDED)
+
+    network.works = False
+    follower, pieces = site.follow(network.pool(("worker-2",)), report=pass_on)
+    assert text(pieces, 1) == b"before\nmeanwhile\n"
+    assert "worker-2 does not answer, its output is missing: no route to it" in told
+    assert not follower.lost
+    assert is_complete(site.home)
+
+
+@pytest.mark.timeout(60)
+def test_a_launcher_that_stays_away_is_given_up_in_the_end(
+    site: Site, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "GIVE_UP", 0.3)
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    with pytest.raises(NodeUnreachable, match=r"lost launcher while .*: no route to it") as caught:
+        site.follow(network.pool(ALL_NODES))
+    assert "`clusterctl logs 7 -f` reconnects" in caught.value.hint
+
+
+@pytest.mark.timeout(60)
+def test_a_launcher_that_is_known_to_be_gone_is_not_waited_for(
+    site: Site, network: Network
+) -> None:
+    told: list[str] = []
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    with pytest.raises(NodeUnreachable, match=r"lost launcher while .*: terminated"):
+        site.follow(
+            network.pool(ALL_NODES),
+            report=told.append,
+            find_dead=lambda: {"launcher": "terminated: EC2 reclaimed the spot instance"},
+        )
+    assert not [line for line in told if line.startswith("lost the connection")]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_launcher_of_which_nothing_is_known_is_waited_for(
+    answers: bool, site: Site, network: Network
+) -> None:
+    """Whoever has made the machines knows nothing, or cannot be reached either."""
+
+    def find_dead() -> dict[str, str]:
+        if answers:
+            return {"worker-1": "gone"}
+        raise ProviderError("AWS does not answer")
+
+    def pass_on(line: str) -> None:
+        if line.startswith("lost the connection"):
+            network.works = True
+            site.state(ENDED)
+
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    follower, _ = site.follow(network.pool(ALL_NODES), report=pass_on, find_dead=find_dead)
+    assert follower.job.state is JobState.SUCCEEDED
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_nothing_answers(site: Site, network: Network) -> None:
+    def pass_on(line: str) -> None:
+        if line.startswith("lost the connection"):
+            signal.raise_signal(signal.SIGINT)
+
+    threading.Timer(0.5, setattr, [network, "works", False]).start()
+    with pytest.raises(KeyboardInterrupt):
+        site.follow(network.pool(ALL_NODES), report=pass_on)
+
+
+def test_a_job_that_has_written_nothing_for_long_is_told_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "STILL", 0.6)
+    told: list[str] = []
+
+    def report(line: str) -> None:
+        told.append(line)
+        if "has written nothing" in line:
+            threading.Timer(1.0, site.state, [ENDED]).start()
+
+    follower, _ = site.follow(report=report, describe_use=lambda: ", and its ranks use no CPU")
+    assert follower.job.state is JobState.SUCCEEDED
+    silent = [line for line in told if "has written nothing" in line]
+    assert silent == [
+        "job 7 has written nothing for 0.01 minutes, and its ranks use no CPU;"
+        " `clusterctl doctor 7` shows what its ranks are doing"
+    ]
