@@ -123,6 +123,7 @@ class Direct:
                 **list_watch_values(job),
                 **list_resume_values(job),
                 resume_limit=RESUME_LIMIT,
+                holders=_list_holders(job, where),
                 ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
                 # Nodes on one host can only be lost together.
@@ -219,6 +220,19 @@ def _slots(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
         {"node": place.node, "folder": where[place.node], "slot": slot}
         for place in job.placement
         for slot in range(place.count)
+    ]
+
+
+def _list_holders(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
+    """The nodes that may have snapshots, that of rank 0 first, with the ranks that run there."""
+    return [
+        {
+            "name": place.node,
+            "folder": where[place.node],
+            "first": place.first,
+            "count": place.count,
+        }
+        for place in job.placement
     ]
 
 

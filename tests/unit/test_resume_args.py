@@ -3,9 +3,7 @@ snapshot, and only if there is one."""
 
 from __future__ import annotations
 
-import shlex
 import subprocess
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,25 +54,13 @@ def test_without_a_snapshot_nothing_is_added(site: Site) -> None:
     assert said(site, "worker-1", 0) == ["/bin/sh:", "/bin/sh:"]
 
 
-def test_a_snapshot_that_was_cut_short_is_passed_over(site: Site, tmp_path: Path) -> None:
-    """As by a kill while torch.save wrote it: every attempt that begins with it would fail."""
-    whole, torn = tmp_path / "whole.pt", tmp_path / "torn.pt"
-    with zipfile.ZipFile(whole, "w") as archive:
-        archive.writestr("data.pkl", b"\0" * 1000)
-    torn.write_bytes(whole.read_bytes()[:-30])
-    copies = f"cp {shlex.quote(str(whole))} 1.pt; sleep 0.02; cp {shlex.quote(str(torn))} 2.pt"
-    script = f'echo "$1"; [ $CLUSTERCTL_ATTEMPT = 2 ] || {{ {copies}; exit 5; }}'
-    job = site.ended(site.submit(1, script, BOTH, retries=1, resume_args="--resume {snapshot}"))
-    assert job.state is JobState.SUCCEEDED, site.story(job)
-    assert said(site, "worker-1", 0)[1] == str(site.folder("worker-1", 1) / "work/1.pt")
-
-
 def test_a_folder_comes_with_all_that_is_in_it(site: Site) -> None:
     """What a rank has written there itself stays."""
     script = (
         'cat "$1/all" "$1/own" 2>/dev/null;'
         " [ $CLUSTERCTL_ATTEMPT = 2 ] || { mkdir -p runs/step-2; echo $RANK >runs/step-2/own;"
-        " if [ $RANK = 0 ]; then touch runs/step-2/model.safetensors; echo all >runs/step-2/all;"
+        " if [ $RANK = 0 ]; then echo all >runs/step-2/all;"
+        " printf '\\2\\0\\0\\0\\0\\0\\0\\0{}' >runs/step-2/model.safetensors;"
         " echo it >elsewhere; fi; exit 5; }"
     )
     job = site.ended(
