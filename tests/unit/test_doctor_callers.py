@@ -40,12 +40,25 @@ def test_ranks_whose_calls_differ_further_out() -> None:
     assert "rank 0 from train, train.py:20; rank 1 from <module>, train.py:30" in finding.text
 
 
-@pytest.mark.parametrize("moved", [True, False])
-def test_ranks_on_the_same_way_or_that_go_on(moved: bool) -> None:
+@pytest.mark.parametrize("moved", [True, None])
+def test_ranks_on_the_same_way_or_that_go_on(moved: bool | None) -> None:
     second = syncs(("step", 15), MAIN) if moved else syncs(("step", 12), MAIN)
     found = two_ranks(syncs(("step", 12), MAIN), second)
     found.ranks[0].moved = moved
     assert doctor.judge(found) == ()
+
+
+def test_ranks_that_hang_in_one_call_at_one_line() -> None:
+    found = two_ranks(syncs(MAIN, call="gather"), syncs(MAIN, call="gather"))
+    found.ranks[0].moved = found.ranks[1].moved = False
+    [finding] = doctor.judge(found)
+    assert (finding.kind, finding.serious, finding.ranks) == ("mismatch", True, (0, 1))
+    assert finding.text == (
+        "all ranks wait in gather at comm.py:7, and none has made progress for 5 s: they may have"
+        " different sizes, groups or roots there"
+    )
+    assert "the root (src, dst)" in finding.advice
+    assert "skipped a step" in finding.advice
 
 
 def test_ranks_that_all_look_for_a_message() -> None:

@@ -94,7 +94,7 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     waiting = [stack.collective for stack in evidence.stacks.values() if stack.collective]
     same = len({stack.point for stack in evidence.stacks.values()}) == 1
     if same and len(waiting) == len(living):
-        return _describe_same(waiting[0], [rank.moved for rank in living], evidence.watched)
+        return _describe_same(waiting[0], any(rank.moved for rank in living))
     if waiting and any(rank.moved for rank in living):
         return "the ranks communicate and make progress, and nothing is wrong with the nodes"
     busy = [rank for rank in living if rank.usage is not None and rank.usage >= waits.BUSY]
@@ -106,18 +106,11 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     return "nothing is wrong with the nodes, and no rank waits for another one"
 
 
-def _describe_same(call: str, moved: Sequence[bool | None], watched: int) -> str:
-    """What it may mean that all ranks are in one call at the same line."""
+def _describe_same(call: str, moved: bool) -> str:
+    """What it may mean that all ranks are in one call at the same line, if they may go on."""
     place = f"all ranks are in {call} at the same line"
-    if any(moved):
+    if moved:
         return f"{place} and make progress, and nothing is wrong with the nodes"
-    if False in moved:
-        return (
-            f"{place}, and none has made progress for {watched} s, though nothing is wrong"
-            " with the nodes: one of them may have skipped a step, and be in another pass of a loop"
-            " (after an exception that was caught, for example), or they use different sizes,"
-            " groups or roots"
-        )
     return (
         f"{place}, and nothing is wrong with the nodes: it may only be slow, or the ranks use"
         " different sizes or groups"

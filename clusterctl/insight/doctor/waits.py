@@ -73,7 +73,7 @@ def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
     elif rendezvous.all_meet(living.values()):
         yield from rendezvous.judge_rendezvous(evidence)
     else:
-        yield from _judge_callers(evidence, living)
+        yield from _judge_same_line(evidence, living)
 
 
 def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
@@ -141,19 +141,30 @@ def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
     )
 
 
-def _judge_callers(evidence: Evidence, living: Mapping[int, Stack]) -> Iterator[Finding]:
-    """All ranks are in one call at the same line, in a function that several others call."""
+def _judge_same_line(evidence: Evidence, living: Mapping[int, Stack]) -> Iterator[Finding]:
+    """All ranks are in one call at the same line, which ends unless they do not fit together: they
+    may have come there from others, through a function that calls it for several."""
+    moved = [evidence.ranks[number].moved for number in living]
+    where = next(iter(living.values())).describe()
     callers = stacks.tell_callers(living)
-    if callers and not any(evidence.ranks[number].moved for number in living):
-        yield Finding(
-            "mismatch",
-            f"ranks wait in {next(iter(living.values())).describe()}, and have come there from"
-            f" different lines: {callers}",
-            "look for a branch that only some ranks take: each of these lines may have another"
-            " group, tensor or root",
-            _describe_unmoved(evidence),
-            ranks=tuple(living),
-        )
+    if any(moved) or not (callers or False in moved):
+        return
+    yield Finding(
+        "mismatch",
+        f"ranks wait in {where}, and have come there from different lines: {callers}"
+        if callers
+        else f"all ranks wait in {where}, and none has made progress for {evidence.watched} s: they"
+        " may have different sizes, groups or roots there",
+        "look for a branch that only some ranks take: each of these lines may have another group,"
+        " tensor or root"
+        if callers
+        else "print the tensor's shape, the group and the root (src, dst) on each rank before that"
+        " line: they have to be equal; or one of them has skipped a step, and is in another pass of"
+        " a loop (after an exception that was caught, for example); or much data takes its time on"
+        " a slow network",
+        _describe_unmoved(evidence) if callers else (),
+        ranks=tuple(living),
+    )
 
 
 def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
