@@ -32,7 +32,7 @@ def test_ranks_that_all_sleep_in_a_loop_are_named_with_their_line() -> None:
     [finding] = doctor.judge(all_sleep())
     assert (finding.kind, finding.serious, finding.ranks) == ("asleep", True, (0, 1))
     assert finding.text == (
-        "no rank computes, and none waits for the others: ranks 0, 1 are sleeping at skip,"
+        "no rank computes, and none waits for the others: ranks 0, 1 are each sleeping at skip,"
         " train.py:9"
     )
     assert "without internet" in finding.advice

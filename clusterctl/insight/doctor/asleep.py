@@ -25,7 +25,9 @@ def find_asleep(evidence: Evidence) -> Iterator[Finding]:
     for item in folded[:_SHOWN]:
         first = living[item.ranks[0]]
         who = evidence.place(first.number) if len(living) == 1 else name_ranks(item.ranks)
-        doing = f"{'is' if len(item.ranks) == 1 else 'are'} {find_wait(first, item.stack).text}"
+        doing = (
+            f"{'is' if len(item.ranks) == 1 else 'are each'} {find_wait(first, item.stack).text}"
+        )
         told.append(f"{who} {doing} at {item.stack.describe()}")
     more = f"; and {len(folded) - _SHOWN} other places" if len(folded) > _SHOWN else ""
     common = folded[0]
