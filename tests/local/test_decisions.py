@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import ExitStack
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import NodeResult
+from clusterctl.model import ClusterSpec, NodeGroup, NodeResult
 from clusterctl.providers.local import layout, modes, namespaces, sshd
+from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.local.sshd import Server
 from clusterctl.providers.shared import subnets
 
@@ -223,6 +225,19 @@ def test_no_sshd_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with pytest.raises(ProviderError, match="sshd is not installed") as error:
         sshd.find_server()
     assert "apt-get install openssh-server" in error.value.hint
+
+
+def test_another_system_than_linux_says_what_is_possible_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(
+        ProviderError, match="local clusters need Linux, and this is macOS"
+    ) as error:
+        LocalProvider().plan(
+            ClusterSpec(name="lab", provider="local", groups=(NodeGroup(count=2, family="cpu"),))
+        )
+    assert "clusterctl attach" in error.value.hint
 
 
 FULL, NONE, NO_NET = "000001ffffffffff", "0000000000000000", "000001ffffffefff"

@@ -7,6 +7,7 @@ import pwd
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _PACKAGES = (
     "install it: apt-get install openssh-server (Debian, Ubuntu), "
     "dnf install openssh-server (Fedora, RHEL)"
 )
+_SYSTEMS = {"darwin": "macOS"}
 _SHADOW = Path("/etc/shadow")
 
 
@@ -40,7 +42,14 @@ class Server:
 
 
 def find_server() -> Server:
-    """Raises ProviderError where no sshd of ours could run, with the package to install."""
+    """Raises ProviderError where no sshd of ours could run: on another system than Linux, without
+    sshd (with the package to install), for a user that the system does not know."""
+    if sys.platform != "linux":
+        raise ProviderError(
+            f"local clusters need Linux, and this is {_SYSTEMS.get(sys.platform, sys.platform)}",
+            hint="run clusterctl in a Linux machine or container; or use machines on EC2"
+            " (`clusterctl up --cpu t3.xlarge`) or your own (`clusterctl attach`)",
+        )
     path = shutil.which("sshd", path=SEARCH)
     if path is None:
         raise ProviderError("sshd is not installed on this machine", hint=_PACKAGES)
