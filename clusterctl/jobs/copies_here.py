@@ -16,6 +16,8 @@ class Copies:
 
     when: float
     files: tuple[tuple[str, int, float], ...]
+    left_out: tuple[int, int] = (0, 0)
+    """How many more outputs there were, and their bytes: as far as the launcher has said so."""
 
 
 def place(job_folder: Path) -> Path:

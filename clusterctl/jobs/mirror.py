@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clusterctl import assets, unpack
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
-from clusterctl.formats import format_time
+from clusterctl.formats import count, format_bytes, format_time
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import block_copies, bucket_copies, copies_here, stage, systems
 from clusterctl.jobs.copies_here import Copies
@@ -61,18 +61,24 @@ def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict
 def parse(launcher: str, printed: bytes) -> dict[str, Copies]:
     """What templates/job/mirrored.sh.j2 printed there. Raises RecordError."""
     found: dict[str, tuple[float, list[tuple[str, int, float]]]] = {}
+    left: dict[str, tuple[int, int]] = {}
     name = ""
     try:
         for item in printed.split(b"\0")[:-1]:
             size, modified, path = item.decode(errors="surrogateescape").split(" ", 2)
-            if not path.startswith("./"):
+            if path == "-":
+                left[name] = int(size), int(modified)
+            elif not path.startswith("./"):
                 name = path
                 found[name] = (float(modified), [])
             else:
                 found[name][1].append((path.removeprefix("./"), int(size), float(modified)))
     except (ValueError, KeyError) as error:
         raise make_unreadable_error(launcher) from error
-    return {name: Copies(when, tuple(files)) for name, (when, files) in found.items()}
+    return {
+        name: Copies(when, tuple(files), left.get(name, (0, 0)))
+        for name, (when, files) in found.items()
+    }
 
 
 def make_unreadable_error(node: str) -> RecordError:
@@ -124,10 +130,18 @@ def copy(
 
 def describe(copies: Mapping[str, Copies]) -> list[str]:
     """From when they are, for people."""
-    return [
-        f"using the launcher's copies of the files of {name}, as of {format_time(found.when)}"
-        for name, found in sorted(copies.items())
-    ]
+    lines = []
+    for name, found in sorted(copies.items()):
+        when = format_time(found.when)
+        lines.append(f"using the launcher's copies of the files of {name}, as of {when}")
+        number, size = found.left_out
+        if number:
+            lines.append(
+                f"{count(number, 'more file')} of {name} ({format_bytes(size)})"
+                f" {'was' if number == 1 else 'were'} not copied to the launcher:"
+                " `run --keep-files` chooses what is copied"
+            )
+    return lines
 
 
 def _folder(job: Job, cluster: Cluster) -> str:

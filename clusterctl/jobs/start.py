@@ -21,6 +21,7 @@ from clusterctl.schedulers.direct import (
     LEAST_OUTPUT,
     MIRROR_RESERVE,
     OUTPUT,
+    SMALL,
     STACK_LIMIT,
 )
 from clusterctl.state import Home
@@ -101,6 +102,7 @@ def _rank_files(
         id=job.id,
         folder=folder,
         reserve=MIRROR_RESERVE,
+        small=0 if job.spec.keep_files else SMALL,
         points=job.spec.is_sweep,
         resume_args=job.spec.resume_args,
     )

@@ -444,7 +444,8 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     ),
     "mirrored.sh": (
         lambda text: mirror.parse("launcher", os.fsencode(text)),
-        ("0 1750000000 worker-1\0", "7 1750000000.5 ./a b\0", "7 1 ./a\0", "0 nan ./\0", "\0"),
+        ("0 1750000000 worker-1\0", "3 9 -\0", "7 1750000000.5 ./a b\0", "7 1 ./a\0",
+         "0 nan ./\0", "\0"),
     ),
     "copies": (
         lambda text: copies_here.parse(text.encode()),

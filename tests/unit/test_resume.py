@@ -245,6 +245,20 @@ def test_a_lost_node_is_replaced_by_the_launchers_copies(
     assert have(new, "worker-2")["snapshot"] == "epoch 4", "what is there is newer than its copy"
 
 
+def test_what_the_launcher_has_no_copies_of_is_said(old: Staged, tree: Path) -> None:
+    copy_to_launcher(old, "worker-1", "worker-2")
+    mirror = old.work("launcher").parent / "mirror"
+    (mirror / ".worker-1.left").write_text("4 480000000 120000000 out/it's big.h5\n")
+    (mirror / ".worker-2.left").touch()
+    for name in ("worker-1", "worker-2"):
+        shutil.rmtree(old.work(name).parent)
+    said = move(old, old, tree)
+    assert said[0].startswith(SINCE)
+    assert said[1].startswith("4 more files of worker-1 (480.0 MB) were not copied to the launcher")
+    assert "of worker-2" in said[2]
+    assert have(old, "worker-1")["snapshot"] == "epoch 3"
+
+
 def test_a_job_whose_launcher_was_made_anew_is_lost_and_goes_on(
     old: Staged, tree: Path, call: Call
 ) -> None:

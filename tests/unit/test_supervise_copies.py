@@ -139,6 +139,28 @@ def test_a_file_that_never_stays_as_it_is_keeps_its_last_copy(apart: Site) -> No
     until(lambda: mirrored(apart).get("worker-1/it") == "last\n")
 
 
+@pytest.mark.parametrize("chosen", [(), ("small",)], ids=["by default", "as was asked for"])
+def test_large_outputs_that_are_not_copied_are_named(apart: Site, chosen: tuple[str, ...]) -> None:
+    """Once, where the ranks write: nobody would miss them before their node is lost."""
+    script = (
+        "echo it >small; until [ -e end ]; do sleep 0.1; truncate -s 123000000 big.h5;"
+        " truncate -s 100000001 'not so big'; done"
+    )
+    job = apart.submit(1, script, BOTH, keep_files=chosen)
+    left = apart.folder("launcher", 1) / "mirror" / ".worker-1.left"
+    until(lambda: left.exists() and left.read_text().startswith("2 223000001 "))
+    seen = left.stat().st_mtime
+    until(lambda: left.stat().st_mtime > seen)
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    assert "worker-1/big.h5" not in mirrored(apart)
+    said = (apart.folder("worker-1", 1) / "out" / "rank-0.err").read_text()
+    text = "outputs of more than 100 MB are not copied off this node"
+    assert said.count(text) == (0 if chosen else 1)
+    assert chosen or "(2 of them; the largest is big.h5, 123 MB)" in said
+
+
 def test_with_sync_a_job_that_ends_before_the_first_look_is_copied(apart: Site) -> None:
     apart.change = lambda text: text
     job = apart.submit(1, "echo it >saved", BOTH, sync="/there")

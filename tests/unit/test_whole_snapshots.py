@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.job_model import Job, JobState
-from tests.unit.test_supervise import BOTH, Site, site
+from tests.unit.supervised import BOTH, Site, site
 
 __all__ = ["site"]
 
