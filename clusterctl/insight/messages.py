@@ -48,6 +48,8 @@ EXITS = {
     " smaller batch, fewer ranks per node (--ranks-per-node) or larger machines",
     139: "a segmentation fault is a bug in native code, or in a package built for another version;"
     " its output has the Python line at which that happened",
+    142: "SIGALRM comes from a timer that the program, or what it uses, has set with signal.alarm",
+    153: "SIGXFSZ comes from the kernel when a file grows beyond `ulimit -f`",
     127: "the program, or one that it starts, was not found on the node; check its name and PATH",
     126: "the program may not be executed there; check its mode, and what its #! line names",
 }

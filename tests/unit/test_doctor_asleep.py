@@ -103,3 +103,15 @@ def test_a_rank_that_waits_for_a_key_of_the_store() -> None:
     [finding] = doctor.judge(two_ranks(reduces(), waits))
     assert "waiting for a key of PyTorch's store at run_id, train.py:10" in finding.text
     assert "the same name" in finding.advice
+
+
+def test_ranks_that_all_compute_are_told_with_their_line() -> None:
+    """On a busy machine they get less than half of a processor."""
+    loop = stack(("pack", f"{WORK}/data.py", 7))
+    found = two_ranks(loop, loop)
+    for rank in found.ranks.values():
+        rank.usage, rank.running = 0.3, True
+    assert doctor.judge(found) == ()
+    assert doctor.summarize(found, ()) == (
+        "2 of 2 ranks compute, and nothing is wrong with the nodes: ranks 0, 1 at pack, data.py:7"
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl import stacks
 from clusterctl.insight import doctor
-from tests.unit.test_doctor import C10D, WORK, kinds, meets, stack, two_ranks
+from tests.unit.test_doctor import C10D, WORK, kinds, meets, reduces, stack, two_ranks
 
 
 def syncs(*callers: tuple[str, int], call: str = "all_reduce") -> stacks.Stack:
@@ -82,3 +82,20 @@ def test_two_ranks_with_one_number() -> None:
     [finding] = doctor.judge(two_ranks(meets(*native), meets(*native)))
     assert kinds([finding]) == ["rendezvous"]
     assert "two use the same RANK" in finding.text
+
+
+def test_an_exception_that_a_rank_has_caught_and_printed() -> None:
+    """It has skipped a collective since, and meets the others in another one."""
+    found = two_ranks(reduces(12), reduces(14, "broadcast"))
+    found.ranks[1].out = "step 8"
+    found.ranks[1].err = (
+        "Traceback (most recent call last):\n"
+        f'  File "{WORK}/train.py", line 8, in loss_of\n    raise ValueError(name)\n'
+        "ValueError: image 7 is truncated\n"
+    )
+    [finding] = doctor.judge(found)
+    assert finding.lines == (
+        'rank 1 has printed: File "train.py", line 8, in loss_of raise ValueError(name)'
+        " ValueError: image 7 is truncated",
+    )
+    assert "caught an exception" in finding.advice

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from clusterctl import stacks
 from clusterctl.insight.doctor import asleep, endings, failures, nodes, recorded, waits
 from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
@@ -19,6 +20,7 @@ from clusterctl.insight.doctor.finding import renew as renew
 from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
 from clusterctl.insight.doctor.waits import find_watchable as find_watchable
 from clusterctl.job_model import Hang, JobState
+from clusterctl.stacks import name_ranks
 
 
 def describe_hang(hang: Hang) -> Finding:
@@ -97,12 +99,17 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
         return _describe_same(waiting[0], any(rank.moved for rank in living))
     if waiting and any(rank.moved for rank in living):
         return "the ranks communicate and make progress, and nothing is wrong with the nodes"
-    busy = [rank for rank in living if rank.usage is not None and rank.usage >= waits.BUSY]
+    busy = [rank for rank in living if rank.running or (rank.usage or 0.0) >= waits.BUSY]
     if not evidence.stacks:
         doing = "they compute, or poll for messages" if busy else "they may wait for each other"
         return f"nothing is wrong with the nodes; without stacks of the ranks, {doing}"
     if busy:
-        return f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
+        where = stacks.fold({rank.number: rank.stack for rank in busy if rank.stack})
+        places = [f"{name_ranks(item.ranks)} at {item.stack.describe()}" for item in where[:3]]
+        return (
+            f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
+            f"{': ' if places else ''}{'; '.join(places)}"
+        )
     return "nothing is wrong with the nodes, and no rank waits for another one"
 
 

@@ -54,8 +54,12 @@ def explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Ite
 
 def find_last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[str]:
     """What ranks at different places have printed last, which may say why they are there."""
+    raised = {n: find_last_error(evidence.ranks[n].err) for item in waiting for n in item.ranks}
+    printed = [number for number, error in raised.items() if error]
+    for number in printed[:3]:
+        yield f"rank {number} has printed: {' '.join(' '.join(raised[number]).split())}"
     for number in (item.ranks[0] for item in waiting[:3]):
-        if said := _last_line(evidence.ranks[number]):
+        if number not in printed and (said := _last_line(evidence.ranks[number])):
             yield f"rank {number}'s last line of output: {said}"
 
 

@@ -137,6 +137,14 @@ MESSAGES: tuple[Message, ...] = (
         "https://docs.pytorch.org/docs/stable/cpp_index.html",
     ),
     Message(
+        "shadowed",
+        r"partially initialized module .*circular import"
+        r"|No module named .*; '\w+' is not a package",
+        "two modules import each other, or a file of the project has the name of a library",
+        "rename the file if it is called like a library, such as random.py, torch.py or cuda.py",
+        "https://docs.python.org/3/faq/programming.html",
+    ),
+    Message(
         "module",
         r"(ModuleNotFoundError|ImportError|python[\d.]*): No module named",
         "a Python package is missing on a node",
@@ -144,11 +152,13 @@ MESSAGES: tuple[Message, ...] = (
         "https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     ),
     Message(
-        "shadowed",
-        r"partially initialized module .*circular import",
-        "two modules import each other, or a file of the project has the name of a library",
-        "rename the file if it is called like a library, such as random.py or cuda.py",
-        "https://docs.python.org/3/faq/programming.html",
+        "spawned",
+        r"multiprocessing/spawn\.py\", line \d+, in _fixup_main"
+        r"|An attempt has been made to start a new process before",
+        "a process that the program has spawned, as for a data loader, runs the script again from"
+        " its top, and fails there",
+        'put all but imports and definitions under `if __name__ == "__main__":`',
+        "https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods",
     ),
     Message(
         "no-input",
