@@ -377,6 +377,22 @@ def test_a_launcher_that_restarted_is_the_reason_of_a_lost_job(site: Site) -> No
     )
 
 
+def test_a_copy_that_ended_with_the_launcher_is_removed(site: Site) -> None:
+    job = site.submit(1, "while :; do sleep 0.1; done", BOTH)
+    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    broken, going = (site.folder("launcher", 1) / "mirror" / f".worker-{n}.part" for n in (1, 2))
+    for part in (broken, going):
+        (part / "files").mkdir(parents=True)
+        (part / "files" / "model.pt").write_text("half of it")
+    with open(going.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kill_supervisor(site, 1)
+        job = site.ended(job)
+        assert job.state is JobState.LOST, site.story(job)
+        assert not broken.exists()
+        assert going.exists(), "whoever writes it removes it"
+
+
 def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:
     """Whether or not anybody has asked after the lost job."""
     job = site.submit(1, "while :; do sleep 0.1; done", BOTH)
