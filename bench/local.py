@@ -214,7 +214,7 @@ def connected_to_start(store: Store) -> float:
 def prepare(store: Store) -> run_action.Prepared:
     """A job for trivial.py, decided but not shipped."""
     resolved = run_action.resolve(["trivial.py"], None, None)
-    number = run_action.next_number(store, dry=False)
+    number = run_action.choose_number(store, dry=False)
     spec = JobSpec(program=resolved.program)
     return run_action.prepare(store.cluster("default"), spec, resolved, {}, number=number)
 

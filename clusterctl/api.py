@@ -180,9 +180,9 @@ class Cluster:
         )
         lines.finish()
         if callable(program):
-            return call.results(self._store, job)
+            return call.read_results(self._store, job)
         if check and job.state is not JobState.SUCCEEDED:
-            raise call.fail(job)
+            raise call.explain_failure(job)
         return job
 
     def _prepare(
@@ -218,9 +218,9 @@ class Cluster:
             env_files=tuple(str(path.absolute()) for path in given.env_file),
         )
         node_loss.check(wanted.on_node_loss, cluster)
-        number = run.next_number(self._store, dry=True)
+        number = run.choose_number(self._store, dry=True)
         run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
-        number = run.next_number(self._store, dry=False)
+        number = run.choose_number(self._store, dry=False)
         return run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
 
     def jobs(self) -> tuple[Job, ...]:
@@ -278,7 +278,7 @@ class Cluster:
         )
 
     def _number(self, job: int | None) -> int:
-        return job_actions.last_job(self._store, self.name).id if job is None else job
+        return job_actions.find_last_job(self._store, self.name).id if job is None else job
 
 
 class _Lines:

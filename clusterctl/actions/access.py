@@ -21,7 +21,7 @@ SSH_FAILED = 255
 """ssh's own exit code when it gets no connection."""
 
 
-def node_of(cluster: Cluster, name: str | None) -> Node:
+def find_node(cluster: Cluster, name: str | None) -> Node:
     """The node of that name (the launcher, unless named), or RecordError with the names there
     are."""
     for node in cluster.nodes:
@@ -41,7 +41,7 @@ def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
     """The OpenSSH command line for a node (the launcher, unless named), for the cluster's `ssh`
     folder. `words` reach the program there as they are here, but for a single one, which the
     node's shell reads: `-- 'ls | wc'`."""
-    node = node_of(cluster, name)
+    node = find_node(cluster, name)
     if node.here:
         return ["/bin/sh", *(["-c", _start_at_home(words)] if words else [])]
     if words:
@@ -62,7 +62,7 @@ def _start_at_home(words: list[str]) -> str:
     return f"cd; {words[0] if len(words) == 1 else shlex.join(words)}"
 
 
-def shell(
+def open_shell(
     store: Store, cluster: Cluster, name: str | None, words: list[str], report: Reporter
 ) -> int:
     """Hands the terminal to ssh; its exit code, which is the remote command's.
@@ -72,12 +72,12 @@ def shell(
     """
     argv = ssh_argv(cluster, name, words)
     _prepare_ssh(store, cluster)
-    if not words and node_of(cluster, name).role is not Role.LOGIN:
+    if not words and find_node(cluster, name).role is not Role.LOGIN:
         terminal.prepare(store, cluster, report)
     code = process.run_in_foreground(argv, cwd=store.folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
-            pool.transport(node_of(cluster, name).name).connect(CONNECT_TIMEOUT)
+            pool.transport(find_node(cluster, name).name).connect(CONNECT_TIMEOUT)
     return code
 
 
@@ -91,7 +91,7 @@ def forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], s
             wrong or f"{target!r} is not [NODE:]PORT",
             hint="for example clusterctl forward worker-1:6006",
         )
-    node = node_of(cluster, name)
+    node = find_node(cluster, name)
     if node.here:
         raise UsageError(f"{node.name} is this machine", hint=f"its port is localhost:{text}")
     here = f"127.0.0.1:{port or int(text)}"
@@ -127,7 +127,7 @@ def execute(
     store: Store, cluster: Cluster, name: str | None, words: list[str], timeout: float
 ) -> NodeResult:
     """The command's result as data, for --json."""
-    node = node_of(cluster, name)
+    node = find_node(cluster, name)
     _prepare_ssh(store, cluster)
     with open_pool(store, cluster) as pool:
         return pool.transport(node.name).run(_start_at_home(words), timeout=timeout)
@@ -203,4 +203,4 @@ def _split(cluster: Cluster, text: str) -> tuple[str, str] | None:
     name, colon, path = text.partition(":")
     if not colon or "/" in name:
         return None
-    return node_of(cluster, name).name, path or "."
+    return find_node(cluster, name).name, path or "."

@@ -13,7 +13,7 @@ from clusterctl.providers.protocol import Guarded
 from clusterctl.state import ClusterLock, Store
 
 
-def hint(cluster: str) -> str:
+def advise(cluster: str) -> str:
     """What to do where this machine is not let in."""
     return f"`clusterctl allow -c {cluster}` opens the cluster to your present address"
 
@@ -57,4 +57,4 @@ def explain(error: NodeUnreachable) -> ClusterctlError:
         why = shut_out(store, cluster, error.message)
     except ClusterctlError:
         return error
-    return NodeUnreachable(f"{error.message}; {why}", hint=hint(error.cluster)) if why else error
+    return NodeUnreachable(f"{error.message}; {why}", hint=advise(error.cluster)) if why else error

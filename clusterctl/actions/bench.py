@@ -181,7 +181,7 @@ def _figures(
 def _prepare(
     store: Store, cluster: Cluster, wanted: Series, ranks: int, *, dry: bool
 ) -> run.Prepared:
-    number = run.next_number(store, dry=dry)
+    number = run.choose_number(store, dry=dry)
     spec = replace(wanted.spec, ranks=ranks)
     return run.prepare(
         *(cluster, spec, wanted.resolved, wanted.secrets),
@@ -200,13 +200,13 @@ def _run(
     pool: Pool,
 ) -> tuple[Job, Sequence[MetricPoint]]:
     """The job as it ended, and the metrics that it has printed. Raises JobError if it failed."""
-    number = run.next_number(store, dry=False)
+    number = run.choose_number(store, dry=False)
     prepared = run.prepare(
         cluster, spec, resolved, secrets, number=number, requirements=requirements
     )
     job, printed = run_quietly(store, prepared, pool)
     if job.state is not JobState.SUCCEEDED:
-        raise call.fail(job)
+        raise call.explain_failure(job)
     return job, _points(printed)
 
 

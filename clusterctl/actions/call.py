@@ -28,7 +28,7 @@ def check_pythons(cluster: Cluster) -> None:
             )
 
 
-def fail(job: Job) -> JobError:
+def explain_failure(job: Job) -> JobError:
     """Why a job that ended did not succeed."""
     failure = job.failure
     if job.state is JobState.FAILED and failure:
@@ -45,18 +45,18 @@ def fail(job: Job) -> JobError:
     )
 
 
-def results(store: Store, job: Job) -> list[Any]:
+def read_results(store: Store, job: Job) -> list[Any]:
     """What the function has returned, by rank. Raises JobError if a rank has raised, from the
     exception if that can be pickled."""
     if job.state not in (JobState.SUCCEEDED, JobState.FAILED):
-        raise fail(job)
+        raise explain_failure(job)
     cluster = require_cluster(store, job)
     with open_pool(store, cluster) as pool:
         outcomes = read_outcomes(job, cluster, pool)
     if job.state is JobState.FAILED:
         rank = job.failure.rank if job.failure else -1
         if rank not in outcomes or outcomes[rank].ok:
-            raise fail(job)
+            raise explain_failure(job)
         raise _make_error(job, rank, outcomes[rank]) from _load(job, rank, outcomes[rank], None)
     values = []
     for rank in range(job.ranks):

@@ -121,7 +121,7 @@ def _shut_out(store: Store, cluster: Cluster, told: Mapping[str, str]) -> tuple[
     from clusterctl.actions import allow
 
     why = allow.shut_out(store, cluster, "; ".join(told.values()))
-    return (f"{why}: {allow.hint(cluster.name)}",) if why else ()
+    return (f"{why}: {allow.advise(cluster.name)}",) if why else ()
 
 
 def find_charges(

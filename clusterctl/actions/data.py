@@ -37,14 +37,14 @@ class Entry:
 
 def list_data(store: Store) -> tuple[Entry, ...]:
     """What `data get` knows."""
-    root = folder(store)
+    root = locate_copies(store)
     return tuple(
         Entry(d.name, d.title, d.size, datasets.is_here(d, root), str(root / d.name))
         for d in DATASETS.values()
     )
 
 
-def folder(store: Store) -> Path:
+def locate_copies(store: Store) -> Path:
     """Where this person's copies lie."""
     return store.home.path / "data"
 
@@ -93,7 +93,7 @@ def get(
     dataset = find(name)
     if options.push and options.cluster is not None:
         require_ready(choose(store, options.cluster))  # a wrong name is said before the download
-    root = store.home.make(folder(store))
+    root = store.home.make(locate_copies(store))
     if datasets.is_here(dataset, root):
         report(f"{name} is already on this machine")
     path = datasets.get(dataset, root, options.mirror, progress)
@@ -115,9 +115,9 @@ def push(
         name = name or path.name
         return CopiedDataSet(name, str(path), copy(store, target, path, name, "", report))
     dataset = find(word, "data set or folder")
-    if not datasets.is_here(dataset, folder(store)):
+    if not datasets.is_here(dataset, locate_copies(store)):
         raise UsageError(f"{word} is not on this machine", hint=f"`data get {word}` downloads it")
-    path, name = folder(store) / word, name or word
+    path, name = locate_copies(store) / word, name or word
     return CopiedDataSet(name, str(path), copy(store, target, path, name, dataset.mark, report))
 
 

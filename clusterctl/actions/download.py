@@ -22,7 +22,7 @@ from clusterctl.actions.data import (
     CopiedDataSet,
     GetOptions,
     check_data_name,
-    folder,
+    locate_copies,
     require_copied,
 )
 from clusterctl.data_sources import Remote, Source
@@ -124,7 +124,7 @@ def _describe_source(source: Source) -> str:
 def _download_here(
     store: Store, name: str, source: Source, progress: Progress, report: Reporter
 ) -> Path:
-    root = store.home.make(folder(store))
+    root = store.home.make(locate_copies(store))
     channel = LocalChannel(_command(None))
     _follow(channel, str(root), name, source, progress, report)
     return root / name

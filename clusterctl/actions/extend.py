@@ -111,7 +111,7 @@ def _let_in(
     why = allowing.shut_out(store, cluster, error.message)
     if not why or not isinstance(provider, Guarded):
         raise error
-    explained = NodeUnreachable(f"{error.message}; {why}", hint=allowing.hint(cluster.name))
+    explained = NodeUnreachable(f"{error.message}; {why}", hint=allowing.advise(cluster.name))
     try:
         agreed = consent(f"{why}: open it to this address instead?")
     except UsageError:

@@ -165,7 +165,7 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Report
     on_line("downloading the wheels")
     wheels = context / "wheels"
     _run_pip(name, fetch(context / "requirements.txt", wheels, downloads), downloads)
-    sources(recipes.sources(name, downloads), context / "sources", on_line)
+    download_sources(recipes.sources(name, downloads), context / "sources", on_line)
 
 
 def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
         )
 
 
-def sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: Reporter) -> None:
+def download_sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: Reporter) -> None:
     """Downloads archives, by the names of their files, with the proxies of this machine. Raises
     ProviderError for one that is not what it was."""
     for file, row in rows.items():

@@ -55,7 +55,7 @@ def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ..
     return tuple(fresh.get(job.id, job) for job in found)
 
 
-def last_job(store: Store, name: str | None) -> Job:
+def find_last_job(store: Store, name: str | None) -> Job:
     """The one that was started last, on the cluster `name` if it is given. Raises RecordError."""
     found = [job for job in store.jobs() if name in (None, job.cluster)]
     if not found:

@@ -313,7 +313,7 @@ def run(
         )
 
 
-def next_number(store: Store, *, dry: bool) -> int:
+def choose_number(store: Store, *, dry: bool) -> int:
     """The job's id; a dry run does not use one up."""
     if not dry:
         return store.next_job_id()

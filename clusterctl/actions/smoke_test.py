@@ -21,7 +21,7 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
     """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
     resolved = run.resolve([PROGRAM], None, None)
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
-    number = run.next_number(store, dry=False)
+    number = run.choose_number(store, dry=False)
     prepared = run.prepare(cluster, spec, resolved, {}, number=number)
     job, printed = run_quietly(store, prepared, pool, report)
     texts = (text.decode(errors="replace") for text in printed.values())

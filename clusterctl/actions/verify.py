@@ -257,7 +257,7 @@ def _reduce(
         timeout=seconds,
     )
     try:
-        number = run.next_number(store, dry=False)
+        number = run.choose_number(store, dry=False)
         prepared = run.prepare(cluster, spec, resolved, {}, number=number)
         job, printed = run_quietly(store, prepared, pool)
     except NodeUnreachable:

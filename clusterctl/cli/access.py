@@ -33,7 +33,7 @@ def ssh(given: Ssh, console: Console) -> None:
     chosen = actions.choose(store, given.cluster)
     node, words = given.node or None, list(given.command)
     if not given.json:
-        raise typer.Exit(access.shell(store, chosen, node, words, console.note))
+        raise typer.Exit(access.open_shell(store, chosen, node, words, console.note))
     if not words:
         raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
     result = access.execute(store, chosen, node, words, given.timeout)

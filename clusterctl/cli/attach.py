@@ -50,7 +50,7 @@ def attach(given: Attach, console: Console) -> None:
         login = action.SiteLogin(system=system, host=host, user=user, identity=key, workdir=workdir)
         made = action.attach_site(store, wanted, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
-        size = f"{action.example_size(made)} "
+        size = f"{action.suggest_size(made)} "
     option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "
     console.note(
         f"cluster {made.name} is ready: {ready}. Next:\n"

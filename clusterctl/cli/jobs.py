@@ -111,7 +111,7 @@ def choose_number(
     if given.job is not None:
         return given.job
     # `rerun` names the cluster where it is to run, not the one where it ran.
-    last = action.last_job(store, None if isinstance(given, Rerun) else given.cluster)
+    last = action.find_last_job(store, None if isinstance(given, Rerun) else given.cluster)
     console.report(f"job {last.id}: {_command(last)}")
     return last.id
 

@@ -46,7 +46,7 @@ def run(given: Run, console: Console) -> None:
         raise
     spec = replace(spec, ranks=_count(given))
     node_loss.check(spec.on_node_loss, chosen)
-    number = action.next_number(store, dry=True)
+    number = action.choose_number(store, dry=True)
     needs = "none" if given.emit else given.requirements
     prepared = action.prepare(chosen, spec, resolved, secrets, number=number, requirements=needs)
     if given.emit:
@@ -54,7 +54,7 @@ def run(given: Run, console: Console) -> None:
     elif given.dry_run:
         _print_plan(console, prepared, given.detach)
     else:
-        number = action.next_number(store, dry=False)
+        number = action.choose_number(store, dry=False)
         prepared = action.prepare(
             chosen, spec, resolved, secrets, number=number, requirements=needs
         )

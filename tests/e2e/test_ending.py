@@ -149,7 +149,7 @@ from clusterctl.actions import run
 from clusterctl.job_model import JobSpec
 store = actions.open_store()
 resolved = run.resolve(["waits.py"], None, None)
-number = run.next_number(store, dry=False)
+number = run.choose_number(store, dry=False)
 [where] = store.clusters()
 prepared = run.prepare(where, JobSpec(program=resolved.program), resolved, {}, number=number)
 run.run(

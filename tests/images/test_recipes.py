@@ -352,14 +352,14 @@ def test_sources_are_verified(tmp_path: Path) -> None:
     wanted = {archive.name: row}
     for name in ("good", "bad", "none"):
         (tmp_path / name).mkdir()
-    images.sources(wanted, tmp_path / "good", print)
+    images.download_sources(wanted, tmp_path / "good", print)
     assert (tmp_path / "good" / "ucx-1.0.tar.gz").read_bytes() == b"source"
     archive.write_bytes(b"sauce")
     with pytest.raises(ProviderError, match="has changed: SHA-256"):
-        images.sources(wanted, tmp_path / "bad", print)
+        images.download_sources(wanted, tmp_path / "bad", print)
     archive.unlink()
     with pytest.raises(ProviderError, match="could not be fetched"):
-        images.sources(wanted, tmp_path / "none", print)
+        images.download_sources(wanted, tmp_path / "none", print)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,13 +190,13 @@ def outcome(value: Any, said: str = "") -> dict[str, Any]:
 
 def test_results_come_by_rank(here: Staged, tmp_path: Path) -> None:
     job = ended(here, tmp_path, outcome("a"), outcome("b"))
-    assert call.results(here.store, job) == ["a", "b"]
+    assert call.read_results(here.store, job) == ["a", "b"]
 
 
 def test_a_result_that_is_missing_is_an_error(here: Staged, tmp_path: Path) -> None:
     job = ended(here, tmp_path, outcome("a"))
     with pytest.raises(JobError, match="the result of rank 1 of job 7 could not be read"):
-        call.results(here.store, job)
+        call.read_results(here.store, job)
 
 
 def test_the_exception_of_the_first_rank_that_failed_is_raised(
@@ -207,7 +207,7 @@ def test_the_exception_of_the_first_rank_that_failed_is_raised(
     failed: Any = {"state": JobState.FAILED, "failure": failure}
     job = ended(here, tmp_path, outcome("a"), raised, **failed)
     with pytest.raises(JobError) as caught:
-        call.results(here.store, job)
+        call.read_results(here.store, job)
     error = caught.value
     assert error.message == "rank 1 on worker-2: ValueError: boom"
     assert (error.job, error.rank, error.node) == (7, 1, "worker-2")
@@ -221,7 +221,7 @@ def test_a_rank_that_was_killed_has_no_result(here: Staged, tmp_path: Path) -> N
     failure = RankFailure(rank=0, node="worker-1", exit_code=137)
     job = ended(here, tmp_path, state=JobState.FAILED, failure=failure)
     with pytest.raises(JobError, match="job 7 failed: rank 0 on worker-1 was killed by SIGKILL"):
-        call.results(here.store, job)
+        call.read_results(here.store, job)
 
 
 # --------------------------------------------------------------------------------------- clusters

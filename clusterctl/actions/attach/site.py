@@ -78,7 +78,7 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
     return cluster
 
 
-def example_size(cluster: Cluster) -> str:
+def suggest_size(cluster: Cluster) -> str:
     """Options of `run` that ask this batch system for two ranks."""
     return schedulers.load_batch(cluster.system).example_size
 
