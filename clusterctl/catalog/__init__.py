@@ -11,8 +11,8 @@ from clusterctl.catalog.families import (
     ONE_SIZE,
     Family,
     baseline,
-    family,
-    instance_type,
+    choose_instance_type,
+    find_family,
     name_workers,
 )
 from clusterctl.catalog.images import (
@@ -57,8 +57,8 @@ __all__ = [
     "Quota",
     "baseline",
     "choose_images",
-    "family",
-    "instance_type",
+    "choose_instance_type",
+    "find_family",
     "local_image",
     "name_workers",
     "quota",

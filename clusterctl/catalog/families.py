@@ -54,7 +54,7 @@ def name_workers(group: NodeGroup) -> NodeGroup:
     return replace(group, family=gpus.get(plain, plain))
 
 
-def family(name: str) -> Family:
+def find_family(name: str) -> Family:
     """The family of that name, or UsageError with the nearest one."""
     if name in FAMILIES:
         return FAMILIES[name]
@@ -72,9 +72,9 @@ def family(name: str) -> Family:
     )
 
 
-def instance_type(group: NodeGroup) -> str:
+def choose_instance_type(group: NodeGroup) -> str:
     """The type of its machines on EC2; UsageError for a family that there is not."""
-    return group.instance_type or family(group.family or "cpu").instance_type
+    return group.instance_type or find_family(group.family or "cpu").instance_type
 
 
 MORE_ARCHES = {"nvidia": ("80", "90", "100")}

@@ -158,7 +158,7 @@ def test_hosts_give_every_node_its_real_address() -> None:
     ],
 )
 def test_versions_of_sshd(text: str, expected: tuple[int, int]) -> None:
-    assert sshd.version(text) == expected
+    assert sshd.parse_version(text) == expected
 
 
 def test_the_configuration_is_strict(tmp_path: Path) -> None:
@@ -167,7 +167,9 @@ def test_the_configuration_is_strict(tmp_path: Path) -> None:
     place.etc.mkdir(parents=True)
     place.authorized_keys.touch()
     listen = (("198.18.5.2", 22), ("127.0.0.1", 22))
-    lines = sshd.config(place, site.tag("worker-1"), listen, Server("", (9, 2), "a@b")).splitlines()
+    lines = sshd.render_config(
+        place, site.tag("worker-1"), listen, Server("", (9, 2), "a@b")
+    ).splitlines()
     for expected in (
         "ListenAddress 198.18.5.2:22",
         "ListenAddress 127.0.0.1:22",
@@ -184,7 +186,7 @@ def test_the_configuration_is_strict(tmp_path: Path) -> None:
     assert keys[0].endswith(r'/a \"b\" 100%%/nodes/worker-1/etc/authorized_keys"')
     assert sum(line.startswith("SetEnv") for line in lines) == 1
     assert not any("PerSourcePenalties" in line for line in lines)
-    newer = sshd.config(place, "", listen, Server("", (9, 8), "a"))
+    newer = sshd.render_config(place, "", listen, Server("", (9, 8), "a"))
     assert "\nPerSourcePenalties no\n" in newer
     place.config.write_text("\n".join(lines))
     assert sshd.read_endpoint(place) == ("198.18.5.2", 22)

@@ -59,7 +59,7 @@ def test_gpus_are_dealt_out(
     shares: list[tuple[str, ...]],
     tmp_path: Path,
 ) -> None:
-    made = layout.machines(spec(workers, gpus=gpus), devices(tmp_path, *present))
+    made = layout.plan_machines(spec(workers, gpus=gpus), devices(tmp_path, *present))
     assert [machine.gpus for machine in made] == [(), *shares]
     assert [machine.name for machine in made] == [
         "launcher",
@@ -94,14 +94,14 @@ def test_what_cannot_be_met(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=words) as caught:
-        layout.machines(spec(**changes), devices(tmp_path, *present))
+        layout.plan_machines(spec(**changes), devices(tmp_path, *present))
     assert getattr(caught.value, "hint", "")
 
 
 def test_images_follow_the_gpus(tmp_path: Path) -> None:
     def images(*present: str, **changes: Any) -> list[str]:
         folder = devices(tmp_path / str(len(present)), *present)
-        return [machine.image for machine in layout.machines(spec(1, **changes), folder)]
+        return [machine.image for machine in layout.plan_machines(spec(1, **changes), folder)]
 
     assert images() == ["clusterctl/launcher:1", "clusterctl/cpu:1"]
     assert images(*FOUR_NVIDIA, gpus=("all",))[1] == "clusterctl/nvidia:1"
@@ -282,7 +282,7 @@ def test_an_engine_that_hangs(docker: Path, monkeypatch: pytest.MonkeyPatch) -> 
     began = time.monotonic()
     with pytest.raises(ProviderError, match="does not answer within"):
         engine.require()
-    assert engine.clusters(Path("/x")) == frozenset()
+    assert engine.list_clusters(Path("/x")) == frozenset()
     assert time.monotonic() - began < 30
 
 
@@ -351,7 +351,7 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
 def test_unused_labels_are_found(docker: Path) -> None:
     kinds = "ps) echo lab-1;; network) echo lab-1; echo lab-2;; volume) echo lab-3;;"
     write(docker, f'case "$1" in {kinds} esac')
-    assert engine.clusters(Path("/x")) == {"lab-1", "lab-2", "lab-3"}
+    assert engine.list_clusters(Path("/x")) == {"lab-1", "lab-2", "lab-3"}
 
 
 def test_subnets_of_all_networks(docker: Path) -> None:
@@ -360,7 +360,7 @@ def test_subnets_of_all_networks(docker: Path) -> None:
         {"IPAM": {"Config": None}},
     ]
     write(docker, f"case $2 in ls) echo a;; inspect) echo '{json.dumps(rows)}';; esac")
-    assert engine.subnets() == (IPv4Network("172.17.0.0/16"),)
+    assert engine.list_subnets() == (IPv4Network("172.17.0.0/16"),)
 
 
 @pytest.mark.parametrize(

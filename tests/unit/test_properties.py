@@ -485,7 +485,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         subnets.parse_links,
         ("7: v7@if8: <UP> mtu 1500", "8: br0: <UP>", "8:", ":", "²: x: y", "Object terminated"),
     ),
-    "sshd": (sshd.version, ("OpenSSH_9.2p1", "OpenSSH_9.", f"OpenSSH_{'9' * 400}.1")),
+    "sshd": (sshd.parse_version, ("OpenSSH_9.2p1", "OpenSSH_9.", f"OpenSSH_{'9' * 400}.1")),
     "mpirun": (direct.remarks, ("-" * 30, "Primary job terminated normally", "\0", "\r")),
 }  # fmt: skip
 

@@ -60,9 +60,9 @@ def built(recipe: str) -> NodeContainer:
 
 def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
     """Else it takes PyPI's for NVIDIA where the other index has not this version."""
-    assert f"torch==2.13.0+{catalog.ROCM}" in steps.pins(machine(Accelerator.AMD))
+    assert f"torch==2.13.0+{catalog.ROCM}" in steps.list_pins(machine(Accelerator.AMD))
     assert catalog.TORCH_INDEX["amd"].endswith(f"/{catalog.ROCM}")
-    assert "torch==2.13.0" in steps.pins(machine(Accelerator.NVIDIA))
+    assert "torch==2.13.0" in steps.list_pins(machine(Accelerator.NVIDIA))
 
 
 @pytest.mark.parametrize(
@@ -578,7 +578,7 @@ def test_a_machine_without_its_deadline_is_no_node(tmp_path: Path) -> None:
 
 
 def test_hosts_are_ours_between_two_lines() -> None:
-    block = steps.hosts([node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")])
+    block = steps.render_hosts([node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")])
     assert block.splitlines() == [
         "# clusterctl begin",
         "10.0.0.10 launcher",

@@ -44,7 +44,7 @@ def arm(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Contain
                 refused[item] = engine.explain_failure(result)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(arm_one, engine.containers(cluster)))
+        list(pool.map(arm_one, engine.list_containers(cluster)))
     return refused
 
 
@@ -53,7 +53,7 @@ def keep_healthy(
 ) -> tuple[set[str], list[str]]:
     """The nodes that stay, and those whose container was removed. One that only stands still is
     started again: what was written in it is worth keeping."""
-    found = engine.containers(cluster)
+    found = engine.list_containers(cluster)
     fit = {item.node: item for item in found if digests.get(item.node) == item.digest}
     for item in list(fit.values()):
         revive = "unpause" if item.state == "paused" else "start"
@@ -197,7 +197,9 @@ def wait_for_sshd(
     name = layout.container(cluster.id, failed)
     log = engine.call("logs", "--tail", "3", name)
     lines = (log.text + log.stderr.decode(errors="replace")).strip().splitlines()
-    state = next((c.state for c in engine.containers(cluster.id) if c.node == failed.name), "gone")
+    state = next(
+        (c.state for c in engine.list_containers(cluster.id) if c.node == failed.name), "gone"
+    )
     if state == "running":
         raise ProviderError(
             f"{failed.name} runs, but {answers[failed.name]}",

@@ -104,7 +104,7 @@ def has_image(reference: str) -> bool:
     return call("image", "inspect", "--format", "{{.Id}}", reference).ok
 
 
-def containers(cluster: str) -> tuple[Container, ...]:
+def list_containers(cluster: str) -> tuple[Container, ...]:
     """All containers of a cluster, running or not."""
     listed = need(
         *("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={CLUSTER}={cluster}"),
@@ -148,18 +148,18 @@ def _container(row: dict[str, Any]) -> Container:
     )
 
 
-def networks(label: str) -> tuple[str, ...]:
+def list_networks(label: str) -> tuple[str, ...]:
     """The names of networks with that label (`name=value`)."""
     words = ("network", "ls", "--filter", f"label={label}", "--format", "{{.Name}}")
     return tuple(need(*words, what="the engine's networks could not be listed").split())
 
 
-def volumes(label: str) -> tuple[str, ...]:
+def list_volumes(label: str) -> tuple[str, ...]:
     words = ("volume", "ls", "--filter", f"label={label}", "--format", "{{.Name}}")
     return tuple(need(*words, what="the engine's volumes could not be listed").split())
 
 
-def subnets(names: Iterable[str] = ()) -> tuple[IPv4Network, ...]:
+def list_subnets(names: Iterable[str] = ()) -> tuple[IPv4Network, ...]:
     """The IPv4 subnets of these networks, or of all that the engine knows."""
     wanted = (
         list(names)
@@ -179,7 +179,7 @@ def parse_subnets(text: str) -> tuple[IPv4Network, ...]:
         return tuple(IPv4Network(subnet) for subnet in found if "." in subnet)
 
 
-def clusters(folder: Path) -> frozenset[str]:
+def list_clusters(folder: Path) -> frozenset[str]:
     """The ids of the clusters that were made for a folder. None where no engine answers: what it
     would hold, nobody can reach now."""
     label = f"label={FOLDER}={folder}"

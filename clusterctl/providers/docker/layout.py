@@ -111,7 +111,7 @@ def indices(maker: Accelerator, devices: Path) -> tuple[str, ...]:
     return tuple(sorted((name for name in found if name.isdigit()), key=int))
 
 
-def machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
+def plan_machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
     """The launcher and its workers. GPUs are dealt out evenly, neighbours together.
 
     Raises UsageError where the numbers cannot be met, ProviderError where this machine lacks them.

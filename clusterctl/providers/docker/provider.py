@@ -59,7 +59,7 @@ class DockerProvider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        machines = layout.machines(spec, self._devices)
+        machines = layout.plan_machines(spec, self._devices)
         if spec.runtime is Runtime.DOCKER:
             raise UsageError(
                 "--provider docker: its nodes are already containers",
@@ -93,7 +93,7 @@ class DockerProvider:
         )
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
-        machines = layout.machines(cluster.spec, self._devices)
+        machines = layout.plan_machines(cluster.spec, self._devices)
         engine.require()
         for reference in _list_absent(machines)[0]:
             report(f"pulling {reference}")
@@ -144,7 +144,7 @@ class DockerProvider:
         names = layout.names(cluster.spec.workers)
         try:
             engine.require()
-            found = {item.node: item for item in engine.containers(cluster.id)}
+            found = {item.node: item for item in engine.list_containers(cluster.id)}
         except ProviderError as error:
             return dict.fromkeys(names, f"unknown: {error.message}")
         over = bool(cluster.deadline and cluster.deadline <= time.time())
@@ -157,7 +157,7 @@ class DockerProvider:
 
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         engine.require()
-        found = {item.node: item for item in engine.containers(cluster.id)}
+        found = {item.node: item for item in engine.list_containers(cluster.id)}
         over = bool(cluster.deadline and cluster.deadline <= time.time())
         return {
             name: _trouble(found.get(name), over)
@@ -167,7 +167,7 @@ class DockerProvider:
         }
 
     def find_ids(self, folder: Path) -> frozenset[str]:
-        return engine.clusters(folder)
+        return engine.list_clusters(folder)
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         engine.require()
@@ -183,10 +183,12 @@ class DockerProvider:
         return ""  # each node keeps its own deadline
 
     def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
-        found = next((item for item in engine.containers(cluster.id) if item.node == name), None)
+        found = next(
+            (item for item in engine.list_containers(cluster.id) if item.node == name), None
+        )
         if found is None:
             raise ProviderError(f"{name} is gone: no such container")
-        (network,) = engine.networks(f"{engine.CLUSTER}={cluster.id}")
+        (network,) = engine.list_networks(f"{engine.CLUSTER}={cluster.id}")
         address = cluster.node(name).address
         words = {
             Harm.KILL: ("kill", found.id),
@@ -202,14 +204,17 @@ class DockerProvider:
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         engine.require()
         label = f"{engine.CLUSTER}={cluster.id}"
-        found = [item.id for item in engine.containers(cluster.id)]
+        found = [item.id for item in engine.list_containers(cluster.id)]
         engine.remove(("rm", "--force", "--volumes"), found)
-        engine.remove(("network", "rm"), engine.networks(label))
-        engine.remove(("volume", "rm", "--force"), engine.volumes(label))
+        engine.remove(("network", "rm"), engine.list_networks(label))
+        engine.remove(("volume", "rm", "--force"), engine.list_volumes(label))
         left = [
-            *(f"container {item.name} ({item.state})" for item in engine.containers(cluster.id)),
-            *(f"network {name}" for name in engine.networks(label)),
-            *(f"volume {name}" for name in engine.volumes(label)),
+            *(
+                f"container {item.name} ({item.state})"
+                for item in engine.list_containers(cluster.id)
+            ),
+            *(f"network {name}" for name in engine.list_networks(label)),
+            *(f"volume {name}" for name in engine.list_volumes(label)),
         ]
         if left:
             raise LeftoverError(
@@ -245,8 +250,8 @@ def _list_absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[s
 def _network(cluster: Cluster, folder: Path) -> IPv4Network:
     """The cluster's network, made if it is not there. Its name is the cluster's id."""
     label = f"{engine.CLUSTER}={cluster.id}"
-    present = engine.networks(label)
-    if present and (found := engine.subnets(present)):
+    present = engine.list_networks(label)
+    if present and (found := engine.list_subnets(present)):
         return found[0]
     words = ["network", "create", "--driver", "bridge"]
     for name, value in containers.make_labels(cluster, folder).items():
@@ -273,7 +278,7 @@ def _list_used() -> tuple[IPv4Network, ...]:
         process.run(["ip", "-4", "-j", *words], timeout=10).text
         for words in (("address",), ("route", "show", "table", "all"))
     ]
-    return (*subnets.parse_taken(*texts), *engine.subnets())
+    return (*subnets.parse_taken(*texts), *engine.list_subnets())
 
 
 def _trouble(found: Container | None, over: bool) -> str:

@@ -61,7 +61,7 @@ def check(api: Api, options: ClusterSpec, workers: int) -> Reservation | None:
             hint="`aws ec2 describe-capacity-reservations` lists them; check --region and your"
             " account",
         ) from refused
-    kinds = sorted({catalog.instance_type(group) for group in options.groups})
+    kinds = sorted({catalog.choose_instance_type(group) for group in options.groups})
     for wanted, has, what in (
         (", ".join(kinds), found["InstanceType"], "machines of type"),
         (_PLATFORM, found["InstancePlatform"], "the platform"),

@@ -47,25 +47,27 @@ def check(spec: ClusterSpec) -> None:
     family that there is not."""
     node_names(spec.workers, most=MAX_WORKERS, what="a cluster on EC2")
     for group in spec.groups:
-        kind = catalog.instance_type(group)
+        kind = catalog.choose_instance_type(group)
         if group.family not in ("", "cpu") and kind.partition(".")[0] != group.family:
             raise UsageError(
                 f"--gpu {group.family} and --instance-type {kind} contradict each other:"
-                f" {kind} has no {catalog.family(group.family).gpu}",
+                f" {kind} has no {catalog.find_family(group.family).gpu}",
                 hint=f"leave one of the two out, or name a type such as"
-                f" {catalog.family(group.family).instance_type}",
+                f" {catalog.find_family(group.family).instance_type}",
             )
 
 
 def types(spec: ClusterSpec) -> tuple[str, ...]:
     """Every instance type of the cluster, the launcher's last."""
-    return tuple(dict.fromkeys((*map(catalog.instance_type, spec.groups), launcher_type(spec))))
+    return tuple(
+        dict.fromkeys((*map(catalog.choose_instance_type, spec.groups), launcher_type(spec)))
+    )
 
 
 def image_kind(group: NodeGroup, gpu_makers: Mapping[str, str]) -> str:
     """Which machine image a group needs: by its family, else by the maker of its GPUs."""
     if group.family:
-        return catalog.family(group.family).image
+        return catalog.find_family(group.family).image
     kinds = {"nvidia": "nvidia", "amd": "amd"}
     return kinds.get(gpu_makers.get(group.instance_type, "").lower(), "cpu")
 
@@ -79,9 +81,9 @@ def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tu
         free_of_type.setdefault(present[number], []).append(number)
     kept = []
     for group in groups:
-        mine = free_of_type.get(catalog.instance_type(group), [])
+        mine = free_of_type.get(catalog.choose_instance_type(group), [])
         kept.append(mine[: group.count])
-        free_of_type[catalog.instance_type(group)] = mine[group.count :]
+        free_of_type[catalog.choose_instance_type(group)] = mine[group.count :]
     taken = {number for group in kept for number in group}
     fresh = (number for number in count(1) if number not in taken)
     return tuple(
@@ -101,7 +103,7 @@ def machines(
         for number in own:
             workers[number] = PlannedMachine(
                 name=f"worker-{number}",
-                instance_type=catalog.instance_type(group),
+                instance_type=catalog.choose_instance_type(group),
                 image=kind,
                 disk=disk,
             )

@@ -30,7 +30,7 @@ def _check_efa(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]
     """--efa is for types that have it, all of them: one without would leave the others waiting.
     With several network cards they are private: EC2 gives no public address to a machine with
     several interfaces."""
-    workers = sorted({catalog.instance_type(group) for group in options.groups})
+    workers = sorted({catalog.choose_instance_type(group) for group in options.groups})
     lacking = [name for name in workers if not types[name].efa]
     if not options.cloud.efa:
         return
@@ -57,7 +57,7 @@ def _check_amd(options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """--runtime host installs PyTorch's own wheels, which have no code for the GPU of g4ad
     (https://github.com/ROCm/rocm-libraries/issues/4347): its GPUs would cost money and do nothing.
     """
-    workers = {catalog.instance_type(group) for group in options.groups}
+    workers = {catalog.choose_instance_type(group) for group in options.groups}
     amd = sorted(name for name in workers if types[name].gpu_maker.lower() == "amd")
     if amd and options.runtime is Runtime.HOST:
         raise UsageError(
@@ -72,7 +72,7 @@ def _check_old_gpus(options: ClusterSpec, types: Mapping[str, InstanceType]) -> 
     """With a machine image and a container image of their own, people know what they do."""
     if options.cloud.ami and (options.image or options.images.get("nvidia")):
         return
-    for name in sorted({catalog.instance_type(group) for group in options.groups}):
+    for name in sorted({catalog.choose_instance_type(group) for group in options.groups}):
         if (gpu := types[name].gpu) in _TOO_OLD:
             raise UsageError(
                 f"{name} has {gpu} GPUs, which neither the driver of the machine image nor PyTorch"
@@ -108,7 +108,7 @@ def _check_markets(api: Api, options: ClusterSpec, types: Mapping[str, InstanceT
     market, said = (
         ("spot", "as spot instances") if options.cloud.spot else ("on-demand", "on demand")
     )
-    workers = {catalog.instance_type(group) for group in options.groups}
+    workers = {catalog.choose_instance_type(group) for group in options.groups}
     lacking = sorted(name for name in workers if market not in types[name].markets)
     if lacking and not options.cloud.reservation:
         names = ", ".join(lacking)

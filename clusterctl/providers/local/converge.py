@@ -138,7 +138,7 @@ def _start(
             # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
             # start where a namesake of an earlier life has left its folder.
             sshd.clear(place.scratch)
-            text = sshd.config(place, site.tag(place.name), network.listen(place), server)
+            text = sshd.render_config(place, site.tag(place.name), network.listen(place), server)
             sshd.rewrite(place.config, text)
         network.connect(started)
     troubles = node_processes.wait_until_listening(missing, started)

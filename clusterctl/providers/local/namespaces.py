@@ -58,7 +58,7 @@ def render_cable(port: str, device: str, address: str, pid: int) -> str:
     return f"link add name {port} type veth peer {far}\nlink set {port} master br0 up\n"
 
 
-def ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool = True) -> str:
+def run_ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool = True) -> str:
     """Runs `ip`, in the network of process `inside` if given. ProviderError unless it succeeds.
 
     It is tagged as a node process is: if we are killed while it runs, the next start has to end it.
@@ -77,7 +77,7 @@ def ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool = T
 def drop_interface(site: Site) -> None:
     """Takes this machine's end away at once; the kernel would do so some time after the switch."""
     if site.interface in (name for _, name in socket.if_nameindex()):
-        ip(site, "link", "delete", site.interface, check=False)
+        run_ip(site, "link", "delete", site.interface, check=False)
 
 
 class Namespaces:
@@ -100,7 +100,7 @@ class Namespaces:
         ]
         if len(whole) != 1:
             return False
-        addresses = ip(self._site, "-4", "-j", "address")
+        addresses = run_ip(self._site, "-4", "-j", "address")
         subnet = subnets.find_own(addresses, self._site.interface)
         if subnet is None:
             return False
@@ -113,16 +113,18 @@ class Namespaces:
         self._subnet = subnets.claim(self._site.id, self._list_used, self._until)
 
     def _list_used(self) -> tuple[IPv4Network, ...]:
-        addresses = ip(self._site, "-4", "-j", "address")
-        return subnets.parse_taken(addresses, ip(self._site, *_ROUTES))
+        addresses = run_ip(self._site, "-4", "-j", "address")
+        return subnets.parse_taken(addresses, run_ip(self._site, *_ROUTES))
 
     def prune(self, kept: Sequence[Process]) -> None:
         """Unplugs nodes that are gone: the kernel takes its time, and theirs still answer ARP."""
         known = {port_name(one.pid) for one in kept} | {"lo", "br0", "uplink"}
-        ports = subnets.parse_links(ip(self._site, "-o", "link", "show", inside=self._switch))
+        ports = subnets.parse_links(run_ip(self._site, "-o", "link", "show", inside=self._switch))
         if stale := sorted(ports - known):
             batch = "".join(f"link delete {port}\n" for port in stale)
-            ip(self._site, "-force", "-batch", "-", stdin=batch, inside=self._switch, check=False)
+            run_ip(
+                self._site, "-force", "-batch", "-", stdin=batch, inside=self._switch, check=False
+            )
 
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         address = subnets.address(self._subnet, layout.index(place.name))
@@ -169,14 +171,14 @@ class Namespaces:
             for name, owner in nodes.items()
         )
         if SWITCH not in started:
-            ip(self._site, "-batch", "-", stdin=batch, inside=self._switch)
+            run_ip(self._site, "-batch", "-", stdin=batch, inside=self._switch)
             return
         here, ours = self._site.interface, str(self._subnet[subnets.HOST])
         bridge = "link add name br0 type bridge\nlink set br0 up\n"
         batch = bridge + render_cable("uplink", here, ours, os.getpid()) + batch
-        ip(self._site, "-batch", "-", stdin=batch, inside=started[SWITCH].pid)
+        run_ip(self._site, "-batch", "-", stdin=batch, inside=started[SWITCH].pid)
         up = f"address add {ours}/{self._subnet.prefixlen} dev {here}\nlink set {here} up\n"
-        ip(self._site, "-batch", "-", stdin=up)
+        run_ip(self._site, "-batch", "-", stdin=up)
         self._switch = started[SWITCH].pid
 
     def _await_namespaces(self, started: Mapping[str, NodeProcess]) -> None:

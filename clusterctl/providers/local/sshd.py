@@ -75,10 +75,10 @@ def find_server() -> Server:
 def _version_of(path: str) -> tuple[int, int]:
     """An sshd that knows no -V (before 9.2) names its version while it complains."""
     answer = process.run([path, "-V"], timeout=5)
-    return version(answer.text + answer.stderr.decode(errors="replace"))
+    return parse_version(answer.text + answer.stderr.decode(errors="replace"))
 
 
-def version(text: str) -> tuple[int, int]:
+def parse_version(text: str) -> tuple[int, int]:
     """(9, 2) from `OpenSSH_9.2p1 …`; (0, 0) if it does not say."""
     match = re.search(r"OpenSSH_(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
@@ -122,7 +122,7 @@ def is_safe(path: Path, uid: int) -> bool:
     )
 
 
-def config(place: Place, tag: str, listen: Sequence[Endpoint], server: Server) -> str:
+def render_config(place: Place, tag: str, listen: Sequence[Endpoint], server: Server) -> str:
     """The text of a node's sshd_config. The first of `listen` is where others reach the node."""
     environment = {
         "HOME": str(place.home),
