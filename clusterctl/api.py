@@ -26,7 +26,7 @@ from clusterctl.model import Node
 from clusterctl.options.clusters import Up
 from clusterctl.options.run import Run
 from clusterctl.options.table import DEFAULT_NAME, Option, Verb
-from clusterctl.user_variables import environment
+from clusterctl.user_variables import read_variables
 
 if TYPE_CHECKING:
     from clusterctl.actions import Store
@@ -209,7 +209,7 @@ class Cluster:
                 include=given.include,
             )
         pairs = (f"{name}={value}" for name, value in env.items())
-        variables, secrets = environment((*given.variables, *pairs), given.env_file)
+        variables, secrets = read_variables((*given.variables, *pairs), given.env_file)
         wanted = replace(
             JobSpec(program=resolved.program, native=given.native(), **given.pick_fields(JobSpec)),
             ranks=1 if given.once else given.ranks,

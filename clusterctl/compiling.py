@@ -67,7 +67,7 @@ class Compilation:
         return assets.render("job/compile.sh.j2", compilation=self, no_compiler=NO_COMPILER)
 
 
-def compilation(program: Program, env: Mapping[str, str]) -> Compilation | None:
+def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | None:
     """How `program` is compiled; None where it is no source file. Raises UsageError for flags that
     are no words of a shell."""
     if not program.source:
@@ -149,7 +149,7 @@ _ADVICE = (
 """By what a compiler says: what a person can do. The first that fits counts."""
 
 
-def advice(language: Language, said: str) -> str:
+def suggest_repair(language: Language, said: str) -> str:
     """What to do about a compilation that failed."""
     for pattern, text in _ADVICE:
         if pattern.search(said):

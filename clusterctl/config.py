@@ -25,7 +25,7 @@ from clusterctl.options.table import Option
 FILE = "clusterctl.toml"
 
 
-def files() -> tuple[Path, ...]:
+def find_files() -> tuple[Path, ...]:
     """The settings files there are, weakest first: the user's, then the nearest one upwards."""
     base = os.environ.get("XDG_CONFIG_HOME")
     found = []
@@ -68,7 +68,7 @@ def read(verbs: OptionsByVerb) -> Settings:
     """
     _check_variables(verbs)
     merged: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
-    for path in files():
+    for path in find_files():
         for verb, values in _settings(path, verbs).items():
             merged[verb].update(values)
     return merged

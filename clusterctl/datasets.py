@@ -184,7 +184,7 @@ def download(file: File, base: str, folder: Path, progress: Progress) -> Path:
         have = 0
     if have < file.size:
         _fetch(url, file, part, have, progress)
-    if checksum(part) != file.sha256:
+    if hash_file(part) != file.sha256:
         size = part.stat().st_size
         part.unlink()
         raise ProviderError(
@@ -230,7 +230,7 @@ def _fetch(url: str, file: File, part: Path, have: int, progress: Progress) -> N
         )
 
 
-def checksum(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """The SHA-256 of a file, of any size."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:

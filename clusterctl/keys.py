@@ -48,7 +48,7 @@ def copy(pair: KeyPair, path: Path) -> None:
     scratch.rename(path)
 
 
-def pair(path: Path) -> KeyPair:
+def ensure_pair(path: Path) -> KeyPair:
     """Both halves of that pair, which is made unless it is there."""
     public = ensure(path)
     return KeyPair(path.read_text(), public)

@@ -25,7 +25,7 @@ STARTERS = (
 _NAMES = "names consist of letters, digits and _, and do not begin with a digit"
 
 
-def environment(
+def read_variables(
     pairs: Iterable[str], files: Iterable[Path]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Variables and secrets: from a file, all are secrets; else the name decides."""

@@ -53,7 +53,7 @@ def _files(store: Store, first: Job, second: Job, report: Reporter) -> tuple[Fil
 
 
 def _open(store: Store, job: Job) -> tarfile.TarFile:
-    """The archive, which has no end mark (see `jobs.stage.archive`)."""
+    """The archive, which has no end mark (see `jobs.stage.write_archive`)."""
     return tarfile.open(
         store.home.stages / job.stage, "r:", encoding="utf-8", errors="surrogateescape"
     )

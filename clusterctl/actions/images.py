@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import catalog, process, recipes
-from clusterctl.datasets import checksum
+from clusterctl.datasets import hash_file
 from clusterctl.errors import ProviderError, UsageError, reason
 from clusterctl.meter import COPIED
 from clusterctl.model import Reporter
@@ -110,7 +110,7 @@ def _lock(name: str, on_line: Reporter) -> dict[str, str]:
             wanted.write_text(f"{row['name']}=={row['version']}\n")
             _run_pip(name, fetch(wanted, wheels, downloads, hashes=False), downloads)
             (wheel,) = wheels.iterdir()
-            row["sha256"] = found[what] = checksum(wheel)
+            row["sha256"] = found[what] = hash_file(wheel)
             # Gigabytes each.
             wheel.unlink()
     if not found:
@@ -208,7 +208,7 @@ def _download(url: str, target: Path) -> str:
             hint="check the network and https_proxy",
             transient=True,
         ) from None
-    return checksum(target)
+    return hash_file(target)
 
 
 def fetch(

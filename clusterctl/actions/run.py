@@ -18,7 +18,7 @@ from clusterctl.actions.follow_job import (
     attend,
     stop_on_interrupt,
 )
-from clusterctl.compiling import compilation
+from clusterctl.compiling import plan_compilation
 from clusterctl.errors import (
     ClusterctlError,
     RecordError,
@@ -180,7 +180,7 @@ def _follow(asked: Asked, spec: JobSpec) -> JobSpec:
 
 def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
     """The job's record before it is staged, and how its ranks are started."""
-    compilation(spec.program, spec.env)  # its flags may be wrong
+    plan_compilation(spec.program, spec.env)  # its flags may be wrong
     system = systems.load(require_ready(cluster))
     spec = replace(spec, venv=_make_absolute(cluster, spec.venv))
     if spec.launcher == "auto":
@@ -222,7 +222,7 @@ def submit(
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
     job = prepared.job
     if not job.stage:
-        job = replace(job, stage=stage.archive(prepared.tree, store.home))
+        job = replace(job, stage=stage.write_archive(prepared.tree, store.home))
     if prepared.wanted:
         packages.save(prepared.wanted, store.home)
     stage.remove_old(store)

@@ -72,7 +72,7 @@ def bootstrap_nodes(
     progress: StepReporter,
 ) -> tuple[Node, ...]:
     """The nodes with what they say of themselves. `folder`: where the cluster's keys are."""
-    key = keys.pair(folder / "mesh")
+    key = keys.ensure_pair(folder / "mesh")
     containers = _containers(cluster, images, folder, key.public)
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
     host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
@@ -126,7 +126,7 @@ def _containers(
             recipe=image.recipe,
             bases=image.bases,
             login=image.login,
-            host_key=keys.pair(folder / "containers" / node.name),
+            host_key=keys.ensure_pair(folder / "containers" / node.name),
             mesh_key=mesh_key,
             row=catalog.CONTAINER_IMAGES[kind],
             shared=cluster.shared,

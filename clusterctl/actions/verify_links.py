@@ -26,7 +26,7 @@ def measure(
 ) -> tuple[tuple[Link, ...], tuple[LeftOut, ...]]:
     """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair.
     Only the first of them where there is no time for all."""
-    turns: Sequence[Sequence[Pair]] = verify.rounds(probes.names)
+    turns: Sequence[Sequence[Pair]] = verify.pair_up(probes.names)
     if probes.shared:
         turns = [[pair] for turn in turns for pair in turn]
     found: list[Link] = []

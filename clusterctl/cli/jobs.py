@@ -32,7 +32,7 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
 from clusterctl.options.jobs import Cancel, Doctor, Fetch, Jobs, Logs, Top
 from clusterctl.options.run import Rerun
-from clusterctl.user_variables import environment
+from clusterctl.user_variables import read_variables
 
 
 def jobs(given: Jobs, console: Console) -> None:
@@ -186,7 +186,7 @@ def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job
         store,
         job.id,
         lambda note: job,
-        environment((), files)[1],
+        read_variables((), files)[1],
         on_start=lambda started: announce(console, started, detach=False),
         on_output=printer,
         report=console.report,

@@ -25,7 +25,7 @@ from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
 from clusterctl.options import batch, verbs
 from clusterctl.options.run import Rerun, Run
-from clusterctl.user_variables import environment
+from clusterctl.user_variables import read_variables
 
 
 def run(given: Run, console: Console) -> None:
@@ -68,7 +68,7 @@ def read_program(given: Run) -> tuple[Resolved, JobSpec, dict[str, str]]:
         *(list(given.command), module, given.stage, files, given.source, given.max_stage),
         include=given.include,
     )
-    variables, secrets = environment(given.variables, files)
+    variables, secrets = read_variables(given.variables, files)
     spec = replace(
         _spec(given, resolved.program),
         env=variables,
@@ -197,7 +197,7 @@ def rerun(given: Rerun, console: Console) -> None:
     job = choose_number(given, store, console)
     stored = [Path(name) for name in store.job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
-    variables, secrets = environment(given.variables, files)
+    variables, secrets = read_variables(given.variables, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))
     changed = repeating.Changes(
         variables, secrets, tuple(kept), given.arguments, given.ranks, given.failed

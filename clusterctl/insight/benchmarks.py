@@ -62,9 +62,9 @@ def _allreduce_plots(found: Curves) -> tuple[tuple[str, str], ...]:
     return (
         (
             "All-reduce: bus bandwidth",
-            plots.curves(bandwidth, y="GB/s", errors=bandwidth_errors, **scales),
+            plots.draw_curves(bandwidth, y="GB/s", errors=bandwidth_errors, **scales),
         ),
-        ("All-reduce: time", plots.curves(latency, y="µs", errors=latency_errors, **scales)),
+        ("All-reduce: time", plots.draw_curves(latency, y="µs", errors=latency_errors, **scales)),
     )
 
 
@@ -113,9 +113,9 @@ def _scaling_plots(found: Curve) -> tuple[tuple[str, str], ...]:
     drawn = [
         (
             "Time by number of ranks",
-            plots.curves(times, y=unit, errors=spread, dashed=["predicted"], **common),
+            plots.draw_curves(times, y=unit, errors=spread, dashed=["predicted"], **common),
         ),
-        ("Efficiency", plots.curves(share, y="% of ideal", dashed=["ideal"], **common)),
+        ("Efficiency", plots.draw_curves(share, y="% of ideal", dashed=["ideal"], **common)),
     ]
     if all(step.split for step in found.steps):
         parts: Lines = {
@@ -124,5 +124,5 @@ def _scaling_plots(found: Curve) -> tuple[tuple[str, str], ...]:
             ]
             for number, name in enumerate(SPLIT)
         }
-        drawn.append(("Where the time goes", plots.curves(parts, y=unit, **common)))
+        drawn.append(("Where the time goes", plots.draw_curves(parts, y=unit, **common)))
     return tuple(drawn)

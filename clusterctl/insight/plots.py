@@ -84,7 +84,7 @@ def _svg(figure: Any, label: str) -> str:
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
-def curves(
+def draw_curves(
     lines: Mapping[str, Sequence[tuple[float, float]]],
     *,
     x: str,
@@ -154,7 +154,7 @@ def _size(size: float) -> str:
     return f"{size:.3g} GiB"
 
 
-def timeline(bars: Sequence[Bar], x: str) -> str:
+def draw_timeline(bars: Sequence[Bar], x: str) -> str:
     """A row for each name, in the order of the bars, the first one above."""
     rows = list(dict.fromkeys(bar.row for bar in bars))
     figure, axes = _figure(0.9 + 0.28 * len(rows))
@@ -169,7 +169,7 @@ def timeline(bars: Sequence[Bar], x: str) -> str:
     return _svg(figure, "timeline")
 
 
-def heat_map(names: Sequence[str], values: Mapping[tuple[str, str], float], label: str) -> str:
+def draw_heat_map(names: Sequence[str], values: Mapping[tuple[str, str], float], label: str) -> str:
     """A square for each ordered pair that has a value; numbers in the squares of few nodes."""
     size = len(names)
     figure, axes = _figure(min(6.0, 1.8 + 0.4 * size))

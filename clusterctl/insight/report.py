@@ -62,14 +62,14 @@ class ReportData:
     scaling: Curve | None = None
 
 
-def sections(source: ReportData, *, draw: bool) -> list[Section]:
+def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
     """All that there is something to say about. `draw`: with plots."""
     found = [Section("Overview", source.facts)]
     if source.nodes:
         found.append(Section("Nodes", source.nodes))
     bars, unit = _bars(source)
     if bars and draw:
-        drawn = plots.timeline(bars, f"{unit} since the start")
+        drawn = plots.draw_timeline(bars, f"{unit} since the start")
         found.append(Section("Time line", plots=(("Phases and jobs", drawn),)))
     if source.job_table:
         found.append(Section("Jobs", source.job_table))
@@ -186,13 +186,13 @@ def _curves(groups: Mapping[str, _Lines], units: set[str]) -> list[tuple[str, st
     found = []
     for group, lines in groups.items():
         if group == _SIZES:
-            drawn = plots.curves(lines, x="bytes", y="GB/s", log_x=True, log_y=True)
+            drawn = plots.draw_curves(lines, x="bytes", y="GB/s", log_x=True, log_y=True)
             found.append(("All-reduce: bus bandwidth by size", drawn))
         else:
             low = min(y for series in lines.values() for _, y in series)
             scale = group not in _MIXED and low >= 0
             axis = " or ".join(sorted(units))
-            drawn = plots.curves(lines, x=axis, y=_label(group), from_zero=scale)
+            drawn = plots.draw_curves(lines, x=axis, y=_label(group), from_zero=scale)
             found.append((_label(group).capitalize(), drawn))
     return found
 
@@ -242,21 +242,21 @@ def _verify(source: ReportData, draw: bool) -> Section:
     drawn: tuple[tuple[str, str], ...] = ()
     if draw and rates:
         title = "Bandwidth between nodes (row sends to column)"
-        drawn = ((title, plots.heat_map(names, rates, "Gbit/s")),)
+        drawn = ((title, plots.draw_heat_map(names, rates, "Gbit/s")),)
     text = f"Measured by clusterctl verify on {source.measured}."
     return Section("Measurements", Table(("state", "of", "what", "result"), rows), drawn, text)
 
 
 def to_html(source: ReportData) -> str:
     """One page without scripts that loads nothing."""
-    found = sections(source, draw=True)
+    found = make_sections(source, draw=True)
     return assets.render("insight/report.html.j2", title=source.title, sections=found)
 
 
 def to_markdown(source: ReportData) -> str:
     """The same without plots, for issues and papers."""
     parts = [f"# {source.title}"]
-    for section in sections(source, draw=False):
+    for section in make_sections(source, draw=False):
         parts.append(f"## {section.title}")
         if section.text:
             parts.append(section.text)

@@ -54,7 +54,7 @@ HOT = 90.0
 """Degrees Celsius of a GPU."""
 
 
-def rounds(names: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
+def pair_up(names: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
     """Each pair once, in rounds in which nobody has two partners (the circle method): n - 1 rounds
     for an even number of names, n for an odd one."""
     circle: list[str | None] = [*names, *[None] * (len(names) % 2)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from shlex import join, quote
 
 from clusterctl import assets, launch, schedulers
-from clusterctl.compiling import NO_COMPILER, Compilation, advice, compilation
+from clusterctl.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import Job, JobSpec, Placement, Program
 from clusterctl.jobs.program import check
@@ -120,7 +120,7 @@ class DirectSystem:
         """Compiles a source file once per architecture, on the first worker of each, and copies it
         to the others."""
         program = job.spec.program
-        compiled = compilation(program, job.spec.env)
+        compiled = plan_compilation(program, job.spec.env)
         if compiled is None:
             return
         groups: dict[str, list[Node]] = {}
@@ -166,7 +166,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     if not result.ok:
         raise LaunchError(
             f"{program.source} does not compile on {node.name}:\n{result.complaints}",
-            hint=advice(compiled.language, result.complaints),
+            hint=suggest_repair(compiled.language, result.complaints),
         )
     return result.stdout
 

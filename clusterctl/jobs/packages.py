@@ -118,7 +118,7 @@ def _describe_left_out(wanted: Wanted) -> str:
     return f", without {', '.join(named)}{beyond}" if named else ""
 
 
-def versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
+def read_versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
     """The packages of the job's environment on that node, as `name==version`."""
     if not digest or node.facts.python is None:
         return ()

@@ -30,7 +30,7 @@ def describe(
     rank_nodes = [cluster.node(p.node) for p in job.placement if cluster.has(p.node)]
     chosen = packages.choose(cluster, job.spec.python)
     versions = (
-        packages.versions(job.spec.packages, chosen.node(node.name), store.home)
+        packages.read_versions(job.spec.packages, chosen.node(node.name), store.home)
         for node in rank_nodes
     )
     return replace(

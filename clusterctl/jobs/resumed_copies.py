@@ -76,7 +76,7 @@ def put_folder(
 def _list_whole(transport: Transport, source: Path, target: str) -> Sequence[str]:
     """The files of a folder that have their size and time there, too. A file gets its time when it
     is complete."""
-    command = f"cd {shell.path(target)} && find . -type f -printf '%s %T@ %P\\0'"
+    command = f"cd {shell.quote_path(target)} && find . -type f -printf '%s %T@ %P\\0'"
     found = []
     for item in transport.run(command, timeout=LIST_TIMEOUT).stdout.split(b"\0")[:-1]:
         size, modified, path = os.fsdecode(item).split(" ", 2)

@@ -187,7 +187,7 @@ def _sizes(files: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{name} ({format_bytes(size)})" for name, size in files)
 
 
-def archive(tree: Tree, place: Home) -> str:
+def write_archive(tree: Tree, place: Home) -> str:
     """Writes the tree's archive into the state home, unless it is there; returns its name.
 
     Members are `work/…`, and the end-of-archive mark is left out: archives can be joined. Owner

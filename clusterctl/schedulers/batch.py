@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from clusterctl import __version__, assets
 from clusterctl.catalog import FAST
-from clusterctl.compiling import compilation
+from clusterctl.compiling import plan_compilation
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.launch_plan import LaunchPlan, Reason
@@ -184,7 +184,7 @@ class Batch(ABC):
     def _start(self, job: Job, plan: LaunchPlan, tree: str) -> dict[str, object]:
         """What batch/start.sh.j2 needs; `tree` is where the script sees the program's files."""
         spec, what = job.spec, job.spec.program
-        compiled = compilation(what, spec.env)
+        compiled = plan_compilation(what, spec.env)
         return {
             "system": self.system,
             "ranks": job.ranks,

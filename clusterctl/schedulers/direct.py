@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from clusterctl import __version__, assets
-from clusterctl.compiling import compilation
+from clusterctl.compiling import plan_compilation
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job
 from clusterctl.launch_plan import LaunchPlan
@@ -184,7 +184,7 @@ class Direct:
             for word in plan.argv[:wrapper]
         ]
         what = job.spec.program
-        compiled = compilation(what, job.spec.env)
+        compiled = plan_compilation(what, job.spec.env)
         return assets.render(
             "job/emit.sh.j2",
             compile=compiled.line.replace("\n", " ") if compiled else "",

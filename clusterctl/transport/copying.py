@@ -49,7 +49,7 @@ def put(
     start: StartCommand, source: Path, target: str, without: Collection[str] = ()
 ) -> NodeResult:
     """Raises FAILURES."""
-    values = {"target": shell.path(target), "mark": ".clusterctl-" + secrets.token_hex(8)}
+    values = {"target": shell.quote_path(target), "mark": ".clusterctl-" + secrets.token_hex(8)}
     try:
         values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
@@ -62,7 +62,7 @@ def put(
             raise Failure(f"{source} is neither a file nor a folder")
         with source.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            parent = shell.path(posixpath.dirname(target) or ".")
+            parent = shell.quote_path(posixpath.dirname(target) or ".")
             command = render("transport/put_file.sh.j2", **values, parent=parent, size=size)
             with start(command, collect=True) as session, COPIED.count_copy(size) as copy:
                 return _finish_sending(session, lambda: _send_file(session, file, size, copy))
@@ -138,7 +138,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def get(start: StartCommand, source: str, target: Path, partly: bool = False) -> NodeResult:
     """Raises FAILURES."""
     mark = "clusterctl-" + secrets.token_hex(8)
-    command = render("transport/get.sh.j2", source=shell.path(source), mark=mark)
+    command = render("transport/get.sh.j2", source=shell.quote_path(source), mark=mark)
     with start(command, collect=False) as session, COPIED.count_copy(None) as copy:
         stream = io.BufferedReader(_Stream(session, copy), CHUNK)
         # What the login shell's start files print may stand before it, in the same line, too.

@@ -21,6 +21,6 @@ def posix(command: str) -> str:
     return f"""exec /bin/sh -c 'eval "$(printf %b "{octal}")"'"""
 
 
-def path(name: str) -> str:
+def quote_path(name: str) -> str:
     """A path on a node, quoted; one that begins with a dash is no option."""
     return shlex.quote(name if name.startswith("/") else posixpath.join(".", name))

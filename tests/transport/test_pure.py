@@ -185,9 +185,9 @@ def test_a_command_reaches_sh_through_any_shell(login_shell: str, text: str) -> 
 
 
 def test_paths_are_no_options() -> None:
-    assert shell.path("-rf") == "./-rf"
-    assert shell.path("/a b") == "'/a b'"
-    assert shell.path("") == "./"
+    assert shell.quote_path("-rf") == "./-rf"
+    assert shell.quote_path("/a b") == "'/a b'"
+    assert shell.quote_path("") == "./"
 
 
 def test_ssh_config_includes(home: Path) -> None:

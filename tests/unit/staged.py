@@ -52,7 +52,7 @@ class Staged:
         asked = request(self.where, what, number=number)
         plan = launch.load("mpirun").plan(asked)
         made = job(self.where, what, id=number, started=2.0, finished=3.0, state=JobState.SUCCEEDED)
-        made = replace(made, stage=stage.archive(stage.find_tree(tree), self.store.home))
+        made = replace(made, stage=stage.write_archive(stage.find_tree(tree), self.store.home))
         files = node_files(made, self.where, plan, {})
         with self.pool() as pool:
             put(made, self.where, files, pool, self.store.home, carry=carry)

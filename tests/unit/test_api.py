@@ -106,8 +106,8 @@ def test_a_function_of_a_library_brings_no_library() -> None:
 
 def test_equal_calls_have_one_archive() -> None:
     tree = call.resolve(local("def f(): return 1"), ()).tree
-    name = stage.archive(tree, open_store().home)
-    assert stage.archive(tree, open_store().home) == name
+    name = stage.write_archive(tree, open_store().home)
+    assert stage.write_archive(tree, open_store().home) == name
     assert (open_store().home.stages / name).stat().st_size > 1000
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.compiling import FORTRAN, C, advice, compilation
+from clusterctl.compiling import FORTRAN, C, plan_compilation, suggest_repair
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Program, ProgramKind
 from tests.conftest import Need
@@ -26,7 +26,7 @@ def build(
     what: Program, folder: Path, env: Mapping[str, str] = {}, path: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """The compilation as a node does it."""
-    made = compilation(what, env)
+    made = plan_compilation(what, env)
     assert made
     return subprocess.run(
         ["/bin/sh", "-c", made.script],
@@ -167,7 +167,7 @@ def test_fortran_is_compiled_by_the_mpi_whose_mpirun_starts_it(tmp_path: Path) -
         f"gfortran was used without MPI: {tmp_path}/wheel/mpifort does not exist, and"
         f" {tmp_path}/wheel/mpirun cannot start programs of another MPI"
     )
-    assert "-e FC=FILE" in advice(FORTRAN, done.stderr)
+    assert "-e FC=FILE" in suggest_repair(FORTRAN, done.stderr)
     # A program without MPI needs no wrapper, and who names one may have a reason.
     plain = build(source("a.f90"), tmp_path, path=path)
     assert (plain.returncode, plain.stderr) == (0, "gfortran -O2 -o ./a ./a.f90 -lm\n")
@@ -195,12 +195,12 @@ def bare(folder: Path, *tools: str) -> str:
 
 
 def test_what_is_no_source_is_not_compiled() -> None:
-    assert compilation(program(), {"CFLAGS": "'"}) is None
+    assert plan_compilation(program(), {"CFLAGS": "'"}) is None
 
 
 def test_flags_that_are_no_words() -> None:
     with pytest.raises(UsageError, match="CFLAGS") as caught:
-        compilation(source("hello.c"), {"CFLAGS": "-DNAME='a"})
+        plan_compilation(source("hello.c"), {"CFLAGS": "-DNAME='a"})
     assert caught.value.hint
 
 
@@ -224,7 +224,7 @@ def test_flags_that_are_no_words() -> None:
 )
 def test_advice_when_a_compiler_refuses(said: str, word: str) -> None:
     """The program may well be correct: nobody is told to correct it."""
-    told = advice(C, said)
+    told = suggest_repair(C, said)
     assert word in told
     assert "correct the program" not in told
     assert "{" not in told

@@ -92,7 +92,7 @@ def user_file() -> Path:
 
 
 def test_nothing(project: Path) -> None:
-    assert config.files() == ()
+    assert config.find_files() == ()
     assert values() == {}
 
 
@@ -133,7 +133,7 @@ def test_a_flag_in_a_variable(
 def test_project_over_user(project: Path) -> None:
     user_file().write_text('cluster = "mine"\n[run]\nbackend = "gloo"\nranks = 2\n')
     (project / "clusterctl.toml").write_text('[run]\nbackend = "mpi"\n')
-    assert config.files() == (user_file(), project / "clusterctl.toml")
+    assert config.find_files() == (user_file(), project / "clusterctl.toml")
     found = values()["run"]
     assert found == {"cluster": "mine", "backend": "mpi", "ranks": "2"}
 
@@ -141,7 +141,7 @@ def test_project_over_user(project: Path) -> None:
 def test_the_nearest_project_file(project: Path) -> None:
     (project / "clusterctl.toml").write_text('cluster = "far"\n')
     (project / "deep" / "clusterctl.toml").write_text('cluster = "near"\n')
-    assert config.files() == (project / "deep" / "clusterctl.toml",)
+    assert config.find_files() == (project / "deep" / "clusterctl.toml",)
 
 
 def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "xdg"))
-    assert config.files() == (path,)
+    assert config.find_files() == (path,)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_vanished_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.Mo
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert config.files() == ()
+    assert config.find_files() == ()
 
 
 @pytest.mark.parametrize(

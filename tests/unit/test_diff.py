@@ -26,7 +26,7 @@ def made(number: int, folder: Path, **files: str | bytes) -> Job:
     store = open_store()
     found = job(
         id=number,
-        stage=stage.archive(stage.Tree(folder, names, 0, False), store.home),
+        stage=stage.write_archive(stage.Tree(folder, names, 0, False), store.home),
         state=JobState.SUCCEEDED,
         started=100.0,
         finished=112.0,

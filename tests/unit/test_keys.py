@@ -51,6 +51,6 @@ def test_half_a_pair_is_replaced(tmp_path: Path, lost: str) -> None:
 
 
 def test_both_halves_are_read_from_the_files(tmp_path: Path) -> None:
-    pair = keys.pair(tmp_path / "user")
+    pair = keys.ensure_pair(tmp_path / "user")
     assert pair.private == (tmp_path / "user").read_text()
     assert pair.public == keys.ensure(tmp_path / "user")

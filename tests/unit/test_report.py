@@ -18,7 +18,7 @@ from clusterctl.insight import allreduce, plots, scaling
 from clusterctl.insight.allreduce import Curves, HardwareLimit
 from clusterctl.insight.figures import Link, Measurements, Verdict
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, sections
+from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, make_sections
 from clusterctl.insight.scaling import Curve
 from clusterctl.job_model import JobState, Provenance, RankFailure
 from clusterctl.model import Cluster
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_written(call: Call) -> None:
 def test_the_name_of_a_metric_is_text() -> None:
     """A program may call one as it likes: neither markup nor a formula."""
     name = '$\\frac$ "><script>'
-    svg = plots.curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
+    svg = plots.draw_curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
     assert "<script" not in svg
     assert 'aria-label="$\\frac$ &quot;&gt;' in svg
 
@@ -173,7 +173,7 @@ def test_of_many_metrics_the_first_are_drawn_and_all_are_in_the_table() -> None:
         MetricPoint(0, {"epoch": e, **dict.fromkeys(names, 1.0 + e), "loss": 1.0}) for e in range(3)
     ]
     page = ReportData(title="x", now=1.0, facts=Table(("",), ()), points={7: points})
-    [section] = [part for part in sections(page, draw=True) if part.title == "Metrics"]
+    [section] = [part for part in make_sections(page, draw=True) if part.title == "Metrics"]
     assert section.table
     assert len(section.table.rows) == 501
     titles = [title for title, _ in section.plots]
@@ -184,7 +184,7 @@ def test_of_many_metrics_the_first_are_drawn_and_all_are_in_the_table() -> None:
 
 def test_sizes_are_no_formulas() -> None:
     """Text is drawn as paths, with a comment that says what it is."""
-    svg = plots.curves(
+    svg = plots.draw_curves(
         {"mpi": [(8, 0.001), (32768, 2.0)]}, x="bytes", y="GB/s", log_x=True, log_y=True
     )
     drawn = set(re.findall(r"<!-- (.*?) -->", svg))
@@ -194,7 +194,7 @@ def test_sizes_are_no_formulas() -> None:
 
 def test_many_lines_and_points_are_thinned() -> None:
     lines = {f"job {n}": [(x, x * n) for x in range(10_000)] for n in range(20)}
-    svg = plots.curves(lines, x="step", y="loss")
+    svg = plots.draw_curves(lines, x="step", y="loss")
     assert len(svg) < 600_000
     assert "--c7" in svg
 

@@ -121,7 +121,7 @@ def staged(site: Staged, tmp_path: Path) -> list[Path]:
     tree.mkdir()
     (tree / "train.py").touch()
     asked = request(site.where, number=7)
-    made = job(site.where, id=7, stage=stage.archive(stage.find_tree(tree), site.store.home))
+    made = job(site.where, id=7, stage=stage.write_archive(stage.find_tree(tree), site.store.home))
     files = node_files(made, site.where, launch.load("mpirun").plan(asked), {"TOKEN": "hunter2"})
     with site.pool() as pool:
         put(made, site.where, files, pool, site.store.home)

@@ -15,7 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import archives, stage
 from clusterctl.jobs.archives import END_OF_ARCHIVE
 from clusterctl.jobs.program import resolve
-from clusterctl.jobs.stage import Tree, archive, find_tree
+from clusterctl.jobs.stage import Tree, find_tree, write_archive
 from clusterctl.state import Home
 from tests.unit.making import job
 
@@ -204,7 +204,7 @@ def test_links_travel_as_links(tmp_path: Path) -> None:
     home = Home(tmp_path / "state")
     tree = find_tree(root)
     assert set(tree.files) == {"a", "sub/b", "file", "folder", "broken", "out"}
-    got = unpack(home, archive(tree, home), into=tmp_path / "got") / "work"
+    got = unpack(home, write_archive(tree, home), into=tmp_path / "got") / "work"
     assert {name: os.readlink(got / name) for name in ("file", "folder", "broken", "out")} == {
         "file": "a",
         "folder": "sub",
@@ -344,12 +344,12 @@ def test_the_name_depends_on_content_alone(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         write(tmp_path / folder, {"a": "a", "sub/b": "b"})
         (tmp_path / folder / "sub" / "link").symlink_to("b")
-        names.append(archive(tree_of(tmp_path / folder), home))
+        names.append(write_archive(tree_of(tmp_path / folder), home))
     os.utime(tmp_path / "two" / "a", (1, 1))
     (tmp_path / "two" / "a").chmod(0o600)
     if os.geteuid() == 0:
         os.chown(tmp_path / "two" / "a", 12345, 12345)
-    assert {*names, archive(tree_of(tmp_path / "two"), home)} == {names[0]}
+    assert {*names, write_archive(tree_of(tmp_path / "two"), home)} == {names[0]}
     assert [path.name for path in home.stages.iterdir()] == [names[0]]
     changes: list[Callable[[Path], object]] = [
         lambda root: (root / "a").write_text("b"),
@@ -359,7 +359,7 @@ def test_the_name_depends_on_content_alone(tmp_path: Path) -> None:
     ]
     for change in changes:
         change(tmp_path / "two")
-        names.append(archive(tree_of(tmp_path / "two"), home))
+        names.append(write_archive(tree_of(tmp_path / "two"), home))
     assert len(set(names)) == 1 + len(changes)
 
 
@@ -380,7 +380,7 @@ def test_weird_names_arrive(
     home = Home(tmp_path / "state")
     tree = find_tree(root)
     assert len(tree.files) == 4
-    got = unpack(home, archive(tree, home), into=tmp_path / "got") / "work"
+    got = unpack(home, write_archive(tree, home), into=tmp_path / "got") / "work"
 
     def listing(root: Path) -> dict[bytes, bytes]:
         found = {}
@@ -400,7 +400,7 @@ def test_joined_archives(tmp_path: Path) -> None:
     write(tmp_path / "root", {"a": "a" * 513, "empty": "", "run": "#!/bin/sh"})
     (tmp_path / "root" / "run").chmod(0o700)
     home = Home(tmp_path / "state")
-    name = archive(tree_of(tmp_path / "root"), home)
+    name = write_archive(tree_of(tmp_path / "root"), home)
     data = (
         archives.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
         + stage.pack_library()
@@ -427,7 +427,7 @@ def test_a_file_that_vanishes_is_one_clear_error(tmp_path: Path) -> None:
     tree = tree_of(tmp_path / "root")
     (tmp_path / "root" / "b").unlink()
     with pytest.raises(UsageError) as caught:
-        archive(tree, home)
+        write_archive(tree, home)
     assert str(tmp_path / "root" / "b") in caught.value.message
     assert list(home.stages.iterdir()) == []
 

@@ -218,7 +218,7 @@ def test_what_limits_a_slow_link_is_named(changes: dict[str, object], says: str)
 @pytest.mark.parametrize("count", range(2, 10))
 def test_every_pair_meets_once_and_nobody_twice_in_a_round(count: int) -> None:
     names = [f"n{number}" for number in range(count)]
-    rounds = verify.rounds(names)
+    rounds = verify.pair_up(names)
     assert len(rounds) == count - 1 + count % 2
     for pairs in rounds:
         met = [name for pair in pairs for name in pair]

@@ -128,7 +128,7 @@ def _prepare_hosts(
     cluster = replace(cluster, nodes=_choose_addresses(cluster.nodes))
     store.save(cluster)
     mesh = bootstrap.Mesh(
-        key=keys.pair(folder / "mesh"),
+        key=keys.ensure_pair(folder / "mesh"),
         nodes=cluster.nodes,
         host_keys=host_keys,
     )

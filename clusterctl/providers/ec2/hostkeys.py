@@ -89,7 +89,7 @@ class HostKeys:
             fresh = name not in living
             if fresh and name in known and known[name] != (_public(path),):
                 self._drop_boot(name)
-            pairs[name] = keys.pair(path)
+            pairs[name] = keys.ensure_pair(path)
             if fresh:
                 known[name] = (pairs[name].public,)
         self._save(known)
@@ -99,7 +99,7 @@ class HostKeys:
         """Nodes that are launched by one call boot with one user data, so with one key: that of the
         first of them. Each makes its own when it is reached."""
         known = self.known
-        pair = keys.pair(self._boot(names[0]))
+        pair = keys.ensure_pair(self._boot(names[0]))
         for name in names:
             keys.copy(pair, self._boot(name))
             known[name] = (pair.public,)
