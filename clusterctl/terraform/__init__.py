@@ -15,7 +15,13 @@ from clusterctl.terraform.events import (
     TerraformError,
     parse,
 )
-from clusterctl.terraform.folder import VARIABLES, Interrupted, Terraform, resources
+from clusterctl.terraform.folder import (
+    VARIABLES,
+    Interrupted,
+    Terraform,
+    find_tainted,
+    resources,
+)
 from clusterctl.terraform.init_cache import InitCache
 
 __all__ = [
@@ -31,6 +37,7 @@ __all__ = [
     "Terraform",
     "TerraformError",
     "find",
+    "find_tainted",
     "parse",
     "resources",
 ]

@@ -123,6 +123,17 @@ def resources(folder: Path, cluster: str) -> dict[str, str]:
         ) from error
 
 
+def find_tainted(state: str) -> frozenset[str]:
+    """The ids of what Terraform will replace because it was cut off while it was made. `state`: the
+    text of a state file that `resources` can read."""
+    return frozenset(
+        str(instance.get("attributes", {}).get("id", ""))
+        for item in json.loads(state or "{}").get("resources", ())
+        for instance in item.get("instances", ())
+        if instance.get("status") == "tainted"
+    )
+
+
 class Terraform:
     """The working folder of a cluster. `lock` is the descriptor of the cluster's lock: Terraform
     inherits it, so that it is still held while an orphan works. `on_start` hears Terraform's pid

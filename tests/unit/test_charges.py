@@ -423,7 +423,8 @@ def test_aws_says_whether_there_is_a_nat_gateway(state: str, there_is: bool, bil
 
 
 def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
-    """The zone that the first one was made for had no room for the machines."""
+    """The zone that the first one was made for had no room for the machines. The second one was
+    there when an `up` removed it of which Terraform had not known."""
 
     class Gateways(Api):
         def instances(self, *filters: Any, **more: Any) -> list[Instance]:
@@ -432,7 +433,7 @@ def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
         def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             rows = {
                 "nat-3": ("subnet-b", 400, 4400, ""),
-                "nat-2": ("subnet-b", 320, 390, ""),  # cut off, and removed while it was pending
+                "nat-2": ("subnet-b", 320, 390, ""),  # cut off; the next `up` removed it
                 "nat-1": ("subnet-a", 30, 300, ""),
                 "nat-0": ("subnet-z", 20, 25, "Gateway.NotAttached"),
             }
@@ -452,23 +453,26 @@ def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
     seen = lives.list_lives(Gateways("us-east-1"), cluster(charges=(planned, address)))
     charges = measured.correct((planned, address), seen)
     first = replace(planned, since=NOW + 30, until=NOW + 300)
-    second = replace(planned, since=NOW + 400, until=NOW + 4400)
-    assert charges == (first, second, address), "its address moves with it"
-    assert sum(item.dollars(NOW + 9000) for item in charges[:2]) == pytest.approx(3 * 0.045)
+    second = replace(planned, since=NOW + 320, until=NOW + 390)
+    third = replace(planned, since=NOW + 400, until=NOW + 4400)
+    assert charges == (first, second, third, address), "its address moves with it"
+    assert sum(item.dollars(NOW + 9000) for item in charges[:3]) == pytest.approx(4 * 0.045)
     assert measured.correct(charges, seen) == charges, "counted once"
 
 
 def test_a_nat_gateway_that_was_removed_before_it_was_there_costs_nothing() -> None:
-    """Also where the next one is in another subnet; `cleanup` has given it a tag, for AWS does not
-    show it."""
+    """Whichever subnet the next one is in; `cleanup` has given it a tag, for AWS does not show
+    it."""
 
     class Gateways(Api):
+        subnets: tuple[str, ...] = ()
+
         def instances(self, *filters: Any, **more: Any) -> list[Instance]:
             return []
 
         def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             unused = [{"Key": UNUSED_TAG, "Value": "true"}]
-            rows = [("subnet-a", 30, 33, unused), ("subnet-b", 40, 400, [])][:there]
+            rows = [(30, 33, unused), (40, 400, [])]
             return [
                 {
                     "SubnetId": subnet,
@@ -477,16 +481,17 @@ def test_a_nat_gateway_that_was_removed_before_it_was_there_costs_nothing() -> N
                     "DeleteTime": datetime.fromtimestamp(NOW + gone, timezone.utc),
                     "Tags": tags,
                 }
-                for subnet, made, gone, tags in rows
+                for subnet, (made, gone, tags) in zip(self.subnets, rows, strict=False)
             ]
 
     planned = charge("launcher", part=GATEWAY, hourly=0.045, since=NOW, until=NOW + 500)
-    for there, dollars in ((1, 0.0), (2, 0.045)):
+    for Gateways.subnets in (("a",), ("a", "b"), ("a", "a")):
         seen = lives.list_lives(Gateways("us-east-1"), cluster(charges=(planned,)))
         charges = measured.correct((planned,), seen)
-        assert sum(item.dollars(NOW + 9000) for item in charges) == pytest.approx(dollars)
+        others = len(Gateways.subnets) - 1
+        assert sum(item.dollars(NOW + 9000) for item in charges) == pytest.approx(others * 0.045)
         lines = cost.receipt(charges, NOW + 9000)
-        assert [line.count for line in lines] == ([1] if there == 2 else [])
+        assert [line.count for line in lines] == [1] * others
         assert measured.correct(charges, seen) == charges, "counted once"
 
 

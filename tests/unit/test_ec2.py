@@ -421,6 +421,30 @@ def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
     assert make_is_known(runner)(Resource("key pair", "lab-1"))
 
 
+def test_a_nat_gateway_that_terraform_would_replace_is_removed_first(tmp_path: Path) -> None:
+    """Ctrl-C while AWS was making it: whether it was there in the end is known to who removes it,
+    and Terraform does not say so."""
+    gateway: dict[str, Any] = {"attributes": {"id": "nat-1"}}
+    state = {
+        "resources": [
+            {"mode": "managed", "type": "aws_nat_gateway", "name": "this", "instances": [gateway]},
+            {
+                "mode": "managed",
+                "type": "aws_instance",
+                "name": "this",
+                "instances": [{"attributes": {"id": "i-1"}, "status": "tainted"}],
+            },
+        ]
+    }
+    runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cluster="lab", cache=tmp_path)
+    for status, known in (("", True), ("tainted", False)):
+        gateway |= {"status": status} if status else {}
+        (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
+        is_known = make_is_known(runner)
+        assert is_known(Resource("NAT gateway", "nat-1")) is known
+        assert is_known(Resource("instance", "i-1")), "Terraform replaces it"
+
+
 def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
     """Terraform may have been stopped between the two: a disk in use cannot be removed anyway."""
     kinds = {kind.name: kind for kind in leftovers.KINDS}

@@ -43,10 +43,10 @@ def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
 
 
 def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
-    """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made one in a
-    subnet of each. Of several in one subnet, the first ones failed, or were removed before they
-    were there, and cost nothing; nor does one that is still being made. One that is known to have
-    been removed before it was there ended as it began."""
+    """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made one in each,
+    and so has one that was cut off before Terraform knew of the first. One that failed, or that is
+    still being made, costs nothing. One that is known to have been removed before it was there
+    ended as it began."""
     if not any(item.part == GATEWAY for item in cluster.charges):
         return
     found = api.all("describe_nat_gateways", "NatGateways", Filter=[filter_by_cluster(cluster.id)])
@@ -56,7 +56,7 @@ def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
         if "CreateTime" in item and item.get("State") != "pending" and not item.get("FailureCode")
     ]
     known.sort(key=lambda item: item["CreateTime"])
-    for item in {item["SubnetId"]: item for item in known}.values():
+    for item in known:
         end = item.get("DeleteTime")
         if any(tag["Key"] == UNUSED_TAG for tag in item.get("Tags", ())):
             end = item["CreateTime"]

@@ -162,13 +162,19 @@ def remove_unknown(
 
 def make_is_known(runner: terraform.Terraform) -> Callable[[Resource], bool]:
     """Whether Terraform's state speaks of a thing, or it never made such a one: schedules are ours,
-    and AWS and people may have put endpoints into the network."""
+    and AWS and people may have put endpoints into the network. A NAT gateway that Terraform would
+    replace is not known: `cleanup` notes whether it was there, and so is to be paid for."""
     state = runner.state
     types = {address.partition(".")[0] for address in runner.resources()}
+    tainted = terraform.find_tainted(state)
     return lambda left: (
         left.managed
         or left.kind in ("VPC endpoint", eventbridge.KIND)
-        or (_NAMED_BY_US[left.kind] in types if left.kind in _NAMED_BY_US else left.id in state)
+        or (
+            _NAMED_BY_US[left.kind] in types
+            if left.kind in _NAMED_BY_US
+            else left.id in state and not (left.kind == leftovers.GATEWAY and left.id in tainted)
+        )
     )
 
 
