@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-GATEWAY = "gateway"
-NETWORK_PARTS = (GATEWAY, "gateway address")
+GATEWAY, GATEWAY_ADDRESS = "gateway", "gateway address"
+NETWORK_PARTS = (GATEWAY, GATEWAY_ADDRESS)
 """Parts of a cluster's network that cost money by the hour: a NAT gateway, and its address."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from clusterctl import assets, providers
 from clusterctl.actions import ended_workers
 from clusterctl.actions.running_costs import describe_doubts
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import ClusterctlError, reason
 from clusterctl.formats import count, format_span
 from clusterctl.insight import cost, gpus
@@ -250,10 +250,12 @@ def _charge_overdue(
     if not there and not running:
         return charges, doubts
     if not there:
+        gateway = any(item.part == GATEWAY for item in running)
+        network = "its NAT gateway" if gateway else "the address of its NAT gateway"
         return charges, (
             *doubts,
-            f"the machines of cluster {cluster.name} have ended at their deadline, but its NAT"
-            f" gateway still costs {rate}/h: {remove}",
+            f"the machines of cluster {cluster.name} have ended at their deadline, but {network}"
+            f" still costs {rate}/h: {remove}",
         )
     many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
     return charges, (
@@ -292,7 +294,7 @@ def _settle(
     kept, lives = provider.list_made(folder), provider.list_lives(cluster, folder)
     charges = measured.settle(
         cluster,
-        living={*there, *providers.find_gateway(cluster, folder)},
+        living={*there, *providers.find_network(cluster, folder)},
         made=measured.find_made(cluster, kept, lives),
         now=now,
         ends=ends,

@@ -14,7 +14,7 @@ from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
 from clusterctl.actions.running_costs import describe_doubts, report_left, report_price
 from clusterctl.actions.unfetched import Unfetched
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import NETWORK_PARTS, Charge
 from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,
@@ -156,7 +156,8 @@ def finish_down(
     now = clock()
     lives = _list_lives(cluster, folder)
     never = {item.node for item in unseen} - {life.node for life in lives}
-    charges = measured.correct([item for item in cluster.charges if item.node not in never], lives)
+    made = [i for i in cluster.charges if i.part in NETWORK_PARTS or i.node not in never]
+    charges = measured.correct(made, lives)
     cluster = replace(cluster, charges=tuple(item.end_at(now) for item in charges))
     for line in describe_doubts(planned, ends, cluster.charges, now):
         report(line)
@@ -179,8 +180,9 @@ def _bear_out(
     if not cluster.charges:
         return cluster, (), {}
     found, ends = _find_made(cluster, folder, now)
-    seen = {item.node for item in found}
-    unseen = [item for item in cluster.charges if not (item.until or item.node in seen)]
+    machines = [item for item in cluster.charges if item.part not in NETWORK_PARTS]
+    seen = {item.node for item in found if item.part not in NETWORK_PARTS}
+    unseen = [item for item in machines if not (item.until or item.node in seen)]
     return replace(cluster, charges=(*found, *unseen)), unseen, ends
 
 
@@ -219,11 +221,11 @@ def _find_made(
     that broke off has planned more, and those that are gone cost no more."""
     provider = providers.load_billing(cluster)
     try:
-        gateway = providers.find_gateway(cluster, folder, pending=False)
+        network = providers.find_network(cluster, folder, pending=False)
         ends = provider.list_ended(cluster, folder)
         lives = _list_lives(cluster, folder)
         # Last, for what a killed `up` launched a moment ago is not shown by earlier answers.
-        there = {*provider.list_billed(cluster, folder), *gateway}
+        there = {*provider.list_billed(cluster, folder), *network}
     except ClusterctlError:
         return cluster.charges, {}
     kept = provider.list_made(folder)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from clusterctl import providers
 from clusterctl.actions.down import correct_times, reprice
 from clusterctl.actions.running_costs import report_unknown
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import ClusterctlError
 from clusterctl.formats import count, format_time
 from clusterctl.insight import cost
@@ -36,7 +36,7 @@ def record_failed_create(
     try:
         provider = providers.load_billing(cluster)
         there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
-        gateway = providers.find_gateway(cluster, folder)
+        network = providers.find_network(cluster, folder)
     except ClusterctlError as error:
         report_unknown(cluster, error, report)
         return True
@@ -50,7 +50,7 @@ def record_failed_create(
     told = {name: end.when for name, end in ends.items() if not end.doubt}
     made = {name for name, since in planned.items() if name in told and told[name] > since}
     charges = measured.settle(
-        cluster, living={*there, *gateway}, made=ran | made, now=clock(), ends=ends
+        cluster, living={*there, *network}, made=ran | made, now=clock(), ends=ends
     )
     charges = correct_times(replace(cluster, charges=charges), folder)
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
@@ -60,8 +60,9 @@ def record_failed_create(
         report(f"cluster {old.name} is unchanged and ready")
         return True
     store.save(replace(cluster, charges=charges))
+    gateway = GATEWAY in network
     if there or gateway:
-        report(_describe_running(cluster, len(there), bool(gateway), charges))
+        report(_describe_running(cluster, len(there), gateway, charges))
     return bool(there or gateway)
 
 

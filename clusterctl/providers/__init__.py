@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from clusterctl.charge_model import GATEWAY
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.options.batch_options import BATCH_SYSTEMS
@@ -65,14 +64,13 @@ def load_billing(cluster: Cluster) -> Billing:
     return cast(Billing, load(cluster.spec.provider))
 
 
-def find_gateway(cluster: Cluster, folder: Path, *, pending: bool = True) -> frozenset[str]:
-    """GATEWAY, where the cluster has a NAT gateway now, whatever machines it has; `pending`: or
-    will soon have. Raises the provider's error."""
+def find_network(cluster: Cluster, folder: Path, *, pending: bool = True) -> frozenset[str]:
+    """Those of NETWORK_PARTS that the cluster has now, whatever machines it has; `pending`: or will
+    soon have. Raises the provider's error."""
     provider = load(cluster.spec.provider)
     if not isinstance(provider, Gatewayed):
         return frozenset()
-    found = provider.finds_gateway(cluster, folder, pending=pending)
-    return frozenset({GATEWAY} if found else ())
+    return provider.find_network(cluster, folder, pending=pending)
 
 
 def load_site(name: str) -> BatchSite:

@@ -275,9 +275,10 @@ class Billing(Protocol):
 class Gatewayed(Protocol):
     """Its clusters may have a NAT gateway, which costs money without any machine."""
 
-    def finds_gateway(self, cluster: Cluster, folder: Path, *, pending: bool) -> bool:
-        """Whether whoever bills it knows one of the cluster now. `pending`: also one that is still
-        being made, which costs nothing if it is removed before it is available."""
+    def find_network(self, cluster: Cluster, folder: Path, *, pending: bool) -> frozenset[str]:
+        """Those of NETWORK_PARTS that whoever bills it knows of the cluster now: a gateway goes
+        before its address. `pending`: also a gateway that is still being made, which costs nothing
+        if it is removed before it is available."""
 
 
 @runtime_checkable

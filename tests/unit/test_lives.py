@@ -13,8 +13,9 @@ import pytest
 
 from clusterctl.actions import cluster_status, open_store
 from clusterctl.actions.down import finish_down
-from clusterctl.charge_model import GATEWAY, Charge
+from clusterctl.charge_model import GATEWAY, GATEWAY_ADDRESS, Charge
 from clusterctl.errors import LeftoverError
+from clusterctl.insight.cost import sum_dollars
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import lives, provider_state
 from clusterctl.providers.ec2.answers import LIVING, Instance
@@ -39,6 +40,10 @@ def gateway(since: float) -> Charge:
     return charge("launcher", since, part=GATEWAY, item="NAT gateway")
 
 
+def address(since: float) -> Charge:
+    return charge("launcher", since, part=GATEWAY_ADDRESS, item="public IPv4")
+
+
 def at(minutes: float) -> float:
     return NOW + minutes * 60
 
@@ -50,10 +55,11 @@ def times(charges: Sequence[Charge]) -> list[tuple[str, float, float | None]]:
 
 class Seen(Market):
     """`machines`: name, state, and minutes from now of their start and end. `gateways`: the same
-    without a name."""
+    without a name. `addresses`: whether that of a NAT gateway is there."""
 
     machines: tuple[tuple[str, str, float, float | None], ...] = ()
     gateways: tuple[tuple[str, float, float | None], ...] = ()
+    addresses = False
 
     def instances(
         self, *filters: Any, states: Sequence[str] = LIVING, **more: Any
@@ -75,6 +81,8 @@ class Seen(Market):
         ]
 
     def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+        if action == "describe_addresses":
+            return [{"AllocationId": "eipalloc-1"}] * self.addresses
         if action != "describe_nat_gateways":
             return []
         rows = [
@@ -164,6 +172,32 @@ def test_a_nat_gateway_without_machines_is_paid_after_the_deadline(seen: type[Se
     assert status(made).dollars == pytest.approx(3), "three hours have begun"
     seen.gateways = ()
     assert status(made).dollars == 0, "there was none: EC2 would show it"
+
+
+@pytest.mark.parametrize("phase", [Phase.CREATING, Phase.DELETING])
+def test_the_address_of_a_nat_gateway_is_paid_until_it_is_released(
+    seen: type[Seen], monkeypatch: pytest.MonkeyPatch, phase: Phase
+) -> None:
+    """An `up` was killed before it made the gateway, or a `down` after it had removed that."""
+
+    class Removing(Ec2Provider):
+        def destroy(self, cluster: Cluster, folder: Path, report: object) -> None:
+            seen.addresses = False
+
+    provide(monkeypatch, "ec2", Removing(seen, lambda: NOW, lambda: "203.0.113.9"))
+    made = lab(charge("launcher", -150), gateway(-150), address(-150), phase=phase, deadline=at(60))
+    seen.addresses = True
+    before = 0.0
+    if phase is Phase.DELETING:
+        seen.gateways, before = (("deleted", -150, -140),), 1.0
+    found = status(made)
+    assert found.dollars_per_hour == 1
+    assert found.dollars == pytest.approx(before + 2.5)
+    late = status(replace(made, deadline=at(-60)))
+    assert late.dollars_per_hour == 1, "AWS was to release it at the deadline"
+    assert any("the address of its NAT gateway still costs $1.00/h" in one for one in late.warnings)
+    gone = finish_down(open_store(), made, lambda line: None, clock=lambda: NOW)
+    assert sum_dollars(gone.charges, NOW) == pytest.approx(before + 2.5)
 
 
 def test_a_removal_that_breaks_off_keeps_the_ends_of_what_it_has_removed(seen: type[Seen]) -> None:

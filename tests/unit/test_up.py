@@ -492,8 +492,8 @@ def test_machines_that_others_removed_during_an_up_are_paid() -> None:
 
 
 class Gateways(Bills):
-    def finds_gateway(self, cluster: Cluster, folder: Path, *, pending: bool) -> bool:
-        return True
+    def find_network(self, cluster: Cluster, folder: Path, *, pending: bool) -> frozenset[str]:
+        return frozenset({GATEWAY})
 
 
 def test_a_nat_gateway_without_machines_is_named_and_paid() -> None:

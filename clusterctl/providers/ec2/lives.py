@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from math import inf
 from pathlib import Path
 
-from clusterctl.charge_model import GATEWAY
+from clusterctl.charge_model import GATEWAY, GATEWAY_ADDRESS
 from clusterctl.formats import format_time
 from clusterctl.model import Cluster, Phase
 from clusterctl.providers.ec2 import history
@@ -24,11 +24,19 @@ def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
     return {item.node: item.id for item in found if item.node}
 
 
-def finds_gateway(api: Api, cluster: Cluster, *, pending: bool = True) -> bool:
-    """Whether there is a NAT gateway: it may be there without any instance. AWS bills those that
-    are available; one that is `pending` will be."""
+def find_network(api: Api, cluster: Cluster, *, pending: bool = True) -> frozenset[str]:
+    """Whether there are a NAT gateway and its address, as NETWORK_PARTS: they may be there without
+    any instance, and the address without the gateway. AWS bills gateways that are available; one
+    that is `pending` will be."""
     states = ("pending", "available") if pending else ("available",)
-    return has_gateway(cluster) and _finds_gateway(api, cluster, states)
+    paid = {item.part for item in cluster.charges if item.until is None}
+    found = set()
+    if GATEWAY in paid and _finds_gateway(api, cluster, states):
+        found.add(GATEWAY)
+    search = [filter_by_cluster(cluster.id)]
+    if GATEWAY_ADDRESS in paid and api.all("describe_addresses", "Addresses", Filters=search):
+        found.add(GATEWAY_ADDRESS)
+    return frozenset(found)
 
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl import terraform
-from clusterctl.charge_model import GATEWAY, Charge
+from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import SHARED, Cluster, ClusterSpec, Phase, Reporter, Runtime
 from clusterctl.node_phases import NodePhases
@@ -154,8 +154,7 @@ class Ec2Provider:
         started = lives.list_lives(api, current)
         # The last answer shows most: what a killed `up` launched a moment ago has no end.
         living = {item.node for item in instances} | set(lives.list_billed(api, current))
-        if lives.finds_gateway(api, current):
-            living.add(GATEWAY)
+        living |= lives.find_network(api, current)
         ends = lives.list_ended(api, current, now, folder)
         if current.phase is Phase.CREATING and current.spec.cloud.spot:
             # Of what is removed now, nobody asks for the price later.
@@ -183,8 +182,8 @@ class Ec2Provider:
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
         return leftovers.find(self._api(cluster, folder), cluster.id)
 
-    def finds_gateway(self, cluster: Cluster, folder: Path, *, pending: bool) -> bool:
-        return lives.finds_gateway(self._api(cluster, folder), cluster, pending=pending)
+    def find_network(self, cluster: Cluster, folder: Path, *, pending: bool) -> frozenset[str]:
+        return lives.find_network(self._api(cluster, folder), cluster, pending=pending)
 
     def reprice(self, cluster: Cluster, folder: Path, report: Reporter) -> tuple[Charge, ...]:
         if not cluster.spec.cloud.spot:

@@ -28,14 +28,16 @@ def settle(
     `ends` does not say that they are stopped, and a NAT gateway where `ends` has no GATEWAY; those
     that were only `made` ended when `ends` says, else themselves at their deadline, or have gone by
     now; the others never were, and cost nothing. Nor does a start that was planned for a machine
-    that has stood still since. A NAT gateway without machines is in `living` itself, as GATEWAY.
+    that has stood still since. A NAT gateway and its address are in `living` themselves, as
+    NETWORK_PARTS: they may be there without machines, and the address without the gateway.
     `leaving`: those that may have outlived their planned end, as `find_leaving` has them."""
     gone = Ended(min(now, cluster.deadline or now))
 
     def bear_out(item: Charge) -> Charge:
         end = ends.get(item.node, gone)
         if item.part in NETWORK_PARTS:  # until `down`, if AWS has not removed it at the deadline
-            return item.end_at(ends[GATEWAY].when) if GATEWAY in ends else item
+            goes_on = GATEWAY not in ends or item.part in living
+            return item if goes_on else item.end_at(ends[GATEWAY].when)
         if item.node not in living:
             return item.end_at(end.when if item.part in STORED or end.ran is None else end.ran)
         return item.end_at(end.when) if end.stopped and item.part not in STORED else item
@@ -47,7 +49,9 @@ def settle(
         stopped = (end.when if end.stopped else end.ran) if end else None
         if stopped is not None and item.part not in STORED:
             return stopped < item.since  # `start` was cut off
-        if item.part in NETWORK_PARTS and GATEWAY in {*living, *made, *ends}:
+        if item.part in NETWORK_PARTS and not {GATEWAY, item.part}.isdisjoint(
+            {*living, *made, *ends}
+        ):
             return False
         return item.node not in living and item.node not in made
 
