@@ -174,6 +174,19 @@ def test_a_nat_gateway_without_machines_is_paid_after_the_deadline(seen: type[Se
     assert status(made).dollars == 0, "there was none: EC2 would show it"
 
 
+def test_a_nat_gateway_that_is_being_made_after_another_goes_on(seen: type[Seen]) -> None:
+    """Two `up`s were cut off, and nobody runs the next one for hours."""
+    made = lab(gateway(-10))
+    seen.gateways = (("deleted", -9, -5), ("pending", -1, None))
+    found = status(made)
+    assert found.dollars_per_hour == 1
+    assert found.dollars == pytest.approx(2), "an hour of each"
+    kept = measured.correct(made.charges, lives.list_lives(seen("us-east-1"), made))
+    seen.gateways = (("deleted", -9, -5), ("available", -1, None))
+    found = status(replace(made, charges=kept), at(100))
+    assert (found.dollars_per_hour, found.dollars) == (1, pytest.approx(1 + 2))
+
+
 @pytest.mark.parametrize("phase", [Phase.CREATING, Phase.DELETING])
 def test_the_address_of_a_nat_gateway_is_paid_until_it_is_released(
     seen: type[Seen], monkeypatch: pytest.MonkeyPatch, phase: Phase

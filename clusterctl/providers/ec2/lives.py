@@ -52,19 +52,16 @@ def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
 
 def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
     """Of its NAT gateways, as GATEWAY: an `up` that has moved to another zone has made one in each,
-    and so has one that was cut off before Terraform knew of the first. One that failed, or that is
-    still being made, costs nothing. One that is known to have been removed before it was there
-    ended as it began."""
+    and so has one that was cut off before Terraform knew of the first. One that failed costs
+    nothing, nor does one that is still being made; where there were others, it is what goes on.
+    One that is known to have been removed before it was there ended as it began."""
     if not any(item.part == GATEWAY for item in cluster.charges):
         return
     found = api.all("describe_nat_gateways", "NatGateways", Filter=[filter_by_cluster(cluster.id)])
-    known = [
-        item
-        for item in found
-        if "CreateTime" in item and item.get("State") != "pending" and not item.get("FailureCode")
-    ]
-    known.sort(key=lambda item: item["CreateTime"])
-    for item in known:
+    known = [item for item in found if "CreateTime" in item and not item.get("FailureCode")]
+    if all(item.get("State") == "pending" for item in known):
+        return
+    for item in sorted(known, key=lambda item: item["CreateTime"]):
         end = item.get("DeleteTime")
         if any(tag["Key"] == UNUSED_TAG for tag in item.get("Tags", ())):
             end = item["CreateTime"]
