@@ -4,99 +4,31 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
-from base64 import b64encode
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from clusterctl import stacks
-from clusterctl.actions.doctor import read_clocks
 from clusterctl.insight import doctor, evidence
-from clusterctl.insight.doctor import Evidence, Finding
-from clusterctl.insight.evidence import NodeView
-from clusterctl.job_model import Hang, HungRanks, Job, JobState, Placement
-from clusterctl.model import NodeResult
-from clusterctl.timeouts import Deadline
-from clusterctl.transport import OnStdout, Transport
-from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.pool import Pool
-from tests.unit.making import cluster, job, node, spec
-
-START = 1_000_000.0
-WORK = "/home/ubuntu/.clusterctl/lab-1a2b/jobs/7/work"
-C10D = "/opt/py/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-
-
-def encoded(text: str) -> str:
-    return encoded_bytes(text.encode())
-
-
-def encoded_bytes(data: bytes) -> str:
-    return b64encode(data).decode()
-
-
-def process(rank: int, pid: int, state: str = "S", name: str = "python", parent: int = 1) -> str:
-    numbers = f"{parent} 1 1 0 -1 4194560 1 0 0 0 94 37 0 0 20 0 4 0 {pid} 1 1"
-    return f"process {rank} {pid} ({name}) {state} {numbers}"
-
-
-def running(number: int = 7, **changes: object) -> Job:
-    made = job(cluster(), spec(ranks=2), state=JobState.RUNNING, started=START)
-    return replace(made, id=number, **changes)  # type: ignore[arg-type]
-
-
-def view(name: str, *lines: str, uptime: float = 5000.0, now: float = START + 60) -> NodeView:
-    """A node that shows these lines, below what a login shell may print."""
-    usual = ("Welcome to lab!", f"uptime {uptime} {now}", "disk 9000000 10000000 /")
-    return evidence.read_look(name, "\n".join([*usual, *lines, "done"]))
-
-
-def stack(*frames: tuple[str, str, int], folder: str = WORK) -> stacks.Stack:
-    thread = [{"name": name, "filename": file, "line": line} for name, file, line in frames]
-    dump = [{"pid": 9, "os_thread_id": 9, "frames": thread}]
-    found = stacks.parse(json.dumps(dump), folder)
-    assert found
-    return found
-
-
-def reduces(line: int = 12, name: str = "all_reduce") -> stacks.Stack:
-    return stack(
-        ("pthread_cond_wait", "/usr/lib/libc.so.6", 0),
-        ("c10d::Work::wait", "/opt/py/lib/libtorch_cpu.so", 0),
-        (name, C10D, 3252),
-        ("wrapper", C10D.replace("distributed_c10d", "c10d_logger"), 83),
-        ("<module>", f"{WORK}/train.py", line),
-    )
-
-
-def sleeps(line: int = 9) -> stacks.Stack:
-    return stack(
-        ("clock_nanosleep", "/usr/lib/libc.so.6", 0),
-        ("skip", f"{WORK}/train.py", line),
-        ("<module>", f"{WORK}/train.py", 11),
-    )
-
-
-def seen(*views: NodeView, made: Job | None = None) -> Evidence:
-    return doctor.assemble(made or running(), {item.name: item for item in views})
-
-
-def two_ranks(first: stacks.Stack, second: stacks.Stack) -> Evidence:
-    found = seen(
-        view("worker-1", "rank 0", process(0, 100)),
-        view("worker-2", "rank 1", process(1, 200), "waits 200 hrtimer_nanosleep"),
-    )
-    found.ranks[0].stack, found.ranks[1].stack = first, second
-    found.ranks[0].usage = found.ranks[1].usage = 0.0
-    return found
-
-
-def kinds(findings: Sequence[Finding]) -> list[str]:
-    return [finding.kind for finding in findings]
-
+from clusterctl.job_model import Hang, HungRanks, JobState, Placement
+from tests.unit.diagnosed import (
+    C10D,
+    START,
+    WORK,
+    encoded,
+    encoded_bytes,
+    failed,
+    meets,
+    process,
+    receives,
+    reduces,
+    running,
+    seen,
+    sleeps,
+    stack,
+    two_ranks,
+    view,
+)
 
 # ---------------------------------------------------------------------------------------- hangs
 
@@ -312,10 +244,6 @@ def test_the_exception_of_a_thread_that_has_ended_is_shown() -> None:
     assert "ValueError: cannot decode image 5" in finding.lines[-1]
 
 
-def receives(line: int, name: str = "PMPI_Recv") -> stacks.Stack:
-    return stack((name, "/opt/libmpi.so", 0), ("exchange", f"{WORK}/train.py", line))
-
-
 @pytest.mark.parametrize("second", [6, 9])
 @pytest.mark.parametrize(
     ("call", "kind", "advice"),
@@ -381,16 +309,6 @@ def test_ranks_at_different_places_that_go_on_do_not_hang() -> None:
     found.ranks[0].moved = True
     [finding] = doctor.judge(found)
     assert (finding.kind, finding.serious) == ("mismatch", False)
-
-
-def meets(*native: str) -> stacks.Stack:
-    return stack(
-        *((name, "/opt/py/lib/libtorch_cpu.so", 0) for name in native),
-        ("c10d::TCPStore::TCPStore", "/opt/py/lib/libtorch_cpu.so", 0),
-        ("_create_c10d_store", "/opt/py/site-packages/torch/distributed/rendezvous.py", 199),
-        ("init_process_group", C10D, 1892),
-        ("<module>", f"{WORK}/train.py", 4),
-    )
 
 
 WAITS, CONNECTS = "c10d::TCPStore::waitForWorkers", "c10d::detail::SocketConnectOp::run"
@@ -533,298 +451,6 @@ def test_whether_a_process_has_woken() -> None:
     }
 
 
-# ------------------------------------------------------------------------------------- failures
-
-GLOO_CLOSED = "[tcp/pair.cc:534] gloo/transport/tcp: Connection closed by peer"
-
-
-def closed(rank: int, when: float) -> tuple[str, ...]:
-    """A rank that failed because another one had gone."""
-    return (f"rank {rank}", f"exit {rank} 1 {when} 1", f"err {rank} {encoded(GLOO_CLOSED)}")
-
-
-def test_a_rank_that_ended_early_with_code_0_is_the_cause() -> None:
-    """It has no failure of its own: the others tell of its end."""
-    gone = view("worker-2", "rank 1", f"exit 1 0 {START + 9.1} 1")
-    ended = seen(view("worker-1", *closed(0, START + 9)), gone, made=running(state=JobState.FAILED))
-    found = doctor.judge(ended)[0]
-    assert (found.kind, found.ranks, found.nodes) == ("left", (1,), ("worker-2",))
-    assert (
-        found.text
-        == "rank 1 on worker-2 ended with code 0 while rank 0 on worker-1 still needed it"
-    )
-    later = view("worker-2", "rank 1", f"exit 1 0 {START + 30} 1")
-    found = doctor.judge(seen(view("worker-1", *closed(0, START + 9)), later))[0]
-    assert found.kind == "message:gloo-closed", "it ended long after"
-
-
-def test_a_rank_without_an_exit_code_is_the_cause_of_what_the_others_say() -> None:
-    """The disk on which its end is written may be full."""
-    ended = running(state=JobState.FAILED)
-    found = doctor.judge(
-        seen(view("worker-1", *closed(0, START + 9)), view("worker-2", "rank 1"), made=ended)
-    )[0]
-    assert (found.kind, found.ranks) == ("gone", (1,))
-
-
-def test_a_job_that_did_not_start_has_its_reason() -> None:
-    why = "staging job 7 failed on worker-2: No space left on device"
-    [finding] = doctor.judge(
-        seen(view("worker-1"), made=running(state=JobState.FAILED, reason=why))
-    )
-    assert finding.text == f"job 7: {why}"
-
-
-def test_ranks_of_a_cancelled_job_have_not_failed() -> None:
-    cancelled = seen(
-        view("worker-1", "rank 0", f"exit 0 143 {START + 9} 1"),
-        view("worker-2", "rank 1", f"exit 1 137 {START + 9} 1"),
-        made=running(state=JobState.CANCELLED, reason="cancelled"),
-    )
-    assert doctor.judge(cancelled) == ()
-    assert doctor.summarize(cancelled, ()).startswith("job 7 was cancelled")
-
-
-def test_the_last_exception_of_a_rank_that_is_about_to_end_is_the_cause() -> None:
-    """Without an exception, a known message of a running job is a note."""
-    error = "OSError: [Errno 98] EADDRINUSE: address already in use"
-    trace = f'Traceback (most recent call last):\n  File "{WORK}/train.py", line 3\n{error}'
-    for text, serious in ((trace, True), (error, False)):
-        living = ("rank 0", process(0, 100), f"err 0 {encoded(text)}")
-        [finding] = doctor.judge(seen(view("worker-1", *living)))
-        assert (finding.kind, finding.serious) == ("message:port-used", serious)
-
-
-def failed(code: int, when: float, err: str = "") -> list[str]:
-    return [f"exit 1 {code} {when} 1", f"err 1 {encoded(err)}"]
-
-
-def test_the_first_failure_counts_by_one_clock() -> None:
-    """worker-2 is a minute behind: its rank seems to have failed first, and did not."""
-    first = view(
-        "worker-1", "rank 0", f"exit 0 1 {START + 10} 1", f"err 0 {encoded('ValueError: x')}"
-    )
-    later = view("worker-2", "rank 1", *failed(1, START + 12 - 60, "KeyError: y"))
-    later.offset = -60.0
-    found = doctor.judge(seen(first, later, made=running(state=JobState.FAILED)))
-    assert kinds(found) == ["exit", "clock"]
-    assert "rank 0 on worker-1" in found[0].text
-    assert found[1].text == "the clock of worker-2 is 60.0 s behind"
-
-
-def test_a_rank_whose_peer_has_gone_is_not_the_cause() -> None:
-    closed = "[tcp/pair.cc:534] gloo/transport/tcp: Connection closed by peer"
-    found = doctor.judge(
-        seen(
-            view("worker-1", "rank 0", f"exit 0 1 {START + 9} 1", f"err 0 {encoded(closed)}"),
-            view("worker-2", "rank 1", *failed(1, START + 10, "CUDA out of memory. Tried 2 GiB")),
-        )
-    )
-    assert found[0].kind == "message:cuda-memory"
-    assert found[0].ranks == (1,)
-
-
-def test_an_exception_is_shown_with_the_line_of_the_program() -> None:
-    trace = (
-        "Traceback (most recent call last):\n"
-        f'  File "{WORK}/train.py", line 12, in <module>\n    step()\n'
-        '  File "/opt/py/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125, in f\n'
-        "    return F.linear(input)\n"
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 7x2)\n"
-    )
-    [finding] = doctor.judge(seen(view("worker-1", "rank 1", *failed(1, START + 10, trace))))
-    assert "shapes cannot be multiplied" in finding.text
-    assert finding.lines[0].endswith('train.py", line 12, in <module>')
-
-
-def test_an_exception_behind_the_prefix_of_pytorch() -> None:
-    said = (
-        "[rank1]: Traceback (most recent call last):\n"
-        f'[rank1]:   File "{WORK}/train.py", line 7, in <module>\n'
-        "[rank1]:     load(path)\n"
-        "[rank1]: KeyError: 'weights'\n"
-    )
-    found = seen(view("worker-1", *failed(1, START + 5, said)))
-    [finding] = doctor.judge(found)
-    assert finding.kind == "error"
-    assert "KeyError: 'weights'" in finding.text
-    assert finding.lines[0] == 'File "train.py", line 7, in <module>'
-
-
-MET = "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes"
-
-
-def crash(line: int, *others: str) -> str:
-    """What Python's fault handler prints of a rank that gloo has ended."""
-    return "\n".join(
-        [
-            *("terminate called after throwing an instance of 'gloo::EnforceNotMet'", MET),
-            *("Fatal Python error: Aborted", ""),
-            *(("Thread 0x00007f (most recent call first):", *others, "") if others else ()),
-            "Thread 0x00007f1f31fece40 (most recent call first):",
-            f'  File "{C10D}", line 3252 in all_reduce',
-            f'  File "{WORK}/train.py", line {line} in average',
-            f'  File "{WORK}/train.py", line 90 in <module>',
-            *("", "Extension modules: numpy._core (total: 1)"),
-        ]
-    )
-
-
-def raised(line: int) -> str:
-    """What the others print, because it has gone."""
-    where = f'  File "{WORK}/train.py", line {line}, in average\n'
-    return f"Traceback (most recent call last):\n{where}RuntimeError: Connection closed by peer\n"
-
-
-def test_ranks_that_met_in_a_collective_from_different_lines() -> None:
-    loader = '  File "/opt/py/lib/python3.11/threading.py", line 359 in wait'
-    found = seen(
-        view("worker-1", "rank 0", f"exit 0 1 {START + 11} 1", f"err 0 {encoded(raised(22))}"),
-        view("worker-2", "rank 1", *failed(134, START + 10, crash(40, loader))),
-    )
-    cause = doctor.judge(found)[0]
-    assert (cause.kind, cause.ranks) == ("mismatch", (1,))
-    assert 'rank 0 in File "train.py", line 22, in average' in cause.text
-    assert 'rank 1 in File "train.py", line 40, in average' in cause.text
-    assert "exception" in cause.advice
-
-
-def test_ranks_that_met_in_one_line_with_different_sizes() -> None:
-    found = seen(view("worker-2", "rank 1", *failed(134, START + 10, crash(40))))
-    cause = doctor.judge(found)[0]
-    assert cause.kind == "message:gloo-size"
-    assert cause.lines[0] == 'File "train.py", line 40, in average'
-
-
-def test_the_line_of_a_rank_that_crashed_in_a_library() -> None:
-    said = crash(40).partition(MET)[2]
-    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(139, START + 10, said))))
-    assert finding.lines == ('File "train.py", line 40, in average',)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"), [(139, "signal 11 (SIGSEGV)"), (135, "signal 7 (SIGBUS)"), (192, "signal 64")]
-)
-def test_the_signal_that_ended_a_rank_has_a_name(code: int, said: str) -> None:
-    [finding] = doctor.judge(seen(view("worker-1", *failed(code, START + 5))))
-    assert said in finding.text
-    assert ("segmentation fault" in finding.advice) == (code == 139)
-
-
-def test_the_last_words_of_a_rank_may_be_on_stdout() -> None:
-    words = ("rank 0", f"exit 0 3 {START} 1", f"out 0 {encoded('loss is nan, stopping')}")
-    [finding] = doctor.judge(seen(view("worker-1", *words)))
-    assert finding.lines == ("loss is nan, stopping",)
-
-
-def test_an_oom_kill_is_found_in_the_kernels_log() -> None:
-    """Nodes of one machine share its log: the line counts for the rank that ended with it."""
-    line = (
-        "kernel [ 5000.50] Memory cgroup out of memory: Killed process 4711 (python) total-vm:1kB"
-    )
-    killed = view("worker-2", "rank 1", *failed(137, START + 61), line)
-    other = view("worker-1", "rank 0", f"exit 0 143 {START + 62} 1", line)
-    found = doctor.judge(seen(other, killed))
-    assert kinds(found) == ["memory"]
-    assert found[0].ranks == (1,)
-    assert "4711" in found[0].lines[0]
-
-
-def test_an_old_oom_kill_is_not_taken_for_the_cause() -> None:
-    line = "kernel [   12.50] Out of memory: Killed process 4711 (python) total-vm:1kB"
-    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(137, START + 61), line)))
-    assert finding.kind == "exit"
-    assert "SIGKILL" in finding.text
-
-
-def test_what_mpirun_says_counts_where_no_rank_failed() -> None:
-    said = "There are not enough slots available in the system to satisfy the 8"
-    [finding] = doctor.judge(seen(view("launcher", f"launcher {encoded(said)}")))
-    assert finding.kind == "message:mpi-slots"
-
-
-# ------------------------------------------------------------------------------------- machines
-
-
-@pytest.mark.parametrize(
-    ("line", "kind", "said"),
-    [
-        ("disk 12 10000000 /data", "disk", "/data of worker-1 is full: 12 KiB free"),
-        ("inodes 0 65536 /data", "disk", "/data of worker-1 has no inodes left"),
-        ("peer worker-2 No route to host", "network", "worker-1 cannot reach worker-2: No route"),
-        ('spot {"action": "terminate"}', "spot", "taking back the spot instance worker-1"),
-        ("kernel [ 5000.0] NVRM: Xid (PCI:0000:00:1e): 79, GPU has", "gpu", "a GPU of worker-1"),
-    ],
-)
-def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
-    [finding] = doctor.judge(seen(view("worker-1", line)))
-    assert finding.kind == kind
-    assert said in finding.text
-
-
-class Slow(LocalTransport):
-    """A node that is connected when the time for it is up."""
-
-    def __init__(self, name: str, given: list[float]) -> None:
-        super().__init__(node(name, ""))
-        self._given = given
-
-    def connect(self, timeout: float) -> None:
-        self._given.append(timeout)
-        time.sleep(timeout)
-
-    def run(
-        self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
-    ) -> NodeResult:
-        self._given.append(timeout)
-        return super().run(command, timeout=max(timeout, 30))
-
-
-def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:
-    """The connection and what is asked over it share it."""
-    given: list[float] = []
-
-    class Nodes(Pool):
-        def transport(self, name: str) -> Transport:
-            return Slow(name, given)
-
-    nodes = [node("worker-1", "")]
-    with Nodes(nodes, identity=None, known_hosts=tmp_path / "known_hosts") as pool:
-        [view] = read_clocks(["worker-1"], pool, Deadline(0.5))
-    assert len(given) == 2
-    assert sum(given) <= 0.5
-    assert (view.name, view.error) == ("worker-1", "")
-    assert abs(view.offset) <= view.uncertainty
-
-
-def test_a_broken_network_counts_before_the_ranks_that_wait() -> None:
-    found = two_ranks(reduces(), sleeps())
-    found.nodes["worker-1"].peers = {"worker-2": "no answer in 5 s"}
-    assert kinds(doctor.judge(found)) == ["network", "missing"]
-
-
-def test_a_node_that_does_not_answer() -> None:
-    [finding] = doctor.judge(seen(NodeView("worker-1", error="no route to host")))
-    assert (finding.kind, finding.nodes) == ("unreachable", ("worker-1",))
-
-
-def test_ranks_that_were_ended_with_a_lost_node_are_no_cause() -> None:
-    [finding] = doctor.judge(
-        seen(
-            view("worker-1", "rank 0", f"exit 0 143 {START + 9} 1"),
-            NodeView("worker-2", error="no answer within 4 s"),
-        )
-    )
-    assert finding.kind == "unreachable"
-
-
-def test_little_memory_is_only_noted() -> None:
-    [finding] = doctor.judge(
-        seen(view("worker-1", "memory MemTotal: 16000000", "memory MemAvailable: 100000"))
-    )
-    assert (finding.kind, finding.serious) == ("little-memory", False)
-
-
 # -------------------------------------------------------------------------------------- parsing
 
 
@@ -900,8 +526,8 @@ def test_the_stacks_of_an_attempt_that_was_ended_are_judged_as_if_it_ran() -> No
         (("all_reduce", C10D, 1), ("run", f"{WORK}/a.py", 2)),
     )
     notes = []
-    for stack in frames:
-        dump = [{"name": name, "filename": file, "line": line} for name, file, line in stack]
+    for one in frames:
+        dump = [{"name": name, "filename": file, "line": line} for name, file, line in one]
         text = f"folder {WORK}\nprocess 9 (python) S 1\npython yes\n"
         text += json.dumps([{"pid": 9, "os_thread_id": 9, "frames": dump}])
         notes.append(encoded_bytes(gzip.compress(text.encode())))

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.insight import doctor
 from clusterctl.insight.doctor import Evidence
-from tests.unit.test_doctor import (
+from tests.unit.diagnosed import (
     START,
     WORK,
     kinds,

@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl import stacks
 from clusterctl.insight import doctor
-from tests.unit.test_doctor import C10D, WORK, kinds, meets, reduces, stack, two_ranks
+from tests.unit.diagnosed import C10D, WORK, kinds, meets, reduces, stack, two_ranks
 
 
 def syncs(*callers: tuple[str, int], call: str = "all_reduce") -> stacks.Stack:

@@ -10,7 +10,7 @@ import pytest
 from clusterctl import stacks
 from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence
-from tests.unit.test_doctor import (
+from tests.unit.diagnosed import (
     START,
     WORK,
     encoded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.insight import doctor, evidence
-from tests.unit.test_doctor import reduces, sleeps, two_ranks
+from tests.unit.diagnosed import reduces, sleeps, two_ranks
 
 
 def test_what_a_node_prints_of_limits() -> None:

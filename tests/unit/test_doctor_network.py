@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.insight import doctor
 from clusterctl.insight.doctor import Evidence
-from tests.unit.test_doctor import process, reduces, seen, sleeps, view
+from tests.unit.diagnosed import process, reduces, seen, sleeps, view
 
 WORKER_1 = "0200000A"
 """10.0.0.2, as /proc/net/tcp has it."""
