@@ -151,10 +151,23 @@ WHOLE = "model.pt optimizer.pt rng_state_0.pth trainer_state.json"
             3,
             "it has no .metadata",
         ),
+        (
+            "save 3 'a_0.pt a_1.pt'; save 5 'a_0.pt'; save 6 'a_0.pt'",
+            3,
+            "it has 1 of the 2 files that ranks have written to out/checkpoint-3",
+        ),
         ("save 6 '__0_0.distcp __0_1.distcp'", 0, "it has no .metadata"),
         ("save 6 'training_args.bin model.pt'", 0, "it has no trainer_state.json"),
     ],
-    ids=["whole", "names", "cut", "distcp", "first distcp", "first of a trainer"],
+    ids=[
+        "whole",
+        "names",
+        "cut",
+        "distcp",
+        "part of a lost node",
+        "first distcp",
+        "first of a trainer",
+    ],
 )
 def test_a_folder_that_is_not_complete_is_passed_over(
     site: Site, saved: str, used: int, why: str
@@ -168,6 +181,13 @@ def test_a_folder_that_is_not_complete_is_passed_over(
         why
     )
     assert why in told(site)
+
+
+def test_folders_of_fewer_ranks_are_used(site: Site) -> None:
+    """Where a job continued with fewer, the folders before that have more files."""
+    saved = "save 3 'a_0.pt a_1.pt a_2.pt'; save 5 'a_0.pt a_1.pt'; save 6 'a_0.pt a_1.pt'"
+    assert run(site, SAVE + saved, "-c {folder}").state is JobState.SUCCEEDED
+    assert given(site, "worker-1", 0) == "out/checkpoint-6"
 
 
 def test_a_folder_of_many_snapshots_is_used_without_the_last_one(site: Site) -> None:
