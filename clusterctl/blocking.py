@@ -73,8 +73,19 @@ STORE = Wait(
     "waiting for a key of PyTorch's store",
     "look at the key: `get` and `wait` end when another rank has set the same name",
 )
+SIGNAL = Wait("waiting for a signal", "look at what is to send the signal")
+DATABASE = Wait(
+    "waiting for a lock of an SQLite database",
+    "another connection has a transaction open: let it commit before it waits for other ranks, or"
+    " give each rank a file of its own",
+)
 ANYTHING = Wait("waiting for a socket, a pipe or another process")
 
+_CALLERS = (
+    (r"c10d::\w*Store::(wait|get|doWait|doGet)", STORE),
+    (r"sqlite\w*Busy\w*", DATABASE),
+)
+"""In C: they say more than the functions that they wait in."""
 _FUNCTIONS = (
     (r"(clock_)?nanosleep|(py)?time_sleep", SLEEP),
     (
@@ -84,7 +95,7 @@ _FUNCTIONS = (
     ),
     (r"flock|lockf(64)?|fcntl_(flock|lockf)\w*", FILE_LOCK),
     (r"waitpid|wait4|waitid", CHILD),
-    (r"c10d::\w*Store::(wait|get|doWait|doGet)", STORE),
+    (r"(__)?(sigtimedwait|sigwait(info)?|sigsuspend|pause)", SIGNAL),
     (r"accept4?|recv(from|msg)?|connect|sendmsg", NETWORK),
 )
 """In C."""
@@ -116,7 +127,8 @@ def explain(native: Iterable[str], libraries: Iterable[tuple[str, str]]) -> Wait
         for pattern, path, wait in _LIBRARIES:
             if re.fullmatch(pattern, name.rpartition(".")[2]) and re.search(path, file):
                 return wait
-    return _find_first(native, _FUNCTIONS)
+    names = tuple(native)
+    return _find_first(names, _CALLERS) or _find_first(names, _FUNCTIONS)
 
 
 def guess(native: Iterable[str]) -> Wait | None:

@@ -109,7 +109,7 @@ def test_programs_without_stacks_may_wait_for_each_other() -> None:
         rank.processes = tuple(replace(item, command="solver") for item in rank.processes)
     [note] = doctor.judge(found)
     assert "ssh worker-1 -- gdb -p 100" in note.advice
-    assert "no rank waits" not in doctor.summarize(found, [note])
+    assert "no rank is in" not in doctor.summarize(found, [note])
 
 
 def test_ranks_that_poll_in_a_collective_do_not_compute() -> None:

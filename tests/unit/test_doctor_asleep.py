@@ -115,3 +115,43 @@ def test_ranks_that_all_compute_are_told_with_their_line() -> None:
     assert doctor.summarize(found, ()) == (
         "2 of 2 ranks compute, and nothing is wrong with the nodes: ranks 0, 1 at pack, data.py:7"
     )
+
+
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        (("sigtimedwait", "sigwait"), "waiting for a signal"),
+        (("pause",), "waiting for a signal"),
+        (
+            ("clock_nanosleep", "usleep", "sqlite3InvokeBusyHandler"),
+            "waiting for a lock of an SQLite database",
+        ),
+    ],
+)
+def test_what_a_rank_waits_for_in_a_library(functions: tuple[str, ...], said: str) -> None:
+    frames = ((name, "/usr/lib/libc.so.6", 0) for name in functions)
+    waits = stack(*frames, ("save", f"{WORK}/train.py", 10))
+    [finding] = doctor.judge(two_ranks(reduces(), waits))
+    assert f"for rank 1 on worker-2: {said} at save, train.py:10" in finding.text
+
+
+def test_a_rank_that_has_locked_a_file_twice() -> None:
+    locks_file = stack(("flock", "/usr/lib/libc.so.6", 0), ("lock", f"{WORK}/a.py", 4))
+    found = two_ranks(reduces(), locks_file)
+    found.nodes["worker-2"].locks = {200: 200}
+    [finding] = doctor.judge(found)
+    assert finding.lines == (
+        "process 200 on worker-2 (rank 1) holds the lock, the same that waits: it has opened the"
+        " file twice",
+    )
+
+
+def test_ranks_of_which_nothing_is_known_are_told_with_their_lines() -> None:
+    """Threads of a library may use a processor while all ranks wait, as those of torch's RPC."""
+    found = all_sleep()
+    for rank in found.ranks.values():
+        rank.usage = 0.8
+    assert doctor.judge(found) == ()
+    said = doctor.summarize(found, ())
+    assert "no rank is in a collective of PyTorch or MPI" in said
+    assert said.endswith(": ranks 0, 1 at skip, train.py:9")

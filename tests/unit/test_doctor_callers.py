@@ -61,6 +61,13 @@ def test_ranks_that_hang_in_one_call_at_one_line() -> None:
     assert "skipped a step" in finding.advice
 
 
+def test_groups_that_are_made_in_another_order() -> None:
+    found = two_ranks(syncs(MAIN, call="new_group"), syncs(MAIN, call="new_group"))
+    found.ranks[0].moved = found.ranks[1].moved = False
+    [finding] = doctor.judge(found)
+    assert "the same groups in the same order" in finding.advice
+
+
 def test_ranks_that_all_look_for_a_message() -> None:
     calls = [("serve", 12), ("serve", 15)]
     found = two_ranks(*(syncs(item, MAIN, call="PyMPI_Iprobe") for item in calls))

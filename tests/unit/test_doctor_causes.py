@@ -191,3 +191,11 @@ def test_a_rank_that_has_reported_no_timeout_was_the_late_one(both: bool) -> Non
     assert cause.kind == "message:gloo-timeout"
     late = "rank 1 on worker-2 has reported no timeout, and had most likely not come to that"
     assert any(line.startswith(late) for line in cause.lines) != both
+
+
+def test_a_file_of_the_project_that_hides_a_package() -> None:
+    """The package is there: its submodule is looked for in that file."""
+    said = "ModuleNotFoundError: No module named 'torch.distributed'; 'torch' is not a package"
+    cause = doctor.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))[0]
+    assert cause.kind == "message:shadowed"
+    assert "torch.py" in cause.advice

@@ -19,6 +19,7 @@ from clusterctl.insight.doctor.finding import is_ending as is_ending
 from clusterctl.insight.doctor.finding import renew as renew
 from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
 from clusterctl.insight.doctor.waits import find_watchable as find_watchable
+from clusterctl.insight.evidence import Rank
 from clusterctl.job_model import Hang, JobState
 from clusterctl.stacks import name_ranks
 
@@ -99,18 +100,31 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
         return _describe_same(waiting[0], any(rank.moved for rank in living))
     if waiting and any(rank.moved for rank in living):
         return "the ranks communicate and make progress, and nothing is wrong with the nodes"
-    busy = [rank for rank in living if rank.running or (rank.usage or 0.0) >= waits.BUSY]
+    busy = [rank for rank in living if _computes(rank)]
     if not evidence.stacks:
         doing = "they compute, or poll for messages" if busy else "they may wait for each other"
         return f"nothing is wrong with the nodes; without stacks of the ranks, {doing}"
     if busy:
-        where = stacks.fold({rank.number: rank.stack for rank in busy if rank.stack})
-        places = [f"{name_ranks(item.ranks)} at {item.stack.describe()}" for item in where[:3]]
-        return (
-            f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
-            f"{': ' if places else ''}{'; '.join(places)}"
-        )
-    return "nothing is wrong with the nodes, and no rank waits for another one"
+        doing = f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
+        return f"{doing}{_describe_places(busy)}"
+    return (
+        "nothing is wrong with the nodes, and no rank is in a collective of PyTorch or MPI"
+        f"{_describe_places(living)}"
+    )
+
+
+def _computes(rank: Rank) -> bool:
+    """Whether it uses a processor, and its main thread is not known to wait meanwhile."""
+    stack = rank.stack
+    waiting = stack is not None and (stack.blocked or bool(stack.waits))
+    return not waiting and (rank.running or (rank.usage or 0.0) >= waits.BUSY)
+
+
+def _describe_places(ranks: Sequence[Rank]) -> str:
+    """`: rank 0 at load, a.py:3`, as the end of a sentence; "" if they have no stacks."""
+    folded = stacks.fold({rank.number: rank.stack for rank in ranks if rank.stack})
+    places = [f"{name_ranks(item.ranks)} at {item.stack.describe()}" for item in folded[:3]]
+    return f": {'; '.join(places)}" if places else ""
 
 
 def _describe_same(call: str, moved: bool) -> str:

@@ -77,4 +77,6 @@ def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
         owners = (o for o in there if holder in [process.pid for process in o.processes])
         owner = next(owners, None)
         who = f" (rank {owner.number})" if owner else ""
-        yield f"process {holder} on {rank.node}{who} holds the lock"
+        itself = main and holder == main.pid
+        why = ", the same that waits: it has opened the file twice" if itself else ""
+        yield f"process {holder} on {rank.node}{who} holds the lock{why}"

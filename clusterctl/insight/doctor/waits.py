@@ -20,6 +20,16 @@ BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
 LIMITED = 0.5
 """Share of the time slices in which a cgroup stops a rank, above which the rank is slow."""
+_SAME_LINE = (
+    "print the tensor's shape, the group and the root (src, dst) on each rank before that line:"
+    " they have to be equal; or one of them has skipped a step, and is in another pass of a loop"
+    " (after an exception that was caught, for example); or much data takes its time on a slow"
+    " network"
+)
+_GROUPS = (
+    "all ranks have to create the same groups in the same order, also those groups that they are"
+    " not in"
+)
 
 
 def find_stopped(evidence: Evidence) -> Iterator[Finding]:
@@ -158,10 +168,9 @@ def _judge_same_line(evidence: Evidence, living: Mapping[int, Stack]) -> Iterato
         "look for a branch that only some ranks take: each of these lines may have another group,"
         " tensor or root"
         if callers
-        else "print the tensor's shape, the group and the root (src, dst) on each rank before that"
-        " line: they have to be equal; or one of them has skipped a step, and is in another pass of"
-        " a loop (after an exception that was caught, for example); or much data takes its time on"
-        " a slow network",
+        else _GROUPS
+        if next(iter(living.values())).collective == "new_group"
+        else _SAME_LINE,
         _describe_unmoved(evidence) if callers else (),
         ranks=tuple(living),
     )
