@@ -123,16 +123,30 @@ def install(world: World) -> None:
     _add_local_zone()
     _look_tags_up()
     nat.install(world.nat, lambda: world.slow_end)
+    _amend_addresses()
+    _amend_launches(world)
+    _amend_templates()
+    _amend_ends(world)
+    _amend_images()
+
+
+def _amend_addresses() -> None:
     from moto.core.serialize import return_if_not_empty
     from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces
-    from moto.ec2.models.amis import Ami
-    from moto.ec2.models.instances import Instance, InstanceBackend
-    from moto.ec2.models.launch_templates import LaunchTemplate
     from moto.ec2.responses.instances import EC2BaseResponse
 
     addresses = Addresses(_addresses_in_use)
     elastic_network_interfaces.random_public_ip = addresses.take
     elastic_ip_addresses.random_ip = addresses.take
+    # moto says that a stopped instance has an association without an address: the provider takes
+    # that for a public address.
+    shown = EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER
+    shown["InstanceNetworkInterface.Association"] = return_if_not_empty
+
+
+def _amend_launches(world: World) -> None:
+    from moto.ec2.models.instances import InstanceBackend
+
     lock = threading.Lock()
     launch = InstanceBackend.run_instances
 
@@ -156,6 +170,11 @@ def install(world: World) -> None:
         return reservation
 
     InstanceBackend.run_instances = run_instances  # type: ignore[method-assign]
+
+
+def _amend_templates() -> None:
+    from moto.ec2.models.launch_templates import LaunchTemplate
+
     write = LaunchTemplate.create_version
 
     def create_version(self: Any, data: dict[str, Any], description: str) -> Any:
@@ -168,6 +187,11 @@ def install(world: World) -> None:
     LaunchTemplate.create_version = create_version  # type: ignore[method-assign]
     # moto shows the tags that a template was made with, whatever became of them.
     LaunchTemplate.tags = property(LaunchTemplate.get_tags, lambda self, made: None)  # type: ignore[assignment]
+
+
+def _amend_ends(world: World) -> None:
+    from moto.ec2.models.instances import Instance
+
     terminate = Instance.terminate
 
     def terminate_once(self: Any) -> Any:
@@ -190,10 +214,11 @@ def install(world: World) -> None:
         return str(getattr(self, "other_words", {}).get(said, said))
 
     Instance.state_transition_reason = property(transition)  # type: ignore[assignment]
-    # moto says that a stopped instance has an association without an address: the provider takes
-    # that for a public address.
-    shown = EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER
-    shown["InstanceNetworkInterface.Association"] = return_if_not_empty
+
+
+def _amend_images() -> None:
+    from moto.ec2.models.amis import Ami
+
     mappings = Ami.block_device_mappings.fget
     assert mappings
 

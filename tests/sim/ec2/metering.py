@@ -16,10 +16,14 @@ from tests.sim.ec2.wire import Request
 
 def install(world: gaps.World, bill: Bill) -> None:
     """Once in a process, after `amended.install`."""
+    _meter_machines(world, bill)
+    _meter_gateways(world, bill)
+
+
+def _meter_machines(world: gaps.World, bill: Bill) -> None:
     from moto.core.utils import utcnow
     from moto.ec2.models.elastic_block_store import EBSBackend
     from moto.ec2.models.instances import Instance, InstanceBackend
-    from moto.ec2.models.nat_gateways import NatGatewayBackend
 
     launch, terminate = InstanceBackend.run_instances, Instance.terminate
     stop, start, delete = Instance.stop, Instance.start, EBSBackend.delete_volume
@@ -60,6 +64,16 @@ def install(world: gaps.World, bill: Bill) -> None:
         bill.end(volume_id, "disk", when=time.time() + (0.0 if asked else world.slow_end))
         return volume
 
+    InstanceBackend.run_instances = run_instances  # type: ignore[method-assign]
+    Instance.terminate = terminate_it  # type: ignore[method-assign]
+    Instance.stop = stop_it  # type: ignore[method-assign]
+    Instance.start = start_it  # type: ignore[method-assign]
+    EBSBackend.delete_volume = delete_volume  # type: ignore[method-assign]
+
+
+def _meter_gateways(world: gaps.World, bill: Bill) -> None:
+    from moto.ec2.models.nat_gateways import NatGatewayBackend
+
     unmake = NatGatewayBackend.delete_nat_gateway
 
     def available(gateway: Any) -> None:
@@ -84,11 +98,6 @@ def install(world: gaps.World, bill: Bill) -> None:
 
     world.nat.available = available
     NatGatewayBackend.delete_nat_gateway = delete_nat_gateway  # type: ignore[method-assign]
-    InstanceBackend.run_instances = run_instances  # type: ignore[method-assign]
-    Instance.terminate = terminate_it  # type: ignore[method-assign]
-    Instance.stop = stop_it  # type: ignore[method-assign]
-    Instance.start = start_it  # type: ignore[method-assign]
-    EBSBackend.delete_volume = delete_volume  # type: ignore[method-assign]
 
 
 def _worker(tags: Mapping[str, str], index: int) -> str:
