@@ -24,11 +24,11 @@ from clusterctl.providers.protocol import Breakable, Harm
 from clusterctl.state import Home, Store
 from tests.e2e.cli import Cli, Traces
 
-STEPS, PAUSE, EVERY = 160, 0.25, 5
-"""Steps of the program, seconds that each sleeps (so that a busy machine takes hardly longer than
-an idle one), and steps between two snapshots."""
+PAUSE, EVERY = 0.25, 5
+"""Seconds that each step sleeps (so that a busy machine takes hardly longer than an idle one), and
+steps between two snapshots."""
 PROGRAM = f"""
-import hashlib, os, time
+import hashlib, os, sys, time
 import torch
 from mpi4py import MPI
 
@@ -49,7 +49,7 @@ if content:
     model.load_state_dict(found["model"])
     optimizer.load_state_dict(found["optimizer"])
 print("from", done, time.time(), flush=True)
-while done < {STEPS}:
+while done < int(sys.argv[1]):
     chance = torch.Generator().manual_seed(1000 * done + world.rank)
     rows = torch.randn(8, 16, generator=chance)
     optimizer.zero_grad()
@@ -98,9 +98,9 @@ def find_weights(out: str) -> tuple[str, ...]:
     return tuple(sorted(set(re.findall(r"^\[\d+\] weights (\w+)$", out, re.MULTILINE))))
 
 
-def run_undisturbed(cli: Cli) -> Ended:
+def run_undisturbed(cli: Cli, steps: int) -> Ended:
     began = time.monotonic()
-    done = cli.start("run", "-c", "lab", "program/program.py").wait(STEPS * PAUSE * 4)
+    done = cli.start("run", "-c", "lab", "program/program.py", steps).wait(60 + steps * PAUSE * 4)
     assert done.code == 0, done
     return Ended(time.monotonic() - began, find_weights(done.out))
 
@@ -113,24 +113,24 @@ def harm(cli: Cli, node: str, how: Harm) -> None:
     provider.harm(cluster, store.folder("lab"), node, how)
 
 
-def lose(cli: Cli, node: str, how: Harm, step: int) -> Loss:
+def lose(cli: Cli, node: str, how: Harm, step: int, steps: int) -> Loss:
     began = time.monotonic()
-    running = cli.start("run", "-c", "lab", "program/program.py")
-    running.until(f"[0] step {step} ", seconds=STEPS * PAUSE * 4)
+    running = cli.start("run", "-c", "lab", "program/program.py", steps)
+    running.until(f"[0] step {step} ", seconds=60 + steps * PAUSE * 4)
     killed = time.time()
     harm(cli, node, how)
-    done = running.wait(STEPS * PAUSE * 8)
+    done = running.wait(120 + steps * PAUSE * 8)
     ended = Ended(time.monotonic() - began, find_weights(done.out))
     assert done.code == 0, done
     # The times are the program's own: what is printed comes here later, on a busy machine much.
     starts = re.findall(r"^\[0\] from (\d+) ([\d.]+)$", done.out, re.MULTILINE)
     resumed, began_again = int(starts[-1][0]), float(starts[-1][1])
-    steps = re.findall(r"^\[0\] step (\d+) ([\d.]+)$", done.out, re.MULTILINE)
-    times = {int(number): float(when) for number, when in steps if float(when) < began_again}
+    taken = re.findall(r"^\[0\] step (\d+) ([\d.]+)$", done.out, re.MULTILINE)
+    times = {int(number): float(when) for number, when in taken if float(when) < began_again}
     saved = times.get(resumed, float(starts[0][1]))  # 0: when it began
     # The worker is replaced when the ranks have connected to each other again: at their first step.
     # The undisturbed run has the pause before it, too, or, at its beginning, that connecting.
-    first = min(float(when) for _, when in steps if float(when) >= began_again)
+    first = min(float(when) for _, when in taken if float(when) >= began_again)
     again = first - PAUSE if resumed else began_again
     return Loss(node, how, max(times), resumed, killed - saved, again - killed, ended)
 
@@ -139,6 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=160, help="of the program; four in a second")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="losses-"))
     cli, chance = Cli(folder / "state", folder), random.Random(given.seed)
@@ -147,7 +148,7 @@ def main() -> int:
         cli("up", "lab", "--workers", 2, "--ttl", "3h", timeout=300)
         traces = Traces.of(cli, "lab")
         cli.script("program/program.py", PROGRAM)
-        before = run_undisturbed(cli)
+        before = run_undisturbed(cli, given.steps)
         print(f"undisturbed: {before.seconds:.1f} s\n")
         print("| worker | disk | killed after step | resumed from | repeated | back after |"
               " whole run | undisturbed, before and after | beyond the bound | weights |\n"
@@ -155,8 +156,9 @@ def main() -> int:
         for number in range(given.moments):
             node = chance.choice(("worker-1", "worker-2"))
             how = Harm.LOSE if number % 2 else Harm.KILL
-            loss = lose(cli, node, how, chance.randrange(STEPS // 10, STEPS * 9 // 10))
-            after = run_undisturbed(cli)  # by what the machine can do just then
+            step = chance.randrange(given.steps // 10, given.steps * 9 // 10)
+            loss = lose(cli, node, how, step, given.steps)
+            after = run_undisturbed(cli, given.steps)  # by what the machine can do just then
             most = max(before.seconds, after.seconds) + loss.repeated + loss.back
             excess = loss.ended.seconds - most
             same = len(after.weights) == 1 and loss.ended.weights == before.weights == after.weights
