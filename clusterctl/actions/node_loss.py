@@ -165,7 +165,8 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
 
     reclaimed = [name for name in lost if is_reclaimed(job, name)]
     there = all(has_restarted(job, name) for name in lost)
-    how = "setting it up" if there else "starting it"
+    them = "it" if len(lost) == 1 else "them"
+    how = f"setting {them} up" if there else f"starting {them}"
     report(f"{_describe(job, lost)}: {how} again, then continuing job {job.id}")
     spec = ClusterSpec(name=job.cluster, provider="", groups=(NodeGroup(count=0),))
     cluster = store.cluster(job.cluster)

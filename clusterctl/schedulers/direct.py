@@ -124,6 +124,7 @@ class Direct:
                 **list_resume_values(job),
                 resume_limit=RESUME_LIMIT,
                 holders=_list_holders(job, where),
+                rerun_of=job.rerun_of,
                 ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
                 # Nodes on one host can only be lost together.

@@ -161,6 +161,35 @@ def test_large_outputs_that_are_not_copied_are_named(apart: Site, chosen: tuple[
     assert chosen or "(2 of them; the largest is big.h5, 123 MB)" in said
 
 
+PK = "printf 'PK and much more PK\\005\\006------------------'"
+"""The bytes of a zip archive by which it is known, and that it is whole."""
+
+
+@pytest.mark.parametrize("torn", ["printf 'PK and'", ":"], ids=["cut short", "empty"])
+def test_a_snapshot_that_is_overwritten_in_place_outlives_a_kill(apart: Site, torn: str) -> None:
+    """The launcher keeps the last copy that was whole, and the next attempt gets it back."""
+    script = (
+        f'echo "$1"; [ $CLUSTERCTL_ATTEMPT = 1 ] || {{ cat "$1"; exit 0; }}; {PK} >model.pt;'
+        f" until [ -e go ]; do sleep 0.1; done; {torn} >model.pt; echo >torn;"
+        " until [ -e end ]; do sleep 0.1; done; exit 5"
+    )
+    job = apart.submit(1, script, BOTH, retries=1, resume_args="--resume {snapshot}")
+    work = [apart.folder(name, 1) / "work" for name in ("worker-1", "worker-2")]
+    until(lambda: "worker-1/model.pt" in mirrored(apart))
+    for folder in work:
+        (folder / "go").touch()
+    until(lambda: "worker-1/torn" in mirrored(apart))
+    for folder in work:
+        (folder / "end").touch()
+    job = apart.ended(job)
+    assert job.state is JobState.SUCCEEDED, apart.story(job)
+    assert mirrored(apart)["worker-1/model.pt"].startswith("PK and much more")
+    said = (apart.folder("worker-2", 1) / "out" / "rank-1.out").read_text()
+    assert "PK and much more" in said
+    said = (apart.folder("worker-1", 1) / "out" / "rank-0.err").read_text()
+    assert "model.pt: it was cut short, so the last whole copy on the launcher takes its" in said
+
+
 def test_with_sync_a_job_that_ends_before_the_first_look_is_copied(apart: Site) -> None:
     apart.change = lambda text: text
     job = apart.submit(1, "echo it >saved", BOTH, sync="/there")
