@@ -139,7 +139,7 @@ def finish_down(
     cluster, unseen, ends = _bear_out(planned, folder, clock())
     cluster = replace(cluster, phase=Phase.DELETING)
     # With what it has cost, which nobody knows any more when it is gone.
-    kept = _leave_open(cluster, planned, ends)
+    kept = _leave_open(cluster, unseen, planned, ends)
     with _continue_without(report):
         store.save(kept)
     store.event(cluster.name, "deleting")
@@ -186,10 +186,14 @@ def _bear_out(
     return replace(cluster, charges=(*found, *unseen)), unseen, ends
 
 
-def _leave_open(cluster: Cluster, planned: Cluster, ends: Mapping[str, Ended]) -> Cluster:
-    """For the record: what nobody tells the end of is asked for again by the next `down`."""
+def _leave_open(
+    cluster: Cluster, unseen: Collection[Charge], planned: Cluster, ends: Mapping[str, Ended]
+) -> Cluster:
+    """For the record: what nobody tells the end of is asked for again by the next `down`. What
+    nobody has seen is closed as it began, for that takes what is open as having been there."""
     unknown = {name for name, end in ends.items() if end.doubt}
-    kept = [item for item in cluster.charges if item.node not in unknown]
+    found = [item.end_at(item.since) if item in unseen else item for item in cluster.charges]
+    kept = [item for item in found if item.node not in unknown]
     still = [item for item in planned.charges if item.node in unknown]
     return replace(cluster, charges=(*kept, *still))
 
@@ -198,9 +202,9 @@ def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> 
     """After a removal that broke off: says what runs, and keeps the ends of what does not, which
     are forgotten an hour later."""
     planned = cluster
-    cluster, _, ends = _bear_out(planned, store.folder(cluster.name), now)
+    cluster, unseen, ends = _bear_out(planned, store.folder(cluster.name), now)
     with _continue_without(report):
-        store.save(_leave_open(cluster, planned, ends))
+        store.save(_leave_open(cluster, unseen, planned, ends))
     report_left(cluster, report)
 
 

@@ -198,7 +198,10 @@ def test_the_address_of_a_nat_gateway_is_paid_until_it_is_released(
             seen.addresses = False
 
     provide(monkeypatch, "ec2", Removing(seen, lambda: NOW, lambda: "203.0.113.9"))
-    made = lab(charge("launcher", -150), gateway(-150), address(-150), phase=phase, deadline=at(60))
+    launcher = charge("launcher", -150)  # was never made, as the first `down` has noted
+    if phase is Phase.DELETING:
+        launcher = launcher.end_at(launcher.since)
+    made = lab(launcher, gateway(-150), address(-150), phase=phase, deadline=at(60))
     seen.addresses = True
     before = 0.0
     if phase is Phase.DELETING:
@@ -292,3 +295,36 @@ def test_what_aws_has_forgotten_of_an_interrupted_up_is_named(seen: type[Seen]) 
     [line] = found.warnings
     assert "the costs do not include worker-1 (up to $8.00), which may have run" in line
     assert status(made, at(-100)).warnings == (), "EC2 would show it"
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_what_a_killed_down_has_removed_is_paid_although_nobody_shows_it(
+    seen: type[Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `up` was killed before its machines were on record, and the `down` hours later."""
+
+    class Killing(Ec2Provider):
+        def destroy(self, cluster: Cluster, folder: Path, report: object) -> None:
+            seen.machines = ()
+            raise Killed
+
+    made = lab(charge("launcher", -200), charge("worker-1", -200))
+    seen.machines = (("launcher", "running", -200, None),)
+    provide(monkeypatch, "ec2", Killing(seen, lambda: at(90), lambda: "203.0.113.9"))
+    with pytest.raises(Killed):
+        finish_down(open_store(), made, lambda line: None, clock=lambda: NOW)
+    found = status(open_store().cluster("lab"), at(90))  # EC2 does not show it any more
+    assert found.dollars == pytest.approx((200 + 60) / 60), "until the deadline; worker-1 never was"
+    assert any("the end of launcher is unknown" in line for line in found.warnings)
+
+
+def test_what_the_next_up_has_replaced_is_paid_although_nobody_shows_it(seen: type[Seen]) -> None:
+    """That `up` found it, planned what was missing, and was killed after it had removed it."""
+    planned = (charge("launcher", -200), gateway(-200), charge("worker-1", -70))
+    found = status(lab(*planned), NOW)
+    assert found.dollars == pytest.approx(200 / 60 + 4), "worker-1 never was"
+    assert any("the end of launcher is unknown" in line for line in found.warnings)
+    assert status(lab(*planned[:2])).dollars == 0, "nobody has found it"

@@ -15,7 +15,7 @@ from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.ec2.tags import UNUSED_TAG, filter_by_cluster
 from clusterctl.providers.protocol import Ended, Life
-from clusterctl.providers.shared.charges import LATER, SHOWN
+from clusterctl.providers.shared.charges import LATER, SHOWN, find_seen
 
 
 def list_billed(api: Api, cluster: Cluster) -> dict[str, str]:
@@ -99,7 +99,11 @@ def list_ended(
     }
     seen = {item.node for item in shown}
     forgotten = history.list_forgotten(api, cluster, now, seen, folder)
-    return find_gateway_end(api, cluster, now) | ends | forgotten
+    # Those of an `up` that was cut off have no id on record.
+    recorded = {GATEWAY, *(node.name for node in cluster.nodes)}
+    latest = Ended(min(now, cluster.deadline or now), doubt="it was not on record yet")
+    lost = dict.fromkeys(find_seen(cluster) - seen - recorded, latest)
+    return find_gateway_end(api, cluster, now) | lost | ends | forgotten
 
 
 def list_ending(api: Api, cluster: Cluster, reclaimed: Collection[str]) -> frozenset[str]:
@@ -123,7 +127,8 @@ def find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]
         return {}
     gone = max((life.until or 0.0 for life in _list_gateway_lives(api, cluster)), default=0.0)
     planned = (cluster.deadline or inf) + LATER
-    if not gone and cluster.phase is Phase.CREATING and now <= planned + SHOWN:
+    only_planned = cluster.phase is Phase.CREATING and GATEWAY not in find_seen(cluster)
+    if not gone and only_planned and now <= planned + SHOWN:
         return {}  # there was none: EC2 would show it
     return {GATEWAY: Ended(gone or min(now, planned))}
 

@@ -209,7 +209,22 @@ def find_made(cluster: Cluster, kept: Collection[str], lives: Sequence[Life]) ->
     planned = {item.node for item in cluster.charges if item.until is None and item.part != DISK}
     again = ended & planned if cluster.phase is Phase.CREATING else set()
     nodes = {node.name for node in cluster.nodes} - again
-    return frozenset({*kept, *nodes, *(life.node for life in lives)})
+    return frozenset({*kept, *nodes, *find_seen(cluster), *(life.node for life in lives)})
+
+
+def find_seen(cluster: Cluster) -> frozenset[str]:
+    """The nodes, and GATEWAY, that were there when a command began which has not finished: what is
+    open on the record of a `down`, and on that of an `up` what is older than its plan."""
+    plan = max((item.since for item in cluster.charges), default=0.0)
+    whole = cluster.phase is Phase.DELETING
+    older = cluster.phase is Phase.CREATING
+    return frozenset(
+        _name_owner(item)
+        for item in cluster.charges
+        if item.part in ("instance", GATEWAY)
+        and item.until is None
+        and (whole or (older and item.since < plan))
+    )
 
 
 def _charge_life(item: Charge, life: Life, stopped: bool) -> Charge:
