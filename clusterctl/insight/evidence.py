@@ -289,10 +289,10 @@ def _decode(text: str) -> str:
 
 
 def compare_looks(rank: Rank, kind: str, moved: bool | None, looks: Sequence[Stack]) -> None:
-    """Says whether a rank that was watched went on: `kind` is how it waits (`sleeps`, `polls`, or
-    `late` if it does not), `moved` what its counters say, and `looks` are its later stacks. What
-    ranks in one machine's memory send each other is not counted: without looks, a counter that
-    stands still says nothing of one that polls.
+    """Says whether a rank that was watched went on: `kind` is how it waits (`sleeps`, `polls`,
+    `reads`, or `late` if it does not), `moved` what its counters say, and `looks` are its later
+    stacks. What ranks in one machine's memory send each other is not counted: without looks, a
+    counter that stands still says nothing of one that polls.
 
     A stack that was read while a rank polled may miss the call that it is in: if all later ones
     have one, they are right."""

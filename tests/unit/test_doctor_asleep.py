@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from clusterctl import stacks
 from clusterctl.insight import doctor
 from clusterctl.insight.doctor import Evidence
 from tests.unit.diagnosed import (
@@ -22,6 +23,8 @@ from tests.unit.diagnosed import (
     view,
 )
 from tests.unit.test_doctor_causes import locks, with_child
+
+MAIN = ("<module>", f"{WORK}/train.py", 11)
 
 
 def all_sleep() -> Evidence:
@@ -84,6 +87,38 @@ def test_a_job_in_which_something_goes_on(how: str) -> None:
     else:
         rank.stack = None
     assert "asleep" not in kinds(doctor.judge(found))
+
+
+LOADS = (
+    ("poll", "/usr/lib/libc.so.6", 0),
+    ("_next_data", "/opt/py/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1448),
+    ("train", f"{WORK}/train.py", 18),
+)
+
+
+@pytest.mark.parametrize(
+    ("waits", "kind"), [(sleeps(), "late"), (locks(), "sleeps"), (stack(*LOADS), "reads")]
+)
+def test_ranks_that_are_asleep_are_looked_at_again(waits: stacks.Stack, kind: str) -> None:
+    """What a healthy job waits for comes: data of a loader, or an item of a queue."""
+    found = two_ranks(waits, waits)
+    assert doctor.find_watchable(found) == {0: kind, 1: kind}
+    for rank in found.ranks.values():
+        rank.moved = False if kind != "late" else None
+    [finding] = doctor.judge(found)
+    assert ("no rank has made progress for 5 s" in finding.lines) == (kind != "late")
+    found.ranks[1].moved = True
+    assert doctor.judge(found) == ()
+    assert doctor.summarize(found, ()).startswith("the ranks make progress, and nothing is wrong")
+
+
+@pytest.mark.parametrize(("line", "function", "hangs"), [(11, "skip", True), (9, "step", False)])
+def test_a_later_look_at_ranks_that_sleep(line: int, function: str, hangs: bool) -> None:
+    """A loop that tries again and again has several lines, and stays in its function."""
+    found = all_sleep()
+    later = stack(("connect", "/usr/lib/libc.so.6", 0), (function, f"{WORK}/train.py", line), MAIN)
+    found.ranks[1].looks = (sleeps(), later)
+    assert kinds(doctor.judge(found)) == ["asleep"] * hangs
 
 
 def test_a_thread_that_sleeps_too_is_named() -> None:

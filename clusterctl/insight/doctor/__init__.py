@@ -107,10 +107,11 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     if busy:
         doing = f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
         return f"{doing}{_describe_places(busy)}"
-    return (
-        "nothing is wrong with the nodes, and no rank is in a collective of PyTorch or MPI"
-        f"{_describe_places(living)}"
-    )
+    if any(rank.moved for rank in living):
+        doing = "the ranks make progress, and nothing is wrong with the nodes"
+    else:
+        doing = "nothing is wrong with the nodes, and no rank is in a collective of PyTorch or MPI"
+    return f"{doing}{_describe_places(living)}"
 
 
 def _computes(rank: Rank) -> bool:

@@ -36,6 +36,12 @@ def describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
             yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
 
 
+def describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
+    """That nobody has gone on, if somebody was watched."""
+    watched = [rank.moved for rank in evidence.ranks.values()]
+    return (f"no rank has made progress for {evidence.watched} s",) if False in watched else ()
+
+
 def explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
     """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
     if wait is FILE_LOCK:

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterctl import stacks
+from clusterctl.blocking import LOADER, SLEEP, Wait
 from clusterctl.insight.doctor import endings
-from clusterctl.insight.doctor.absence import describe_elsewhere, explain_absence, find_wait
+from clusterctl.insight.doctor.absence import (
+    describe_elsewhere,
+    describe_unmoved,
+    explain_absence,
+    find_wait,
+)
 from clusterctl.insight.doctor.finding import POLLS, Evidence, Finding
 from clusterctl.insight.evidence import Rank
 from clusterctl.stacks import name_ranks
@@ -16,9 +22,10 @@ _SHOWN = 3
 
 
 def find_asleep(evidence: Evidence) -> Iterator[Finding]:
-    """No rank that lives computes or is in a collective. The others may have ended."""
-    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
-    if not living or not all(map(_is_asleep, living.values())):
+    """No rank that lives computes or is in a collective, and none goes on. The others may have
+    ended."""
+    living = _find_candidates(evidence)
+    if not living or any(map(_goes_on, living.values())):
         return
     folded = stacks.fold({n: rank.stack for n, rank in living.items() if rank.stack})
     told = []
@@ -38,12 +45,39 @@ def find_asleep(evidence: Evidence) -> Iterator[Finding]:
         f"no rank computes, and none waits for the others: {'; '.join(told)}{more}",
         wait.advice or "look at that line: what it waits for may never come",
         (
+            *describe_unmoved(evidence),
             *describe_elsewhere(late[0], common.stack),
             *explain_absence(evidence, late, wait),
         ),
         tuple(living),
         tuple(dict.fromkeys(rank.node for rank in living.values())),
     )
+
+
+def find_watchable(evidence: Evidence) -> dict[int, str]:
+    """Such ranks, to look at again, and how: in a healthy job, all may wait for data at times. What
+    they wait for wakes them (`sleeps`), or is read (`reads`) where a timeout wakes them, too. Those
+    that sleep wake by themselves, and their later stacks tell (`late`)."""
+    kinds: dict[Wait, str] = {SLEEP: "late", LOADER: "reads"}
+    return {
+        number: kinds.get(find_wait(rank, rank.stack), "sleeps")
+        for number, rank in _find_candidates(evidence).items()
+    }
+
+
+def _find_candidates(evidence: Evidence) -> dict[int, Rank]:
+    """All ranks that live, if each of them is asleep."""
+    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
+    return living if all(map(_is_asleep, living.values())) else {}
+
+
+def _goes_on(rank: Rank) -> bool:
+    """Whether it has been seen to wake, or in other functions than at first. A loop that tries
+    something again and again stays in its functions."""
+    ways = {
+        tuple((f.name, f.file) for f in look.path) for look in (rank.stack, *rank.looks) if look
+    }
+    return bool(rank.moved) or len(ways) > 1
 
 
 def _is_asleep(rank: Rank) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from clusterctl import stacks
-from clusterctl.insight.doctor import endings, rendezvous
+from clusterctl.insight.doctor import asleep, endings, rendezvous
 from clusterctl.insight.doctor.absence import (
     describe_elsewhere,
+    describe_unmoved,
     explain_absence,
     find_last_lines,
     find_wait,
@@ -94,9 +95,9 @@ def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[
             f"all ranks wait for a message, and none sends: {_places(evidence, waiting)}",
             "let one of two partners send first, or use sendrecv; each receive needs a send with"
             " its rank, tag and communicator",
-            _describe_unmoved(evidence),
+            describe_unmoved(evidence),
             ranks=tuple(evidence.stacks),
-            serious=bool(_describe_unmoved(evidence)),
+            serious=bool(describe_unmoved(evidence)),
         )
 
 
@@ -109,9 +110,9 @@ def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Fi
             "let one of two partners receive first, or use Sendrecv or Isend: a large message (more"
             " than 4 to 64 kB) is sent only when its receiver has called Recv, so that this may"
             " work with small ones",
-            _describe_unmoved(evidence),
+            describe_unmoved(evidence),
             ranks=tuple(evidence.stacks),
-            serious=bool(_describe_unmoved(evidence)),
+            serious=bool(describe_unmoved(evidence)),
         )
 
 
@@ -120,12 +121,6 @@ def _places(evidence: Evidence, waiting: Sequence[Folded]) -> str:
     alone = {n: evidence.stacks[n] for item in waiting for n in item.ranks if len(waiting) == 1}
     callers = stacks.tell_callers(alone)
     return f"{told} ({callers})" if callers else told
-
-
-def _describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
-    """That nobody has gone on, if somebody was watched."""
-    watched = [rank.moved for rank in evidence.ranks.values()]
-    return (f"no rank has made progress for {evidence.watched} s",) if False in watched else ()
 
 
 def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
@@ -145,7 +140,7 @@ def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
         " caught an exception and skipped a collective",
         ("ranks make progress from time to time: they may only be at different steps",)
         if moved
-        else (*_describe_unmoved(evidence), *find_last_lines(evidence, waiting)),
+        else (*describe_unmoved(evidence), *find_last_lines(evidence, waiting)),
         ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
         serious=not moved,
     )
@@ -171,7 +166,7 @@ def _judge_same_line(evidence: Evidence, living: Mapping[int, Stack]) -> Iterato
         else _GROUPS
         if next(iter(living.values())).collective == "new_group"
         else _SAME_LINE,
-        _describe_unmoved(evidence) if callers else (),
+        describe_unmoved(evidence) if callers else (),
         ranks=tuple(living),
     )
 
@@ -240,10 +235,13 @@ def _is_in(look: Stack, call: Stack) -> bool:
 def find_watchable(evidence: Evidence) -> dict[int, str]:
     """Ranks to look at again if some wait for others, and how they wait: those that are asleep in
     a collective (`sleeps`) wake when the job goes on; those that poll there, as MPI does, are awake
-    all the time (`polls`); the others are to come to it (`late`)."""
+    all the time (`polls`); the others are to come to it (`late`). Where none does, all may wait for
+    something else."""
     living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
     waiting = [number for number, stack in living.items() if stack.collective]
-    if not waiting or rendezvous.all_meet(living.values()):
+    if not waiting:
+        return asleep.find_watchable(evidence)
+    if rendezvous.all_meet(living.values()):
         return {}
     return {
         number: "late"
