@@ -13,7 +13,7 @@ from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import archives, block_copies, py_spy, secrets, stage, systems
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
-from clusterctl.resume_args import shell_words
+from clusterctl.resume_args import SNAPSHOTS, shell_words
 from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
     GRACE,
@@ -105,6 +105,8 @@ def _rank_files(
         small=0 if job.spec.keep_files else SMALL,
         points=job.spec.is_sweep,
         resume_args=job.spec.resume_args,
+        patterns=", ".join(job.spec.keep_files or SNAPSHOTS)
+        + ("" if job.spec.keep_files else "; --keep-files names others"),
     )
     rank = assets.render(
         "job/rank.sh.j2",
