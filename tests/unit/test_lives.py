@@ -17,7 +17,7 @@ from clusterctl.charge_model import GATEWAY, GATEWAY_ADDRESS, Charge
 from clusterctl.errors import LeftoverError
 from clusterctl.insight.cost import sum_dollars
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import lives, provider_state
+from clusterctl.providers.ec2 import kept_lives, lives, provider_state
 from clusterctl.providers.ec2.answers import LIVING, Instance
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
@@ -88,6 +88,7 @@ class Seen(Market):
         rows = [
             {
                 "State": state,
+                "NatGatewayId": "nat-1",
                 "SubnetId": "subnet-1",
                 "CreateTime": date(since),
                 "DeleteTime": until and date(until),
@@ -319,6 +320,36 @@ def test_what_a_killed_down_has_removed_is_paid_although_nobody_shows_it(
     found = status(open_store().cluster("lab"), at(90))  # EC2 does not show it any more
     assert found.dollars == pytest.approx((200 + 60) / 60), "until the deadline; worker-1 never was"
     assert any("the end of launcher is unknown" in line for line in found.warnings)
+
+
+def test_what_an_up_removes_that_is_on_no_record_is_kept(seen: type[Seen]) -> None:
+    """Terraform was killed before it knew of the launcher and of the gateway, and the next `up`
+    after it had made others. EC2 does not show the first ones any more."""
+    made = lab(charge("launcher", -9), charge("worker-1", -9), gateway(-9))
+    seen.machines = (("launcher", "running", -8, None), ("worker-1", "running", -8, None))
+    seen.gateways = (("available", -8, None),)
+    store = open_store()
+    folder = store.folder("lab")
+    folder.mkdir(parents=True)
+
+    def keep(minutes: float) -> None:
+        there = seen("us-east-1")
+        kept_lives.keep(there, made, folder, lambda left: left.id == "i-1", lambda: at(minutes))
+
+    keep(-6)
+    seen.machines = (("launcher", "terminated", -8, -5), seen.machines[1])
+    keep(-4)
+    seen.machines = (("launcher", "running", -4, None), seen.machines[1])
+    seen.gateways = (("available", -4, None),)
+    found = status(made)
+    assert found.dollars == pytest.approx((3 + 4 + 8) / 60 + 2)
+    assert found.dollars_per_hour == 3
+    provider = Ec2Provider(seen, lambda: NOW, lambda: "203.0.113.9")
+    ended = [life for life in provider.list_lives(made, folder) if life.until is not None]
+    assert [(i.node, i.since - NOW, i.until and i.until - NOW) for i in ended] == [
+        ("launcher", -8 * 60, -5 * 60),
+        (GATEWAY, -8 * 60, -4 * 60),
+    ]
 
 
 def test_what_the_next_up_has_replaced_is_paid_although_nobody_shows_it(seen: type[Seen]) -> None:

@@ -25,6 +25,7 @@ from clusterctl.model import (
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.ec2 import (
     hostkeys,
+    kept_lives,
     plan,
     prices,
     provider_state,
@@ -92,7 +93,10 @@ def create(
     runner.init(planned.init_cache)
     if known:
         # What was being made when Terraform was stopped may exist without its knowing.
+        is_known = reconcile.make_is_known(runner)
+        kept_lives.keep(api, cluster, folder, is_known)
         reconcile.remove_unknown(api, cluster.id, runner, report)
+        kept_lives.keep(api, cluster, folder, is_known)
         reconcile.start_stopped(api, cluster.id, report)
     host_keys = hostkeys.HostKeys(folder, partial(tunnels.open_tunnel, api))
     preload()

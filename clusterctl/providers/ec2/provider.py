@@ -22,6 +22,7 @@ from clusterctl.providers.ec2 import (
     endpoints,
     extension,
     file_systems,
+    kept_lives,
     leftovers,
     lives,
     plan,
@@ -151,7 +152,7 @@ class Ec2Provider:
         `stop` has stopped some, and EC2 may have."""
         folder = Home(ahead).clusters / current.name if ahead else None
         made = terraform_module.list_made(folder) if folder else frozenset()
-        started = lives.list_lives(api, current)
+        started = kept_lives.add(folder, lives.list_lives(api, current))
         # The last answer shows most: what a killed `up` launched a moment ago has no end.
         living = {item.node for item in instances} | set(lives.list_billed(api, current))
         living |= lives.find_network(api, current)
@@ -192,7 +193,7 @@ class Ec2Provider:
         return plan.reprice(api, cluster, lives.list_last(api, cluster), report)
 
     def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return lives.list_lives(self._api(cluster, folder), cluster)
+        return kept_lives.add(folder, lives.list_lives(self._api(cluster, folder), cluster))
 
     def list_made(self, folder: Path) -> frozenset[str]:
         return terraform_module.list_made(folder)
