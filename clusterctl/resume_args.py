@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from clusterctl.errors import UsageError
 
@@ -56,6 +57,12 @@ def predicates(patterns: Sequence[str]) -> tuple[str, ...]:
     """What `find` is to take for snapshots, where these patterns were given to --keep-files."""
     rows = [name_predicate(glob) for glob in patterns or SNAPSHOTS]
     return ("(", *[word for row in rows for word in ("-o", *row)][1:], ")")
+
+
+def matches(path: str, patterns: Sequence[str]) -> bool:
+    """Whether `find` chooses the file by one of these patterns of --keep-files."""
+    name = path.rpartition("/")[2]
+    return any(fnmatchcase(path if "/" in glob else name, glob) for glob in patterns)
 
 
 def name_predicate(glob: str) -> tuple[str, str]:

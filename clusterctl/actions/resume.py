@@ -19,6 +19,7 @@ from clusterctl.jobs import bucket_copies, control, copies_here, fetched, output
 from clusterctl.jobs.fetched import Files
 from clusterctl.jobs.start import Carry, list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase, Reporter
+from clusterctl.resume_args import SNAPSHOTS, matches
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -69,7 +70,8 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporte
                 # Of a job with --resume-args, its supervisor brings each node what it lacks.
                 limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
                 places = list_rank_nodes(next_job, target)
-                if not _is_needed_elsewhere(found, first, places, stale, limit):
+                needed = _is_needed_elsewhere(found, first, places, stale, limit)
+                if not needed and not _changes_places(old, next_job, found, first):
                     brought = bool(next_job.spec.resume_args)
                     theirs = () if brought else [name for name in there if name in places]
                     _report_missing(old, found, names, there, theirs, stale, report)
@@ -184,6 +186,16 @@ def _is_needed_elsewhere(
     size = sum(output.size for output in found)
     lacks = bool(stale) or not wrote.issuperset(names)
     return first in wrote and lacks and size <= limit
+
+
+def _changes_places(old: Job, next_job: Job, found: Sequence[outputs.Output], first: str) -> bool:
+    """Whether ranks whose nodes have snapshots that rank 0's (`first`) has not are to run on other
+    nodes, or in another number: each of them may need any of these files."""
+    here = {output.path for output in found if output.node == first}
+    patterns = old.spec.keep_files or SNAPSHOTS
+    return old.placement != next_job.placement and any(
+        output.path not in here and matches(output.path, patterns) for output in found
+    )
 
 
 def _is_stale(old: Job, modified: float, of_rank_0: float) -> bool:

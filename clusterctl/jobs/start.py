@@ -105,6 +105,7 @@ def _rank_files(
         small=0 if job.spec.keep_files else SMALL,
         points=job.spec.is_sweep,
         resume_args=job.spec.resume_args,
+        resumed=job.rerun_of or job.id,
         patterns=", ".join(job.spec.keep_files or SNAPSHOTS)
         + ("" if job.spec.keep_files else "; --keep-files names others"),
     )

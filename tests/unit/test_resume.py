@@ -16,7 +16,7 @@ import pytest
 from clusterctl.actions import resume as resume_action
 from clusterctl.actions.rerun import Changes, rerun
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.job_model import JobState
+from clusterctl.job_model import JobState, Placement
 from clusterctl.jobs import copies_here, mirror, stage
 from tests.unit.calling import Call, judge
 from tests.unit.making import job
@@ -100,11 +100,16 @@ def write(site: Staged, name: str, **files: str) -> None:
         (site.work(name) / path).write_text(text)
 
 
-def move(old: Staged, new: Staged, tree: Path) -> list[str]:
+def move(old: Staged, new: Staged, tree: Path, ranks_per_node: int = 1) -> list[str]:
     """Resumes job 7 of one cluster as job 8 of the other, as far as its files; what was said."""
     said: list[str] = []
     where, store = new.where, new.store
     planned = job(where, id=8)
+    places = [
+        Placement(node=place.node, first=index * ranks_per_node, count=ranks_per_node)
+        for index, place in enumerate(planned.placement)
+    ]
+    planned = replace(planned, placement=tuple(places))
     source = resume_action.find(store, store.job(7), planned, where, said.append)
     with resume_action.carry_over(store, source, planned, where, said.append) as carry:
         new.job(tree, number=8, carry=carry)
@@ -120,6 +125,21 @@ def test_every_rank_finds_the_snapshot_of_rank_0_also_on_the_same_nodes(
     write(site, "worker-1", snapshot="epoch 3")
     move(site, site, tree)
     assert have(site, "worker-1") == have(site, "worker-2") == {"snapshot": "epoch 3"}
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(1, "a.pt"), (2, "a.pt"), (2, "rank.log")])
+def test_all_nodes_get_the_snapshots_of_ranks_that_run_elsewhere_now(
+    tmp_path: Path, tree: Path, ranks: int, name: str
+) -> None:
+    site = lab(tmp_path / "nodes")
+    site.job(tree)
+    write(site, "worker-1", **{f"0-{name}": "0"})
+    write(site, "worker-2", **{f"1-{name}": "1"})
+    move(site, site, tree, ranks)
+    both = {f"0-{name}": "0", f"1-{name}": "1"}
+    moved = ranks == 2 and name == "a.pt"
+    assert have(site, "worker-1") == (both if moved else {f"0-{name}": "0"})
+    assert have(site, "worker-2") == (both if moved else {f"1-{name}": "1"})
 
 
 @pytest.mark.parametrize(("modified", "found"), [(1, "rank 0's"), (50, "its own")])
