@@ -18,6 +18,7 @@ from clusterctl.insight.doctor.finding import assemble as assemble
 from clusterctl.insight.doctor.finding import is_ending as is_ending
 from clusterctl.insight.doctor.finding import renew as renew
 from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
+from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.doctor.waits import find_watchable as find_watchable
 from clusterctl.insight.evidence import Rank
 from clusterctl.job_model import Hang, JobState
@@ -71,7 +72,7 @@ def _is_aside(finding: Finding) -> bool:
 def _promote(evidence: Evidence, finding: Finding) -> Finding:
     """A known message in the last exception of a rank that lives is the cause if nothing else is:
     it is about to end."""
-    raised = [failures.find_last_error(evidence.ranks[number].err) for number in finding.ranks]
+    raised = [find_last_error(evidence.ranks[number].err) for number in finding.ranks]
     message = finding.kind.startswith("message:")
     return replace(finding, serious=True) if message and any(raised) else finding
 

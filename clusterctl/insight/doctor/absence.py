@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from clusterctl import blocking
 from clusterctl.blocking import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Wait
-from clusterctl.insight.doctor.failures import find_last_error
 from clusterctl.insight.doctor.finding import Evidence
+from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.evidence import Rank
 from clusterctl.stacks import Folded, Stack
 

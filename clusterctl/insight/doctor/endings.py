@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clusterctl.insight.doctor.failures import find_last_error
 from clusterctl.insight.doctor.finding import Evidence, Finding
+from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.evidence import Rank
 from clusterctl.stacks import TEARDOWN, Stack, name_ranks
 

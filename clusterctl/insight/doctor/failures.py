@@ -12,24 +12,17 @@ from dataclasses import replace
 
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
+from clusterctl.insight.doctor.tracebacks import PREFIX, WORK, find_last_error, is_library
 from clusterctl.insight.evidence import NodeView, Rank
 from clusterctl.job_model import JobState
 from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.stacks import name_ranks
 
-_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-"""What PyTorch puts before each line of an exception, once there is a process group."""
-_WORK = re.compile(r'"[^"]*/jobs/\d+/work/')
-"""The folder of a job on its nodes."""
 _CRASH = re.compile(
     r"^(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):$", re.MULTILINE
 )
 """What Python's fault handler prints before the lines of a thread."""
 _CRASH_LINE = re.compile(r'^  File (".*"), line (\d+) in (.+)$')
-_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b")
-_ODD_ERROR = re.compile(r"([A-Za-z_]\w*\.)+\w+(: |$)|[A-Z]\w*[a-z]\w*(: |$)")
-"""An exception whose name does not say that it is one, such as bdb.BdbQuit, queue.Empty,
-struct.error or BrokenProcessPool."""
 _DEEP = 20
 """Times that a line stands in the innermost calls of a thread whose recursion has no end."""
 SAME_TIME = 0.2
@@ -201,7 +194,7 @@ def _weigh_free_disks(match: messages.Match, view: NodeView | None) -> messages.
 
 def _recursed(text: str) -> bool:
     """Whether the fault handler shows one line of the program again and again."""
-    *_, last = ("", *_CRASH.split(_PREFIX.sub("", text)))
+    *_, last = ("", *_CRASH.split(PREFIX.sub("", text)))
     lines = itertools.takewhile(_CRASH_LINE.match, last.lstrip("\n").splitlines())
     return max(Counter(lines).values(), default=0) >= _DEEP
 
@@ -233,7 +226,7 @@ def _judge_mismatch(match: messages.Match, places: Mapping[str, Sequence[int]]) 
 
 def _line(text: str) -> str:
     """The line of the program at which a rank failed: of its last exception, or of its crash."""
-    text = _PREFIX.sub("", text)
+    text = PREFIX.sub("", text)
     if not (crashes := list(_CRASH.finditer(text))):
         return next(iter(find_last_error(text)), "")
     own = [_crash_line(text[crash.end() :]) for crash in crashes]
@@ -246,14 +239,10 @@ def _crash_line(text: str) -> str:
     """The innermost line of the program among those of one thread, written as in a traceback."""
     lines = itertools.takewhile(_CRASH_LINE.match, text.lstrip("\n").splitlines())
     for line in lines:
-        if (found := _CRASH_LINE.match(line)) and not _is_library(line):
-            file = _WORK.sub('"', found[1])
+        if (found := _CRASH_LINE.match(line)) and not is_library(line):
+            file = WORK.sub('"', found[1])
             return f"File {file}, line {found[2]}, in {found[3]}"
     return ""
-
-
-def _is_library(line: str) -> bool:
-    return "-packages/" in line or "/lib/python3" in line or 'File "<' in line
 
 
 def _signal(code: int) -> str:
@@ -275,33 +264,6 @@ def _explain_match(
     lines = (*where, match.line, message.source)
     text = f"{place}: {message.cause}"
     return Finding(f"message:{message.name}", text, message.advice, lines, ranks, nodes, serious)
-
-
-def find_last_error(text: str) -> tuple[str, ...]:
-    """The last line of the program's own in the last traceback, as its place and its source where
-    that is printed, and the exception."""
-    text = _PREFIX.sub("", text)
-    trace = text.rpartition("Traceback (most recent call last):")
-    if not trace[1]:
-        return ()
-    lines = trace[2].splitlines()
-    files = [number for number, line in enumerate(lines) if line.startswith("  File ")]
-    own = [number for number in files if not _is_library(lines[number])]
-    where = [
-        line
-        for number in (own or files)[-1:]
-        for line in (_WORK.sub('"', lines[number].strip()), *_source(lines[number + 1 :]))
-    ]
-    errors = [line for line in lines if _ERROR.match(line)]
-    if not errors and files:  # the first line that is not of a call
-        after = [line for line in lines[files[-1] + 1 :] if line[:1].strip()]
-        errors = [line for line in after[:1] if _ODD_ERROR.match(line)]
-    return (*where, *errors[-1:]) if errors else ()
-
-
-def _source(after: Sequence[str]) -> tuple[str, ...]:
-    line = after[0] if after else ""
-    return (line,) if line.startswith("    ") and line.strip() else ()
 
 
 def find_vanished(evidence: Evidence) -> Iterator[Finding]:
