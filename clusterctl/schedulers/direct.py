@@ -99,6 +99,8 @@ class Direct:
             "longest": MIRROR_LONGEST,
             "reserve": MIRROR_RESERVE,
         }
+        # Nodes on one host can only be lost together.
+        mirrored = bool(job.spec.sync) or not cluster.one_host
         alloc = "".join(
             f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
             for place in job.placement
@@ -125,10 +127,11 @@ class Direct:
                 resume_limit=RESUME_LIMIT,
                 holders=_list_holders(job, where),
                 rerun_of=job.rerun_of,
+                restores=mirrored and not job.spec.is_sweep,
+                kept=shlex.join(predicates(job.spec.keep_files)),
                 ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
-                # Nodes on one host can only be lost together.
-                mirrored=bool(job.spec.sync) or not cluster.one_host,
+                mirrored=mirrored,
                 synced=bool(job.spec.sync),
                 predicates=shlex.join(_predicates(job)),
                 **mirror,

@@ -190,6 +190,22 @@ def test_a_snapshot_that_is_overwritten_in_place_outlives_a_kill(apart: Site, to
     assert "model.pt: it was cut short, so the last whole copy on the launcher takes its" in said
 
 
+def test_a_program_that_looks_for_its_snapshot_itself_finds_a_whole_one(apart: Site) -> None:
+    script = (
+        f"[ $CLUSTERCTL_ATTEMPT = 1 ] || {{ cat model.pt; exit 0; }}; {PK} >model.pt;"
+        " until [ -e go ]; do sleep 0.1; done; printf PK >model.pt; exit 5"
+    )
+    job = apart.submit(1, script, BOTH, retries=1)
+    until(lambda: {"worker-1/model.pt", "worker-2/model.pt"} <= set(mirrored(apart)))
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "go").touch()
+    assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
+    for rank, name in enumerate(("worker-1", "worker-2")):
+        assert "much more" in (apart.folder(name, 1) / "out" / f"rank-{rank}.out").read_text()
+    said = (apart.folder("worker-1", 1) / "out" / "rank-0.err").read_text()
+    assert said.count("clusterctl: model.pt: it was cut short, so the last whole copy") == 1
+
+
 def test_with_sync_a_job_that_ends_before_the_first_look_is_copied(apart: Site) -> None:
     apart.change = lambda text: text
     job = apart.submit(1, "echo it >saved", BOTH, sync="/there")
