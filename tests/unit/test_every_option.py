@@ -382,7 +382,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         images: ("build", "lock"),
         jobs: ("logs", "cancel", "fetch"),
         metrics: ("collect", "follow"),
-        access: ("shell", "execute", "copy", "forward"),
+        access: ("open_shell", "execute", "copy", "forward"),
         real_check: ("run",),
         rerun: ("rerun",),
         ssh_config: ("install", "uninstall", "include"),
