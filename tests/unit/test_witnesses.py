@@ -123,6 +123,7 @@ def test_down_leaves_nothing_or_says_so(
     said = call("down", "lab", "--force" if known(record, state) else "--yes")
     if known(record, state):
         assert (said.code, cloud.left()) == (0, []), said.err
+        assert ("there is no receipt" in said.err) is (record != RIGHT)
         assert open_store().names() == ()
         receipts = open_store().past()
         assert [item.id for item in receipts] == [ID]
