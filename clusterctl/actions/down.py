@@ -303,10 +303,12 @@ def _take_down_unrecorded(
     if found and not ask(question):
         return None
     for cluster in found:
-        report(
-            f"found {cluster.id} by its tags; what it has cost was on its record: there is no"
-            " receipt, and `cost` does not count it"
-        )
+        report(f"found {cluster.id} by its tags")
+        if isinstance(providers.load(cluster.spec.provider), Repricing):
+            report(
+                "what it has cost was on its record: there is no receipt, and `cost` does not count"
+                " it"
+            )
         finish_down(store, cluster, report)
     shutil.rmtree(store.folder(name), ignore_errors=True)
     return DownResult(name, 0, 0.0, (), ())
