@@ -44,6 +44,11 @@ FILE_LOCK = Wait(
     "waiting for a lock on a file",
     "find the process that holds the lock: it must release it before it waits for other ranks",
 )
+LOCK_FILE = Wait(
+    "waiting for a lock file to be removed",
+    "find the process that made it; one that was killed has left it behind: remove it (that of"
+    " torch.utils.cpp_extension is `lock` in ~/.cache/torch_extensions/…)",
+)
 OPENING = Wait(
     "waiting to open a file",
     "a FIFO opens only when another process opens its other end; else the file system does not"
@@ -116,6 +121,7 @@ _LIBRARIES = (
     (r"join|wait|poll", r"/multiprocessing/(process|popen_fork)\.py", CHILD),
     (r"\w+", r"/http/client\.py|/ssl\.py|/urllib3/", NETWORK),
     (r"\w*acquire\w*", r"/filelock/", FILE_LOCK),
+    (r"wait", r"torch/utils/file_baton\.py", LOCK_FILE),
 )
 """Of Python libraries, by function and file. The outermost counts: a queue waits with a lock."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -38,6 +39,12 @@ _AT_EXIT = (
     ("_exit_function", "/multiprocessing/util.py"),
 )
 """What Python calls after the last line of a program, by function and file."""
+_MEETS = (
+    "_create_c10d_store",
+    "/torch/distributed/rendezvous.py",
+    ("hostname", "port", "rank", "world_size"),
+)
+"""The function that connects to PyTorch's store, its file, and its variables that say with what."""
 GRADIENTS = "the all-reduce of gradients (DDP)"
 TEARDOWN = "the destructor of a process group"
 _LONGEST = 60
@@ -70,6 +77,20 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank passes to PyTorch's store when it joins a group, as its program has set it."""
+
+    host: str
+    port: int
+    rank: int
+    world_size: int
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """A thread, innermost frame first: the main one of a process, with its `others`. Paths of its
     own files are relative to its working directory."""
@@ -79,6 +100,8 @@ class Stack:
     others: tuple[Stack, ...] = ()
     active: bool = True
     """It has or wants a processor; also where that is not known."""
+    meeting: Meeting | None = None
+    """In init_process_group, where py-spy was asked for the values of variables."""
 
     @property
     def own(self) -> Frame | None:
@@ -228,7 +251,18 @@ def _thread(dump: Mapping[str, Any], folder: str) -> Stack:
         for f in dump["frames"]
     )
     name, active = dump.get("thread_name") or "", dump.get("active", True)
-    return Stack(tuple(frames), name, active=bool(active))
+    return Stack(tuple(frames), name, active=bool(active), meeting=_find_meeting(dump))
+
+
+def _find_meeting(dump: Mapping[str, Any]) -> Meeting | None:
+    """No other variables of the program are kept."""
+    for frame in dump["frames"]:
+        if frame["name"] == _MEETS[0] and frame["filename"].endswith(_MEETS[1]):
+            values = {item["name"]: item["repr"] for item in frame.get("locals") or ()}
+            with suppress(ValueError, LookupError, TypeError):
+                host, port, rank, size = (json.loads(values[name]) for name in _MEETS[2])
+                return Meeting(str(host), int(port), int(rank), int(size))
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +297,21 @@ def tell_callers(stacks: Mapping[int, Stack]) -> str:
         frame = next(iter(stack.path[depth : depth + 1]), None)
         groups.setdefault(f"{frame.name}, {frame.place}" if frame else "no other", []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} from {place}" for place, ranks in groups.items())
+
+
+def find_outrun(waiting: Sequence[Folded]) -> tuple[Folded, Frame] | None:
+    """Of two groups of ranks, one of which averages gradients: the one that is at a later line of a
+    function that both are in, with that line. It has most likely left the loop of its steps."""
+    if len(waiting) != 2 or GRADIENTS not in {item.stack.collective for item in waiting}:
+        return None
+    for frames in zip(*(reversed(item.stack.path) for item in waiting), strict=False):
+        if len({(frame.name, frame.file) for frame in frames}) > 1:
+            return None
+        if frames[0].line != frames[1].line:
+            ahead = int(frames[1].line > frames[0].line)
+            beyond = waiting[ahead].stack.collective != GRADIENTS
+            return (waiting[ahead], frames[ahead]) if beyond else None
+    return None
 
 
 def _alike(paths: Sequence[Sequence[Frame]], depth: int) -> bool:

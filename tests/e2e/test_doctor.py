@@ -57,6 +57,15 @@ time.sleep(20)
 """
 
 
+LOCALHOST = """
+import os
+import torch.distributed as dist
+os.environ["MASTER_ADDR"] = "localhost"
+print("on", flush=True)
+dist.init_process_group("gloo")
+"""
+
+
 def diagnosed(cli: Cli, number: int, kind: str) -> dict[str, Any]:
     """The first finding, as soon as it is of this kind: a job needs its time to hang or fail."""
     found: list[dict[str, Any]] = []
@@ -98,6 +107,17 @@ def test_a_stopped_rank(cli: Cli) -> None:
     found = diagnosed(cli, number, "stopped")
     assert found["ranks"] == [1]
     assert "rank 1 on worker-2 is stopped" in found["text"]
+
+
+def test_ranks_that_look_for_the_others_on_their_own_machines(cli: Cli) -> None:
+    """What the program has set is in no environment that the kernel shows."""
+    cli.script("localhost.py", LOCALHOST)
+    number = cli.detach("localhost.py")
+    wait_for(lambda: output_of(cli, number).count("on") == 2, 60, "both ranks")
+    found = diagnosed(cli, number, "rendezvous")
+    assert found["ranks"] == [1]
+    assert "rank 1 on worker-2 cannot connect to localhost:" in found["text"]
+    assert "rank 0 waits at localhost:" in found["text"]
 
 
 def test_a_stale_port(cli: Cli) -> None:

@@ -331,6 +331,25 @@ def test_ranks_that_do_not_find_each_other(
     assert "WORLD_SIZE" in finding.advice
 
 
+def test_what_ranks_that_do_not_find_each_other_were_given() -> None:
+    """As their programs have set it, which the environment of a process does not show."""
+    first = replace(meets(WAITS), meeting=stacks.Meeting("198.18.0.2", 29400, 0, 2))
+    second = replace(meets(CONNECTS), meeting=stacks.Meeting("localhost", 29400, 1, 2))
+    [finding] = doctor.judge(two_ranks(first, second))
+    assert finding.text.startswith("rank 1 on worker-2 cannot connect to localhost:29400 in")
+    assert finding.text.endswith("while rank 0 waits at 198.18.0.2:29400")
+    assert finding.lines == (
+        "rank 0: MASTER_ADDR:MASTER_PORT 198.18.0.2:29400, WORLD_SIZE 2",
+        "rank 1: MASTER_ADDR:MASTER_PORT localhost:29400, WORLD_SIZE 2",
+    )
+    again = replace(meets(WAITS), meeting=stacks.Meeting("198.18.0.2", 29400, 0, 2))
+    [finding] = doctor.judge(two_ranks(first, again))
+    assert finding.lines == (
+        "ranks 0, 1: MASTER_ADDR:MASTER_PORT 198.18.0.2:29400, WORLD_SIZE 2",
+        "rank 1: RANK 0",
+    )
+
+
 def test_an_address_that_does_not_exist() -> None:
     found = two_ranks(meets(CONNECTS), meets(CONNECTS))
     line = "[W socket.cpp:764] (node01, 27136): Temporary failure in name resolution"

@@ -11,6 +11,7 @@ from clusterctl import stacks
 from clusterctl.insight import doctor, evidence
 from clusterctl.insight.doctor import Evidence
 from tests.unit.diagnosed import (
+    C10D,
     START,
     WORK,
     encoded,
@@ -199,3 +200,31 @@ def test_a_file_of_the_project_that_hides_a_package() -> None:
     cause = doctor.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))[0]
     assert cause.kind == "message:shadowed"
     assert "torch.py" in cause.advice
+
+
+def test_a_rank_with_fewer_batches() -> None:
+    """It waits behind the loop in which the others still average gradients."""
+    ddp = ("c10d::Reducer::finalize_backward", "/opt/py/lib/libtorch_cpu.so", 0)
+    train = ("main", f"{WORK}/a.py", 17)
+    start = ("<module>", f"{WORK}/a.py", 30)
+    behind = stack(("barrier", C10D, 4822), ("main", f"{WORK}/a.py", 21), start)
+    [finding] = doctor.judge(two_ranks(stack(ddp, train, start), behind))
+    assert "rank 1 is already at a.py:21 of main" in finding.lines
+    assert "drop_last" in finding.advice
+    before = stack(("barrier", C10D, 4822), ("main", f"{WORK}/a.py", 12), start)
+    elsewhere = stack(("barrier", C10D, 4822), ("save", f"{WORK}/b.py", 21))
+    for other in (before, elsewhere):
+        [finding] = doctor.judge(two_ranks(stack(ddp, train, start), other))
+        assert "drop_last" not in finding.advice
+
+
+def test_a_lock_file_that_nobody_removes() -> None:
+    """As one that is left from a build of an extension that was killed."""
+    baton = stack(
+        ("clock_nanosleep", "/libc.so.6", 0),
+        ("wait", "/opt/py/lib/python3.11/site-packages/torch/utils/file_baton.py", 62),
+        ("build", f"{WORK}/a.py", 18),
+    )
+    [finding] = doctor.judge(two_ranks(reduces(), baton))
+    assert "waiting for a lock file to be removed at build, a.py:18" in finding.text
+    assert "torch_extensions" in finding.advice

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import Evidence, Finding
-from clusterctl.stacks import Stack, name_ranks
+from clusterctl.stacks import Meeting, Stack, name_ranks
 
 ADVICE = (
     "all ranks need the same MASTER_ADDR and MASTER_PORT, and RANK and WORLD_SIZE as clusterctl"
@@ -27,13 +27,15 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
         match.line for number in outside if (match := messages.find(evidence.ranks[number].err))
     ]
     own = next(iter(living.values())).describe()
+    meetings = {number: stack.meeting for number, stack in living.items() if stack.meeting}
     if outside and waiting:
         text = (
-            f"{_places(evidence, outside)} cannot connect to MASTER_ADDR:MASTER_PORT in {own},"
-            f" while {name_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''} there"
+            f"{_places(evidence, outside)} cannot connect to {_name_address(meetings, outside)} in"
+            f" {own}, while {name_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''}"
+            f" {_name_place(meetings, waiting)}"
         )
     elif outside:
-        text = f"no rank can connect to MASTER_ADDR:MASTER_PORT in {own}"
+        text = f"no rank can connect to {_name_address(meetings, outside)} in {own}"
     elif all(map(_has_connected_all, living.values())):
         text = (
             f"as many ranks as WORLD_SIZE have connected in {own}, and wait for one that none of"
@@ -52,13 +54,37 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
             f" larger than {len(living)}"
         )
     nodes = tuple(dict.fromkeys(evidence.ranks[number].node for number in outside))
-    yield Finding("rendezvous", text, ADVICE, tuple(said[:1]), tuple(outside), nodes)
+    lines = (*said[:1], *_describe_meetings(meetings))
+    yield Finding("rendezvous", text, ADVICE, lines, tuple(outside), nodes)
 
 
 def all_meet(stacks: Iterable[Stack]) -> bool:
     """Whether all of them are in the rendezvous: rank 0 keeps the store, where it waits for all to
     connect, and the others then wait there for the addresses of all."""
     return all(stack.collective == "init_process_group" for stack in stacks)
+
+
+def _name_address(meetings: Mapping[int, Meeting], ranks: Sequence[int]) -> str:
+    """Where these ranks look for the store: by its value, if that is known and the same."""
+    found = {meetings[number].address for number in ranks if number in meetings}
+    return found.pop() if len(found) == 1 else "MASTER_ADDR:MASTER_PORT"
+
+
+def _name_place(meetings: Mapping[int, Meeting], ranks: Sequence[int]) -> str:
+    address = _name_address(meetings, ranks)
+    return f"at {address}" if any(number in meetings for number in ranks) else "there"
+
+
+def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
+    """With what ranks have called init_process_group, in one line where that is the same."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for number, meeting in meetings.items():
+        alike.setdefault((meeting.address, meeting.world_size), []).append(number)
+    for (address, size), ranks in alike.items():
+        yield f"{name_ranks(ranks)}: MASTER_ADDR:MASTER_PORT {address}, WORLD_SIZE {size}"
+    for number, meeting in meetings.items():
+        if meeting.rank != number:
+            yield f"rank {number}: RANK {meeting.rank}"
 
 
 def _places(evidence: Evidence, ranks: Sequence[int]) -> str:

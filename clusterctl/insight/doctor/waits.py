@@ -27,6 +27,11 @@ _SAME_LINE = (
     " (after an exception that was caught, for example); or much data takes its time on a slow"
     " network"
 )
+_FEWER_STEPS = (
+    "most likely its loop of steps was shorter: give all ranks equally many batches (drop_last, a"
+    " DistributedSampler, or torch.distributed.algorithms.join.Join); else look for a branch that"
+    " only some ranks take"
+)
 _GROUPS = (
     "all ranks have to create the same groups in the same order, also those groups that they are"
     " not in"
@@ -130,17 +135,25 @@ def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
     moved = any(evidence.ranks[n].moved for item in waiting for n in item.ranks)
     if moved and direct:  # what one look sees of any ranks that send each other messages
         return
+    lines = () if moved else (*describe_unmoved(evidence), *find_last_lines(evidence, waiting))
+    outrun = None if moved else stacks.find_outrun(waiting)
+    if outrun:
+        item, frame = outrun
+        are = "is" if len(item.ranks) == 1 else "are"
+        lines = (f"{name_ranks(item.ranks)} {are} already at {frame.place} of {frame.name}", *lines)
     yield Finding(
         "mismatch",
         f"ranks wait in different {'places' if same else calls}: {_places(evidence, waiting)}",
         "each receive needs a send with its rank, tag and communicator; look for a branch that only"
         " some ranks take"
         if direct
+        else _FEWER_STEPS
+        if outrun
         else "look for a branch that only some ranks take, ranks with more steps, or one that has"
         " caught an exception and skipped a collective",
         ("ranks make progress from time to time: they may only be at different steps",)
         if moved
-        else (*describe_unmoved(evidence), *find_last_lines(evidence, waiting)),
+        else lines,
         ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
         serious=not moved,
     )
