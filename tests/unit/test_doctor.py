@@ -338,6 +338,7 @@ def test_what_ranks_that_do_not_find_each_other_were_given() -> None:
     [finding] = doctor.judge(two_ranks(first, second))
     assert finding.text.startswith("rank 1 on worker-2 cannot connect to localhost:29400 in")
     assert finding.text.endswith("while rank 0 waits at 198.18.0.2:29400")
+    assert finding.advice.startswith("each node is its own localhost")
     assert finding.lines == (
         "rank 0: MASTER_ADDR:MASTER_PORT 198.18.0.2:29400, WORLD_SIZE 2",
         "rank 1: MASTER_ADDR:MASTER_PORT localhost:29400, WORLD_SIZE 2",

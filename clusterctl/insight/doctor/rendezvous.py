@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.stacks import Meeting, Stack, name_ranks
 
+_LOCALHOST = re.compile(r"localhost|127\.|::1$")
 ADVICE = (
     "all ranks need the same MASTER_ADDR and MASTER_PORT, and RANK and WORLD_SIZE as clusterctl"
     " sets them: look for lines of the program that set others"
+)
+
+AT_HOME = (
+    "each node is its own localhost: let the program leave MASTER_ADDR and MASTER_PORT as"
+    " clusterctl sets them"
 )
 
 
@@ -55,7 +62,9 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
         )
     nodes = tuple(dict.fromkeys(evidence.ranks[number].node for number in outside))
     lines = (*said[:1], *_describe_meetings(meetings))
-    yield Finding("rendezvous", text, ADVICE, lines, tuple(outside), nodes)
+    home = any(n in meetings and _LOCALHOST.match(meetings[n].host) for n in outside)
+    advice = AT_HOME if home else ADVICE
+    yield Finding("rendezvous", text, advice, lines, tuple(outside), nodes)
 
 
 def all_meet(stacks: Iterable[Stack]) -> bool:
