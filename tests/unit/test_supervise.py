@@ -97,11 +97,13 @@ def test_nothing_was_started(site: Site) -> None:
 
 
 GIVES_UP = "echo x >>starts; echo 'A daemon failed to report back after being spawned.'; exit 213"
+DEAF = 'echo x >>starts; echo "The PMIx server\'s listener thread failed to start." >&2; exit 1'
 
 
-def test_an_mpirun_whose_daemon_gives_up_is_started_again(site: Site) -> None:
+@pytest.mark.parametrize("failure", [GIVES_UP, DEAF], ids=["daemon", "mpirun"])
+def test_an_mpirun_that_gives_up_is_started_again(site: Site, failure: str) -> None:
     """No rank has run: no retry is spent on it."""
-    job = site.ended(site.submit(1, "true", f"[ -e starts ] || {{ {GIVES_UP}; }}; rank 0; rank 1"))
+    job = site.ended(site.submit(1, "true", f"[ -e starts ] || {{ {failure}; }}; rank 0; rank 1"))
     assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1), site.story(job)
 
 
