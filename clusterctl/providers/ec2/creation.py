@@ -92,11 +92,7 @@ def create(
     runner.copy(terraform_module.find_module())
     runner.init(planned.init_cache)
     if known:
-        # What was being made when Terraform was stopped may exist without its knowing.
-        is_known = reconcile.make_is_known(runner)
-        kept_lives.keep(api, cluster, folder, is_known)
-        reconcile.remove_unknown(api, cluster.id, runner, report)
-        kept_lives.keep(api, cluster, folder, is_known)
+        _remove_unknown(api, cluster, folder, runner, report)
         reconcile.start_stopped(api, cluster.id, report)
     host_keys = hostkeys.HostKeys(folder, partial(tunnels.open_tunnel, api))
     preload()
@@ -140,6 +136,17 @@ def create(
         shared=SHARED if cluster.spec.shared else "",
         shared_source=found.file_system.source(state.zone) if found.file_system else "",
     )
+
+
+def _remove_unknown(
+    api: Api, cluster: Cluster, folder: Path, runner: terraform.Terraform, report: Reporter
+) -> None:
+    """What was being made when Terraform was stopped may exist without its knowing. Notes when that
+    began before it removes it, and when it ended: nobody else will have been told."""
+    is_known = reconcile.make_is_known(runner)
+    kept_lives.keep(api, cluster, folder, is_known)
+    reconcile.remove_unknown(api, cluster.id, runner, report)
+    kept_lives.keep(api, cluster, folder, is_known)
 
 
 def _reprice(
