@@ -148,7 +148,7 @@ def thousand(folder: Path) -> list[Row]:
         store.save(cluster)
         found = store.cluster("big")
         cost.sum_dollars(found.charges, 1e4)
-        cost.receipt(found.charges, 1e4)
+        cost.make_receipt(found.charges, 1e4)
 
     return [
         Row("plan and table of 1,000 workers", 1000 * best(planned), "ms", 50, "absolute"),

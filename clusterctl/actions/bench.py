@@ -18,13 +18,13 @@ from clusterctl.insight import allreduce, cost, scaling
 from clusterctl.insight.allreduce import Curves as Curves
 from clusterctl.insight.allreduce import Row as Row
 from clusterctl.insight.allreduce import describe as describe
-from clusterctl.insight.allreduce import ring_seconds as ring_seconds
+from clusterctl.insight.allreduce import estimate_ring_seconds as estimate_ring_seconds
 from clusterctl.insight.figures import Measurements
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.scaling import SPLIT as SPLIT
 from clusterctl.insight.scaling import Curve as Curve
 from clusterctl.insight.scaling import ScalingStep as ScalingStep
-from clusterctl.insight.verify import bytes_rate as bytes_rate
+from clusterctl.insight.verify import format_rate as format_rate
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs.program import Resolved
 from clusterctl.model import Accelerator, Cluster, Reporter
@@ -67,7 +67,7 @@ def measure_allreduce(
     no backend works."""
     verify.require_measurable(store, cluster, report, now=now)
     backends = wanted.backends or _backends(cluster)
-    limit = allreduce.limit(_figures(store, cluster, report, quick=True, now=now))
+    limit = allreduce.find_limit(_figures(store, cluster, report, quick=True, now=now))
     rows: list[allreduce.Row] = []
     failed: dict[str, str] = {}
     resolved = run.resolve([PROGRAM], None, None)
@@ -99,7 +99,7 @@ def measure_allreduce(
                 raise UsageError(
                     "an all-reduce needs two ranks or more", hint="for example --ranks 2"
                 )
-            rows += allreduce.rows(backend, job.ranks, repeats)
+            rows += allreduce.make_rows(backend, job.ranks, repeats)
     if not rows:
         name, why = next(iter(failed.items()))
         raise JobError(
@@ -119,7 +119,7 @@ def measure_scaling(
     for ranks in wanted.ranks:
         _prepare(store, cluster, wanted, ranks, dry=True)
     measured = _figures(store, cluster, report, quick=False, now=now)
-    machine = scaling.machine(measured, cluster.shares_machine, wanted.spec.backend)
+    machine = scaling.choose_basis(measured, cluster.shares_machine, wanted.spec.backend)
     found = []
     total = len(wanted.ranks) * wanted.repeats
     with open_pool(store, cluster) as pool:
@@ -133,7 +133,7 @@ def measure_scaling(
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
-    curve = scaling.curve(wanted.spec.program.target, found, machine, _prices(cluster))
+    curve = scaling.make_curve(wanted.spec.program.target, found, machine, _prices(cluster))
     curve = replace(curve, time=time.time())
     keep(store, cluster, "bench scaling", curve)
     return curve

@@ -142,7 +142,7 @@ def _collect(
         time.sleep(SETTLE)
         scripts = {name: _look_script(job, cluster, name, ()) for name in there}
         limit = min(ANSWER, deadline.left)
-        found = doctor.renew(found, _look(job, cluster, pool, found.nodes, scripts, limit))
+        found = doctor.keep_stacks(found, _look(job, cluster, pool, found.nodes, scripts, limit))
     if any(rank.alive for rank in found.ranks.values()):
         return _watch(found, cluster, pool, report, deadline)
     return found

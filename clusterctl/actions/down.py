@@ -113,7 +113,7 @@ def _sum_up(cluster: Cluster, saved: salvage.Saved, now: float) -> DownResult:
         saved.lost,
         saved.fetched,
         saved.shared,
-        cost.receipt(cluster.charges, now),
+        cost.make_receipt(cluster.charges, now),
         cost.sum_dollars(cluster.charges, now),
         cluster.spec.provider,
     )

@@ -9,11 +9,11 @@ from clusterctl.actions import jobs
 from clusterctl.errors import UsageError, reason
 from clusterctl.insight import event_files
 from clusterctl.insight.metrics import MetricPoint, Reader
-from clusterctl.insight.metrics import columns as columns
-from clusterctl.insight.metrics import document as document
 from clusterctl.insight.metrics import find_last as find_last
+from clusterctl.insight.metrics import list_columns as list_columns
 from clusterctl.insight.metrics import render as render
 from clusterctl.insight.metrics import to_csv as to_csv
+from clusterctl.insight.metrics import to_json as to_json
 from clusterctl.job_model import Job
 from clusterctl.jobs.logs import read_stored
 from clusterctl.model import Reporter

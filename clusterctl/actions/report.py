@@ -257,7 +257,7 @@ def _phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
 def _cost(cluster: Cluster, now: float) -> Table | None:
     if not cluster.charges:
         return None
-    lines = money.receipt(cluster.charges, now)
+    lines = money.make_receipt(cluster.charges, now)
     rows = [
         (
             f"{line.count} × {line.item} ({line.part})",

@@ -35,7 +35,7 @@ def watch(
     job = jobs.find_job(store, number, where)
     cluster = jobs.require_cluster(store, job)
     types = {node.name: node.instance_type for node in cluster.nodes}
-    ceilings = top.ceilings(types, verify.load_last(store, cluster))
+    ceilings = top.find_ceilings(types, verify.load_last(store, cluster))
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
@@ -58,7 +58,7 @@ def _frame(
     after: dict[str, Look],
     ceilings: Mapping[str, float],
 ) -> TopFrame:
-    ranks = top.rank_lines(before, after)
+    ranks = top.make_rank_lines(before, after)
     now = time.time()
     end = job.finished or now
     return TopFrame(
@@ -67,7 +67,7 @@ def _frame(
         state=job.state.value,
         seconds=end - job.started if job.started else None,
         dollars=cost.sum_by_job(store, [job]).get(job.id),
-        left=0.0 if job.state.ended else top.slowest(ranks),
+        left=0.0 if job.state.ended else top.estimate_left(ranks),
         ranks=ranks,
-        nodes=top.node_lines(before, after, ceilings),
+        nodes=top.make_node_lines(before, after, ceilings),
     )

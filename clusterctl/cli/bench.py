@@ -42,7 +42,7 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
             "rows": [
                 {
                     **pick(row, "backend", "ranks", "size", "seconds", "algorithm", "bus"),
-                    "ring_seconds": action.ring_seconds(row.size, row.ranks, found.limit),
+                    "ring_seconds": action.estimate_ring_seconds(row.size, row.ranks, found.limit),
                 }
                 for row in found.rows
             ],
@@ -67,7 +67,7 @@ def _notes(found: Curves) -> Iterator[str]:
     if found.repeats > 1:
         yield f"{count(ranks, 'rank')}; median of {found.repeats} (smallest-largest)"
     if found.limit.rate:
-        yield f"limit: {action.bytes_rate(found.limit.rate)}, {found.limit.of}"
+        yield f"limit: {action.format_rate(found.limit.rate)}, {found.limit.of}"
 
 
 def bench_scaling(given: BenchScaling, console: Console) -> None:

@@ -36,7 +36,7 @@ class JobRow:
     def metrics(self) -> Mapping[str, float]:
         """The last value of each metric."""
         points = metrics.collect_stored(self.store, self.job)
-        found = {name: metrics.find_last(points, name) for name in metrics.columns(points)}
+        found = {name: metrics.find_last(points, name) for name in metrics.list_columns(points)}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -213,7 +213,7 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
     for point in (point for points in found for point in points):
         none = False
         if console.json:
-            print(json.dumps(metrics.document(point)), flush=True)
+            print(json.dumps(metrics.to_json(point)), flush=True)
         else:
             shown = {name: v for name, v in point.values.items() if name != "time"}
             texts = (f"{name} {metrics.render(value)}" for name, value in shown.items())

@@ -29,7 +29,7 @@ class Figure:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Figure:
+    def from_values(cls, values: Sequence[float]) -> Figure:
         return cls(median(values), min(values), max(values))
 
     def describe(self, unit: float = 1.0) -> str:
@@ -78,7 +78,9 @@ class Curves:
     time: float = 0.0
 
 
-def rows(backend: str, ranks: int, repeats: Iterable[Sequence[MetricPoint]]) -> tuple[Row, ...]:
+def make_rows(
+    backend: str, ranks: int, repeats: Iterable[Sequence[MetricPoint]]
+) -> tuple[Row, ...]:
     """From the metrics that reduce_all.py has printed in each repeat; sizes that only some of them
     have are left out."""
     runs = [
@@ -93,7 +95,14 @@ def rows(backend: str, ranks: int, repeats: Iterable[Sequence[MetricPoint]]) -> 
         rates = [size / each for each in seconds]
         bus = [factor * rate for rate in rates]
         found.append(
-            Row(backend, ranks, size, Figure.of(seconds), Figure.of(rates), Figure.of(bus))
+            Row(
+                backend,
+                ranks,
+                size,
+                Figure.from_values(seconds),
+                Figure.from_values(rates),
+                Figure.from_values(bus),
+            )
         )
     return tuple(found)
 
@@ -102,7 +111,7 @@ def _is_size(point: MetricPoint) -> bool:
     return point.values.get("bytes", 0) > 0 and point.values.get("seconds", 0) > 0
 
 
-def limit(report: Measurements) -> HardwareLimit:
+def find_limit(report: Measurements) -> HardwareLimit:
     """The slowest link; on one node, its memory."""
     sound = [link for link in report.links if not link.error and link.rate]
     if sound:
@@ -117,7 +126,7 @@ def limit(report: Measurements) -> HardwareLimit:
     return HardwareLimit()
 
 
-def ring_seconds(size: int, ranks: int, limit: HardwareLimit) -> float | None:
+def estimate_ring_seconds(size: int, ranks: int, limit: HardwareLimit) -> float | None:
     """What a ring takes at least: 2 (W - 1) messages one after the other, each of size / W bytes
     and half a round trip (Thakur, Rabenseifner and Gropp 2005, doi 10.1177/1094342005051521)."""
     if not limit.rate:

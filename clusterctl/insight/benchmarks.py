@@ -6,10 +6,10 @@ from typing import Any
 
 from clusterctl.formats import count, format_time
 from clusterctl.insight import plots
-from clusterctl.insight.allreduce import Curves, describe, ring_seconds
+from clusterctl.insight.allreduce import Curves, describe, estimate_ring_seconds
 from clusterctl.insight.page import Section, Table
 from clusterctl.insight.scaling import SPLIT, Curve
-from clusterctl.insight.verify import bytes_rate
+from clusterctl.insight.verify import format_rate
 
 Lines = dict[str, list[tuple[float, float]]]
 Errors = dict[str, list[tuple[float, float]]]
@@ -29,17 +29,17 @@ def describe_allreduce(found: Curves, draw: bool) -> Section:
         for row in found.rows
     )
     head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
-    limit = f" Limit: {bytes_rate(found.limit.rate)} ({found.limit.of})."
+    limit = f" Limit: {format_rate(found.limit.rate)} ({found.limit.of})."
     text = (
         f"Measured by clusterctl bench allreduce on {format_time(found.time)} with"
         f" {count(found.rows[0].ranks, 'rank')}: median of {count(found.repeats, 'repeat')}, with"
         f" the smallest and the largest.{limit if found.limit.rate else ''}"
     )
     table = Table(head, rows, frozenset(range(1, len(head))))
-    return Section("All-reduce", table, _allreduce_plots(found) if draw else (), text)
+    return Section("All-reduce", table, _plot_allreduce(found) if draw else (), text)
 
 
-def _allreduce_plots(found: Curves) -> tuple[tuple[str, str], ...]:
+def _plot_allreduce(found: Curves) -> tuple[tuple[str, str], ...]:
     bandwidth: Lines = {}
     latency: Lines = {}
     bandwidth_errors: Errors = {}
@@ -56,7 +56,7 @@ def _allreduce_plots(found: Curves) -> tuple[tuple[str, str], ...]:
         dashed = ["limit", "ring at the limit"]
         bandwidth["limit"] = [(size, found.limit.rate / 1e9) for size in sizes]
         ranks = found.rows[0].ranks
-        ring = [(size, ring_seconds(size, ranks, found.limit) or 0.0) for size in sizes]
+        ring = [(size, estimate_ring_seconds(size, ranks, found.limit) or 0.0) for size in sizes]
         latency["ring at the limit"] = [(size, seconds * 1e6) for size, seconds in ring]
     scales: Any = {"x": "bytes", "log_x": True, "log_y": True, "dashed": dashed}
     return (
@@ -93,10 +93,10 @@ def describe_scaling(found: Curve, draw: bool) -> Section:
         f" Fastest: {count(found.fastest, 'rank')}{cheapest}. Predicted from {found.assumes}."
     )
     table = Table(head, rows, frozenset(range(len(head))))
-    return Section("Scaling", table, _scaling_plots(found) if draw else (), text)
+    return Section("Scaling", table, _plot_scaling(found) if draw else (), text)
 
 
-def _scaling_plots(found: Curve) -> tuple[tuple[str, str], ...]:
+def _plot_scaling(found: Curve) -> tuple[tuple[str, str], ...]:
     if len(found.steps) < 2:
         return ()
     unit = f"seconds per {found.unit}"

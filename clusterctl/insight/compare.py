@@ -36,12 +36,12 @@ class FileChange:
 
 def compare(first: Job, second: Job) -> tuple[Change, ...]:
     """All that the records say, but for times and numbers that always differ."""
-    return _list_changes(_facts(first), _facts(second))
+    return _list_changes(_list_facts(first), _list_facts(second))
 
 
 def compare_provenance(first: Provenance, second: Provenance) -> tuple[Change, ...]:
     """What the two were made from, without the lines of patches."""
-    return _list_changes(_origin(first), _origin(second))
+    return _list_changes(_list_origin(first), _list_origin(second))
 
 
 def _list_changes(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Change, ...]:
@@ -50,7 +50,7 @@ def _list_changes(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[Cha
     return tuple(change for change in changes if change.first != change.second)
 
 
-def _origin(found: Provenance) -> dict[str, str]:
+def _list_origin(found: Provenance) -> dict[str, str]:
     facts = {"commit": found.commit[:12]}
     if found.commit:
         facts["uncommitted changes"] = f"{found.patch_bytes} bytes" if found.patch_bytes else ""
@@ -65,7 +65,7 @@ def _origin(found: Provenance) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _facts(job: Job) -> dict[str, str]:
+def _list_facts(job: Job) -> dict[str, str]:
     spec = job.spec
     program = spec.program
     native = {f"option {name}": value or "yes" for name, value in spec.native.items()}
@@ -84,8 +84,8 @@ def _facts(job: Job) -> dict[str, str]:
         "launcher": spec.launcher,
         "--mpirun-arg": " ".join(spec.mpirun_args),
         "--allow-cpu": "yes" if spec.allow_cpu else "",
-        "--timeout": _seconds(spec.timeout or None),
-        "--hang-timeout": _seconds(spec.hang_timeout or None),
+        "--timeout": _render_seconds(spec.timeout or None),
+        "--hang-timeout": _render_seconds(spec.hang_timeout or None),
         "--retries": str(spec.retries or ""),
         "--resume-args": spec.resume_args,
         "--module": " ".join(spec.modules),
@@ -104,7 +104,7 @@ def _facts(job: Job) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _seconds(value: float | None) -> str:
+def _render_seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4g} s"
 
 

@@ -59,7 +59,7 @@ class Line:
     dollars: float | None
 
 
-def receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
+def make_receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
     """Hours × price by part, in the order in which they were first charged; without what was
     removed before it was there."""
     groups: dict[tuple[str, str, float | None], list[Charge]] = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.errors import UsageError
-from clusterctl.insight.metrics import PLACES, MetricPoint, columns, curves
+from clusterctl.insight.metrics import PLACES, MetricPoint, find_curves, list_columns
 
 SUFFIX = ".clusterctl"
 """Ends the names of the files that we write. Those of an earlier export are replaced, no others."""
@@ -59,7 +59,7 @@ def write(
     """A run for each rank, `folder`/rank-N; returns the runs. A point lies at its step, else at its
     epoch. `started`: the time of points that have none. UsageError and OSError: see
     `open_event_file`."""
-    found = {name: curves(points, name) for name in columns(points) if name not in PLACES}
+    found = {name: find_curves(points, name) for name in list_columns(points) if name not in PLACES}
     runs = []
     for rank in sorted({rank for by_rank in found.values() for rank in by_rank}):
         run = folder / f"rank-{rank}"

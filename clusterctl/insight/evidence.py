@@ -258,14 +258,14 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
     elif word == "err":
         rank.err = _decode(value)
     elif word == "process":
-        rank.processes += (_process(value),)
+        rank.processes += (_read_process(value),)
     elif word == "silent":
-        rank.silent += (_silence(value),)
+        rank.silent += (_read_silence(value),)
     elif word == "flight":
         rank.recorded = read_groups(_decode(value))
 
 
-def _silence(text: str) -> Silence:
+def _read_silence(text: str) -> Silence:
     """An address and a state of /proc/net/tcp: words of four bytes in the order of the processor,
     which is that of x86 and ARM. IPv4 in IPv6 is IPv4."""
     remote, state, _ = text.split()
@@ -275,7 +275,7 @@ def _silence(text: str) -> Silence:
     return Silence(str(address), int(port, 16), made=state == "01")
 
 
-def _process(text: str) -> RankProcess:
+def _read_process(text: str) -> RankProcess:
     """A line of /proc/PID/stat: a command may hold blanks and parentheses."""
     pid, _, rest = text.partition(" (")
     command, _, numbers = rest.rpartition(") ")
@@ -341,7 +341,7 @@ def read_dumps(text: str) -> Dumps:
                 passed, stopped = value.split()
                 periods.setdefault(int(first), []).append((int(passed), int(stopped)))
             elif word in ticks:
-                ticks[word][int(first)] = _process(value)
+                ticks[word][int(first)] = _read_process(value)
     seconds = times.get("after", 0.0) - times.get("before", 0.0)
     after = ticks["after"]
     usage = {

@@ -28,10 +28,10 @@ def read(text: str, cluster: str = "") -> tuple[GpuLook, ...]:
         word, _, rest = line.partition(" ")
         with suppress(ValueError, RecursionError):
             if word == "gpu":
-                name, gpu = _nvidia(rest)
+                name, gpu = _read_nvidia(rest)
                 found[name] = gpu
             elif word == "rocm":
-                found = {str(gpu.index): gpu for gpu in _rocm(rest)}
+                found = {str(gpu.index): gpu for gpu in _read_rocm(rest)}
             elif word == "app":
                 name, _, tag = rest.partition(" ")
                 id, _, number = tag.partition("/")
@@ -41,7 +41,7 @@ def read(text: str, cluster: str = "") -> tuple[GpuLook, ...]:
     return tuple(sorted(found.values(), key=lambda gpu: gpu.index))
 
 
-def _nvidia(text: str) -> tuple[str, GpuLook]:
+def _read_nvidia(text: str) -> tuple[str, GpuLook]:
     """`0, 97, 10240, 15360, GPU-1a2b`: per cent and MiB; a GPU may say `[N/A]`."""
     index, used, memory, total, *name = (word.strip() for word in text.split(","))
     part = float(used) / 100 if used.isdecimal() else None
@@ -49,7 +49,7 @@ def _nvidia(text: str) -> tuple[str, GpuLook]:
     return name[0] if name else index, gpu
 
 
-def _rocm(text: str) -> tuple[GpuLook, ...]:
+def _read_rocm(text: str) -> tuple[GpuLook, ...]:
     """What `rocm-smi --showuse --showmeminfo vram --json` prints."""
     found = []
     for name, card in json.loads(text[text.index("{") :]).items():

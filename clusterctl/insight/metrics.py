@@ -87,7 +87,7 @@ class Reader:
         return found
 
 
-def columns(points: Iterable[MetricPoint]) -> list[str]:
+def list_columns(points: Iterable[MetricPoint]) -> list[str]:
     """All names: epoch and step first, time last, the others as they first came."""
     seen = dict.fromkeys(name for point in points for name in point.values)
     middle = [name for name in seen if name not in (*FIRST, *LAST)]
@@ -100,7 +100,7 @@ def columns(points: Iterable[MetricPoint]) -> list[str]:
 
 def to_csv(points: Sequence[MetricPoint]) -> str:
     """A header and one line for each point; empty where a point has no such value."""
-    names = columns(points)
+    names = list_columns(points)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["rank", *names])
@@ -113,21 +113,23 @@ def render(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-def document(point: MetricPoint) -> dict[str, float | None]:
+def to_json(point: MetricPoint) -> dict[str, float | None]:
     """As JSON has it: what is not finite is null."""
     finite = {n: v if math.isfinite(v) else None for n, v in point.values.items()}
     return {"rank": point.rank, **finite}
 
 
-def series(points: Iterable[MetricPoint], name: str) -> dict[int, list[tuple[float, float]]]:
-    """(x, value) of each rank that has printed `name`; see `curves`."""
+def find_series(points: Iterable[MetricPoint], name: str) -> dict[int, list[tuple[float, float]]]:
+    """(x, value) of each rank that has printed `name`; see `find_curves`."""
     return {
         rank: [(x, point.values[name]) for x, point in curve]
-        for rank, curve in curves(points, name).items()
+        for rank, curve in find_curves(points, name).items()
     }
 
 
-def curves(points: Iterable[MetricPoint], name: str) -> dict[int, list[tuple[float, MetricPoint]]]:
+def find_curves(
+    points: Iterable[MetricPoint], name: str
+) -> dict[int, list[tuple[float, MetricPoint]]]:
     """The points of each rank that have `name`, in the order of printing, each with its x: the
     step, else the epoch, else the number of the point. A training that was started again replaces
     what it had printed from that step on."""
@@ -151,7 +153,7 @@ def find_last(points: Iterable[MetricPoint], name: str) -> float | None:
     return found[min(found)] if found else None
 
 
-def step_seconds(points: Sequence[MetricPoint]) -> float | None:
+def compute_step_seconds(points: Sequence[MetricPoint]) -> float | None:
     """Seconds of one step (of one epoch, in a program that counts no steps), from the last two
     points that are not at the same place; None where they do not say."""
     timed = [(p.x, p.values["time"]) for p in points if p.x is not None and "time" in p.values]
@@ -159,7 +161,7 @@ def step_seconds(points: Sequence[MetricPoint]) -> float | None:
     return pairs[-1][1] / pairs[-1][0] if pairs and pairs[-1][1] > 0 else None
 
 
-def seconds_left(points: Sequence[MetricPoint], now: float) -> float | None:
+def estimate_seconds_left(points: Sequence[MetricPoint], now: float) -> float | None:
     """Until the training is done, at its pace since its first point; None where it does not say."""
     timed = [
         (p.done, p.values["time"]) for p in points if p.done is not None and "time" in p.values

@@ -42,7 +42,7 @@ class Bar:
     kind: int
 
 
-def _figure(height: float = HEIGHT) -> tuple[Any, Any]:
+def _make_figure(height: float = HEIGHT) -> tuple[Any, Any]:
     try:
         import matplotlib
     except ImportError:
@@ -66,7 +66,7 @@ def _figure(height: float = HEIGHT) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _svg(figure: Any, label: str) -> str:
+def _render_svg(figure: Any, label: str) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
@@ -101,7 +101,7 @@ def draw_curves(
         errors: The smallest and the largest value at each point, of lines with error bars.
         dashed: Lines that are not measured: limits and predictions.
     """
-    figure, axes = _figure()
+    figure, axes = _make_figure()
     shown = dict(itertools.islice(lines.items(), MOST_LINES))
     for (name, points), colour in zip(shown.items(), SERIES, strict=False):
         step = max(1, len(points) // MOST_POINTS)
@@ -136,17 +136,17 @@ def draw_curves(
         figure.legend(
             loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=9
         )
-    return _svg(figure, f"{y} by {x}")
+    return _render_svg(figure, f"{y} by {x}")
 
 
 def _label_sizes(axes: Any, sizes: Sequence[float]) -> None:
     """Labels for the sizes of messages, at most seven: `8 B`, `32 KiB`."""
     chosen = sizes[:: -(-len(sizes) // 7)]
-    axes.set_xticks(chosen, [_size(size) for size in chosen])
+    axes.set_xticks(chosen, [_format_size(size) for size in chosen])
     axes.minorticks_off()
 
 
-def _size(size: float) -> str:
+def _format_size(size: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"
@@ -157,7 +157,7 @@ def _size(size: float) -> str:
 def draw_timeline(bars: Sequence[Bar], x: str) -> str:
     """A row for each name, in the order of the bars, the first one above."""
     rows = list(dict.fromkeys(bar.row for bar in bars))
-    figure, axes = _figure(0.9 + 0.28 * len(rows))
+    figure, axes = _make_figure(0.9 + 0.28 * len(rows))
     end = max((bar.end for bar in bars), default=1.0)
     for bar in bars:
         width = max(bar.end - bar.start, end / 200)
@@ -166,13 +166,13 @@ def draw_timeline(bars: Sequence[Bar], x: str) -> str:
     axes.set_ylim(len(rows) - 0.5, -0.5)  # the first one above, and no room for rows that are not
     axes.grid(color=FAINT, linewidth=0.5, axis="x")
     axes.set_xlabel(x, color=INK)
-    return _svg(figure, "timeline")
+    return _render_svg(figure, "timeline")
 
 
 def draw_heat_map(names: Sequence[str], values: Mapping[tuple[str, str], float], label: str) -> str:
     """A square for each ordered pair that has a value; numbers in the squares of few nodes."""
     size = len(names)
-    figure, axes = _figure(min(6.0, 1.8 + 0.4 * size))
+    figure, axes = _make_figure(min(6.0, 1.8 + 0.4 * size))
     missing = float("nan")
     cells = [[values.get((row, column), missing) for column in names] for row in names]
     known = [value for row in cells for value in row if value == value]
@@ -195,4 +195,4 @@ def draw_heat_map(names: Sequence[str], values: Mapping[tuple[str, str], float],
     bar.set_label(label, color=INK)
     bar.ax.tick_params(colors=INK, labelsize=9)
     bar.outline.set_visible(False)
-    return _svg(figure, f"{label}, from {low:.3g} to {high:.3g}")
+    return _render_svg(figure, f"{label}, from {low:.3g} to {high:.3g}")

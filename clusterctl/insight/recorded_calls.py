@@ -30,7 +30,7 @@ class RecordedGroup:
     ranks: tuple[int, ...]
     calls: tuple[RecordedCall, ...]
 
-    def call(self, number: int) -> RecordedCall | None:
+    def find_call(self, number: int) -> RecordedCall | None:
         """None for one that it has not made, or made too long ago."""
         return next((call for call in self.calls if call.number == number), None)
 

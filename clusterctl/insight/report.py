@@ -67,25 +67,25 @@ def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
     found = [Section("Overview", source.facts)]
     if source.nodes:
         found.append(Section("Nodes", source.nodes))
-    bars, unit = _bars(source)
+    bars, unit = _make_bars(source)
     if bars and draw:
         drawn = plots.draw_timeline(bars, f"{unit} since the start")
         found.append(Section("Time line", plots=(("Phases and jobs", drawn),)))
     if source.job_table:
         found.append(Section("Jobs", source.job_table))
-    table = _metrics_table(source.points)
+    table = _tabulate_metrics(source.points)
     if table:
-        groups, units = _group_lines(source.points)
+        groups, units = _collect_lines(source.points)
         shown = dict(itertools.islice(groups.items(), MOST_PLOTS))
         text = ""
         if draw and len(groups) > len(shown):
             text = f"Curves of {len(shown)} of {len(groups)} metrics; the table has all of them."
-        curves = tuple(_curves(shown, units)) if draw else ()
+        curves = tuple(_draw_curves(shown, units)) if draw else ()
         found.append(Section("Metrics", table, curves, text))
     if source.cost:
         found.append(Section("Cost", source.cost))
     if source.verdicts:
-        found.append(_verify(source, draw))
+        found.append(_describe_measurements(source, draw))
     if source.allreduce:
         found.append(benchmarks.describe_allreduce(source.allreduce, draw))
     if source.scaling:
@@ -93,7 +93,7 @@ def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
     return found
 
 
-def _bars(source: ReportData) -> tuple[list[plots.Bar], str]:
+def _make_bars(source: ReportData) -> tuple[list[plots.Bar], str]:
     """And the unit of their times."""
     jobs = [job for job in source.jobs if job.started][-LAST_JOBS:]
     starts = [*(phase.start for phase in source.phases), *(job.started or 0.0 for job in jobs)]
@@ -101,7 +101,7 @@ def _bars(source: ReportData) -> tuple[list[plots.Bar], str]:
         return [], ""
     first = min(starts)
     ends = [*(p.end for p in source.phases), *(j.finished or source.now for j in jobs)]
-    unit, name = _unit(max(ends) - first)
+    unit, name = _choose_unit(max(ends) - first)
     bars = [
         plots.Bar(phase.name, (phase.start - first) / unit, (phase.end - first) / unit, _PHASE)
         for phase in source.phases
@@ -118,21 +118,21 @@ def _bars(source: ReportData) -> tuple[list[plots.Bar], str]:
     return bars, name
 
 
-def _unit(seconds: float) -> tuple[float, str]:
+def _choose_unit(seconds: float) -> tuple[float, str]:
     for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds > 3 * unit:
             return unit, name
     return 1.0, "seconds"
 
 
-def _label(name: str) -> str:
+def _make_label(name: str) -> str:
     return name.replace("_per_", "/").replace("_", " ")
 
 
 _MIXED = ("loss", "accuracy")
 
 
-def _group(name: str) -> str:
+def _name_group(name: str) -> str:
     """Metrics that share a plot: losses, accuracies; any other one has its own."""
     for word in _MIXED:
         if name == word or name.endswith(f"_{word}"):
@@ -148,10 +148,10 @@ _Lines = dict[str, Sequence[tuple[float, float]]]
 
 def count_plots(source: ReportData) -> int:
     """Plots of metrics that the page will have."""
-    return min(MOST_PLOTS, len(_group_lines(source.points)[0]))
+    return min(MOST_PLOTS, len(_collect_lines(source.points)[0]))
 
 
-def _group_lines(
+def _collect_lines(
     points: Mapping[int, Sequence[MetricPoint]],
 ) -> tuple[dict[str, _Lines], set[str]]:
     """The lines of each plot that has a curve, the most wanted first, and the units of their x."""
@@ -163,15 +163,15 @@ def _group_lines(
             _add_sizes(groups, number, mine)
             continue
         units.add("step" if any("step" in point.values for point in mine) else "epoch")
-        for name in metrics.columns(mine):
+        for name in metrics.list_columns(mine):
             if name in _NO_CURVE:
                 continue
-            ranks = metrics.series(mine, name)
-            lines = groups.setdefault(_group(name), {})
-            mixed = _group(name) in _MIXED
+            ranks = metrics.find_series(mine, name)
+            lines = groups.setdefault(_name_group(name), {})
+            mixed = _name_group(name) in _MIXED
             for rank, series in ranks.items():
                 rest = f", rank {rank}" if len(ranks) > 1 else ""
-                what = f": {_label(name)}" if mixed else ""
+                what = f": {_make_label(name)}" if mixed else ""
                 lines[f"job {number}{what}{rest}"] = series
     curved = {
         group: lines
@@ -182,7 +182,7 @@ def _group_lines(
     return dict(sorted(curved.items(), key=lambda item: item[0] not in first)), units
 
 
-def _curves(groups: Mapping[str, _Lines], units: set[str]) -> list[tuple[str, str]]:
+def _draw_curves(groups: Mapping[str, _Lines], units: set[str]) -> list[tuple[str, str]]:
     found = []
     for group, lines in groups.items():
         if group == _SIZES:
@@ -192,8 +192,8 @@ def _curves(groups: Mapping[str, _Lines], units: set[str]) -> list[tuple[str, st
             low = min(y for series in lines.values() for _, y in series)
             scale = group not in _MIXED and low >= 0
             axis = " or ".join(sorted(units))
-            drawn = plots.draw_curves(lines, x=axis, y=_label(group), from_zero=scale)
-            found.append((_label(group).capitalize(), drawn))
+            drawn = plots.draw_curves(lines, x=axis, y=_make_label(group), from_zero=scale)
+            found.append((_make_label(group).capitalize(), drawn))
     return found
 
 
@@ -214,24 +214,24 @@ def _add_sizes(
         groups.setdefault(_SIZES, {})[f"job {number}"] = rates
 
 
-def _metrics_table(points: Mapping[int, Sequence[MetricPoint]]) -> Table | None:
+def _tabulate_metrics(points: Mapping[int, Sequence[MetricPoint]]) -> Table | None:
     """First, last, and the best of what may have one."""
     rows = []
     for number, mine in sorted(points.items())[-LAST_CURVES:]:
-        for name in metrics.columns(mine):
+        for name in metrics.list_columns(mine):
             if name in _NO_CURVE:
                 continue
-            for rank, series in metrics.series(mine, name).items():
+            for rank, series in metrics.find_series(mine, name).items():
                 values = [value for _, value in series]
                 texts = (
                     metrics.render(v) for v in (values[0], values[-1], min(values), max(values))
                 )
-                rows.append((str(number), _label(name), str(rank), str(len(values)), *texts))
+                rows.append((str(number), _make_label(name), str(rank), str(len(values)), *texts))
     head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
     return Table(head, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7})) if rows else None
 
 
-def _verify(source: ReportData, draw: bool) -> Section:
+def _describe_measurements(source: ReportData, draw: bool) -> Section:
     rows = tuple((v.state, v.subject, v.what, v.text) for v in source.verdicts)
     rates: dict[tuple[str, str], float] = {}
     for link in source.links:
@@ -261,15 +261,15 @@ def to_markdown(source: ReportData) -> str:
         if section.text:
             parts.append(section.text)
         if section.table:
-            parts.append(_markdown_table(section.table))
+            parts.append(_render_table(section.table))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(table: Table) -> str:
-    def row(cells: Sequence[str]) -> str:
+def _render_table(table: Table) -> str:
+    def render_row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
 
     rule = (
         "|" + "|".join("---:" if n in table.right else "---" for n in range(len(table.head))) + "|"
     )
-    return "\n".join([row(table.head), rule, *map(row, table.rows)])
+    return "\n".join([render_row(table.head), rule, *map(render_row, table.rows)])

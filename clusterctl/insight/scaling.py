@@ -106,7 +106,7 @@ def _find_median(points: Iterable[MetricPoint], name: str) -> float | None:
     return median(values) if values else None
 
 
-def machine(report: Measurements | None, shared: bool, backend: str) -> PredictionBasis:
+def choose_basis(report: Measurements | None, shared: bool, backend: str) -> PredictionBasis:
     """From what `verify` has measured. `shared`: all nodes are names of one machine; `backend`:
     whose all-reduce it is, or `auto`: the fastest."""
     if report is None:
@@ -118,7 +118,7 @@ def machine(report: Measurements | None, shared: bool, backend: str) -> Predicti
     return PredictionBasis(max(1.0, min(ratios)) if shared and ratios else None, best)
 
 
-def curve(
+def make_curve(
     program: str,
     runs: Sequence[TimedRun],
     machine: PredictionBasis,
@@ -128,11 +128,13 @@ def curve(
     counts = sorted({run.ranks for run in runs})
     groups = [[run for run in runs if run.ranks == count] for count in counts]
     rated = all(run.rate for run in runs)
-    rates = [Figure.of([(rated and run.rate) or 1 / run.seconds for run in g]) for g in groups]
+    rates = [
+        Figure.from_values([(rated and run.rate) or 1 / run.seconds for run in g]) for g in groups
+    ]
     base = groups[0]
     steps, prices = [], []
     for group, rate in zip(groups, rates, strict=True):
-        seconds = Figure.of([run.seconds for run in group])
+        seconds = Figure.from_values([run.seconds for run in group])
         speedup = Figure(*(v / rates[0].value for v in (rate.value, rate.low, rate.high)))
         splits = [run.split for run in group if run.split]
         price = hourly(group[0].nodes)
@@ -158,7 +160,7 @@ def curve(
         tuple(steps),
         max(steps, key=lambda step: step.rate.value).ranks,
         min(known)[1] if len(known) == len(steps) else None,
-        _assumptions(base, groups, machine),
+        _describe_assumptions(base, groups, machine),
     )
 
 
@@ -172,15 +174,20 @@ def _predict(
 ) -> float:
     """Seconds: the computing of the fewest ranks, divided among these, and their all-reduces."""
 
-    def work(runs: Sequence[TimedRun]) -> float:
+    def compute_work(runs: Sequence[TimedRun]) -> float:
         return median(run.seconds * ((rated and run.rate) or 1 / run.seconds) for run in runs)
 
-    def power(ranks: int) -> float:
+    def compute_power(ranks: int) -> float:
         return min(ranks, machine.cores) if machine.cores else ranks
 
     ranks = group[0].ranks
     computing = median(run.split[0] if run.split else run.seconds for run in base)
-    computing *= work(group) / work(base) * power(base[0].ranks) / power(ranks)
+    computing *= (
+        compute_work(group)
+        / compute_work(base)
+        * compute_power(base[0].ranks)
+        / compute_power(ranks)
+    )
     number, carried, found = group[0].allreduces, group[0].bytes, machine.reduction
     if ranks == 1 or not (number and carried and found):
         return computing
@@ -188,7 +195,7 @@ def _predict(
     return computing + number * latency + 2 * (ranks - 1) / ranks * carried / found.rate
 
 
-def _assumptions(
+def _describe_assumptions(
     base: Sequence[TimedRun], groups: Sequence[Sequence[TimedRun]], machine: PredictionBasis
 ) -> str:
     what = "the computing" if base[0].split else "the time"

@@ -130,7 +130,7 @@ def _add(rank: RankLook, number: int, word: str, value: str, tick: float) -> Non
             rank.cpu[int(pid)] = (int(values[11]) + int(values[12])) / tick
 
 
-def rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[RankLine, ...]:
+def make_rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[RankLine, ...]:
     """Of all ranks that were seen, by number."""
     found = []
     for name, look in after.items():
@@ -150,9 +150,9 @@ def rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[R
                     cpu=used / passed if known else None,
                     memory=rank.memory,
                     step=points[-1].x if points else None,
-                    step_seconds=metrics.step_seconds(points),
+                    step_seconds=metrics.compute_step_seconds(points),
                     loss=metrics.find_last(points, "loss"),
-                    left=metrics.seconds_left(points, look.time),
+                    left=metrics.estimate_seconds_left(points, look.time),
                 )
             )
     return tuple(sorted(found, key=lambda line: line.rank))
@@ -165,7 +165,7 @@ IDLE = 0.02
 def describe_use(before: Mapping[str, Look], after: Mapping[str, Look]) -> str:
     """`, and its ranks use no CPU or GPU`, or what they use; "" where not all are known. The GPUs
     are those of their nodes."""
-    ranks = [line for line in rank_lines(before, after) if line.alive]
+    ranks = [line for line in make_rank_lines(before, after) if line.alive]
     cores = [line.cpu for line in ranks if line.cpu is not None]
     if not cores or len(cores) < len(ranks):
         return ""
@@ -178,7 +178,7 @@ def describe_use(before: Mapping[str, Look], after: Mapping[str, Look]) -> str:
     return f", but its ranks use {' and '.join(what)}"
 
 
-def ceilings(types: Mapping[str, str], report: Measurements | None) -> dict[str, float]:
+def find_ceilings(types: Mapping[str, str], report: Measurements | None) -> dict[str, float]:
     """Bytes per second that the network of each node carries: the baseline of its instance type,
     else the fastest link of it that `verify` has measured. `types`: instance types by node."""
     found: dict[str, float] = {}
@@ -191,7 +191,7 @@ def ceilings(types: Mapping[str, str], report: Measurements | None) -> dict[str,
     return {name: rate for name, rate in found.items() if rate}
 
 
-def node_lines(
+def make_node_lines(
     before: Mapping[str, Look],
     after: Mapping[str, Look],
     ceilings: Mapping[str, float] | None = None,
@@ -218,6 +218,6 @@ def node_lines(
     return tuple(found)
 
 
-def slowest(lines: Sequence[RankLine]) -> float | None:
+def estimate_left(lines: Sequence[RankLine]) -> float | None:
     """Seconds until all ranks that say so are done."""
     return max((line.left for line in lines if line.left is not None), default=None)

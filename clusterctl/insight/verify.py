@@ -82,12 +82,12 @@ def judge(
         if node.error:
             found.append(Verdict(node.name, "node", "low", node.error))
             continue
-        found += _node(node, nodes, one_machine)
+        found += _judge_node(node, nodes, one_machine)
     memory = max((node.memory for node in nodes), default=0.0)
     ends = {node.name: node for node in nodes}
     busy = one_machine and any(_describe_others(node) for node in nodes)
-    found += _links(links, ends, memory if one_machine else 0.0, busy)
-    found += (_reduction(item, links, busy) for item in reductions)
+    found += _judge_links(links, ends, memory if one_machine else 0.0, busy)
+    found += (_judge_reduction(item, links, busy) for item in reductions)
     found += map(_describe_left_out, left_out)
     return tuple(found)
 
@@ -102,7 +102,9 @@ def _describe_left_out(item: LeftOut) -> Verdict:
     return Verdict(subject, item.what, "note", text)
 
 
-def _node(node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool) -> Iterator[Verdict]:
+def _judge_node(
+    node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool
+) -> Iterator[Verdict]:
     busy = _describe_others(node)
     if node.cores:
         lacks = node.cores < node.expected_cores
@@ -124,11 +126,17 @@ def _node(node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool) ->
         yield Verdict(node.name, what, "low", f"not measured: {why}")
     rest = [n for n in nodes if n.kind == node.kind and not n.error and n is not node]
     figures: list[tuple[str, str, float | None, list[float], Callable[[float], str]]] = [
-        ("core", "core speed", node.core, [n.core for n in rest if n.core], bytes_rate),
-        ("memory", "memory copy", node.memory, [n.memory for n in rest if n.memory], bytes_rate),
-        ("disk", "disk write", node.disk, [n.disk for n in rest if n.disk], bytes_rate),
+        ("core", "core speed", node.core, [n.core for n in rest if n.core], format_rate),
+        ("memory", "memory copy", node.memory, [n.memory for n in rest if n.memory], format_rate),
+        ("disk", "disk write", node.disk, [n.disk for n in rest if n.disk], format_rate),
         *(
-            ("gemm", f"GEMM {name}", rate, [n.gemm[name] for n in rest if name in n.gemm], flops)
+            (
+                "gemm",
+                f"GEMM {name}",
+                rate,
+                [n.gemm[name] for n in rest if name in n.gemm],
+                format_flops,
+            )
             for name, rate in node.gemm.items()
         ),
     ]
@@ -136,8 +144,8 @@ def _node(node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool) ->
     for key, what, value, others, show in figures:
         if value:
             yield _compare(node, what, value, others, SLOW[key], show, busy or hot)
-    yield from _clock(node, nodes)
-    yield from _gpus(node, nodes)
+    yield from _judge_clock(node, nodes)
+    yield from _judge_gpus(node, nodes)
 
 
 def _compare(
@@ -174,7 +182,7 @@ def _describe_others(node: NodeFigures) -> str:
     return ", and ".join(found)
 
 
-def _clock(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
+def _judge_clock(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
     offsets = [other.offset for other in nodes if other.offset is not None]
     if node.offset is None:
         return
@@ -185,7 +193,7 @@ def _clock(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]
     yield Verdict(node.name, "clock", "low" if low else "ok", text, difference, CLOCK)
 
 
-def _gpus(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
+def _judge_gpus(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
     count, expected = len(node.gpus), node.expected_gpus
     if node.gpu_error:
         yield Verdict(node.name, "GPUs", "low", node.gpu_error, 0, expected)
@@ -198,11 +206,11 @@ def _gpus(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
         text = f"{node.gpus[0].driver}; the nodes have several: {', '.join(sorted(drivers))}"
         yield Verdict(node.name, "GPU driver", "low", text)
     for gpu in node.gpus:
-        for text in _ailments(gpu):
+        for text in _list_ailments(gpu):
             yield Verdict(node.name, f"GPU {gpu.index}", "low", text)
 
 
-def _ailments(gpu: Gpu) -> Iterator[str]:
+def _list_ailments(gpu: Gpu) -> Iterator[str]:
     if gpu.errors:
         yield f"{gpu.errors:.0f} memory errors that could not be corrected: replace the node"
     if gpu.throttled:
@@ -217,7 +225,7 @@ def _ailments(gpu: Gpu) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------- links
 
 
-def _links(
+def _judge_links(
     links: Sequence[Link], ends: Mapping[str, NodeFigures], memory: float, busy: bool
 ) -> Iterator[Verdict]:
     """`memory`: of the one machine that all nodes are names for, else 0; `busy`: with other work,
@@ -230,7 +238,7 @@ def _links(
             text = link.error + _describe_devices(link, ends)
             yield Verdict(link.name, "link", "low", text)
             continue
-        yield _bandwidth(link, ends, usual if len(sound) > 2 else 0.0, memory, busy)
+        yield _judge_bandwidth(link, ends, usual if len(sound) > 2 else 0.0, memory, busy)
         slow = link.latency > LATENCY * trip and link.latency - trip > LATENCY_LEAST
         text = f"{link.latency * 1e6:.0f} µs"
         text += f", {link.latency / trip:.1f} times the median" if slow else ""
@@ -238,7 +246,7 @@ def _links(
         yield Verdict(link.name, "latency", state, text, link.latency, trip)
 
 
-def _bandwidth(
+def _judge_bandwidth(
     link: Link, ends: Mapping[str, NodeFigures], usual: float, memory: float, busy: bool
 ) -> Verdict:
     bits = link.least * 8 / 1e9
@@ -259,7 +267,7 @@ def _bandwidth(
         noted = busy and link.least > LINK_MEMORY * memory
     elif memory and link.least < LINK_MEMORY * memory:
         low, limit = True, LINK_MEMORY * memory * 8 / 1e9
-        text += f": little for a machine whose memory copies {bytes_rate(memory)}"
+        text += f": little for a machine whose memory copies {format_rate(memory)}"
     faster = max(link.rate, link.back)
     if low and faster > 1.5 * link.least:
         way = (link.first, link.second)[:: 1 if link.back < link.rate else -1]
@@ -285,19 +293,19 @@ def _describe_devices(link: Link, ends: Mapping[str, NodeFigures]) -> str:
     return text
 
 
-def _reduction(item: Reduction, links: Sequence[Link], busy: bool) -> Verdict:
+def _judge_reduction(item: Reduction, links: Sequence[Link], busy: bool) -> Verdict:
     subject = f"all-reduce {item.backend}"
     if item.error:
         return Verdict(subject, "all-reduce", "note" if busy else "low", item.error)
     slowest = min((link.least for link in links if not link.error), default=0.0)
     share = f", {item.rate / slowest:.0%} of the slowest link" if slowest else ""
-    text = f"{item.latency * 1e6:.0f} µs; {bytes_rate(item.rate)}{share}"
+    text = f"{item.latency * 1e6:.0f} µs; {format_rate(item.rate)}{share}"
     return Verdict(subject, "all-reduce", "ok", text, item.rate, slowest or None)
 
 
-def bytes_rate(value: float) -> str:
+def format_rate(value: float) -> str:
     return f"{value / 1e9:.3g} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"
 
 
-def flops(value: float) -> str:
+def format_flops(value: float) -> str:
     return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"

@@ -42,13 +42,13 @@ def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
                 index=int(given["index"]),
                 name=given["name"],
                 driver=given["driver_version"],
-                temperature=_number(given["temperature.gpu"]),
-                width=_number(given["pcie.link.width.current"]),
-                width_most=_number(given["pcie.link.width.max"]),
-                errors=_number(given["ecc.errors.uncorrected.volatile.total"]),
+                temperature=_read_number(given["temperature.gpu"]),
+                width=_read_number(given["pcie.link.width.current"]),
+                width_most=_read_number(given["pcie.link.width.max"]),
+                errors=_read_number(given["ecc.errors.uncorrected.volatile.total"]),
                 throttled=", ".join(reasons),
-                memory_used=_number(given["memory.used"]),
-                utilization=_number(given["utilization.gpu"]),
+                memory_used=_read_number(given["memory.used"]),
+                utilization=_read_number(given["utilization.gpu"]),
             )
         )
     return tuple(found)
@@ -71,7 +71,7 @@ def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
         hottest = [
             degrees
             for key, value in lower.items()
-            if "temperature" in key and (degrees := _number(value)) is not None
+            if "temperature" in key and (degrees := _read_number(value)) is not None
         ]
         found.append(
             Gpu(
@@ -79,13 +79,13 @@ def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
                 name=series,
                 driver=driver,
                 temperature=max(hottest, default=None),
-                utilization=_number(lower.get("gpu use (%)", "")),
+                utilization=_read_number(lower.get("gpu use (%)", "")),
             )
         )
     return tuple(found)
 
 
-def _number(text: str) -> float | None:
+def _read_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:  # `[N/A]`
@@ -95,7 +95,7 @@ def _number(text: str) -> float | None:
 def read_reduction(backend: str, text: str) -> Reduction:
     """The table that reduce_all.py prints: bytes, µs, algorithm and bus bandwidth in GB/s."""
     rows = [line.split() for line in text.splitlines()]
-    table = [row for row in rows if len(row) == 4 and None not in map(_number, row)]
+    table = [row for row in rows if len(row) == 4 and None not in map(_read_number, row)]
     ranks = re.search(r"^ok: (\d+) ranks", text, re.MULTILINE)
     if not table or not ranks:
         said = [line for line in text.splitlines() if line.strip()]

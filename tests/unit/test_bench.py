@@ -47,7 +47,7 @@ def test_how_a_program_scales(path: Path) -> None:
         return sum(prices[name] for name in nodes) if prices else None
 
     machine = scaling.PredictionBasis(case.get("cores"), reduction)
-    curve = scaling.curve("train.py", runs, machine, hourly)
+    curve = scaling.make_curve("train.py", runs, machine, hourly)
 
     assert curve.unit == case["unit"]
     for index, step in enumerate(curve.steps):
@@ -68,7 +68,7 @@ def test_repeats_are_error_bars() -> None:
         )
         for n, seconds in enumerate((4.0, 5.0, 8.0))
     ]
-    [step] = scaling.curve(
+    [step] = scaling.make_curve(
         "x.py", runs, scaling.PredictionBasis(None, None), lambda nodes: None
     ).steps
     assert step.seconds == Figure(5.0, 4.0, 8.0)
@@ -85,11 +85,11 @@ def test_the_prediction_takes_the_all_reduce_of_the_backend_in_use() -> None:
     both = (Reduction("gloo", 2, 2e-3, 5e8), Reduction("mpi", 2, 1e-5, 1e9))
     found = report(reductions=both, core=1.0, together=1.9)
     for backend, chosen in (("gloo", "gloo"), ("mpi", "mpi"), ("auto", "mpi")):
-        reduction = scaling.machine(found, True, backend).reduction
+        reduction = scaling.choose_basis(found, True, backend).reduction
         assert reduction is not None
         assert reduction.backend == chosen
-    assert scaling.machine(found, True, "auto").cores == 1.9
-    assert scaling.machine(found, False, "auto").cores is None
+    assert scaling.choose_basis(found, True, "auto").cores == 1.9
+    assert scaling.choose_basis(found, False, "auto").cores is None
 
 
 def sizes(*rows: tuple[int, float]) -> list[MetricPoint]:
@@ -99,7 +99,7 @@ def sizes(*rows: tuple[int, float]) -> list[MetricPoint]:
 def test_bandwidths_of_an_all_reduce() -> None:
     """Of four ranks, each link carries 2 x 3/4 of the message."""
     repeats = [sizes((8, 1e-5), (4000, 2e-5)), sizes((8, 3e-5), (4000, 4e-5))]
-    small, large = allreduce.rows("mpi", 4, repeats)
+    small, large = allreduce.make_rows("mpi", 4, repeats)
     assert (small.size, large.size) == (8, 4000)
     assert small.seconds.value == pytest.approx(2e-5)
     assert (small.seconds.low, small.seconds.high) == (1e-5, 3e-5)
@@ -108,7 +108,7 @@ def test_bandwidths_of_an_all_reduce() -> None:
 
 
 def test_sizes_that_a_repeat_lacks_are_left_out() -> None:
-    rows = allreduce.rows("gloo", 2, [sizes((8, 1e-5), (64, 1e-5)), sizes((8, 1e-5))])
+    rows = allreduce.make_rows("gloo", 2, [sizes((8, 1e-5), (64, 1e-5)), sizes((8, 1e-5))])
     assert [row.size for row in rows] == [8]
 
 
@@ -118,16 +118,20 @@ def test_the_limit_is_the_slowest_link() -> None:
         Link("worker-1", "worker-3", 3e-4, 1e9, 1e9, 1.2e9),
         Link("worker-2", "worker-3", error="no connection"),
     )
-    assert allreduce.limit(report(*links)) == HardwareLimit(1e9, 3e-4, "link worker-1 – worker-3")
-    assert allreduce.limit(report(memory=9e9)).of == "memory of worker-1"
-    assert allreduce.limit(report()).rate == 0
+    assert allreduce.find_limit(report(*links)) == HardwareLimit(
+        1e9, 3e-4, "link worker-1 – worker-3"
+    )
+    assert allreduce.find_limit(report(memory=9e9)).of == "memory of worker-1"
+    assert allreduce.find_limit(report()).rate == 0
 
 
 def test_a_ring_takes_its_messages_one_after_the_other() -> None:
     """Six messages of four ranks: half a round trip and a quarter of the bytes each."""
     limit = HardwareLimit(1e9, 1e-4, "link")
-    assert allreduce.ring_seconds(4_000_000, 4, limit) == pytest.approx(6 * (0.5e-4 + 1e-3))
-    assert allreduce.ring_seconds(8, 4, HardwareLimit()) is None
+    assert allreduce.estimate_ring_seconds(4_000_000, 4, limit) == pytest.approx(
+        6 * (0.5e-4 + 1e-3)
+    )
+    assert allreduce.estimate_ring_seconds(8, 4, HardwareLimit()) is None
 
 
 @pytest.mark.parametrize(

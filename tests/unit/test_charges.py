@@ -104,7 +104,7 @@ def receipt(
     store = open_store()
     store.save(old)
     ended = finish_down(store, old, print, clock=clock)
-    lines = cost.receipt(ended.charges, NOW + 999 * HOUR)
+    lines = cost.make_receipt(ended.charges, NOW + 999 * HOUR)
     return tuple((line.count, round(line.hours, 1)) for line in lines)
 
 
@@ -246,7 +246,7 @@ def test_the_ends_that_the_cloud_tells_are_those_on_the_bill(
     live = cluster_status.status(store, early, live=True, clock=clock)
     assert (round(live.dollars), live.dollars_per_hour) == (72 + 72 + 24, 2.0)
     ended = finish_down(store, early, print, clock=clock)
-    assert sum(line.hours for line in cost.receipt(ended.charges, NOW)) == 72 + 72 + 24
+    assert sum(line.hours for line in cost.make_receipt(ended.charges, NOW)) == 72 + 72 + 24
 
 
 def test_machines_of_a_stopped_cluster_that_were_started_elsewhere_are_paid_and_named(
@@ -264,7 +264,7 @@ def test_machines_of_a_stopped_cluster_that_were_started_elsewhere_are_paid_and_
     assert "is stopped, but worker-1 is running, not started by clusterctl" in live.warnings[0]
     open_store().save(stopped)
     ended = finish_down(open_store(), stopped, print, clock=clock)
-    hours = {line.part: line.hours for line in cost.receipt(ended.charges, NOW)}
+    hours = {line.part: line.hours for line in cost.make_receipt(ended.charges, NOW)}
     assert hours == {"instance": 1 + 1, "disk": 72}
 
 
@@ -337,7 +337,7 @@ def test_a_machine_that_is_shown_late_is_paid(monkeypatch: pytest.MonkeyPatch) -
     store = open_store()
     store.save(forgotten(nodes=()))
     ended = finish_down(store, forgotten(nodes=()), print, clock=clock)
-    [line] = cost.receipt(ended.charges, NOW)
+    [line] = cost.make_receipt(ended.charges, NOW)
     assert (line.count, line.hours) == (1, pytest.approx(1 / 60))
 
 
@@ -491,7 +491,7 @@ def test_a_nat_gateway_that_was_removed_before_it_was_there_costs_nothing() -> N
         charges = measured.correct((planned,), seen)
         others = len(Gateways.subnets) - 1
         assert sum(item.dollars(NOW + 9000) for item in charges) == pytest.approx(others * 0.045)
-        lines = cost.receipt(charges, NOW + 9000)
+        lines = cost.make_receipt(charges, NOW + 9000)
         assert [line.count for line in lines] == [1] * others
         assert measured.correct(charges, seen) == charges, "counted once"
 
@@ -638,7 +638,7 @@ def test_a_receipt_has_the_times_of_whoever_bills(monkeypatch: pytest.MonkeyPatc
     store = open_store()
     store.save(forgotten())
     ended = finish_down(store, forgotten(), print, clock=clock)
-    [line] = cost.receipt(ended.charges, NOW)
+    [line] = cost.make_receipt(ended.charges, NOW)
     assert (line.count, line.hours) == (3, pytest.approx(3.0))
 
 

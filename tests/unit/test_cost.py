@@ -41,7 +41,7 @@ def test_a_receipt_folds_equal_items_in_the_order_of_parts() -> None:
         charge(node="worker-2", since=HOUR),
         charge(hourly=3.0),
     ]
-    assert cost.receipt(rows, 4 * HOUR) == (
+    assert cost.make_receipt(rows, 4 * HOUR) == (
         cost.Line("instance", "big", 2, 7.0, 2.0, 14.0),
         cost.Line("instance", "big", 1, 4.0, 3.0, 12.0),
         cost.Line("disk", "100 GiB", 1, 4.0, None, None),
@@ -57,6 +57,6 @@ def test_a_disk_costs_its_price_per_month_in_a_month_of_any_length() -> None:
     half = charge(part="disk", hourly=7.3 / HOURS_PER_MONTH, since=february - 43200, until=march)
     days = cost.sum_between([half], february, february + 86400, march)
     assert days == pytest.approx(7.3 / 28)
-    [line] = cost.receipt([half], march)
+    [line] = cost.make_receipt([half], march)
     assert line.dollars == pytest.approx(7.3 * (1 + 0.5 / 31))
     assert cost.sum_between([disk], march, march + 9, march) == 0

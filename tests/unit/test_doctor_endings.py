@@ -219,7 +219,7 @@ def test_ranks_that_end_while_they_are_looked_at(seen_alive: bool) -> None:
 
     ended = ("rank 1", f"err 1 {encoded(FAILED)}", f"exit 1 1 {START + 5} 1")
     after = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", *ended))
-    found = doctor.renew(before, after)
+    found = doctor.keep_stacks(before, after)
     assert not doctor.is_ending(found)
     assert found.ranks[0].stack == before.ranks[0].stack
     assert found.nodes["worker-1"].peers == {"worker-2": "ok"}

@@ -273,7 +273,7 @@ def test_money_adds_up() -> None:
     assert cost.sum_hourly(charges) == 2.0
     assert cost.list_unpriced(charges) == ("t3.xlarge",)
     assert cost.sum_dollars([charge()], 1.0) == pytest.approx(60 / 3600), "a minute at least"
-    first, second, third = cost.receipt(charges, 7200.0)
+    first, second, third = cost.make_receipt(charges, 7200.0)
     assert (first.count, first.hours, first.dollars) == (1, 1.0, 1.0)
     assert (second.hours, second.dollars) == (2.0, 4.0)
     assert third.dollars is None
@@ -372,7 +372,7 @@ def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:
     found = prices.charges(machines, QUOTES, 0.0)
     prices.table(machines, found, "us-east-1a", 3600.0)
     prices.merge(found, found, 1.0)
-    cost.receipt(found, 10.0)
+    cost.make_receipt(found, 10.0)
     assert time.process_time() - began < 0.5
 
 

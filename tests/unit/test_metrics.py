@@ -82,11 +82,11 @@ def test_a_table_has_a_column_for_each_name() -> None:
         "rank,epoch,loss,epochs,accuracy,time\n"
         "0,0,0.5,4,,100.0\n0,1,0.25,4,nan,110.0\n1,0,0.75,,,\n"
     )
-    assert metrics.document(POINTS[1])["accuracy"] is None
+    assert metrics.to_json(POINTS[1])["accuracy"] is None
 
 
 def test_curves_and_last_values() -> None:
-    assert metrics.series(POINTS, "loss") == {0: [(0, 0.5), (1, 0.25)], 1: [(0, 0.75)]}
+    assert metrics.find_series(POINTS, "loss") == {0: [(0, 0.5), (1, 0.25)], 1: [(0, 0.75)]}
     assert metrics.find_last(POINTS, "loss") == 0.25
     assert metrics.find_last(POINTS, "nothing") is None
 
@@ -95,18 +95,18 @@ def test_a_training_that_begins_again_replaces_what_it_had_printed() -> None:
     points = [
         MetricPoint(0, {"step": s, "loss": v}) for s, v in ((1, 9), (2, 8), (3, 7), (2, 6), (3, 5))
     ]
-    assert metrics.series(points, "loss") == {0: [(1, 9), (2, 6), (3, 5)]}
+    assert metrics.find_series(points, "loss") == {0: [(1, 9), (2, 6), (3, 5)]}
 
 
 def test_how_long_a_step_takes_and_the_training_still_will() -> None:
-    assert metrics.step_seconds(POINTS[:2]) == 10
-    assert metrics.seconds_left(POINTS[:2], now=110) == 20
-    assert metrics.seconds_left(POINTS[:2], now=115) == 15
-    assert metrics.seconds_left(POINTS[:2], now=500) == 0
-    assert metrics.step_seconds(POINTS[2:]) is None
-    assert metrics.seconds_left(POINTS[2:], now=1) is None
+    assert metrics.compute_step_seconds(POINTS[:2]) == 10
+    assert metrics.estimate_seconds_left(POINTS[:2], now=110) == 20
+    assert metrics.estimate_seconds_left(POINTS[:2], now=115) == 15
+    assert metrics.estimate_seconds_left(POINTS[:2], now=500) == 0
+    assert metrics.compute_step_seconds(POINTS[2:]) is None
+    assert metrics.estimate_seconds_left(POINTS[2:], now=1) is None
     done = MetricPoint(0, {"step": 8, "steps": 8, "time": 120.0})
-    assert metrics.seconds_left([done], now=130) == 0
+    assert metrics.estimate_seconds_left([done], now=130) == 0
 
 
 def printed(number: int = 7, **ranks: bytes) -> None:

@@ -68,7 +68,7 @@ def curves() -> Curves:
                 MetricPoint(0, {"bytes": size, "seconds": (2e-5 + size / rate) * by})
                 for by in (1.0, 1.3, 2.0)
             ]
-            rows += allreduce.rows(backend, 2, [[point] for point in points])
+            rows += allreduce.make_rows(backend, 2, [[point] for point in points])
     limit = HardwareLimit(1.1e9, 3e-5, "link worker-1 – worker-2")
     return Curves(tuple(rows), limit, 3, {"nccl": "no GPU"}, 1300.0)
 
@@ -82,7 +82,9 @@ def scaled() -> Curve:
             values = {"epoch": 0, "seconds": seconds, **split, "waiting_seconds": 0.2}
             nodes = NAMES[:ranks]
             runs.append(scaling.read_run(ranks, ranks, nodes, 60, [MetricPoint(0, values)]))
-    curve = scaling.curve("train.py", runs, scaling.PredictionBasis(2.0, None), lambda nodes: 0.5)
+    curve = scaling.make_curve(
+        "train.py", runs, scaling.PredictionBasis(2.0, None), lambda nodes: 0.5
+    )
     return replace(curve, time=1400.0)
 
 

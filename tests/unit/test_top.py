@@ -58,18 +58,18 @@ AFTER = {
 
 
 def test_ranks() -> None:
-    first, second = top.rank_lines(BEFORE, AFTER)
+    first, second = top.make_rank_lines(BEFORE, AFTER)
     assert first.cpu == pytest.approx(1.0), "of the process that both looks have"
     assert first.memory == 3 << 20
     assert (first.step, first.loss, first.step_seconds) == (20, 0.25, 1.0)
     assert first.left == pytest.approx(78)
     assert first.alive
     assert (second.alive, second.cpu, second.step) == (False, None, None)
-    assert top.slowest((first, second)) == first.left
+    assert top.estimate_left((first, second)) == first.left
 
 
 def test_nodes() -> None:
-    [line] = top.node_lines(BEFORE, AFTER)
+    [line] = top.make_node_lines(BEFORE, AFTER)
     assert line.cpu == pytest.approx(0.75)
     assert (line.memory, line.total) == (750 * 1024, 1000 * 1024)
     assert (line.received, line.sent) == (2000, 0)
@@ -77,9 +77,9 @@ def test_nodes() -> None:
 
 def test_a_node_that_does_not_answer() -> None:
     gone = {"w": Look("w", error="no route to host")}
-    [line] = top.node_lines(AFTER, gone)
+    [line] = top.make_node_lines(AFTER, gone)
     assert (line.error, line.cpu) == ("no route to host", None)
-    assert top.rank_lines(AFTER, gone) == ()
+    assert top.make_rank_lines(AFTER, gone) == ()
     assert top.read("w", "time 5 100\n").error == ""
     assert top.read("w", "Permission denied\n").error
 
@@ -90,7 +90,7 @@ def test_the_time_of_a_job_that_has_ended_is_not_counted_on() -> None:
 
 
 def test_as_text() -> None:
-    ranks, nodes = top.rank_lines(BEFORE, AFTER), top.node_lines(BEFORE, AFTER)
+    ranks, nodes = top.make_rank_lines(BEFORE, AFTER), top.make_node_lines(BEFORE, AFTER)
     frame = TopFrame(102.0, 7, "running", 42.0, 0.5, 78.0, ranks, nodes)
     assert render(frame).splitlines() == [
         "job 7: running for 42 s, $0.5000 so far, about 78 s left",
@@ -121,7 +121,7 @@ ROCM = {
     ids=("nvidia", "amd", "silent"),
 )
 def test_gpus(lines: tuple[str, ...], used: list[float], memory: tuple[int, int]) -> None:
-    [line] = top.node_lines(BEFORE, {"w": top.read("w", said(102.0, *lines))})
+    [line] = top.make_node_lines(BEFORE, {"w": top.read("w", said(102.0, *lines))})
     assert [gpu.used for gpu in line.gpus] == used
     sums = (sum(gpu.memory for gpu in line.gpus), sum(gpu.total for gpu in line.gpus))
     assert sums == memory
@@ -156,7 +156,7 @@ def test_a_frame_fits_the_terminal() -> None:
 
 def test_gpus_and_network_as_text() -> None:
     after = {"w": top.read("w", said(102.0, "gpu 0, 97, 1000, 15360", net="5000 2000"))}
-    nodes = top.node_lines(BEFORE, after, {"w": 8000.0})
+    nodes = top.make_node_lines(BEFORE, after, {"w": 8000.0})
     text = render(TopFrame(102.0, 7, "running", None, None, None, (), nodes))
     assert text.splitlines()[-2].split("  ")[0] == "node"
     assert "GPU memory" in text
@@ -169,9 +169,9 @@ def test_what_a_network_carries() -> None:
     """The baseline of the instance type, else what was measured."""
     links = (Link("a", "b", 1e-5, 1e8, 2e8, 3e8), Link("b", "c", error="no connection"))
     report = Measurements((), links, (), (), 1.0)
-    found = top.ceilings({"a": "g4dn.xlarge", "b": "", "c": ""}, report)
+    found = top.find_ceilings({"a": "g4dn.xlarge", "b": "", "c": ""}, report)
     assert found == {"a": 5e9 / 8, "b": 3e8}
-    assert top.ceilings({"a": ""}, None) == {}
+    assert top.find_ceilings({"a": ""}, None) == {}
 
 
 @pytest.mark.parametrize("tool", ["nvidia-smi", "rocm-smi"])

@@ -16,7 +16,7 @@ from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
 from clusterctl.insight.doctor.finding import assemble as assemble
 from clusterctl.insight.doctor.finding import is_ending as is_ending
-from clusterctl.insight.doctor.finding import renew as renew
+from clusterctl.insight.doctor.finding import keep_stacks as keep_stacks
 from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
 from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.doctor.waits import find_watchable as find_watchable

@@ -45,7 +45,9 @@ def describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
 def explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
     """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
     if wait is FILE_LOCK:
-        yield from dict.fromkeys(text for rank in late for text in _holders(evidence, rank))
+        yield from dict.fromkeys(
+            text for rank in late for text in _describe_holders(evidence, rank)
+        )
     if wait is CHILD:
         for child in late[0].children:
             yield f"its process {child.pid} runs {child.command}"
@@ -54,7 +56,7 @@ def explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Ite
             yield f"{disk.mount} of {late[0].node} is full: it may try to write there"
     if error := find_last_error(late[0].err):
         yield f"it has printed: {' '.join(' '.join(error).split())}"
-    elif said := _last_line(late[0]):
+    elif said := _find_last_line(late[0]):
         yield f"its last line of output: {said}"
 
 
@@ -65,16 +67,16 @@ def find_last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[s
     for number in printed[:3]:
         yield f"rank {number} has printed: {' '.join(' '.join(raised[number]).split())}"
     for number in (item.ranks[0] for item in waiting[:3]):
-        if number not in printed and (said := _last_line(evidence.ranks[number])):
+        if number not in printed and (said := _find_last_line(evidence.ranks[number])):
             yield f"rank {number}'s last line of output: {said}"
 
 
-def _last_line(rank: Rank) -> str:
+def _find_last_line(rank: Rank) -> str:
     lines = rank.out.split("\n")
     return next((line.strip()[:_SHOWN] for line in reversed(lines) if line.strip()), "")
 
 
-def _holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
+def _describe_holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
     """Those on its own node: a process has another number elsewhere."""
     main = rank.main
     holder = evidence.nodes[rank.node].locks.get(main.pid) if main else None

@@ -31,7 +31,7 @@ def find_asleep(evidence: Evidence) -> Iterator[Finding]:
     told = []
     for item in folded[:_SHOWN]:
         first = living[item.ranks[0]]
-        who = evidence.place(first.number) if len(living) == 1 else name_ranks(item.ranks)
+        who = evidence.name_rank(first.number) if len(living) == 1 else name_ranks(item.ranks)
         doing = (
             f"{'is' if len(item.ranks) == 1 else 'are each'} {find_wait(first, item.stack).text}"
         )

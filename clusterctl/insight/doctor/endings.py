@@ -27,7 +27,7 @@ def find_unfinished(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that have run their whole program, and still live."""
     yield from _find_destructors(evidence)
     for rank in evidence.ranks.values():
-        if python_has_ended(evidence, rank) or is_exiting(rank):
+        if lacks_python(evidence, rank) or is_exiting(rank):
             yield _explain_exit(evidence, rank)
 
 
@@ -41,7 +41,7 @@ def is_exiting(rank: Rank) -> bool:
     return stack.joins_threads or (no_python and bool(find_last_error(rank.err)))
 
 
-def python_has_ended(evidence: Evidence, rank: Rank) -> bool:
+def lacks_python(evidence: Evidence, rank: Rank) -> bool:
     """Whether it lives without a Python interpreter. If that is so of all ranks, and none has
     printed an exception, py-spy does not know this Python."""
     gone = _NO_PYTHON in rank.no_stack and rank.alive and not rank.stack
@@ -58,7 +58,7 @@ def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
     where = f", while {name_ranks(others)} waits" if len(others) == 1 else ""
     where = f", while {name_ranks(others)} wait" if len(others) > 1 else where
     where += f" in {others[first].describe()}" if first is not None else ""
-    place, number = evidence.place(rank.number), rank.number
+    place, number = evidence.name_rank(rank.number), rank.number
     if error := find_last_error(rank.err):
         return Finding(
             "error",
@@ -79,11 +79,11 @@ def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
         ranks=(number,),
         nodes=(rank.node,),
         serious=not any(evidence.ranks[n].moved for n in others)
-        and (bool(others) or _all_join_threads(evidence)),
+        and (bool(others) or _is_kept_by_threads(evidence)),
     )
 
 
-def _all_join_threads(evidence: Evidence) -> bool:
+def _is_kept_by_threads(evidence: Evidence) -> bool:
     """Whether nothing but threads or processes of ended programs keeps the job alive."""
     living = [rank.stack for rank in evidence.ranks.values() if rank.alive]
     return all(stack and stack.joins_threads for stack in living)
@@ -112,7 +112,7 @@ def _find_destructors(evidence: Evidence) -> Iterator[Finding]:
         return
     moved = [living[number].moved for number in inside]
     alone = len(inside) == 1
-    ranks = evidence.place(inside[0]) if alone else name_ranks(inside)
+    ranks = evidence.name_rank(inside[0]) if alone else name_ranks(inside)
     yield Finding(
         "teardown",
         f"{ranks} {'has' if alone else 'have'} ended the program, and hang{'s' if alone else ''}"

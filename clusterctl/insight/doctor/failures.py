@@ -46,7 +46,7 @@ def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
         if ends[0].follows and (before := _find_earlier_end(evidence, first)):
             yield before
         elif not ended_with_it:
-            yield _failure(evidence, first)
+            yield _judge_failure(evidence, first)
     if failed:
         return
     said = "".join(view.launcher_said for view in evidence.nodes.values())
@@ -55,9 +55,9 @@ def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
     for number, rank in sorted(evidence.ranks.items()):
         match = messages.find(rank.err) if not evidence.job.state.ended else None
         if match and not match.message.after and _CRASH.search(rank.err):  # it is about to end
-            yield _failure(evidence, rank)
+            yield _judge_failure(evidence, rank)
         elif match and not match.message.after:
-            yield _explain_match(match, evidence.place(number), (number,), serious=False)
+            yield _explain_match(match, evidence.name_rank(number), (number,), serious=False)
 
 
 def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
@@ -70,8 +70,8 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
         match = messages.find(f"{failed.err}\n{failed.out}")
         return Finding(
             "left",
-            f"{evidence.place(first.number)} ended with code 0 while"
-            f" {evidence.place(failed.number)} still needed it",
+            f"{evidence.name_rank(first.number)} ended with code 0 while"
+            f" {evidence.name_rank(failed.number)} still needed it",
             "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
             " look for sys.exit, a return or a collective that only some ranks reach",
             (*find_last_error(failed.err)[:1], *((match.line,) if match else ())),
@@ -86,7 +86,7 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
 def _judge_vanished(evidence: Evidence, rank: Rank) -> Finding:
     return Finding(
         "gone",
-        f"{evidence.place(rank.number)} is gone without an exit code: it was killed with its"
+        f"{evidence.name_rank(rank.number)} is gone without an exit code: it was killed with its"
         " parent processes, its node restarted, or the disk of its output was full",
         ""
         if evidence.job.state.ended
@@ -102,16 +102,16 @@ def _is_consequence(rank: Rank) -> bool:
     return match is not None and match.message.after
 
 
-def _failure(evidence: Evidence, rank: Rank) -> Finding:
-    place = evidence.place(rank.number)
+def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
+    place = evidence.name_rank(rank.number)
     match = messages.find(rank.err) or messages.find(rank.out)
     if match and match.message.name in messages.MEETINGS:
-        places = _places(evidence)
+        places = _find_places(evidence)
         if len(places) > 1:
             return _judge_mismatch(match, places)
     error = find_last_error(rank.err)
     if match and not (error and match.message.name == "cpp-thread"):  # it follows an exception
-        where = tuple(filter(None, (_line(rank.err),)))
+        where = tuple(filter(None, (_find_line(rank.err),)))
         if match.message.name == "host-memory":
             match = _weigh_free_memory(match, evidence.nodes.get(rank.node))
         if match.message.name == "torch-file":
@@ -128,7 +128,7 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
             (rank.number,),
             (rank.node,),
         )
-    how = f"was ended by {_signal(code)}" if 128 < code < 193 else f"ended with code {code}"
+    how = f"was ended by {_name_signal(code)}" if 128 < code < 193 else f"ended with code {code}"
     advice = f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed"
     if known := messages.explain_exit(code):
         advice = f"{known}; {advice}"
@@ -136,11 +136,11 @@ def _failure(evidence: Evidence, rank: Rank) -> Finding:
         how = "was killed (SIGKILL)"
         advice = "find out what killed it; the kernel log of the node does not show it"
     last = tuple((rank.err.strip() or rank.out.strip()).splitlines()[-3:])
-    if code == 128 + signal.SIGSEGV and _recursed(rank.err):
+    if code == 128 + signal.SIGSEGV and _has_recursed(rank.err):
         how = "failed by a recursion deeper than its stack (SIGSEGV; `ulimit -s` is the limit)"
         advice = "look for a recursion without an end at that line"
     if _CRASH.search(rank.err):
-        last = (_line(rank.err),) if _line(rank.err) else ()
+        last = (_find_line(rank.err),) if _find_line(rank.err) else ()
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
 
 
@@ -151,7 +151,7 @@ def _name_late(evidence: Evidence, match: messages.Match) -> Iterator[str]:
     said = {n for n, r in evidence.ranks.items() if _times_out(r)}
     late = [n for n in sorted(evidence.ranks) if n not in said]
     if late and said:
-        places = evidence.place(late[0]) if len(late) == 1 else name_ranks(late)
+        places = evidence.name_rank(late[0]) if len(late) == 1 else name_ranks(late)
         yield (
             f"{places} {'has' if len(late) == 1 else 'have'} reported no timeout, and had most"
             " likely not come to that collective"
@@ -192,19 +192,19 @@ def _weigh_free_disks(match: messages.Match, view: NodeView | None) -> messages.
     return replace(match, message=message)
 
 
-def _recursed(text: str) -> bool:
+def _has_recursed(text: str) -> bool:
     """Whether the fault handler shows one line of the program again and again."""
     *_, last = ("", *_CRASH.split(PREFIX.sub("", text)))
     lines = itertools.takewhile(_CRASH_LINE.match, last.lstrip("\n").splitlines())
     return max(Counter(lines).values(), default=0) >= _DEEP
 
 
-def _places(evidence: Evidence) -> dict[str, list[int]]:
+def _find_places(evidence: Evidence) -> dict[str, list[int]]:
     """Where ranks were when they failed, as far as they have said so."""
     places: dict[str, list[int]] = {}
     for number, rank in sorted(evidence.ranks.items()):
         ended = rank.exit_code or evidence.job.state.ended or _CRASH.search(rank.err)
-        if ended and (line := _line(rank.err)):
+        if ended and (line := _find_line(rank.err)):
             places.setdefault(line, []).append(number)
     return places
 
@@ -224,18 +224,18 @@ def _judge_mismatch(match: messages.Match, places: Mapping[str, Sequence[int]]) 
     )
 
 
-def _line(text: str) -> str:
+def _find_line(text: str) -> str:
     """The line of the program at which a rank failed: of its last exception, or of its crash."""
     text = PREFIX.sub("", text)
     if not (crashes := list(_CRASH.finditer(text))):
         return next(iter(find_last_error(text)), "")
-    own = [_crash_line(text[crash.end() :]) for crash in crashes]
+    own = [_find_crash_line(text[crash.end() :]) for crash in crashes]
     # The main thread comes last; one that crashed in Python itself is the current one.
     current = [line for crash, line in zip(crashes, own, strict=True) if crash[0][0] == "C"]
     return next((line for line in (*current, *reversed(own)) if line), "")
 
 
-def _crash_line(text: str) -> str:
+def _find_crash_line(text: str) -> str:
     """The innermost line of the program among those of one thread, written as in a traceback."""
     lines = itertools.takewhile(_CRASH_LINE.match, text.lstrip("\n").splitlines())
     for line in lines:
@@ -245,7 +245,7 @@ def _crash_line(text: str) -> str:
     return ""
 
 
-def _signal(code: int) -> str:
+def _name_signal(code: int) -> str:
     with suppress(ValueError):
         return f"signal {code - 128} ({signal.Signals(code - 128).name})"
     return f"signal {code - 128}"
@@ -289,24 +289,24 @@ def _judge_left(evidence: Evidence) -> Iterator[Finding]:
     if waiting:
         doing = f"others wait in {waiting[0].describe()}"
     elif follow:
-        doing = f"{evidence.place(follow[0])} still needed it"
+        doing = f"{evidence.name_rank(follow[0])} still needed it"
     elif not any(stack.tears_down for stack in stacks):
         doing = f"{name_ranks(living)} still run{'s' if len(living) == 1 else ''}"
     else:
         return
-    places = evidence.place(quiet[0]) if len(quiet) == 1 else name_ranks(quiet)
+    places = evidence.name_rank(quiet[0]) if len(quiet) == 1 else name_ranks(quiet)
     yield Finding(
         "left",
         f"{places} ended with code 0 while {doing}",
         "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
         " look for sys.exit, a return or a collective that only some ranks reach",
-        tuple(last for n in quiet[:1] if (last := _last_words(evidence.ranks[n]))),
+        tuple(last for n in quiet[:1] if (last := _describe_last_line(evidence.ranks[n]))),
         tuple(quiet),
         tuple(dict.fromkeys(evidence.ranks[number].node for number in quiet)),
         serious=bool(waiting or follow),
     )
 
 
-def _last_words(rank: Rank) -> str:
+def _describe_last_line(rank: Rank) -> str:
     said = [line.strip() for line in rank.out.splitlines() if line.strip()]
     return f"its last line of output: {said[-1][:120]}" if said else ""

@@ -53,7 +53,7 @@ class Evidence:
         view = self.nodes.get(rank.node)
         return correct(rank.ended, view.offset, view.uncertainty) if view else rank.ended
 
-    def place(self, number: int) -> str:
+    def name_rank(self, number: int) -> str:
         node = self.ranks[number].node if number in self.ranks else self.job.node_of(number)
         return f"rank {number} on {node}" if node else f"rank {number}"
 
@@ -81,19 +81,19 @@ def is_ending(evidence: Evidence) -> bool:
     """Whether a rank ends while it is looked at: it has no process and no exit code yet, or its
     program is gone when its stack is read. A later look shows how."""
     return any(
-        (_leaves(rank) if rank.alive else rank.exit_code is None)
+        (_is_leaving(rank) if rank.alive else rank.exit_code is None)
         for rank in evidence.ranks.values()
     )
 
 
-def _leaves(rank: Rank) -> bool:
+def _is_leaving(rank: Rank) -> bool:
     stack = rank.stack
     if stack is None:
         return bool(_ENDED.search(rank.no_stack))
     return not stack.collective and not any(frame.python for frame in stack.frames)
 
 
-def renew(before: Evidence, after: Evidence) -> Evidence:
+def keep_stacks(before: Evidence, after: Evidence) -> Evidence:
     """A later look, with the stacks of an earlier one of ranks that still live."""
     for number, rank in after.ranks.items():
         old = before.ranks.get(number)

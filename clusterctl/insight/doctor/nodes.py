@@ -83,7 +83,7 @@ def judge_memory(evidence: Evidence) -> Iterator[Finding]:
             seen.add(near[-1].text)
             yield Finding(
                 "memory",
-                f"the kernel killed {evidence.place(number)}: out of memory",
+                f"the kernel killed {evidence.name_rank(number)}: out of memory",
                 "use a smaller batch, fewer ranks per node (--ranks-per-node), or larger nodes",
                 (near[-1].text,),
                 (number,),
@@ -138,15 +138,15 @@ def judge_silences(evidence: Evidence) -> Iterator[Finding]:
             peer = names.get(silence.address, "")
             known = {frozenset((rank.node, peer)), frozenset((peer,))}
             if not known & told:
-                yield _silence(evidence, number, silence, peer)
+                yield _judge_silence(evidence, number, silence, peer)
 
 
-def _silence(evidence: Evidence, number: int, silence: Silence, peer: str) -> Finding:
+def _judge_silence(evidence: Evidence, number: int, silence: Silence, peer: str) -> Finding:
     text = f"port {silence.port} of {peer or silence.address}"
     what = "its connection to" if silence.made else "it tries to connect to"
     return Finding(
         "network",
-        f"{evidence.place(number)} gets no answer: {what} {text}",
+        f"{evidence.name_rank(number)} gets no answer: {what} {text}",
         "let all TCP ports pass between the nodes (security group, firewall), not that of SSH alone"
         if peer
         else "no node of the job has that address: it is that of a node which is gone, or of"

@@ -31,17 +31,17 @@ def _compare(evidence: Evidence, groups: Mapping[int, RecordedGroup]) -> Iterato
     title = next(iter(groups.values())).title
     last = {n: max((call.number for call in g.calls), default=0) for n, g in groups.items()}
     for number in sorted({call.number for group in groups.values() for call in group.calls}):
-        made = {n: call for n, group in groups.items() if (call := group.call(number))}
-        if len({_form(call) for call in made.values()}) > 1:
+        made = {n: call for n, group in groups.items() if (call := group.find_call(number))}
+        if len({_make_key(call) for call in made.values()}) > 1:
             yield _describe_mismatch(evidence, title, number, made)
             return
     behind = [n for n in groups if last[n] == min(last.values())]
     ahead = [n for n in groups if last[n] > last[behind[0]]]
-    waited = [call for n in ahead if (call := groups[n].call(last[behind[0]] + 1))]
+    waited = [call for n in ahead if (call := groups[n].find_call(last[behind[0]] + 1))]
     if not waited or all(call.done for call in waited):
         return  # they are even, or nobody waited for the others
     next_call = waited[0]
-    places = ", ".join(evidence.place(number) for number in behind[:3])
+    places = ", ".join(evidence.name_rank(number) for number in behind[:3])
     more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
     yield Finding(
         "recorded",
@@ -55,7 +55,7 @@ def _compare(evidence: Evidence, groups: Mapping[int, RecordedGroup]) -> Iterato
     )
 
 
-def _form(call: RecordedCall) -> tuple[str, str]:
+def _make_key(call: RecordedCall) -> tuple[str, str]:
     return call.name, str(call.sizes) if call.name in _ONE_SIZE else ""
 
 
@@ -64,7 +64,7 @@ def _describe_mismatch(
 ) -> Finding:
     forms: dict[tuple[str, str], list[int]] = {}
     for rank, call in made.items():
-        forms.setdefault(_form(call), []).append(rank)
+        forms.setdefault(_make_key(call), []).append(rank)
     said = (f"{name_ranks(ranks)} made {made[ranks[0]].describe()}" for ranks in forms.values())
     odd = min(forms.values(), key=lambda ranks: (len(ranks), -ranks[0]))
     return Finding(

@@ -26,10 +26,10 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
     that there are too few of them, or that two have one number. Only C++ frames tell these apart,
     and on a busy machine a stack may lack them."""
     living = evidence.stacks
-    if not living or not all_meet(living.values()):
+    if not living or not is_rendezvous(living.values()):
         return
     waiting = [number for number, stack in living.items() if _is_connected(stack)]
-    outside = [n for n, stack in living.items() if n not in waiting and _native(stack)]
+    outside = [n for n, stack in living.items() if n not in waiting and _is_in_store(stack)]
     said = [
         match.line for number in outside if (match := messages.find(evidence.ranks[number].err))
     ]
@@ -37,9 +37,9 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
     meetings = {number: stack.meeting for number, stack in living.items() if stack.meeting}
     if outside and waiting:
         text = (
-            f"{_places(evidence, outside)} cannot connect to {_name_address(meetings, outside)} in"
-            f" {own}, while {name_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''}"
-            f" {_name_place(meetings, waiting)}"
+            f"{_describe_ranks(evidence, outside)} cannot connect to"
+            f" {_name_address(meetings, outside)} in {own}, while {name_ranks(waiting)}"
+            f" wait{'s' if len(waiting) == 1 else ''} {_name_place(meetings, waiting)}"
         )
     elif outside:
         text = f"no rank can connect to {_name_address(meetings, outside)} in {own}"
@@ -67,7 +67,7 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
     yield Finding("rendezvous", text, advice, lines, tuple(outside), nodes)
 
 
-def all_meet(stacks: Iterable[Stack]) -> bool:
+def is_rendezvous(stacks: Iterable[Stack]) -> bool:
     """Whether all of them are in the rendezvous: rank 0 keeps the store, where it waits for all to
     connect, and the others then wait there for the addresses of all."""
     return all(stack.collective == "init_process_group" for stack in stacks)
@@ -96,11 +96,11 @@ def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
             yield f"rank {number}: RANK {meeting.rank}"
 
 
-def _places(evidence: Evidence, ranks: Sequence[int]) -> str:
-    return evidence.place(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+def _describe_ranks(evidence: Evidence, ranks: Sequence[int]) -> str:
+    return evidence.name_rank(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
 
 
-def _native(stack: Stack) -> bool:
+def _is_in_store(stack: Stack) -> bool:
     return any("TCPStore" in frame.name for frame in stack.frames)
 
 

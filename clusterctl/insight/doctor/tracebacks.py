@@ -42,7 +42,7 @@ def find_last_error(text: str) -> tuple[str, ...]:
     where = [
         line
         for number in (own or files)[-1:]
-        for line in (WORK.sub('"', lines[number].strip()), *_source(lines[number + 1 :]))
+        for line in (WORK.sub('"', lines[number].strip()), *_find_source(lines[number + 1 :]))
     ]
     errors = [line for line in lines if _ERROR.match(line)]
     if not errors and files:  # the first line that is not of a call
@@ -56,7 +56,7 @@ def is_library(line: str) -> bool:
     return "-packages/" in line or "/lib/python3" in line or 'File "<' in line
 
 
-def _source(after: Sequence[str]) -> tuple[str, ...]:
+def _find_source(after: Sequence[str]) -> tuple[str, ...]:
     line = after[0] if after else ""
     return (line,) if line.startswith("    ") and line.strip() else ()
 

@@ -45,7 +45,7 @@ def find_stopped(evidence: Evidence) -> Iterator[Finding]:
         main = rank.main
         yield Finding(
             "stopped",
-            f"{evidence.place(number)} is stopped (SIGSTOP, or a debugger holds it)",
+            f"{evidence.name_rank(number)} is stopped (SIGSTOP, or a debugger holds it)",
             f"`clusterctl ssh {rank.node} -- kill -CONT {main.pid if main else ''}` resumes it",
             ranks=(number,),
             nodes=(rank.node,),
@@ -57,7 +57,7 @@ def find_stopped(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "stopped",
                 f"process {pids.replace(' ', ', ')} ({halted[0].command}), started by"
-                f" {evidence.place(number)}, is stopped (SIGSTOP, or a debugger holds it)",
+                f" {evidence.name_rank(number)}, is stopped (SIGSTOP, or a debugger holds it)",
                 f"`clusterctl ssh {rank.node} -- kill -CONT {pids}` resumes it",
                 ranks=(number,),
                 nodes=(rank.node,),
@@ -86,7 +86,7 @@ def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
         yield from _judge_senders(evidence, waiting)
     elif len(waiting) > 1:
         yield from _judge_mismatch(evidence, waiting)
-    elif rendezvous.all_meet(living.values()):
+    elif rendezvous.is_rendezvous(living.values()):
         yield from rendezvous.judge_rendezvous(evidence)
     else:
         yield from _judge_same_line(evidence, living)
@@ -97,7 +97,7 @@ def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[
     if not any(evidence.ranks[number].moved for number in evidence.stacks):
         yield Finding(
             "receive",
-            f"all ranks wait for a message, and none sends: {_places(evidence, waiting)}",
+            f"all ranks wait for a message, and none sends: {_describe_places(evidence, waiting)}",
             "let one of two partners send first, or use sendrecv; each receive needs a send with"
             " its rank, tag and communicator",
             describe_unmoved(evidence),
@@ -111,7 +111,7 @@ def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Fi
     if not any(evidence.ranks[number].moved for number in evidence.stacks):
         yield Finding(
             "send",
-            f"all ranks send a message, and none receives: {_places(evidence, waiting)}",
+            f"all ranks send a message, and none receives: {_describe_places(evidence, waiting)}",
             "let one of two partners receive first, or use Sendrecv or Isend: a large message (more"
             " than 4 to 64 kB) is sent only when its receiver has called Recv, so that this may"
             " work with small ones",
@@ -121,7 +121,7 @@ def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Fi
         )
 
 
-def _places(evidence: Evidence, waiting: Sequence[Folded]) -> str:
+def _describe_places(evidence: Evidence, waiting: Sequence[Folded]) -> str:
     told = "; ".join(f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting)
     alone = {n: evidence.stacks[n] for item in waiting for n in item.ranks if len(waiting) == 1}
     callers = stacks.tell_callers(alone)
@@ -143,7 +143,8 @@ def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
         lines = (f"{name_ranks(item.ranks)} {are} already at {frame.place} of {frame.name}", *lines)
     yield Finding(
         "mismatch",
-        f"ranks wait in different {'places' if same else calls}: {_places(evidence, waiting)}",
+        f"ranks wait in different {'places' if same else calls}:"
+        f" {_describe_places(evidence, waiting)}",
         "each receive needs a send with its rank, tag and communicator; look for a branch that only"
         " some ranks take"
         if direct
@@ -191,7 +192,7 @@ def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterato
     enough = BUSY if item.stack.waits else POLLS
     busy = any(rank.running or (rank.usage or 0.0) >= enough for rank in late)
     moved = [evidence.ranks[number].moved for number in waiting.ranks]
-    ranks = [evidence.place(number) for number in item.ranks[:3]]
+    ranks = [evidence.name_rank(number) for number in item.ranks[:3]]
     more = f" and {len(item.ranks) - 3} more" if len(item.ranks) > 3 else ""
     wait = find_wait(late[0], item.stack)
     doing = "computing" if busy else wait.text
@@ -254,7 +255,7 @@ def find_watchable(evidence: Evidence) -> dict[int, str]:
     waiting = [number for number, stack in living.items() if stack.collective]
     if not waiting:
         return asleep.find_watchable(evidence)
-    if rendezvous.all_meet(living.values()):
+    if rendezvous.is_rendezvous(living.values()):
         return {}
     return {
         number: "late"
@@ -275,7 +276,7 @@ def find_limited(evidence: Evidence) -> Iterator[Finding]:
         rank = living[number]
         yield Finding(
             "limited",
-            f"{evidence.place(number)} is slow: a limit of its cgroup stops it in"
+            f"{evidence.name_rank(number)} is slow: a limit of its cgroup stops it in"
             f" {rank.throttled:.0%} of the time slices",
             "raise the limit of processors of its container, service or batch job",
             ranks=(number,),
@@ -293,7 +294,7 @@ def find_idle(evidence: Evidence) -> Iterator[Finding]:
         rank = evidence.ranks[idle[0]]
         yield Finding(
             "idle",
-            f"{', '.join(map(evidence.place, idle[:3]))} does nothing ({find_wait(rank).text}),"
+            f"{', '.join(map(evidence.name_rank, idle[:3]))} does nothing ({find_wait(rank).text}),"
             " while the others compute or wait for a message",
             "look at what it does there: all ranks have to come to the same communication",
             ranks=tuple(idle),
@@ -304,7 +305,7 @@ def find_idle(evidence: Evidence) -> Iterator[Finding]:
 def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
     without: dict[str, list[int]] = {}
     for number, rank in sorted(evidence.ranks.items()):
-        told = endings.python_has_ended(evidence, rank)
+        told = endings.lacks_python(evidence, rank)
         if rank.alive and not rank.stack and rank.no_stack and not told:
             without.setdefault(rank.no_stack, []).append(number)
     for why, numbers in without.items():
@@ -315,7 +316,7 @@ def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "no-stack",
             f"no stack of {name_ranks(numbers)}: {why}",
-            f"{gdb} shows where {evidence.place(rank.number)} is, where the node has gdb"
+            f"{gdb} shows where {evidence.name_rank(rank.number)} is, where the node has gdb"
             if compiled
             else "",
             ranks=tuple(numbers),
