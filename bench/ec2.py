@@ -124,12 +124,12 @@ def thousand(folder: Path) -> list[Row]:
     quotes = {item: Quote(price, "a list") for item, price in dollars.items()}
 
     def planned() -> None:
-        machines = spec.machines(wish, {}, {})
-        charges = prices.charges(machines, quotes, 0.0)
-        prices.table(machines, charges, "us-east-1a", 8 * 3600)
+        machines = spec.plan_machines(wish, {}, {})
+        charges = prices.build_charges(machines, quotes, 0.0)
+        prices.render_table(machines, charges, "us-east-1a", 8 * 3600)
 
-    machines = spec.machines(wish, {}, {})
-    charges = prices.charges(machines, quotes, 0.0)
+    machines = spec.plan_machines(wish, {}, {})
+    charges = prices.build_charges(machines, quotes, 0.0)
     from tests.unit.making import node
 
     nodes = tuple(
@@ -146,7 +146,7 @@ def thousand(folder: Path) -> list[Row]:
 
     def recorded() -> None:
         store.save(cluster)
-        found = store.cluster("big")
+        found = store.read_cluster("big")
         cost.sum_dollars(found.charges, 1e4)
         cost.make_receipt(found.charges, 1e4)
 

@@ -28,7 +28,7 @@ from clusterctl import actions
 from clusterctl.actions import run as run_action
 from clusterctl.actions.follow_job import attend
 from clusterctl.job_model import JobSpec
-from clusterctl.state import Store, home
+from clusterctl.state import Store, find_home
 
 HERE = Path(__file__).resolve().parent
 WORKLOADS = HERE.parent / "workloads"
@@ -147,8 +147,8 @@ def eight_nodes(start: float) -> list[Row]:
 def two_nodes(start: float) -> list[Row]:
     quiet([*CTL, "up", "--quiet"])
     status = alternate({"status": lambda: quiet([*CTL, "status"])}, rounds=11)["status"]
-    store = Store(home())
-    cluster = store.cluster("default")
+    store = Store(find_home())
+    cluster = store.read_cluster("default")
     prepared = prepare(store)
     flags = prepared.plan.argv[: prepared.plan.argv.index("/bin/sh")]
     hosts = prepared.plan.files["hostfile"]
@@ -163,7 +163,7 @@ def two_nodes(start: float) -> list[Row]:
         ' && echo "$(($(date +%s%N) - a))"'
     )
     with actions.open_pool(store, cluster) as pool:
-        launcher = pool.transport(cluster.launcher.name)
+        launcher = pool.find_transport(cluster.launcher.name)
         launcher.connect(20)
         nanoseconds: list[float] = []
 
@@ -216,7 +216,7 @@ def prepare(store: Store) -> run_action.Prepared:
     resolved = run_action.resolve(["trivial.py"], None, None)
     number = run_action.choose_number(store, dry=False)
     spec = JobSpec(program=resolved.program)
-    return run_action.prepare(store.cluster("default"), spec, resolved, {}, number=number)
+    return run_action.prepare(store.read_cluster("default"), spec, resolved, {}, number=number)
 
 
 def training_step() -> list[Row]:

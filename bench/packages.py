@@ -116,7 +116,7 @@ def measure(pairs: int) -> dict[str, Any]:
 
 def parts(repeats: int) -> dict[str, float]:
     store = open_store()
-    cluster = store.cluster("default")
+    cluster = store.read_cluster("default")
     resolved = resolve("train.py", ())
     wanted = package_sources.find(resolved, "")
     assert wanted is not None

@@ -80,7 +80,7 @@ class Cluster:
         resolved = up_plan.resolve(store, spec.cluster_spec(name, given))
         place = f"the provider is {resolved.provider}"
         given = given.apply_limits(up_plan.find_circumstances(resolved), lambda line: None, place)
-        before = store.names()
+        before = store.list_names()
         made = cls(store, name, created=name not in before, report=report)
 
         def consent(question: str) -> bool:
@@ -105,7 +105,7 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         """Saves unfetched output files of jobs to `job-N` in the current folder first."""
-        if self.created and self.name in self._store.names():
+        if self.created and self.name in self._store.list_names():
             self.down(fetch=True)
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class Cluster:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes, as `clusterctl up` or `clusterctl attach` last recorded them."""
-        return self._store.cluster(self.name).nodes
+        return self._store.read_cluster(self.name).nodes
 
     @overload
     def run(
@@ -160,7 +160,7 @@ class Cluster:
             JobError: The job did not succeed. For a function, `__cause__` is what the rank raised.
             LaunchError, NodeUnreachable: The job could not be started, or a node was lost.
         """
-        cluster = actions.require_ready(self._store.cluster(self.name))
+        cluster = actions.require_ready(self._store.read_cluster(self.name))
         given = _read_options(Run, options)
         ways = {"detach"} if given.detach else set()
         place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
@@ -263,7 +263,7 @@ class Cluster:
     def verify(self, *, quick: bool = False) -> Measurements:
         """Measures nodes and links as `clusterctl verify` does. `low` of the report lists what is
         below its limit."""
-        cluster = self._store.cluster(self.name)
+        cluster = self._store.read_cluster(self.name)
         return verify_action.measure(self._store, cluster, self._report, quick=quick, now=False)
 
     def down(

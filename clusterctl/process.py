@@ -21,12 +21,12 @@ from clusterctl.timeouts import Deadline, now
 Spawned = subprocess.Popen[bytes]
 
 
-def own_command(*words: str) -> list[str]:
+def build_own_command(*words: str) -> list[str]:
     """The command line that runs `clusterctl WORDS` in a process of its own."""
-    return own_program("__main__", *words)
+    return build_own_program("__main__", *words)
 
 
-def own_program(module: str, *words: str) -> list[str]:
+def build_own_program(module: str, *words: str) -> list[str]:
     """The command line that runs the `main` of a module of clusterctl with WORDS.
 
     Its Python is isolated: neither the current folder nor PYTHONPATH can put other modules in the

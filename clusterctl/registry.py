@@ -144,9 +144,9 @@ def resolve(text: str, more_logins: MoreLogins = lambda host: None) -> FoundImag
 
 def _resolve(reference: Reference, more_logins: MoreLogins) -> FoundImage:
     text = reference.text
-    login = saved_login(reference.registry) or more_logins(reference.registry)
+    login = find_saved_login(reference.registry) or more_logins(reference.registry)
     connection = _Registry(reference, login)
-    manifest, digest = connection.manifest(reference.digest or reference.tag or "latest")
+    manifest, digest = connection.fetch_manifest(reference.digest or reference.tag or "latest")
     try:
         inner = find_platform(manifest)
         if inner == "":
@@ -155,7 +155,7 @@ def _resolve(reference: Reference, more_logins: MoreLogins) -> FoundImage:
                 hint="build it for that platform: docker build --platform linux/amd64",
             )
         if inner:
-            manifest, _ = connection.manifest(inner)
+            manifest, _ = connection.fetch_manifest(inner)
         size = count_bytes(manifest)
     except ValueError as error:
         raise connection.make_strange_error("an invalid manifest") from error
@@ -203,7 +203,7 @@ class _Registry:
         self._base = f"{usual.rstrip('/')}/v2/{reference.repository}/manifests/"
         self._pass = ""
 
-    def manifest(self, name: str) -> tuple[dict[str, Any], str]:
+    def fetch_manifest(self, name: str) -> tuple[dict[str, Any], str]:
         """The manifest of a tag or digest, and its digest."""
         url = self._base + urllib.parse.quote(name, safe=":")
         kinds = {"Accept": ", ".join(_KINDS)}
@@ -302,7 +302,7 @@ class _Registry:
         )
 
 
-def saved_login(registry: str) -> RegistryLogin | None:
+def find_saved_login(registry: str) -> RegistryLogin | None:
     """What `docker login` has saved for a registry, in its settings or with a credential helper."""
     folder = os.environ.get("DOCKER_CONFIG")
     path = (Path(folder) if folder else Path("~/.docker").expanduser()) / "config.json"
@@ -317,7 +317,9 @@ def saved_login(registry: str) -> RegistryLogin | None:
     try:
         helper = settings.get("credHelpers", {}).get(name) or settings.get("credsStore")
         rows = settings.get("auths", {}).items()
-        saved = next((row.get("auth") for key, row in rows if _host(key) == _host(name)), None)
+        saved = next(
+            (row.get("auth") for key, row in rows if _read_host(key) == _read_host(name)), None
+        )
     except (AttributeError, TypeError) as error:
         raise UsageError(
             f"{path} cannot be read: it is not what `docker login` writes", hint="correct it"
@@ -335,7 +337,7 @@ def saved_login(registry: str) -> RegistryLogin | None:
     return RegistryLogin(user, password)
 
 
-def _host(name: str) -> str:
+def _read_host(name: str) -> str:
     """Docker saves logins by host, earlier versions by URL."""
     return re.sub(r"^https?://", "", name).partition("/")[0]
 
@@ -358,7 +360,7 @@ def parse_helped(text: str) -> RegistryLogin | None:
         return None
 
 
-def settings(image: str, login: RegistryLogin) -> str:
+def render_settings(image: str, login: RegistryLogin) -> str:
     """Docker's config.json for an engine that is to pull this image with that login."""
     registry = parse(image).registry
     name = _HUB_LOGIN if registry == HUB else registry

@@ -13,7 +13,7 @@ from clusterctl.meter import COPIED
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter
 from clusterctl.providers.shared import tunnels
 from clusterctl.state import Store as Store
-from clusterctl.state import home
+from clusterctl.state import find_home
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import CONNECT_LIMIT
 
@@ -23,7 +23,7 @@ PATIENCE = 2.0
 
 def open_store() -> Store:
     """The records of this person, wherever their state home is."""
-    return Store(home())
+    return Store(find_home())
 
 
 def check_name(name: str) -> str:
@@ -39,13 +39,13 @@ def check_name(name: str) -> str:
 def choose(store: Store, name: str | None) -> Cluster:
     """The cluster of that name, or the only one there is."""
     if name is not None:
-        return store.cluster(check_name(name))
-    return store.cluster(find_only_name(store))
+        return store.read_cluster(check_name(name))
+    return store.read_cluster(find_only_name(store))
 
 
 def find_only_name(store: Store) -> str:
     """The name of the only cluster there is; RecordError, UsageError."""
-    names = store.names()
+    names = store.list_names()
     if not names:
         raise RecordError("no cluster exists", hint="`clusterctl up` creates one")
     if len(names) > 1:
@@ -124,7 +124,7 @@ def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
 
     mend_known_hosts(store, cluster)
-    folder = store.folder(cluster.name) / "ssh"
+    folder = store.locate_folder(cluster.name) / "ssh"
     with Pool.of(cluster, folder, tunnels.find(cluster)) as pool:
         try:
             yield pool

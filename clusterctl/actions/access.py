@@ -74,10 +74,10 @@ def open_shell(
     _prepare_ssh(store, cluster)
     if not words and find_node(cluster, name).role is not Role.LOGIN:
         terminal.prepare(store, cluster, report)
-    code = process.run_in_foreground(argv, cwd=store.folder(cluster.name) / "ssh")
+    code = process.run_in_foreground(argv, cwd=store.locate_folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
-            pool.transport(find_node(cluster, name).name).connect(CONNECT_TIMEOUT)
+            pool.find_transport(find_node(cluster, name).name).connect(CONNECT_TIMEOUT)
     return code
 
 
@@ -116,10 +116,10 @@ def _check_free(port: int) -> None:
 def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
     """Runs ssh until it is interrupted; raises NodeUnreachable where it gets no connection."""
     _prepare_ssh(store, cluster)
-    code = process.run_in_foreground(argv, cwd=store.folder(cluster.name) / "ssh")
+    code = process.run_in_foreground(argv, cwd=store.locate_folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
-            pool.transport(node).connect(CONNECT_TIMEOUT)
+            pool.find_transport(node).connect(CONNECT_TIMEOUT)
     return code
 
 
@@ -130,7 +130,7 @@ def execute(
     node = find_node(cluster, name)
     _prepare_ssh(store, cluster)
     with open_pool(store, cluster) as pool:
-        return pool.transport(node.name).run(_start_at_home(words), timeout=timeout)
+        return pool.find_transport(node.name).run(_start_at_home(words), timeout=timeout)
 
 
 def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: float) -> None:
@@ -149,21 +149,21 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
     with open_pool(store, cluster) as pool:
         for remote in (remote_source, remote_target):
             if remote:
-                pool.transport(remote[0]).connect(CONNECT_TIMEOUT)
+                pool.find_transport(remote[0]).connect(CONNECT_TIMEOUT)
         if remote_target:
             here = Path(source)
             node, path = remote_target
             path = _from_home(pool, node, path)
             if path.endswith(("/.", "/")):
                 path = f"{path.removesuffix('.').rstrip('/')}/{here.name}"
-            result = pool.transport(node).put(here, path, timeout=timeout)
+            result = pool.find_transport(node).put(here, path, timeout=timeout)
         elif remote_source:
             node, path = remote_source
             path = _from_home(pool, node, path)
             there = Path(target)
             if there.is_dir():
                 there = there / path.rstrip("/").rpartition("/")[2]
-            result = pool.transport(node).get(path, there, timeout=timeout)
+            result = pool.find_transport(node).get(path, there, timeout=timeout)
         else:
             raise wrong
     if not result.ok:
@@ -181,7 +181,7 @@ def _prepare_ssh(store: Store, cluster: Cluster) -> None:
     that was found again by its tags alone."""
     name = cluster.name
     if not cluster.attached:
-        if not (store.folder(name) / "ssh" / "user").exists():
+        if not (store.locate_folder(name) / "ssh" / "user").exists():
             raise NodeUnreachable(
                 f"the SSH keys of cluster {name!r} are lost: its nodes cannot be reached",
                 hint=f"`clusterctl status {name}` shows it, `clusterctl down {name}` removes it",
@@ -195,7 +195,7 @@ def _from_home(pool: Pool, node: str, path: str) -> str:
     """A relative path on a node counts from the node's own home."""
     if path.startswith("/"):
         return path
-    result = pool.transport(node).run('printf %s "$HOME"', timeout=CONNECT_TIMEOUT)
+    result = pool.find_transport(node).run('printf %s "$HOME"', timeout=CONNECT_TIMEOUT)
     return f"{result.text}/{path}" if result.ok and result.text else path
 
 

@@ -22,19 +22,19 @@ def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) ->
     """Lets connections in from these networks, or from this machine's address where none are given,
     and from no others. A later `up` keeps to it."""
     with ClusterLock(store.home, name, "allow", report):
-        cluster = require_owned(store.cluster(name))
+        cluster = require_owned(store.read_cluster(name))
         provider = providers.load(cluster.spec.provider)
         if not isinstance(provider, Guarded):
             raise UsageError(
                 f"cluster {name} ({cluster.spec.provider}) has no firewall rules of clusterctl",
                 hint="`clusterctl status --live` shows which nodes answer",
             )
-        allowed = provider.allow(cluster, store.folder(name), networks)
+        allowed = provider.allow(cluster, store.locate_folder(name), networks)
         # "": the address that this machine has at the next `up`.
         kept = ",".join(allowed) if networks else ""
         cloud = replace(cluster.spec.cloud, ssh_cidr=kept)
         store.save(replace(cluster, spec=replace(cluster.spec, cloud=cloud)))
-        store.event(name, "allowed", networks=list(allowed))
+        store.add_event(name, "allowed", networks=list(allowed))
     return allowed
 
 
@@ -44,14 +44,14 @@ def shut_out(store: Store, cluster: Cluster, said: str) -> str:
     provider = providers.load(cluster.spec.provider)
     if "no answer" not in said or not isinstance(provider, Guarded):
         return ""
-    return provider.shut_out(cluster, store.folder(cluster.name))
+    return provider.explain_shut_out(cluster, store.locate_folder(cluster.name))
 
 
 def explain(error: NodeUnreachable) -> ClusterctlError:
     """The error, with the reason why the nodes do not answer this machine, if there is one."""
     try:
         store = open_store()
-        cluster = store.cluster(error.cluster)
+        cluster = store.read_cluster(error.cluster)
         if ended := ended_workers.explain(store, cluster):
             return ended
         why = shut_out(store, cluster, error.message)

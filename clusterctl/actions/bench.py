@@ -88,7 +88,7 @@ def measure_allreduce(
                     report(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
                     job, points = _run(store, cluster, spec, resolved, {}, "", pool)
                     # It saves nothing: `down` need not look for its outputs.
-                    store.save_job(replace(store.job(job.id), fetched=True))
+                    store.save_job(replace(store.read_job(job.id), fetched=True))
                     repeats.append(points)
             except NodeUnreachable:
                 raise
@@ -150,7 +150,7 @@ def recall_scaling(store: Store, cluster: Cluster) -> Curve | None:
 
 
 def _recall(store: Store, cluster: Cluster, verb: str, kind: type[T]) -> T | None:
-    data = store.measurements(cluster, verb)
+    data = store.read_measurements(cluster, verb)
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(data, type=kind) if data else None
     return None

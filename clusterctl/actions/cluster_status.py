@@ -97,7 +97,7 @@ def status(
             )
             for node in cluster.nodes
         ),
-        jobs=tuple(store.open_jobs(cluster)),
+        jobs=tuple(store.list_open_jobs(cluster)),
         age=now - cluster.created,
         dollars_per_hour=cost.sum_hourly(charges),
         dollars=cost.sum_dollars(charges, now),
@@ -145,7 +145,7 @@ def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     provider = providers.load(cluster.spec.provider)
     if not isinstance(provider, Expiring):
         return ()
-    trouble = provider.deadline_trouble(cluster, store.folder(cluster.name))
+    trouble = provider.find_deadline_trouble(cluster, store.locate_folder(cluster.name))
     if not trouble:
         return ()
     over = cluster.deadline <= now or cluster.phase is Phase.STOPPED
@@ -286,7 +286,7 @@ def _settle(
     """The nodes that cost money, the charges, as whoever bills them has it, and what is not certain
     about them: also the prices of an `up` that was cut off, whose machines may have come to be
     others than planned."""
-    provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
+    provider, folder = providers.load_billing(cluster), store.locate_folder(cluster.name)
     if cluster.phase is Phase.CREATING and isinstance(provider, Repricing):
         charges = provider.reprice(cluster, folder, lambda line: None)
         cluster = replace(cluster, charges=charges)
@@ -310,7 +310,7 @@ ASKED_AT_ONCE = 16
 
 def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
-    clusters, now = store.clusters(), time.time()
+    clusters, now = store.list_clusters(), time.time()
     if not any(
         _is_overdue(c, now) or _is_unfinished(c) or ended_workers.may_have_ended(store, c, now)
         for c in clusters
@@ -354,7 +354,7 @@ def _question(node: Node) -> str:
 def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     from clusterctl.actions import open_pool
 
-    provider, folder = providers.load(cluster.spec.provider), store.folder(cluster.name)
+    provider, folder = providers.load(cluster.spec.provider), store.locate_folder(cluster.name)
     if isinstance(provider, BatchSite):
         answers, queues = provider.look(cluster, folder)
         return _Told(answers, queues=queues)

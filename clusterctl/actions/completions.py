@@ -12,7 +12,7 @@ from clusterctl.jobs.program import list_bundled
 
 def clusters() -> list[str]:
     with suppress(ClusterctlError, OSError):
-        return list(open_store().names())
+        return list(open_store().list_names())
     return []
 
 
@@ -26,7 +26,7 @@ def nodes(cluster: str | None) -> list[str]:
 def jobs() -> list[str]:
     """Their numbers, the last first."""
     with suppress(ClusterctlError, OSError):
-        return [str(job.id) for job in reversed(open_store().jobs())]
+        return [str(job.id) for job in reversed(open_store().list_jobs())]
     return []
 
 

@@ -83,7 +83,7 @@ def sum_spending(
     now = clock()
     since = max(0.0, now - seconds)
     known = [item for item in find_billed(store).values() if name in (None, item.name)]
-    damage = store.cluster_damage(name)
+    damage = store.list_cluster_damage(name)
     warnings = [f"not counted: {line}" for line in damage]
     for at, item in enumerate(known):
         if not _is_over(item, now):  # its machines may have ended themselves
@@ -104,7 +104,7 @@ def sum_spending(
             job,
             cost.sum_between(billed[job.cluster_id], max(since, job.started), _end(job, now), now),
         )
-        for job in store.jobs()
+        for job in store.list_jobs()
         if job.cluster_id in billed and job.started and _end(job, now) > since
     ]
     exact = {id: cost.is_exact(mine) for id, mine in billed.items()}
@@ -132,7 +132,7 @@ def sum_spending(
 
 def find_billed(store: Store) -> Mapping[str, Cluster]:
     """The clusters that cost money, or did, by id: those that run win over a past record."""
-    found = {item.id: item for item in (*store.past(), *store.clusters())}
+    found = {item.id: item for item in (*store.list_past(), *store.list_clusters())}
     return {id: item for id, item in found.items() if item.charges}
 
 

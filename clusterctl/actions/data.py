@@ -97,7 +97,7 @@ def get(
     if datasets.is_here(dataset, root):
         report(f"{name} is already on this machine")
     path = datasets.get(dataset, root, options.mirror, progress)
-    if not options.push or (options.cluster is None and not store.names()):
+    if not options.push or (options.cluster is None and not store.list_names()):
         if options.push:
             report(f"no cluster yet: `clusterctl data push {name}` copies it later")
         return CopiedDataSet(name, str(path), ())
@@ -168,7 +168,7 @@ def copy(
         report(f"copying {name} to {', '.join(names)}")
 
         def send(node: str) -> NodeResult:
-            transport = pool.transport(node)
+            transport = pool.find_transport(node)
             # The mark goes first and comes last: what is half there has none.
             begun = transport.run(f"rm -f {marks[node]}", timeout=30)
             if not begun.ok:
@@ -179,7 +179,7 @@ def copy(
                 return copied
             return transport.run(f"echo {mark} > {marks[node]}", timeout=30)
 
-        require_copied(pool.each(send, names), name)
+        require_copied(pool.call_each(send, names), name)
     return tuple(names)
 
 

@@ -19,11 +19,11 @@ def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
     provider = providers.load(cluster.spec.provider)
     if not isinstance(provider, Attesting):
         return {}
-    return provider.list_dead(cluster, store.folder(cluster.name))
+    return provider.list_dead(cluster, store.locate_folder(cluster.name))
 
 
 def _was_taken_down(store: Store, cluster: Cluster) -> bool:
-    if cluster.name not in store.names():
+    if cluster.name not in store.list_names():
         return True
-    record = store.cluster(cluster.name)
+    record = store.read_cluster(cluster.name)
     return record.id != cluster.id or record.phase is Phase.DELETING

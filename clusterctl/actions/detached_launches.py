@@ -25,7 +25,7 @@ the program they must not, however long its packages take to resolve here."""
 
 def describe(store: Store, name: str) -> list[str]:
     """What becomes of a cluster that ends with its jobs, and what it costs until then."""
-    cluster, folder = store.cluster(name), find_folder(store, name)
+    cluster, folder = store.read_cluster(name), find_folder(store, name)
     lines = [
         "when the program has ended, the next clusterctl command copies its outputs to"
         f" {folder} and removes cluster {name}"
@@ -55,7 +55,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
         return True  # an earlier command was interrupted when everything was here
     if cluster.phase is not Phase.READY:
         return False
-    jobs = [job for job in store.jobs() if job.cluster_id == cluster.id]
+    jobs = [job for job in store.list_jobs() if job.cluster_id == cluster.id]
     if not jobs or not all(store.is_handed_in(job.id) for job in jobs):
         return False  # `launch` is still at it
     if cluster.deadline and cluster.deadline <= time.time():
@@ -66,7 +66,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
     with open_pool(store, cluster) as pool:
         if not _have_ended(store, jobs, cluster, pool):
             return False
-        wanted = [job for job in store.jobs_of(cluster) if not job.fetched]
+        wanted = [job for job in store.list_jobs_of(cluster) if not job.fetched]
         report(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         base = folder if folder.is_dir() else Path.cwd()

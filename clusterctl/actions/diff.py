@@ -30,7 +30,7 @@ class Differences:
 def diff(store: Store, first: int, second: int, where: str | None, report: Reporter) -> Differences:
     """RecordError for a job that is not there, or not of the cluster `where`."""
     one, other = jobs.find_job(store, first, where), jobs.find_job(store, second, where)
-    origins = store.provenance(first), store.provenance(second)
+    origins = store.read_provenance(first), store.read_provenance(second)
     changes = (*compare.compare_provenance(*origins), *compare.compare(one, other))
     return Differences(one, other, changes, _files(store, one, other, report))
 

@@ -111,7 +111,7 @@ def _load_stored(store: Store, job: Job) -> Evidence:
     """What the state home has of the job: its output, and the rank that failed first."""
     ranks: dict[int, Rank] = {}
     nodes: dict[str, NodeView] = {}
-    for pieces in read_stored(store.job_folder(job.id)):
+    for pieces in read_stored(store.locate_job_folder(job.id)):
         for piece in pieces:
             if piece.rank is not None:
                 nodes.setdefault(piece.node, NodeView(piece.node))
@@ -175,9 +175,9 @@ def read_clocks(names: Sequence[str], pool: Pool, deadline: Deadline) -> tuple[N
 
     def read_clock(name: str) -> NodeResult:
         limit = deadline.limit(CONNECT)
-        pool.transport(name).connect(limit.left)
+        pool.find_transport(name).connect(limit.left)
         before = time.time()
-        result = pool.transport(name).run("date +%s.%N", timeout=limit.left)
+        result = pool.find_transport(name).run("date +%s.%N", timeout=limit.left)
         after = time.time()
         if result.ok:
             when = float(result.text.split()[-1])
@@ -185,7 +185,7 @@ def read_clocks(names: Sequence[str], pool: Pool, deadline: Deadline) -> tuple[N
         return result
 
     views = []
-    for result in pool.each(read_clock, names):
+    for result in pool.call_each(read_clock, names):
         offset, uncertainty = clocks.get(result.node, (0.0, 0.0))
         view = NodeView(result.node, error=result.error, offset=offset, uncertainty=uncertainty)
         views.append(view)
@@ -246,9 +246,11 @@ def _add_stacks(
     report(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
 
     def ask(name: str) -> NodeResult:
-        return pool.transport(name).run(scripts[name], stdin=spies[name], timeout=deadline.left)
+        return pool.find_transport(name).run(
+            scripts[name], stdin=spies[name], timeout=deadline.left
+        )
 
-    for result in pool.each(ask, list(by_node)):
+    for result in pool.call_each(ask, list(by_node)):
         dumps = evidence.read_dumps(result.text)
         node = cluster.node(result.node)
         scope = found.nodes[result.node].ptrace_scope
@@ -313,10 +315,10 @@ def _watch(
             seconds=seconds,
             limit=max(1, int(deadline.left / 4)),
         )
-        return pool.transport(name).run(script, stdin=spies[name], timeout=deadline.left)
+        return pool.find_transport(name).run(script, stdin=spies[name], timeout=deadline.left)
 
     silent = []
-    for result in pool.each(ask, list(by_node)):
+    for result in pool.call_each(ask, list(by_node)):
         silent += [result.node] * bool(result.error)
         moves, looks = evidence.read_moves(result.text), evidence.read_looks(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"

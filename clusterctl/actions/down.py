@@ -72,7 +72,7 @@ def down(
     check_name(name)
     with ClusterLock(store.home, name, verb, report):
         try:
-            cluster = store.cluster(name)
+            cluster = store.read_cluster(name)
         except NewerRecordError:
             raise
         except RecordError as error:
@@ -82,7 +82,7 @@ def down(
         except RecordError as error:
             if force:
                 return _take_down_unrecorded(store, name, error, report, ask, force)
-            path = store.folder(name) / "cluster.json"
+            path = store.locate_folder(name) / "cluster.json"
             raise RecordError(
                 f"{path} names an unknown provider, {cluster.spec.provider!r}",
                 hint="correct it there; --force removes the record, and what can be found by tags",
@@ -132,7 +132,7 @@ def finish_down(
     Machines go also where nothing can be written: a full disk must not keep them. `force` also lets
     go of machines that are not ours and do not answer.
     """
-    folder = store.folder(cluster.name)
+    folder = store.locate_folder(cluster.name)
     if cluster.charges and cluster.phase is Phase.CREATING:
         cluster = reprice(cluster, folder, report)
     planned = cluster
@@ -142,7 +142,7 @@ def finish_down(
     kept = _leave_open(cluster, unseen, planned, ends)
     with _continue_without(report):
         store.save(kept)
-    store.event(cluster.name, "deleting")
+    store.add_event(cluster.name, "deleting")
     try:
         providers.load(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
@@ -162,10 +162,10 @@ def finish_down(
     for line in describe_doubts(planned, ends, cluster.charges, now):
         report(line)
     how = "detached" if cluster.attached else "taken down"
-    for job in store.open_jobs(cluster):
+    for job in store.list_open_jobs(cluster):
         with _continue_without(report):
             store.save_job(replace(job, state=JobState.LOST, reason=f"its cluster was {how}"))
-    store.event(cluster.name, "deleted")
+    store.add_event(cluster.name, "deleted")
     with _continue_without(report):
         store.retire(cluster)
     return cluster
@@ -202,7 +202,7 @@ def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> 
     """After a removal that broke off: says what runs, and keeps the ends of what does not, which
     are forgotten an hour later."""
     planned = cluster
-    cluster, unseen, ends = _bear_out(planned, store.folder(cluster.name), now)
+    cluster, unseen, ends = _bear_out(planned, store.locate_folder(cluster.name), now)
     with _continue_without(report):
         store.save(_leave_open(cluster, unseen, planned, ends))
     report_left(cluster, report)
@@ -212,7 +212,9 @@ def _list_living(store: Store, cluster: Cluster, report: Reporter) -> Collection
     """The nodes that are billed. Raises the provider's error where it does not let us in: before a
     job is ended for a cluster that would then stay."""
     try:
-        return providers.load_billing(cluster).list_billed(cluster, store.folder(cluster.name))
+        return providers.load_billing(cluster).list_billed(
+            cluster, store.locate_folder(cluster.name)
+        )
     except ClusterctlError:
         report_price(cluster, report)
         raise
@@ -268,7 +270,7 @@ def _list_lives(cluster: Cluster, folder: Path) -> Sequence[Life]:
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
     """The clusters that run under this name and have no record, as their machines tell it."""
-    folder = store.folder(name)
+    folder = store.locate_folder(name)
     return tuple(
         Cluster(
             id=id,
@@ -294,8 +296,8 @@ def _take_down_unrecorded(
             raise
         report(f"{error.message}; {error.hint}")
         found = ()
-    if not found and name not in store.names():
-        if store.names():
+    if not found and name not in store.list_names():
+        if store.list_names():
             raise why
         return None
     report(why.message)
@@ -310,7 +312,7 @@ def _take_down_unrecorded(
                 " it"
             )
         finish_down(store, cluster, report)
-    shutil.rmtree(store.folder(name), ignore_errors=True)
+    shutil.rmtree(store.locate_folder(name), ignore_errors=True)
     return DownResult(name, 0, 0.0, (), ())
 
 

@@ -62,7 +62,7 @@ def get(
         NodeUnreachable, RecordError: About the cluster.
     """
     target = None
-    if options.push and (options.cluster is not None or store.names()):
+    if options.push and (options.cluster is not None or store.list_names()):
         target = require_ready(choose(store, options.cluster))
     source = _find(url)
     name = check_data_name(options.name or source.name)
@@ -101,7 +101,7 @@ def _copy_to_nodes(
             )
         try:
             report(f"{first.name} downloads {_describe_source(source)}")
-            channel = pool.transport(first.name).open(_command(first))
+            channel = pool.find_transport(first.name).open(_command(first))
             listing = _follow(channel, f"{first.root}/data", name, source, progress, report)
         except UnreachableSource as error:
             report(
@@ -212,7 +212,7 @@ def _send(
     if _find_holders([node], name, _mark(listing), pool):
         return listing
     report(f"copying {name} to {node.name}")
-    transport, target = pool.transport(node.name), f"{node.root}/data/{name}"
+    transport, target = pool.find_transport(node.name), f"{node.root}/data/{name}"
     begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
     sent = begun
     if begun.ok:

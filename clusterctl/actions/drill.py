@@ -44,7 +44,7 @@ LOOK = 15.0
 
 def list_workers(number: int) -> tuple[str, ...]:
     """The names of the workers of a new cluster. Raises UsageError."""
-    return nodes.node_names(number, most=20, what="a drill")[1:]
+    return nodes.name_nodes(number, most=20, what="a drill")[1:]
 
 
 def find(store: Store, name: str) -> Cluster | None:
@@ -58,7 +58,7 @@ def find(store: Store, name: str) -> Cluster | None:
             f"cluster {name!r} is {cluster.phase.value}", hint=f"clusterctl down {name}"
         )
     _provider(cluster)
-    if busy := [job.id for job in store.jobs_of(cluster) if not job.state.ended]:
+    if busy := [job.id for job in store.list_jobs_of(cluster) if not job.state.ended]:
         raise RecordError(
             f"cluster {name!r} may be running job {busy[0]}", hint=f"clusterctl cancel {busy[0]}"
         )
@@ -92,7 +92,7 @@ def prepare(store: Store, spec: ClusterSpec, report: Reporter) -> Iterator[Clust
         if made:
             report(f"removing cluster {spec.name}")
             gone = process.run(
-                process.own_command("down", spec.name, "--discard"), timeout=PATIENCE
+                process.build_own_command("down", spec.name, "--discard"), timeout=PATIENCE
             )
             if not gone.ok:
                 raise ProviderError(gone.error or _last_line(gone.stderr.decode(errors="replace")))
@@ -133,7 +133,7 @@ class _Drill:
         self._store, self._name, self._strike, self._steps = store, name, strike, steps
         self._program, self._log = program, folder
         self._fault = FAULTS[strike.fault]
-        self._before = max((job.id for job in store.jobs()), default=0)
+        self._before = max((job.id for job in store.list_jobs()), default=0)
         self._limit = PATIENCE + steps * STEP * 3
 
     def run(self) -> Round:
@@ -170,7 +170,7 @@ class _Drill:
 
     def _start(self) -> process.Spawned:
         words = ("run", "-c", self._name, *self._fault.options, str(self._program))
-        argv = process.own_command(*words, str(self._steps), str(STEP))
+        argv = process.build_own_command(*words, str(self._steps), str(STEP))
         return process.spawn(argv, log=self._log, cwd=self._program.parent, env=os.environ)
 
     def _read_output(self) -> str:
@@ -188,15 +188,15 @@ class _Drill:
             time.sleep(0.02)
 
     def _strike_now(self, client: process.Spawned) -> None:
-        fault, cluster = self._fault, self._store.cluster(self._name)
-        folder, node = self._store.folder(self._name), self._strike.node
+        fault, cluster = self._fault, self._store.read_cluster(self._name)
+        folder, node = self._store.locate_folder(self._name), self._strike.node
         if fault.client:
             client.kill()
         elif fault.harm:
-            _provider(cluster).harm(cluster, folder, node, fault.harm)
+            _provider(cluster).inject(cluster, folder, node, fault.harm)
             if fault.passes:
                 time.sleep(BREAK)
-                _provider(cluster).harm(cluster, folder, node, Harm.JOIN)
+                _provider(cluster).inject(cluster, folder, node, Harm.JOIN)
         else:
             job = self._jobs()[-1]
             script = assets.render(
@@ -208,16 +208,16 @@ class _Drill:
                 signal=fault.signal,
             )
             with open_pool(self._store, cluster) as pool:
-                result = pool.transport(node).run(script, timeout=LOOK)
+                result = pool.find_transport(node).run(script, timeout=LOOK)
             if not result.stdout:
                 raise ProviderError(f"{self._strike.fault}: the process was not found on {node}")
 
     def _jobs(self) -> list[Job]:
-        return choose_jobs(self._store.jobs(), self._before, self._program.name)
+        return choose_jobs(self._store.list_jobs(), self._before, self._program.name)
 
     def _call(self, *words: str) -> tuple[bool, list[str]]:
         """Whether a command succeeded, and its messages."""
-        result = process.run(process.own_command(*words), timeout=self._limit)
+        result = process.run(process.build_own_command(*words), timeout=self._limit)
         said = _find_our_lines(result.stderr.decode(errors="replace"))
         return result.ok, [*said, *([f"{words[0]}: {result.error}"] if result.error else [])]
 
@@ -231,7 +231,7 @@ class _Drill:
         if ended is None:
             return "run did not end", self._call("cancel", str(job.id))[1]
         ok, said = self._call("logs", str(job.id), "-f")
-        if ok and self._store.job(job.id).state is JobState.SUCCEEDED:
+        if ok and self._store.read_job(job.id).state is JobState.SUCCEEDED:
             return "continued", said
         ok, more = self._call("up", self._name)
         said += more
@@ -239,18 +239,18 @@ class _Drill:
         return ("resumed by rerun" if ok else "lost"), said + more
 
     def _read_outputs(self, job: Job) -> dict[str, str]:
-        files = self._store.job_folder(job.id).glob("out/*/rank-*.out")
+        files = self._store.locate_job_folder(job.id).glob("out/*/rank-*.out")
         return {path.stem: path.read_text() for path in sorted(files)}
 
     def _list_left(self) -> tuple[str, ...]:
-        cluster = self._store.cluster(self._name)
+        cluster = self._store.read_cluster(self._name)
         found = []
         with open_pool(self._store, cluster) as pool:
             for node in cluster.nodes:
                 script = assets.render(
                     "drill/left.sh.j2", cluster=cluster.id, root=node.root, patience=SAVE_LIMIT
                 )
-                result = pool.transport(node.name).run(script, timeout=PATIENCE)
+                result = pool.find_transport(node.name).run(script, timeout=PATIENCE)
                 lines = result.text.splitlines() if result.ok else [result.error or "no answer"]
                 found += [f"{node.name}: {line}" for line in lines]
         return tuple(found)

@@ -41,23 +41,25 @@ def may_have_ended(store: Store, cluster: Cluster, now: float) -> bool:
     over = cluster.deadline is not None and cluster.deadline <= now
     if not limit or not cluster.charges or cluster.phase is not Phase.READY or over:
         return False
-    times = [when for job in store.jobs_of(cluster) for when in (job.created, job.finished) if when]
+    times = [
+        when for job in store.list_jobs_of(cluster) for when in (job.created, job.finished) if when
+    ]
     return now - max((cluster.created, *times)) >= limit
 
 
 def look(store: Store, cluster: Cluster, now: float) -> Looked:
     """Asks AWS which workers exist, and the launcher why others are gone. Raises ClusterctlError if
     AWS does not answer."""
-    provider, folder = providers.load_billing(cluster), store.folder(cluster.name)
+    provider, folder = providers.load_billing(cluster), store.locate_folder(cluster.name)
     there = provider.list_billed(cluster, folder)
     gone = tuple(node.name for node in cluster.workers if node.name not in there)
     report = agent.AgentReport({}, {})
     if cluster.launcher.name in there:
         with suppress(ClusterctlError), open_pool(store, cluster) as pool:
             question = agent.render_question(cluster.launcher)
-            result = pool.transport(cluster.launcher.name).run(question, timeout=TIMEOUT)
+            result = pool.find_transport(cluster.launcher.name).run(question, timeout=TIMEOUT)
             report = agent.parse(result.text)
-    report = replace(report, ended=report.ends(now))
+    report = replace(report, ended=report.compute_ends(now))
     ends = dict(provider.list_ended(cluster, folder))
     # What AWS does not tell, the launcher may know.
     ends |= {
@@ -137,7 +139,7 @@ def count_as_used(store: Store, cluster: Cluster) -> None:
         return
     mark = shlex.quote(f"{cluster.launcher.root}/jobs/.used")
     with suppress(ClusterctlError), open_pool(store, cluster) as pool:
-        pool.transport(cluster.launcher.name).run(f"rm -f {mark}; : >{mark}", timeout=TIMEOUT)
+        pool.find_transport(cluster.launcher.name).run(f"rm -f {mark}; : >{mark}", timeout=TIMEOUT)
 
 
 def explain(

@@ -47,9 +47,9 @@ def extend(
     that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to.
     ProviderError where the cloud keeps the old one: then nothing has changed."""
     with ClusterLock(store.home, name, "extend", report):
-        cluster = require_owned(store.cluster(name))
+        cluster = require_owned(store.read_cluster(name))
         provider = _load(cluster)
-        folder = store.folder(name)
+        folder = store.locate_folder(name)
         cluster = ended_workers.settle(store, cluster, report, clock)
         now = clock()
         with report_failure(cluster, report, "the deadline was not changed"):
@@ -57,7 +57,7 @@ def extend(
             if isinstance(provider, Timekeeping):
                 now -= provider.measure_clock(cluster, folder, report)
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
-        dollars = measured.cost_until_removed(cluster.charges, end)
+        dollars = measured.sum_until_removed(cluster.charges, end)
         budget.check_extension(cluster, end, dollars)
         question = _ask_about_sooner_end(store, cluster, end, now)
         if question and not consent(question):
@@ -78,7 +78,7 @@ def extend(
             provider.extend(cluster, folder, end)
         cluster = replace(cluster, deadline=end)
         store.save(cluster)
-        store.event(name, "extended", deadline=round(end))
+        store.add_event(name, "extended", deadline=round(end))
         if isinstance(provider, Labelling):
             try:
                 provider.label_deadline(cluster, folder, end)
@@ -118,7 +118,7 @@ def _let_in(
         raise explained from error
     if not agreed:
         raise explained from error
-    provider.allow(cluster, store.folder(cluster.name), ())
+    provider.allow(cluster, store.locate_folder(cluster.name), ())
 
 
 def _ask_about_sooner_end(store: Store, cluster: Cluster, end: float, now: float) -> str:
@@ -126,7 +126,7 @@ def _ask_about_sooner_end(store: Store, cluster: Cluster, end: float, now: float
     before = cluster.deadline
     if before is not None and (before <= now or before <= end):
         return ""  # it is over, or only gets longer
-    running = [str(job.id) for job in store.open_jobs(cluster) if not _is_done_by(job, end)]
+    running = [str(job.id) for job in store.list_open_jobs(cluster) if not _is_done_by(job, end)]
     if before is None and not running:
         return ""
     jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"

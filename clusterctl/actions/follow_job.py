@@ -41,11 +41,13 @@ def stop_on_interrupt(
         yield
     except KeyboardInterrupt:
         with suppress(RecordError):  # it had not come as far as its record
-            job = store.job(number)
+            job = store.read_job(number)
             if not job.state.ended:
                 store.save_job(_stop(job, cluster, pool, report))
                 if job.spec.sync:
-                    report(mirror.describe_synced(job, store.job_folder(number), "interrupted"))
+                    report(
+                        mirror.describe_synced(job, store.locate_job_folder(number), "interrupted")
+                    )
         raise
 
 
@@ -61,7 +63,7 @@ def open_follower(
     """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
     look = partial(find_dead, store, cluster) if find_dead else None
     use = partial(rank_use.describe, job, cluster, pool)
-    folder = store.job_folder(job.id)
+    folder = store.locate_job_folder(job.id)
     with (
         Interrupts() as interrupts,
         Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
@@ -80,7 +82,7 @@ def attend(
     find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
-    folder = store.job_folder(job.id)
+    folder = store.locate_job_folder(job.id)
     with (
         open_follower(store, job, cluster, pool, report, find_dead) as follower,
         mirror.Keeper(job, cluster, pool, folder) as keeper,

@@ -105,7 +105,7 @@ def find(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
     regions, tagged, failed = _find_tagged(store, regions)
     known = _list_known(store)
     now = time.time()
-    over = {item.id for item in store.clusters() if item.deadline and item.deadline < now}
+    over = {item.id for item in store.list_clusters() if item.deadline and item.deadline < now}
     return FoundClusters(
         regions,
         tuple(tagged),
@@ -183,7 +183,7 @@ def is_own(orphan: Orphan, mine: str) -> bool:
 
 
 def _free(store: Store, name: str) -> None:
-    if name in store.names() and (store.folder(name) / "cluster.json").exists():
+    if name in store.list_names() and (store.locate_folder(name) / "cluster.json").exists():
         raise RecordError(
             f"this machine already has a cluster {name!r}", hint=f"`clusterctl down {name}` first"
         )
@@ -196,7 +196,7 @@ def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
         _free(store, name)
         cluster = _load_discoveries()[orphan.provider].adopt(orphan.id, name, orphan.region)
         store.save(cluster)
-        store.event(name, "adopted", id=orphan.id)
+        store.add_event(name, "adopted", id=orphan.id)
     return cluster
 
 
@@ -212,7 +212,7 @@ def _load_discoveries() -> dict[str, Discovery]:
 def _owner() -> str:
     """Who we are; "" where that is not told."""
     try:
-        return next(iter(_load_discoveries().values())).owner()
+        return next(iter(_load_discoveries().values())).find_owner()
     except ProviderError:
         return ""
 
@@ -249,12 +249,12 @@ def _regions(
     unknown: ProviderError | None = None
     enabled: tuple[str, ...] = ()
     try:
-        enabled = Deadline(SEARCH_LIMIT).await_result(run_in_background(provider.regions))
+        enabled = Deadline(SEARCH_LIMIT).await_result(run_in_background(provider.list_regions))
     except TimeoutError:
-        unknown = _make_timeout_error(provider.usual_region())
+        unknown = _make_timeout_error(provider.find_usual_region())
     except ProviderError as error:
         unknown = error
-    some = (provider.usual_region(), *filter(None, on_record), *enabled)
+    some = (provider.find_usual_region(), *filter(None, on_record), *enabled)
     return tuple(dict.fromkeys(some)), unknown
 
 
@@ -270,7 +270,7 @@ def _find_tagged(
     searched, and one where nobody tells which regions there are. Raises the first where that is
     every region."""
     wanted = tuple(dict.fromkeys(wanted))
-    on_record = [cluster.spec.cloud.region for cluster in store.clusters()]
+    on_record = [cluster.spec.cloud.region for cluster in store.list_clusters()]
     looked: dict[str, None] = {}
     found = []
     failed: dict[str, ProviderError] = {}
@@ -310,14 +310,14 @@ def _make_partial_error(regions: Iterable[str], why: ProviderError) -> ProviderE
 def _list_recorded(store: Store) -> set[str]:
     """Ids, to be asked for when the cloud has answered: `up` writes the record before it makes
     anything, so that no cluster which begins meanwhile is taken for an orphan."""
-    return {cluster.id for cluster in store.clusters()}
+    return {cluster.id for cluster in store.list_clusters()}
 
 
 def _list_known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
     kept: set[str] = set()
     for provider in _load_discoveries().values():
-        for name in store.names():
+        for name in store.list_names():
             with suppress(RecordError):  # nothing tells which it is: it can be found here alone
-                kept |= provider.find_ids(store.folder(name))
+                kept |= provider.find_ids(store.locate_folder(name))
     return _list_recorded(store) | kept

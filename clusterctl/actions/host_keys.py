@@ -21,7 +21,7 @@ def write_known_hosts(store: Store, cluster: Cluster, host_keys: Mapping[str, st
     them."""
     keys = {name_in_known_hosts(cluster.node(name)): key for name, key in host_keys.items()}
     text = _complete("", keys)
-    write_atomic(store.folder(cluster.name) / "ssh" / "known_hosts", text.encode())
+    write_atomic(store.locate_folder(cluster.name) / "ssh" / "known_hosts", text.encode())
     return replace(cluster, host_keys=keys)
 
 
@@ -30,7 +30,7 @@ def mend_known_hosts(store: Store, cluster: Cluster) -> None:
     has another key keeps that. In other phases than READY another command may be writing it."""
     if cluster.phase is not Phase.READY or not cluster.host_keys:
         return
-    path = store.folder(cluster.name) / "ssh" / "known_hosts"
+    path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
     text = ""
     with suppress(OSError):
         text = path.read_text(errors="replace")

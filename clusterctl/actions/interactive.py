@@ -38,4 +38,4 @@ def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str
     if cluster.launcher.here:
         return Terminal(argv, Path.cwd())
     argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
-    return Terminal(argv, store.folder(cluster.name) / "ssh")
+    return Terminal(argv, store.locate_folder(cluster.name) / "ssh")

@@ -19,7 +19,7 @@ def suggest(store: Store, job: Job) -> str:
     failure = job.failure
     if job.state is not JobState.FAILED or failure is None:
         return ""
-    path = store.job_folder(job.id) / "out" / failure.node / f"rank-{failure.rank}.err"
+    path = store.locate_job_folder(job.id) / "out" / failure.node / f"rank-{failure.rank}.err"
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - REMARKS))

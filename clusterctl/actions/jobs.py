@@ -26,15 +26,15 @@ from clusterctl.transport.pool import Pool
 
 def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ...]:
     """The history, newest last. Jobs that may still run are asked after."""
-    for line in store.damage():
+    for line in store.list_damage():
         report(line)
-    found = store.jobs()
+    found = store.list_jobs()
     if name is not None:
         found = tuple(job for job in found if job.cluster == check_name(name))
         if not found:
-            store.cluster(name)  # no jobs of a cluster that is not there: a mistyped name
+            store.read_cluster(name)  # no jobs of a cluster that is not there: a mistyped name
     fresh: dict[int, Job] = {}
-    for cluster in store.clusters():
+    for cluster in store.list_clusters():
         mine = [job for job in found if job.cluster_id == cluster.id and not job.state.ended]
         # Nobody but the clusterctl that hands a job in knows of it yet.
         going = [job for job in mine if store.is_handed_in(job.id)]
@@ -57,10 +57,10 @@ def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ..
 
 def find_last_job(store: Store, name: str | None) -> Job:
     """The one that was started last, on the cluster `name` if it is given. Raises RecordError."""
-    found = [job for job in store.jobs() if name in (None, job.cluster)]
+    found = [job for job in store.list_jobs() if name in (None, job.cluster)]
     if not found:
         if name is not None:
-            store.cluster(check_name(name))  # no jobs of a cluster that is not there: mistyped
+            store.read_cluster(check_name(name))  # no jobs of a cluster that is not there: mistyped
         where = f" on cluster {name!r}" if name else ""
         raise RecordError(f"no jobs yet{where}", hint="`clusterctl run SCRIPT` starts one")
     return max(found, key=lambda job: job.id)
@@ -68,7 +68,7 @@ def find_last_job(store: Store, name: str | None) -> Job:
 
 def find_job(store: Store, number: int, where: str | None) -> Job:
     """The job; where a cluster is named, it has to be that cluster's."""
-    job = store.job(number)
+    job = store.read_job(number)
     if where is not None and job.cluster != where:
         raise RecordError(
             f"job {number} ran on cluster {job.cluster!r}, not on {where!r}",
@@ -79,7 +79,7 @@ def find_job(store: Store, number: int, where: str | None) -> Job:
 
 def find_cluster(store: Store, job: Job) -> Cluster | None:
     """The cluster the job ran on, if it still exists (not another one of the same name)."""
-    return next((c for c in store.clusters() if c.id == job.cluster_id), None)
+    return next((c for c in store.list_clusters() if c.id == job.cluster_id), None)
 
 
 def make_lost_cluster_error(job: Job, hint: str) -> RecordError:
@@ -123,7 +123,7 @@ def logs(
 def _output(
     store: Store, job: Job, report: Reporter, follow: bool, find_dead: FindDeadNodes | None
 ) -> Iterator[list[Piece]]:
-    folder = store.job_folder(job.id)
+    folder = store.locate_job_folder(job.id)
     cluster = find_cluster(store, job)
     if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
         if was_removed(folder):
@@ -145,7 +145,7 @@ def _follow(
     follow: bool,
     find_dead: FindDeadNodes | None,
 ) -> Iterator[list[Piece]]:
-    folder = store.job_folder(job.id)
+    folder = store.locate_job_folder(job.id)
     with (
         open_follower(store, job, cluster, pool, report, find_dead) as follower,
         mirror.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,

@@ -15,12 +15,12 @@ MARK = "launch.json"
 
 def mark(store: Store, name: str, folder: Path) -> None:
     """Notes that the cluster ends with its jobs, whose outputs belong below `folder`."""
-    write_atomic(store.folder(name) / MARK, json.dumps({"folder": str(folder)}).encode())
+    write_atomic(store.locate_folder(name) / MARK, json.dumps({"folder": str(folder)}).encode())
 
 
 def unmark(store: Store, name: str) -> None:
     """The cluster stays after all."""
-    (store.folder(name) / MARK).unlink(missing_ok=True)
+    (store.locate_folder(name) / MARK).unlink(missing_ok=True)
 
 
 def list_marked(store: Store) -> tuple[str, ...]:
@@ -31,5 +31,5 @@ def list_marked(store: Store) -> tuple[str, ...]:
 def find_folder(store: Store, name: str) -> Path | None:
     """Where the outputs belong; None for a cluster that does not end with its jobs."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return Path(json.loads((store.folder(name) / MARK).read_bytes())["folder"])
+        return Path(json.loads((store.locate_folder(name) / MARK).read_bytes())["folder"])
     return None

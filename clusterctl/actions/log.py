@@ -7,7 +7,7 @@ import os
 import time
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.state import home
+from clusterctl.state import find_home
 
 LIMIT = 5_000_000
 """Bytes after which the log starts anew; the old one is kept once."""
@@ -17,7 +17,7 @@ def record(text: str) -> str:
     """Appends to the log; returns its path, or nothing where it cannot be written."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     with contextlib.suppress(OSError, ValueError, ClusterctlError):
-        place = home()
+        place = find_home()
         place.make(place.path)
         if place.log.exists() and place.log.stat().st_size > LIMIT:
             place.log.replace(place.log.with_suffix(".log.1"))

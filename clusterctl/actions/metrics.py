@@ -73,7 +73,7 @@ def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path,
 def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
     """The same from the output that is on this machine, without asking any node."""
     reader, found = Reader(), []
-    for pieces in read_stored(store.job_folder(job.id)):
+    for pieces in read_stored(store.locate_job_folder(job.id)):
         for piece in pieces:
             if piece.stream == "stdout" and piece.rank is not None:
                 found += reader.read(piece.rank, piece.data)

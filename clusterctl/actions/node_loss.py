@@ -64,7 +64,7 @@ def is_due(store: Store, job: Job) -> bool:
     return (
         job.spec.on_node_loss in (REPLACE, SHRINK)
         and job.state is JobState.FAILED
-        and all(other.rerun_of != job.id for other in store.jobs())
+        and all(other.rerun_of != job.id for other in store.list_jobs())
     )
 
 
@@ -138,9 +138,9 @@ def _follow_losses(
             error, job = caught, found
         lost = _list_lost(store, job)
         due = bool(lost) or is_cut_off(job)
-        how = _choose(job, store.cluster(job.cluster), lost) if due and left else FAIL
+        how = _choose(job, store.read_cluster(job.cluster), lost) if due and left else FAIL
         if lost and how == FAIL:
-            _advise(job, store.cluster(job.cluster), error, report)
+            _advise(job, store.read_cluster(job.cluster), error, report)
         elif how != FAIL and not held.enter_context(store.claim_continuing(job.id)):
             how = FAIL
             _refer(job, error, report)
@@ -169,7 +169,7 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
     how = f"setting {them} up" if there else f"starting {them}"
     report(f"{_describe(job, lost)}: {how} again, then continuing job {job.id}")
     spec = ClusterSpec(name=job.cluster, provider="", groups=(NodeGroup(count=0),))
-    cluster = store.cluster(job.cluster)
+    cluster = store.read_cluster(job.cluster)
     try:
         if cluster.charges:
             _await_end(store, cluster, lost, reclaimed, report)
@@ -180,7 +180,7 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
     except ClusterctlError:
         _advise(job, cluster, None, report)
         raise
-    found = _list_restarted(cluster, store.cluster(job.cluster), lost)
+    found = _list_restarted(cluster, store.read_cluster(job.cluster), lost)
     if new := [name for name in found if not has_restarted(job, name)]:
         report(f"{', '.join(new)} restarted")
         store.save_job(note_restart(job, new))
@@ -231,7 +231,7 @@ def _await_end(
     report: Reporter,
 ) -> None:
     """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
-    billing, folder = providers.load_billing(cluster), store.folder(cluster.name)
+    billing, folder = providers.load_billing(cluster), store.locate_folder(cluster.name)
     limit, told = Deadline(END_LIMIT), False
     while not limit.passed:
         ending = billing.list_ending(cluster, folder, reclaimed)
@@ -275,7 +275,7 @@ def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
     ]
     if lost or job.failure:
         return tuple(lost)
-    cluster = store.cluster(job.cluster)
+    cluster = store.read_cluster(job.cluster)
     with open_pool(store, cluster) as pool:
         results = pool.connect(list_rank_nodes(job, cluster), timeout=ANSWER_TIMEOUT)
     return tuple(result.node for result in results if not result.ok)

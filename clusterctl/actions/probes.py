@@ -55,7 +55,7 @@ class Probes:
         code = base64.b64encode(b"".join((folder / part).read_bytes() for part in PROGRAM))
 
         def start(name: str) -> NodeResult:
-            transport = self._pool.transport(name)
+            transport = self._pool.find_transport(name)
             transport.connect(CONNECT)
             command = _command(self._cluster.node(name))
             channel = transport.open(command, timeout=self.seconds(ANSWER))
@@ -69,7 +69,7 @@ class Probes:
         names = [node.name for node in self._cluster.workers if node.python]
         # What a dead node takes must not be missing for the others.
         with self.deadline.pause():
-            results = self._pool.each(start, names)
+            results = self._pool.call_each(start, names)
         self.failed.update({result.node: result.error for result in results if result.error})
         return self
 

@@ -160,13 +160,13 @@ def run(
                 made = up(store, spec, note, consent)
             summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
         except (UsageError, KeyboardInterrupt):
-            aborted = name not in store.names()
+            aborted = name not in store.list_names()
             raise
         finally:
             hold_off()
             try:
-                if name in store.names():
-                    summary.rows += _provider_version(store.folder(name))
+                if name in store.list_names():
+                    summary.rows += _provider_version(store.locate_folder(name))
                     with summary.time_part("down"):
                         _remove(store, name, summary, note)
             finally:

@@ -59,8 +59,8 @@ def write(text: str, path: Path) -> None:
 
 def find_cluster(store: Store, name: str | None) -> Cluster:
     """One that exists, else the last one of that name that did."""
-    past = [item for item in store.past() if name in (None, item.name)]
-    if name in store.names() or not past or (name is None and store.names()):
+    past = [item for item in store.list_past() if name in (None, item.name)]
+    if name in store.list_names() or not past or (name is None and store.list_names()):
         return choose(store, name)
     return max(past, key=lambda item: item.created)
 
@@ -99,12 +99,12 @@ def _collect_cluster(
 
 
 def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportData:
-    known = {item.id: item for item in (*store.past(), *store.clusters())}
+    known = {item.id: item for item in (*store.list_past(), *store.list_clusters())}
     cluster = known.get(job.cluster_id)
     if cluster:
         fresh = {item.id: item for item in _list_jobs(store, cluster, report)}
         job = fresh.get(job.id, job)
-    found = store.provenance(job.id)
+    found = store.read_provenance(job.id)
     dollars = cost.sum_by_job(store, [job]).get(job.id)
     why = job.reason or (job.failure.text if job.failure else "")
     facts = [
@@ -134,9 +134,9 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
 
 def _list_jobs(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
     """The jobs, with their present state where the cluster can still say."""
-    if cluster.name in store.names():
+    if cluster.name in store.list_names():
         return jobs.list_jobs(store, None, report)
-    return store.jobs()
+    return store.list_jobs()
 
 
 def _points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint, ...]:
@@ -242,7 +242,7 @@ def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | Non
 
 def _phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
     """The steps of the first `up` that ended: they ran one after the other."""
-    ready = next((e for e in store.events(cluster) if e.get("event") == "ready"), None)
+    ready = next((e for e in store.read_events(cluster) if e.get("event") == "ready"), None)
     if ready is None:
         return ()
     durations = {str(name): float(value) for name, value in ready.get("phases", {}).items()}

@@ -52,13 +52,13 @@ def rerun(
 
     `resume` carries the old job's outputs over, so that a program that reads its snapshot goes on.
     """
-    old = store.job(number)
-    if where is None and store.names() and old.cluster not in store.names():
-        other = store.names()[0]
+    old = store.read_job(number)
+    if where is None and store.list_names() and old.cluster not in store.list_names():
+        other = store.list_names()[0]
         raise make_lost_cluster_error(
             old, f"`clusterctl rerun {number} -c {other}` runs it on cluster {other}"
         )
-    cluster = require_ready(store.cluster(old.cluster if where is None else check_name(where)))
+    cluster = require_ready(store.read_cluster(old.cluster if where is None else check_name(where)))
     cluster = cluster.drop_nodes(without)
     spec, secrets = _apply_changes(old.spec, given)
     if given.failed:
@@ -131,7 +131,7 @@ def _prepare_again(
             f"job {old.id} used secrets that are not stored: {', '.join(missing)}",
             hint="give them again with --env NAME=VALUE or --env-file",
         )
-    job, plan = plan_job(cluster, spec, number=store.next_job_id())
+    job, plan = plan_job(cluster, spec, number=store.reserve_job_id())
     job = replace(job, stage=old.stage, rerun_of=old.id)
     tree = Tree(store.home.stages, (), 0, False)
     return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets=secrets)

@@ -53,7 +53,7 @@ class EarlierFiles:
 def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporter) -> EarlierFiles:
     """Where the files of `old` are for a job that is planned for `target`. Raises RecordError where
     what its rank 0 wrote is gone, or the job has not ended."""
-    cluster = next((item for item in store.clusters() if item.id == old.cluster_id), None)
+    cluster = next((item for item in store.list_clusters() if item.id == old.cluster_id), None)
     if cluster is not None and cluster.id == target.id:
         cluster = target  # as far as it is there
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
@@ -150,7 +150,7 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
         report(f"using the files of job {old.id} that were fetched from {', '.join(found)}")
     if old.fetched:
         return found
-    folder = copies_here.place(store.job_folder(old.id))
+    folder = copies_here.place(store.locate_job_folder(old.id))
     wanted = lost and bucket_copies.is_url(old.spec.sync) and not copies_here.list_stored(folder)
     if wanted and bucket_copies.download(old, folder):
         report(f"copied the files of job {old.id} from {bucket_copies.url(old)}")
@@ -259,7 +259,7 @@ def carry_over(
         yield source.old.id if source else None
         return
     _remove_abandoned(store)
-    scratch = store.home.make(store.job_folder(job.id) / "carry")
+    scratch = store.home.make(store.locate_job_folder(job.id) / "carry")
     lock = os.open(scratch, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:

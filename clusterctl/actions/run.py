@@ -228,7 +228,7 @@ def submit(
     stage.remove_old(store)
     logs.remove_old(store)
     if job.spec.sync:
-        mirror.claim(job, store.job_folder(job.id))
+        mirror.claim(job, store.locate_job_folder(job.id))
     with store.mark_handing_in(job.id):
         return _ship(store, replace(prepared, job=job), pool, report, carry)
 
@@ -274,7 +274,7 @@ def _ship(
             control.forget(job, cluster, pool)
         store.save_job(ended)
         raise
-    store.event(cluster.name, "job", id=job.id, program=job.spec.program.target)
+    store.add_event(cluster.name, "job", id=job.id, program=job.spec.program.target)
     return job
 
 
@@ -316,13 +316,13 @@ def run(
 def choose_number(store: Store, *, dry: bool) -> int:
     """The job's id; a dry run does not use one up."""
     if not dry:
-        return store.next_job_id()
-    return max((job.id for job in store.jobs()), default=0) + 1
+        return store.reserve_job_id()
+    return max((job.id for job in store.list_jobs()), default=0) + 1
 
 
 def find_job(store: Store, number: int) -> Job | None:
     """The job's record, if it has got that far."""
     try:
-        return store.job(number)
+        return store.read_job(number)
     except RecordError:
         return None

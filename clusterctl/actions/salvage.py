@@ -66,7 +66,7 @@ def save(
     deadline = Deadline(LIMIT if not cluster.attached else math.inf)
     look = deadline.limit(LOOK_LIMIT)
     store.check_jobs(cluster)
-    jobs = store.jobs_of(cluster)
+    jobs = store.list_jobs_of(cluster)
     shares = shared_folder.was_usable(store, cluster)
     if not (jobs or shares):
         return Saved()
@@ -112,7 +112,7 @@ def save(
 def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...]:
     """Ends open jobs unasked, as far as nodes answer: on machines that are not ours they would go
     on after us. Returns those that were ended."""
-    jobs = store.open_jobs(cluster)
+    jobs = store.list_open_jobs(cluster)
     if not jobs:
         return ()
     ended: list[int] = []

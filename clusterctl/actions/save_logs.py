@@ -35,7 +35,7 @@ def save_logs(
     for all of them; what is not saved is named. Of nodes that are `away`, the launcher's copies
     count."""
     deadline = Deadline(limit)
-    late = [job for job in jobs if not is_complete(store.job_folder(job.id))]
+    late = [job for job in jobs if not is_complete(store.locate_job_folder(job.id))]
     # In turns: a log that takes all the time must not cost the others theirs.
     while late and not deadline.passed:
         turn, late = late, []
@@ -59,7 +59,7 @@ def _save_log(
         with (
             Interrupts() as interrupts,
             Follower(
-                store.job(job.id), cluster, pool, store.job_folder(job.id), interrupts
+                store.read_job(job.id), cluster, pool, store.locate_job_folder(job.id), interrupts
             ) as follower,
         ):
             for _ in follower.batches(until_ended=False, replay=False, limit=limit):

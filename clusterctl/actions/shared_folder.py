@@ -64,7 +64,7 @@ def was_usable(store: Store, cluster: Cluster) -> bool:
         return False
     if cluster.phase in (Phase.READY, Phase.STOPPED):
         return True
-    past = store.events(cluster)
+    past = store.read_events(cluster)
     return any(event.get("event") in ("ready", "adopted") for event in past)
 
 
@@ -104,9 +104,9 @@ def bring(
     limit = 3600 + there.size / SLOWEST
 
     def copy(node: str) -> NodeResult:
-        return pool.transport(node).get(cluster.shared, target, timeout=limit)
+        return pool.find_transport(node).get(cluster.shared, target, timeout=limit)
 
-    [result] = pool.each(copy, [cluster.launcher.name])
+    [result] = pool.call_each(copy, [cluster.launcher.name])
     if result.error:
         raise ProviderError(
             f"the shared folder {cluster.shared} could not be copied: {result.error}",

@@ -34,5 +34,5 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
             hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
         )
     # It saves nothing: `down` need not look for its outputs, nor ask where no node answers.
-    store.save_job(replace(store.job(job.id), fetched=True))
+    store.save_job(replace(store.read_job(job.id), fetched=True))
     report(f"all-reduce {proof}")

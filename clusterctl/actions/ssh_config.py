@@ -30,12 +30,12 @@ def write_config(store: Store, cluster: Cluster) -> None:
     else:
         tunnels = tunnel.list_commands(store, cluster)
         text = assets.render("client/ssh_config.j2", cluster=cluster, tunnels=tunnels)
-    _replace(store.folder(cluster.name) / "ssh" / "config", text)
+    _replace(store.locate_folder(cluster.name) / "ssh" / "config", text)
 
 
 def write_hosts(store: Store, cluster: Cluster) -> None:
     """The cluster's own file, if ssh can read its folder's name."""
-    folder = store.folder(cluster.name) / "ssh"
+    folder = store.locate_folder(cluster.name) / "ssh"
     if not _find_special(folder):
         escaped = str(folder).replace("%", "%%")
         tunnels = tunnel.list_commands(store, cluster)
@@ -72,12 +72,12 @@ def refresh(store: Store) -> tuple[str, ...]:
     """Writes the files of all clusters anew; the names by which ssh knows their nodes. Machines
     that are the user's own are left out: ssh knows them already."""
     found: list[str] = []
-    for name in store.names():
+    for name in store.list_names():
         try:
-            cluster = store.cluster(name)
+            cluster = store.read_cluster(name)
         except RecordError:
             continue  # `list` says what is wrong with it
-        if cluster.identity is None and (store.folder(name) / "ssh").is_dir():
+        if cluster.identity is None and (store.locate_folder(name) / "ssh").is_dir():
             write_hosts(store, cluster)
             found += (f"{name}-{node.name}" for node in cluster.nodes)
     return tuple(found)

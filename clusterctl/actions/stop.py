@@ -53,9 +53,9 @@ def require_pausing(cluster: Cluster) -> Pausing:
 def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | None:
     """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
     with ClusterLock(store.home, name, "stop", report):
-        cluster = store.cluster(name)
+        cluster = store.read_cluster(name)
         provider, billing = require_pausing(cluster), providers.load_billing(cluster)
-        folder = store.folder(name)
+        folder = store.locate_folder(name)
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
             require_ready(cluster)
@@ -63,13 +63,13 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
                 provider.check_pausing(cluster, folder)
                 require_machines(cluster, billing.list_billed(cluster, folder))
             cluster = ended_workers.settle(store, cluster, report)
-            open_jobs = store.open_jobs(cluster)
+            open_jobs = store.list_open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
             if open_jobs and not ask(f"job {numbers} is still running; end it?"):
                 return None
             ended = salvage.end_jobs(store, cluster, report)
             with open_pool(store, cluster) as pool:
-                save_logs(store, store.jobs_of(cluster), cluster, pool, report)
+                save_logs(store, store.list_jobs_of(cluster), cluster, pool, report)
         if cluster.phase is not Phase.STOPPED:
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
@@ -91,7 +91,7 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
         )
         cluster = replace(cluster, charges=correct_times(cluster, folder))
         store.save(cluster)
-        store.event(name, "stopped")
+        store.add_event(name, "stopped")
     disks = [item for item in cluster.charges if item.until is None]
     what = cost.describe_stored(disks)
     return Stopped(cluster, ended, cost.sum_hourly(disks), cost.is_exact(disks), what)

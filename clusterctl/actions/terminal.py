@@ -25,13 +25,13 @@ DIGEST = "shell"
 
 def forget(store: Store, cluster: Cluster) -> None:
     """The nodes are made ready again: their files may be gone."""
-    (store.folder(cluster.name) / "ssh" / DIGEST).unlink(missing_ok=True)
+    (store.locate_folder(cluster.name) / "ssh" / DIGEST).unlink(missing_ok=True)
 
 
 def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
     """Writes the files of the shells to all nodes, unless they have them. Nodes that do not answer
     are told, and tried again next time."""
-    stamp = store.folder(cluster.name) / "ssh" / DIGEST
+    stamp = store.locate_folder(cluster.name) / "ssh" / DIGEST
     wanted = hashlib.sha256(f"{__version__} {cluster.nodes}".encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == wanted:
         return
@@ -41,14 +41,14 @@ def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
         node = cluster.node(name)
         texts = terminal_settings.files(cluster, node).items()
         archive = archives.pack_texts((path, text, mode) for path, (text, mode) in texts)
-        return pool.transport(name).run(
+        return pool.find_transport(name).run(
             _install(cluster, node),
             stdin=archive + programs + archives.END_OF_ARCHIVE,
             timeout=TIMEOUT,
         )
 
     with open_pool(store, cluster) as pool:
-        failed = [result for result in pool.each(send) if not result.ok]
+        failed = [result for result in pool.call_each(send) if not result.ok]
     for line in fold(failed):
         report(f"{line}; `ssh` and `mpirun` may not reach it")
     if not failed:

@@ -41,7 +41,7 @@ def list_commands(store: Store, cluster: Cluster) -> dict[str, str]:
             [
                 "env",
                 *settings,
-                *process.own_program("actions.tunnel", home, cluster.name, node.name),
+                *process.build_own_program("actions.tunnel", home, cluster.name, node.name),
             ]
         ).replace("%", "%%")
         for node in cluster.nodes
@@ -54,7 +54,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     home, name, wanted = sys.argv[1:]
     try:
-        cluster = Store(Home(Path(home))).cluster(name)
+        cluster = Store(Home(Path(home))).read_cluster(name)
         opens = tunnels.find(cluster)
         node = next((one for one in cluster.nodes if one.name == wanted), None)
         if opens is None or node is None:

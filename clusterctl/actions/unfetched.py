@@ -164,7 +164,7 @@ def bring(
         if job.fetched:
             continue
         try:
-            got = fetch_from(store, store.job(job.id), cluster, pool, away, report=report)
+            got = fetch_from(store, store.read_job(job.id), cluster, pool, away, report=report)
         except (ClusterctlError, OSError) as error:
             failed.append((job.id, error))
             continue

@@ -125,7 +125,7 @@ def _up(
         old = find_owned(store, spec)
         if old and ended_workers.may_have_ended(store, old, time.time()):
             with ClusterLock(store.home, spec.name, "up", report):
-                ended_workers.settle(store, store.cluster(spec.name), report)
+                ended_workers.settle(store, store.read_cluster(spec.name), report)
         # Before anything is written: most of what cannot be done is found out here.
         intent = intend(spec, find_owned(store, spec), report, store.home.path)
         if consent is not _agree:
@@ -141,7 +141,7 @@ def _up(
             ended_workers.count_as_used(store, intent.old)
         with clock.time_phase("create"):
             cluster, created = _create(store, cluster, intent, report, phases)
-        store.event(cluster.name, "created", nodes=len(cluster.nodes))
+        store.add_event(cluster.name, "created", nodes=len(cluster.nodes))
         with created.pool or open_pool(store, cluster) as pool:
             cluster = _make_ready(store, cluster, intent, created, pool, clock, report)
             measured = None
@@ -171,7 +171,7 @@ def _make_ready(
             cluster,
             features,
             intent.images,
-            store.folder(cluster.name) / "ssh",
+            store.locate_folder(cluster.name) / "ssh",
             created.host_keys,
             progress,
         )
@@ -197,7 +197,7 @@ def _make_ready(
         with clock.time_phase("all-reduce"):
             smoke_test.run_all_reduce(store, cluster, pool, report)
     store.save(cluster)
-    store.event(cluster.name, "ready", phases=dict(clock.all))
+    store.add_event(cluster.name, "ready", phases=dict(clock.all))
     if phases.watched and not (intent.old or features.instant):
         phase_times.save(store.home, cluster, phases.medians())
     return cluster
@@ -217,7 +217,7 @@ def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Mea
 
 def _sizes(cluster: Cluster, intent: Intent) -> dict[str, int]:
     """Bytes that each node downloads of its image."""
-    kinds = {node.name: steps.kind(node) for node in cluster.nodes} if intent.images else {}
+    kinds = {node.name: steps.find_kind(node) for node in cluster.nodes} if intent.images else {}
     return {name: intent.images[kind].size for name, kind in kinds.items()}
 
 
@@ -236,7 +236,7 @@ def _create(
 ) -> tuple[Cluster, Created]:
     """The cluster with its machines, as it is on record by then."""
     _watch(store, cluster, intent, phases)
-    folder = store.folder(cluster.name)
+    folder = store.locate_folder(cluster.name)
     keys.ensure(folder / "ssh" / "user")
     keys.ensure(folder / "ssh" / "mesh")
     try:
@@ -246,7 +246,9 @@ def _create(
         if not known and not (intent.others and isinstance(error, NoCapacity)):
             report_left(store, cluster, report)
         raise
-    phases.expect({node.name: f"{steps.kind(node)} {node.instance_type}" for node in created.nodes})
+    phases.expect(
+        {node.name: f"{steps.find_kind(node)} {node.instance_type}" for node in created.nodes}
+    )
     if created.pool is None:
         phases.enter((node.name for node in created.nodes), node_phases.CONNECTING)
     cluster = replace(
@@ -329,5 +331,5 @@ def _record(
             cluster, mode=plan.mode, mode_reason=plan.mode_reason, one_host=plan.one_host
         )
     store.save(cluster)
-    store.event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
+    store.add_event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
     return intent, cluster

@@ -33,7 +33,7 @@ def write_ssh(
     terminal.forget(store, cluster)
     before: dict[str, str] = {}
     with suppress(OSError):
-        path = store.folder(cluster.name) / "ssh" / "known_hosts"
+        path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
         lines = path.read_text(errors="replace").splitlines()
         before = dict(line.split(" ", 1) for line in lines if " " in line)
     cluster = write_known_hosts(store, cluster, host_keys)
@@ -96,7 +96,7 @@ def bootstrap_nodes(
             "exec /bin/sh -s",
             stdin=scripts,
             timeout=features.bootstrap_timeout + catalog.COMPILING * compiles,
-            on_stdout=progress.hear,
+            on_stdout=progress.on_stdout,
             on_done=note,
         )
     problems = [
@@ -119,7 +119,7 @@ def _containers(
     """What each node's container is made from; none where ranks run on the machine itself."""
     found = {}
     for node in cluster.nodes if images else ():
-        kind = steps.kind(node)
+        kind = steps.find_kind(node)
         image = images[kind]
         found[node.name] = steps.NodeContainer(
             image=image.reference,
@@ -159,7 +159,7 @@ def _script(
             shared=cluster.shared,
             shared_source=cluster.shared_source,
         ),
-        files=container.files(node) if container else None,
+        files=container.list_files(node) if container else None,
         inside=steps.enter_container(container),
         metered=metered,
     )

@@ -32,7 +32,7 @@ def record_failed_create(
     was ready and has lost and gained nothing is ready. Whether it was said what there is."""
     if not cluster.charges:
         return False
-    folder = store.folder(cluster.name)
+    folder = store.locate_folder(cluster.name)
     try:
         provider = providers.load_billing(cluster)
         there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
@@ -72,7 +72,7 @@ def report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
     if not isinstance(provider, Inventoried):
         return
     with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
-        if left := provider.list_left(cluster, store.folder(cluster.name)):
+        if left := provider.list_left(cluster, store.locate_folder(cluster.name)):
             report(
                 f"no machines are running; left over: {describe(left, ids=False)}: `clusterctl up"
                 f" {cluster.name}` continues, `clusterctl down {cluster.name}` removes it"

@@ -187,7 +187,7 @@ def _images(
     if not kinds:
         return {}
     known = old.images if old and not (given.image or given.images) else {}
-    logins = provider.registry_login if isinstance(provider, LogsIn) else lambda host: None
+    logins = provider.find_registry_login if isinstance(provider, LogsIn) else lambda host: None
     return node_images.resolve(options, kinds, known, logins)
 
 
@@ -287,7 +287,7 @@ def keep_budget(
         return cluster
     if budget.shorten(options, cluster.charges, end, clock()) >= end:
         return cluster
-    folder = store.folder(cluster.name)
+    folder = store.locate_folder(cluster.name)
     try:
         ahead = 0.0
         if isinstance(provider, Timekeeping):

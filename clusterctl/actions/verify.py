@@ -197,7 +197,7 @@ def keep(store: Store, cluster: Cluster, measured: Measurements) -> None:
 def load_last(store: Store, cluster: Cluster) -> Measurements | None:
     """What was measured last; None where nothing is on record."""
     with suppress(msgspec.DecodeError):
-        data = store.measurements(cluster, "verify")
+        data = store.read_measurements(cluster, "verify")
         return msgspec.json.decode(data, type=Measurements) if data else None
     return None
 
@@ -265,7 +265,7 @@ def _reduce(
     except ClusterctlError as error:
         return Reduction(backend, error=error.message)
     # It saves nothing: `down` need not look for its outputs.
-    store.save_job(replace(store.job(job.id), fetched=True))
+    store.save_job(replace(store.read_job(job.id), fetched=True))
     if job.state is JobState.TIMEOUT:
         return Reduction(backend, error=f"it did not end within {seconds:.2g} s")
     said = b"\n".join(printed.get((rank, "stdout"), b"") for rank in range(job.ranks))

@@ -178,7 +178,7 @@ def _start(node: Node) -> NodeFigures:
 def _read_clocks(found: Measured, pool: Pool, probes: Probes, seconds: float) -> None:
     def read_clock(name: str) -> NodeResult:
         before = time.time()
-        result = pool.transport(name).run("date +%s.%N", timeout=probes.seconds(seconds))
+        result = pool.find_transport(name).run("date +%s.%N", timeout=probes.seconds(seconds))
         after = time.time()
         if result.error:
             return result
@@ -192,7 +192,7 @@ def _read_clocks(found: Measured, pool: Pool, probes: Probes, seconds: float) ->
             figures.offset, figures.uncertainty = told - (before + after) / 2, after - before
         return result
 
-    for result in pool.each(read_clock, probes.names):
+    for result in pool.call_each(read_clock, probes.names):
         if result.error:
             probes.failed[result.node] = found.figures[result.node].error = result.error
 

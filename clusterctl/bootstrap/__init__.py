@@ -171,7 +171,7 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
     others = [node for node in cluster.workers if node.name != launcher.name]
     if not others:
         return
-    result = pool.transport(launcher.name).run(
+    result = pool.find_transport(launcher.name).run(
         "exec /bin/sh -s",
         stdin=render_mesh_check(launcher, others).encode(),
         timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
@@ -192,7 +192,7 @@ def check_shared(pool: Pool, cluster: Cluster) -> str:
     run. A file system of the user's own may also be one that they can only read, as it is said."""
     launcher = cluster.launcher
     others = [node for node in cluster.workers if node.name != launcher.name]
-    result = pool.transport(launcher.name).run(
+    result = pool.find_transport(launcher.name).run(
         "exec /bin/sh -s",
         stdin=render_shared_check(
             cluster.shared, launcher, others, theirs=bool(cluster.shared_source)

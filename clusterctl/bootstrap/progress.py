@@ -34,8 +34,8 @@ PAUSE = 0.5
 
 
 class StepReporter:
-    """A context manager. `hear` takes what the nodes print, from any thread; `report` gets lines
-    such as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
+    """A context manager. `on_stdout` takes what the nodes print, from any thread; `report` gets
+    lines such as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class StepReporter:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
 
-    def hear(self, node: str, data: bytes) -> None:
+    def on_stdout(self, node: str, data: bytes) -> None:
         with self._lock:
             *lines, self._rest[node] = (self._rest.get(node, b"") + data).split(b"\n")
             for line in lines:

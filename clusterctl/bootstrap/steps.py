@@ -91,7 +91,7 @@ class NodeContainer:
     shared: str = ""
     """The folder that all nodes share."""
 
-    def files(self, node: Node) -> dict[str, str]:
+    def list_files(self, node: Node) -> dict[str, str]:
         """What it reads, below the node root, and what its image is built from."""
         context = recipes.files(self.recipe, recipes.downloads()) if self.recipe else {}
         return {
@@ -102,14 +102,14 @@ class NodeContainer:
             "container/entry.sh": assets.render("bootstrap/container/entry.sh.j2", node=node),
         }
 
-    def digest(self, node: Node) -> str:
+    def compute_digest(self, node: Node) -> str:
         """Changes when the container has to be made anew."""
-        parts = (self.image, node.root, self.host_key.public, *self.files(node).values())
+        parts = (self.image, node.root, self.host_key.public, *self.list_files(node).values())
         parts += (self.shared,) if self.shared else ()
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def kind(node: Node) -> str:
+def find_kind(node: Node) -> str:
     """The row of the catalog's images that a node is for."""
     return "launcher" if node.role is Role.LAUNCHER else _KINDS[node.accelerator]
 
@@ -129,7 +129,7 @@ def list_steps(
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
     the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared` and
     `shared_source`: see `Cluster`."""
-    unused = idle_agent.values(node, nodes, idle, int(runtime is Runtime.DOCKER))
+    unused = idle_agent.build_values(node, nodes, idle, int(runtime is Runtime.DOCKER))
     ends = [
         Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit}),
         Template("idle", "unused workers end" if idle else "unused workers do not end", unused),
@@ -139,7 +139,7 @@ def list_steps(
         Template("upgrades", "no automatic upgrades", {}),
         *(ends if deadline_unit else []),
         Template("hosts", "the nodes by name", {"block": render_hosts(nodes)}),
-        Template("secrets", "a restart removes secrets of jobs", {"rule": secrets_rule(node.root)}),
+        Template("secrets", "a restart removes secrets of jobs", {"rule": render_rule(node.root)}),
         *([_share(node, nodes, shared, shared_source)] if shared else []),
     ]
     if runtime is Runtime.HOST or container is None:
@@ -160,12 +160,12 @@ def list_steps(
     values: dict[str, object] = {
         "image": container.image,
         "container": CONTAINER,
-        "digest": container.digest(node),
+        "digest": container.compute_digest(node),
         "shared": container.shared,
         "drivers": catalog.DRIVER_FOR_CUDA,
         "cuda": recipes.cuda(container.recipe, recipes.downloads()) if container.recipe else "",
     }
-    found.extend(_image(node, container))
+    found.extend(_list_image_steps(node, container))
     found.append(Template("container", "the node container", values))
     if node.accelerator is Accelerator.NVIDIA:
         found.append(Template("versions", "driver and image are compatible", values))
@@ -175,11 +175,11 @@ def list_steps(
     return tuple(found)
 
 
-def _image(node: Node, container: NodeContainer) -> Iterator[Template]:
+def _list_image_steps(node: Node, container: NodeContainer) -> Iterator[Template]:
     """How the node gets its image."""
     image = container.image
     if not container.recipe:
-        login = registry.settings(image, container.login) if container.login else ""
+        login = registry.render_settings(image, container.login) if container.login else ""
         yield Template("image", f"pulling {image}", {"image": image, "login": login})
         return
     listed = recipes.downloads()
@@ -225,7 +225,7 @@ def render_hosts(nodes: Sequence[Node]) -> str:
     return "\n".join(("# clusterctl begin", *lines, "# clusterctl end"))
 
 
-def secrets_rule(root: str) -> str:
+def render_rule(root: str) -> str:
     """A line of tmpfiles.d(5) that removes the secrets of jobs below this node root at boot, and
     only then. Not a folder in memory instead: systemd-logind empties /run/user and /dev/shm when a
     user's last session ends, and a job outlives the session that has started it."""

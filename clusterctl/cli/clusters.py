@@ -34,7 +34,7 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     called = given.choose_name() or DEFAULT_NAME
     store = actions.open_store()
     resolved = up_plan.resolve(store, specs.cluster_spec(called, given))
-    of = f" of cluster {called!r}" if called in store.names() else ""
+    of = f" of cluster {called!r}" if called in store.list_names() else ""
     place = f"the provider{of} is {resolved.provider}"
     given = given.apply_limits(up_plan.find_circumstances(resolved), console.note, place)
     spec = specs.cluster_spec(called, given)
@@ -53,7 +53,7 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     try:
         made = action.up(store, spec, console.report, consent, measure=given.measure, nodes=nodes)
     except KeyboardInterrupt:
-        if spec.name not in store.names():  # nothing was created yet
+        if spec.name not in store.list_names():  # nothing was created yet
             console.after_interrupt = ""
         raise
     up_cluster = made.cluster
@@ -63,7 +63,11 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     console.note(
         f"cluster {up_cluster.name} is ready: 1 launcher, {workers}"
         f" ({up_cluster.mode}){describe_end(up_cluster)}"
-        + (_suggest_next(up_cluster, alone=store.names() == (up_cluster.name,)) if then else "")
+        + (
+            _suggest_next(up_cluster, alone=store.list_names() == (up_cluster.name,))
+            if then
+            else ""
+        )
     )
     console.document(
         {
@@ -97,9 +101,9 @@ def _down(given: Down, console: Console) -> None:
     store = actions.open_store()
     wanted = given.choose_name()
     if wanted is None:
-        wanted = actions.find_only_name(store) if store.names() else DEFAULT_NAME
+        wanted = actions.find_only_name(store) if store.list_names() else DEFAULT_NAME
     ask = (lambda question: True) if given.yes or given.force else console.confirm
-    before = store.names()
+    before = store.list_names()
     console.after_interrupt = f"`clusterctl down {wanted}` continues"
     unfetched = Unfetched(
         fetch=given.fetch,

@@ -100,7 +100,7 @@ def describe_searched(regions: Sequence[str]) -> str:
 
 def _row(store: Store, item: action.Orphan) -> tuple[object, ...]:
     """One row below HEAD. The jobs that run are known of the clusters of this machine."""
-    known = any(cluster.id == item.id for cluster in store.clusters())
+    known = any(cluster.id == item.id for cluster in store.list_clusters())
     return (
         *(item.id, item.name or "-", item.region, item.owner or "-", item.client or "-"),
         ago(time.time() - item.made) if item.made else "-",
@@ -111,7 +111,9 @@ def _row(store: Store, item: action.Orphan) -> tuple[object, ...]:
 
 
 def _running(store: Store, item: action.Orphan) -> list[int]:
-    return [job.id for job in store.jobs() if job.cluster_id == item.id and not job.state.ended]
+    return [
+        job.id for job in store.list_jobs() if job.cluster_id == item.id and not job.state.ended
+    ]
 
 
 def cloud_document(store: Store, item: action.Orphan) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class JobRow:
 
     @cached_property
     def provenance(self) -> Provenance:
-        return self.store.provenance(self.job.id)
+        return self.store.read_provenance(self.job.id)
 
     @cached_property
     def metrics(self) -> Mapping[str, float]:

@@ -143,10 +143,10 @@ def logs(given: Logs, console: Console) -> None:
             with Printer(console, only=given.rank, exact=not follow) as printer:
                 job = _print(given, store, job, console, printer)
     except KeyboardInterrupt:
-        runs = "" if store.job(job).state.ended else "; it keeps running"
+        runs = "" if store.read_job(job).state.ended else "; it keeps running"
         console.note(f"\ndetached from job {job}{runs}")
         raise typer.Exit(130) from None
-    ended = store.job(job)
+    ended = store.read_job(job)
     for hang in ended.hangs:
         console.note(action.describe_hang(ended, hang))
     if follow or (given.json and ended.state.ended):
@@ -171,9 +171,9 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
         ):
             printer(pieces)
     except NodeUnreachable:
-        if not (given.follow and node_loss.is_due(store, store.job(number))):
+        if not (given.follow and node_loss.is_due(store, store.read_job(number))):
             raise
-    job = store.job(number)
+    job = store.read_job(number)
     if given.follow and node_loss.is_due(store, job):
         return _continue(store, job, console, printer).id
     return number
@@ -198,7 +198,7 @@ def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
     where = (store, job, given.cluster, console.report)
     if given.export:
         points = metrics.collect(*where, rank=given.rank)
-        written = metrics.export(store.job(job), points, given.export) if points else ()
+        written = metrics.export(store.read_job(job), points, given.export) if points else ()
         console.document({"job": job, "points": len(points), "files": list(written)})
         if points:
             console.result("\n".join(map(str, written)))

@@ -44,8 +44,8 @@ def launch(given: Launch, console: Console) -> None:
         _run_there(store, there.name, given, console)
         return
     _check(running, given.detach)
-    name = typed or _free_name(store.names(), resolved.program.target)
-    if name in store.names():
+    name = typed or _free_name(store.list_names(), resolved.program.target)
+    if name in store.list_names():
         raise RecordError(
             f"cluster {name!r} already exists", hint=f"`clusterctl run -c {name}` uses it"
         )
@@ -60,7 +60,7 @@ def launch(given: Launch, console: Console) -> None:
             launch_mark.mark(store, name, Path.cwd())
         code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console)
     except KeyboardInterrupt:
-        if name not in store.names():
+        if name not in store.list_names():
             raise
         if console.interactive and _wants_to_keep(name, console):
             launch_mark.unmark(store, name)
@@ -71,7 +71,7 @@ def launch(given: Launch, console: Console) -> None:
         console.after_interrupt = ""
         raise
     except (ClusterctlError, OSError):  # OSError: nobody reads the output any more, or a full disk
-        if name in store.names() and not given.keep:
+        if name in store.list_names() and not given.keep:
             _remove(name, given, console)
         raise
     if given.detach:
@@ -105,12 +105,12 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
             f"{of_up[0].flag} works only for a new cluster: {name!r} is attached",
             hint="leave it out",
         )
-    before = {job.id for job in store.jobs()}
+    before = {job.id for job in store.list_jobs()}
     running = given.pick_options(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
     code = _run(running, console)
     if given.detach or given.dry_run:
         return
-    made = [job.id for job in store.jobs() if job.cluster == name and job.id not in before]
+    made = [job.id for job in store.list_jobs() if job.cluster == name and job.id not in before]
     for number in made[-1:]:  # the last one: a job may have been continued as a new one
         with console.show_waiting(moved=actions.count_copied):
             got = jobs.fetch(store, number, name, None, console.report)

@@ -195,7 +195,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 def rerun(given: Rerun, console: Console) -> None:
     store = actions.open_store()
     job = choose_number(given, store, console)
-    stored = [Path(name) for name in store.job(job).spec.env_files]
+    stored = [Path(name) for name in store.read_job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = read_variables(given.variables, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))

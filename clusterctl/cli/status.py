@@ -85,7 +85,7 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
     with console.show_waiting():
         statuses = cluster_status.list_statuses(store)
     found = tuple(item for item in statuses if wanted in (None, item.cluster.name))
-    damage = store.damage()
+    damage = store.list_damage()
     for line in damage:
         console.note(line)
     if not found and not damage:

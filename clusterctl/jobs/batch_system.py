@@ -104,7 +104,7 @@ class BatchSystem:
         # Not in a job's folder: there may be none, where its client died.
         command = f"cd {shlex.quote(login.root)} && {shlex.join(self.scheduler.survey_argv(jobs))}"
         limit = min(SURVEY_TIMEOUT, deadline.left)
-        result = pool.transport(login.name).run(command, timeout=limit)
+        result = pool.find_transport(login.name).run(command, timeout=limit)
         name = self._cluster.name
         if result.error or not result.stdout:
             report(f"{result.node} does not answer: showing the jobs of {name} as last seen")

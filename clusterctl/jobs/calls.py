@@ -22,7 +22,7 @@ from clusterctl.jobs import stage
 from clusterctl.jobs.program import Resolved
 from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster
-from clusterctl.state import home
+from clusterctl.state import find_home
 from clusterctl.transport.pool import Pool
 
 FOLDER = ".clusterctl-call"
@@ -66,7 +66,7 @@ def resolve(
             hint="read the data from a file in the function, or raise the limit with max_stage",
         )
     place = _find_folder(function)
-    tree = stage.Tree(home().path, (), 0, False)
+    tree = stage.Tree(find_home().path, (), 0, False)
     if chosen or place:
         tree = stage.find_tree(place or Path.cwd(), chosen=chosen, limit=limit)
     folder = "."
@@ -115,9 +115,9 @@ def read_outcomes(job: Job, cluster: Cluster, pool: Pool) -> dict[int, RankOutco
 
         def get(name: str) -> Any:
             folder = f"{cluster.node(name).root}/jobs/{job.id}/work/{FOLDER}/results"
-            return pool.transport(name).get(folder, target / name, timeout=READ_TIMEOUT)
+            return pool.find_transport(name).get(folder, target / name, timeout=READ_TIMEOUT)
 
-        pool.each(get, names)  # what is missing is seen by its rank
+        pool.call_each(get, names)  # what is missing is seen by its rank
         found = {}
         for path in target.glob("*/*"):
             if path.name.isdigit():

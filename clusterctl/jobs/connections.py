@@ -126,7 +126,7 @@ class Connections:
             channels[name] = self._open(name)
             return NodeResult(node=name, exit_code=0)
 
-        results = self._pool.each(connect, [watch.node for watch in self.watches])
+        results = self._pool.call_each(connect, [watch.node for watch in self.watches])
         for watch in self.watches:
             watch.channel = channels.get(watch.node)
         for watch, result in zip(self.watches, results, strict=True):
@@ -141,7 +141,7 @@ class Connections:
                 watch.channel.close()
         self._absences.close()
         for name in self._silent:  # whoever needs it next has to connect anew
-            self._pool.transport(name).close()
+            self._pool.find_transport(name).close()
 
     # ------------------------------------------------------------------------------ questions
 
@@ -222,7 +222,7 @@ class Connections:
         answer = min(ANSWER, ANSWERS // len(self.watches))
         script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
         command = f"exec /bin/sh -c {shlex.quote(script)}"
-        return self._pool.transport(where).open(command, timeout=self._patience())
+        return self._pool.find_transport(where).open(command, timeout=self._patience())
 
     def _describe_place(self, name: str) -> str:
         """Who has the node's output: the launcher, or the node itself."""
@@ -279,7 +279,7 @@ class Connections:
             watch.channel.close()
         watch.channel = None
         watch.buffer.clear()
-        self._pool.transport(self._describe_place(watch.node)).close()
+        self._pool.find_transport(self._describe_place(watch.node)).close()
 
     def _lose(self, watch: Watch, why: str) -> None:
         why = self._silent.pop(watch.node, why)
@@ -377,7 +377,7 @@ class Connections:
 
     def _connect_anew(self, name: str) -> Channel:
         """For a node that was away. Raises FAILURES."""
-        self._pool.transport(self._describe_place(name)).connect(ATTEMPT)
+        self._pool.find_transport(self._describe_place(name)).connect(ATTEMPT)
         return self._open(name)
 
 
@@ -396,5 +396,5 @@ def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
         return frozenset()
     launcher = cluster.launcher
     command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id}/saved && ls -d */.done"
-    result = pool.transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
+    result = pool.find_transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
     return frozenset(line.partition("/")[0] for line in result.text.splitlines())

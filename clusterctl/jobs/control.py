@@ -115,9 +115,11 @@ def kill_processes(
         script = f"{shlex.quote(folder)}/processes.sh"
         # A machine that was made anew has neither the script nor processes of the job.
         command = f"[ -e {script} ] || {{ echo survivors 0; exit; }}; exec /bin/sh {script} end 0"
-        return pool.transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
+        return pool.find_transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
 
-    return {result.node: _survivors(result) for result in pool.each(kill, list_nodes(job, cluster))}
+    return {
+        result.node: _survivors(result) for result in pool.call_each(kill, list_nodes(job, cluster))
+    }
 
 
 def find_staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
@@ -126,9 +128,9 @@ def find_staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
 
     def look(name: str) -> NodeResult:
         path = f"{cluster.node(name).root}/jobs/{job.id}/.staged"
-        return pool.transport(name).run(f"test -e {shlex.quote(path)}", timeout=ASK_TIMEOUT)
+        return pool.find_transport(name).run(f"test -e {shlex.quote(path)}", timeout=ASK_TIMEOUT)
 
-    results = pool.each(look, list_rank_nodes(job, cluster))
+    results = pool.call_each(look, list_rank_nodes(job, cluster))
     for result in results:
         if result.exit_code is None:
             raise make_error(f"looking for outputs of job {job.id}", result)
@@ -140,9 +142,9 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
 
     def remove(name: str) -> NodeResult:
         command = secrets.remove(f"{cluster.node(name).root}/jobs/{job.id}")
-        return pool.transport(name).run(command, timeout=ASK_TIMEOUT)
+        return pool.find_transport(name).run(command, timeout=ASK_TIMEOUT)
 
-    pool.each(remove, list_nodes(job, cluster))
+    pool.call_each(remove, list_nodes(job, cluster))
 
 
 def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
@@ -185,7 +187,7 @@ def _on_launcher(
 ) -> NodeResult:
     command = f"cd {_folder(job, cluster)} && {shlex.join(argv)}"
     limit = min(ASK_TIMEOUT, deadline.left)
-    return pool.transport(cluster.launcher.name).run(command, timeout=limit)
+    return pool.find_transport(cluster.launcher.name).run(command, timeout=limit)
 
 
 def _folder(job: Job, cluster: Cluster) -> str:

@@ -99,7 +99,7 @@ class DirectSystem:
             f" {join(self.scheduler.status_argv(job))}"
         )
         limit = min(ASK_TIMEOUT, deadline.left)
-        result = pool.transport(launcher.name).run(command, timeout=limit)
+        result = pool.find_transport(launcher.name).run(command, timeout=limit)
         if result.error or not result.stdout:
             return job
         return self.scheduler.parse_status(job, result.text)
@@ -136,9 +136,9 @@ class DirectSystem:
                 command = (
                     f"cat >{target} && chmod 755 {target} && {_count_staged(job_folder, program)}"
                 )
-                return pool.transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
+                return pool.find_transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
 
-            for result in pool.each(send, [node.name for node in nodes[1:]]):
+            for result in pool.call_each(send, [node.name for node in nodes[1:]]):
                 if not result.ok:
                     raise make_error("copying the compiled program", result)
 
@@ -155,7 +155,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     if node.job_port != node.ssh_port:
         # The compiler is where the program will run: in the node's container.
         command = f"exec {quote(node.root)}/bin/clusterctl-ssh {quote(node.name)} {quote(command)}"
-    result = pool.transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
+    result = pool.find_transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
         raise make_error(f"compiling {program.source}", result)
     if result.exit_code == NO_COMPILER:

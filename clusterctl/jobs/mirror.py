@@ -52,7 +52,7 @@ def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict
         return {}
     script = assets.render("job/mirrored.sh.j2", folder=_folder(job, cluster), names=sorted(names))
     launcher = cluster.launcher.name
-    result = pool.transport(launcher).run(script, timeout=LIST_TIMEOUT)
+    result = pool.find_transport(launcher).run(script, timeout=LIST_TIMEOUT)
     if not result.ok:
         raise make_error(f"looking for copies of the outputs of job {job.id}", result)
     return parse(launcher, result.stdout)
@@ -108,7 +108,7 @@ def copy(
         f"rm -rf {held} && mkdir {held} && cd {shlex.quote(_folder(job, cluster))}/{name} &&"
         f" xargs -0 -r cp -lP --parents -t {held}"
     )
-    transport = pool.transport(launcher)
+    transport = pool.find_transport(launcher)
     script = f"{cluster.launcher.root}/jobs/{job.id}/blocks.sh"
     try:
         got = block_copies.get(
@@ -254,7 +254,7 @@ class Keeper:
         launcher = self._cluster.launcher
         # Its supervisor is copying until then.
         command = f"exec flock -w {limit} {shlex.quote(launcher.root)}/jobs/{job.id}/alive true"
-        copied = self._pool.transport(launcher.name).run(command, timeout=limit + 5)
+        copied = self._pool.find_transport(launcher.name).run(command, timeout=limit + 5)
         missing = self._bring(limit)
         if not job.spec.sync:
             return ""

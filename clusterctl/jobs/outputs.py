@@ -94,7 +94,7 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
         nothing = (
             f"[ -d {root} ] && [ ! -e {folder} ]" if job.started else f"[ ! -e {folder}/.staged ]"
         )
-        return pool.transport(name).run(
+        return pool.find_transport(name).run(
             f"if {nothing}; then printf lost; exit 0; fi; exec /bin/sh {script} list",
             timeout=timeout,
         )
@@ -102,7 +102,7 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
     found: list[Output] = []
     failed: list[ClusterctlError] = []
     lost: list[str] = []
-    for result in pool.each(ask, list_rank_nodes(job, cluster)):
+    for result in pool.call_each(ask, list_rank_nodes(job, cluster)):
         if result.exit_code is None:
             failed.append(make_error(f"looking for outputs of job {job.id}", result))
         elif not result.ok:
@@ -250,7 +250,7 @@ def copy(
             return get_files(name, left) if left else NodeResult(node=name, exit_code=0)
 
         source = cluster.launcher.name if any(output.copied for output in mine) else name
-        return persist(pool.transport(source), attempt, report)
+        return persist(pool.find_transport(source), attempt, report)
 
     def get_files(name: str, mine: Collection[Output]) -> NodeResult:
         # A folder of links gives the transport one tree that holds the outputs and nothing else.
@@ -261,7 +261,7 @@ def copy(
         command = f"exec /bin/sh {_script(job, cluster, name)} link"
         folder = _folder(job, cluster, name)
         return block_copies.get(
-            pool.transport(name),
+            pool.find_transport(name),
             command,
             f"{folder}/outputs",
             paths,
@@ -272,7 +272,7 @@ def copy(
             timeout=FETCH_TIMEOUT,
         )
 
-    return pool.each(get, sorted({output.node for output in wanted}))
+    return pool.call_each(get, sorted({output.node for output in wanted}))
 
 
 def _state(path: Path) -> list[int] | None:

@@ -227,7 +227,9 @@ class _Environment:
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {format_bytes(size)} of packages to {node.name}")
             place = self._packages(node, self._scratch(node))
-            sent = self._pool.transport(node.name).put(packages, place, timeout=uv.FETCH_TIMEOUT)
+            sent = self._pool.find_transport(node.name).put(
+                packages, place, timeout=uv.FETCH_TIMEOUT
+            )
         if not sent.ok:
             raise make_error("installing packages", replace(sent, node=node.name))
         self._set_up([node])

@@ -24,7 +24,7 @@ def describe(
 ) -> Provenance:
     """Of a job that was started from `tree`, or from the files of the job that it runs again."""
     if job.rerun_of is not None:
-        source = store.provenance(job.rerun_of)
+        source = store.read_provenance(job.rerun_of)
     else:
         source = read_git(tree.root) if tree.by_git else Provenance()
     rank_nodes = [cluster.node(p.node) for p in job.placement if cluster.has(p.node)]

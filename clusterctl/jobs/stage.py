@@ -17,8 +17,8 @@ from clusterctl import assets, process
 from clusterctl.errors import UsageError
 from clusterctl.formats import format_bytes
 from clusterctl.jobs.archives import Made, make_entry, make_member
-from clusterctl.state import Home, Store, home
-from clusterctl.state.home import FULL, write_error
+from clusterctl.state import Home, Store, find_home
+from clusterctl.state.home import FULL, make_write_error
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
@@ -100,7 +100,7 @@ def find_tree(
         top = _git_top(start)
         root = top or start.resolve()
     _refuse_whole_machine(root)
-    own = home().path.resolve()
+    own = find_home().path.resolve()
     fetched: dict[Path, bool] = {}
     ignored = _read_ignored(root)
     found = _git_files(root) if top else _walk(root, own, ignored)
@@ -206,7 +206,7 @@ def write_archive(tree: Tree, place: Home) -> str:
     except OSError as error:
         scratch.unlink(missing_ok=True)
         if error.errno in FULL:
-            raise write_error(str(scratch), error) from error
+            raise make_write_error(str(scratch), error) from error
         raise UsageError(
             f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
             hint="make the file readable",
@@ -223,9 +223,9 @@ def remove_old(store: Store) -> None:
             if path.lstat().st_mtime < time.time() - WRITING_SECONDS:
                 path.unlink()
         old = [path for path in store.home.stages.glob("[!.]*") if path.lstat().st_mtime < limit]
-        if not old or store.damage():
+        if not old or store.list_damage():
             return  # a record that cannot be read may name one of them
-        jobs = sorted(store.jobs(), key=lambda job: job.id)
+        jobs = sorted(store.list_jobs(), key=lambda job: job.id)
         used = {job.stage for job in jobs[-KEPT_JOBS:]}
         for path in old:
             if path.name not in used:

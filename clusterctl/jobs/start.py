@@ -218,7 +218,7 @@ def put(
     large = tree.stat().st_size > LARGE
 
     def send(name: str) -> NodeResult:
-        node, transport = cluster.node(name), pool.transport(name)
+        node, transport = cluster.node(name), pool.find_transport(name)
         texts = dict(files[name])
         before, keep = _split_environment(texts, job, cluster)
         members = archives.pack_texts((path, text, mode) for path, (text, mode) in texts.items())
@@ -244,7 +244,7 @@ def put(
             timeout=STAGE_TIMEOUT,
         )
 
-    results = pool.each(send, list_nodes(job, cluster))
+    results = pool.call_each(send, list_nodes(job, cluster))
     for result in results:
         if not result.ok:
             raise make_error(f"staging job {job.id}", result)
@@ -314,7 +314,7 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
     if system.slow_start:
         slow.start()
     try:
-        result = pool.transport(launcher.name).run(command, timeout=system.start_limit)
+        result = pool.find_transport(launcher.name).run(command, timeout=system.start_limit)
     finally:
         slow.cancel()
     if not result.ok:

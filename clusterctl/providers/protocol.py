@@ -152,7 +152,7 @@ class Expiring(Protocol):
         """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
         naming the nodes that keep the old one, and ProviderError before any node is told."""
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""
         where nothing speaks against it. Asks no node."""
 
@@ -167,7 +167,7 @@ class Timekeeping(Protocol):
 
 
 class Harm(Enum):
-    """A fault that `harm` injects into a node, or the end of one."""
+    """A fault that `inject` causes on a node, or the end of one."""
 
     KILL = "kill"
     """All its processes are killed; its disk stays."""
@@ -187,7 +187,7 @@ class Harm(Enum):
 class Breakable(Protocol):
     """Its nodes can be broken on purpose, for `drill`."""
 
-    def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
         """Injects that into a node. `create` repairs it. Raises UsageError, ProviderError."""
 
 
@@ -212,7 +212,7 @@ class Guarded(Protocol):
         """Lets connections in from these networks, or from this machine where none are given, and
         from no others. Returns them. Raises UsageError and ProviderError."""
 
-    def shut_out(self, cluster: Cluster, folder: Path) -> str:
+    def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
         """Why this machine is not let in; "" where it is, or where that is not known."""
 
 
@@ -311,13 +311,13 @@ class Recovering(Protocol):
 class Discovery(Recovering, Protocol):
     """Finds clusters by tag, wherever they were made. `region` is a part of the cloud."""
 
-    def usual_region(self) -> str:
+    def find_usual_region(self) -> str:
         """The one in which clusters are made, unless another one is asked for."""
 
-    def regions(self) -> tuple[str, ...]:
+    def list_regions(self) -> tuple[str, ...]:
         """All that the account has enabled. Raises ProviderError where that is not told."""
 
-    def owner(self) -> str:
+    def find_owner(self) -> str:
         """Who we are there, as in `Resource.owner`. Raises ProviderError."""
 
     def is_shared(self, owner: str) -> bool:
@@ -348,7 +348,7 @@ class CheckRow:
 class LogsIn(Protocol):
     """Has container registries of its own."""
 
-    def registry_login(self, host: str) -> RegistryLogin | None:
+    def find_registry_login(self, host: str) -> RegistryLogin | None:
         """How to pull from that registry; None for one that is not its own."""
 
 

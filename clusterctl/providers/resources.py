@@ -33,11 +33,11 @@ def describe(resources: tuple[Resource, ...], *, ids: bool = True) -> str:
     for item in resources:
         kinds.setdefault(item.kind, []).append(item.id)
     return ", ".join(
-        f"{len(mine)} {kind if len(mine) == 1 else plural(kind)}"
+        f"{len(mine)} {kind if len(mine) == 1 else pluralize(kind)}"
         + (f" ({', '.join(mine)})" if ids else "")
         for kind, mine in kinds.items()
     )
 
 
-def plural(kind: str) -> str:
+def pluralize(kind: str) -> str:
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.providers.ec2 import failures
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.client import default_region
+from clusterctl.providers.ec2.client import choose_region
 
 AT_A_TIME = 1000
 """Objects that one call deletes, at most: S3's limit."""
@@ -22,41 +22,41 @@ class Bucket:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._name, _, self._prefix = self.url.removeprefix("s3://").partition("/")
-        self._api = Api(default_region())
+        self._api = Api(choose_region())
 
     def list(self) -> tuple[str, ...]:
-        found = self._api.all(
-            "list_objects_v2", "Contents", "s3", Bucket=self._name, Prefix=self._key("")
+        found = self._api.list_all(
+            "list_objects_v2", "Contents", "s3", Bucket=self._name, Prefix=self._name_key("")
         )
-        return tuple(str(item["Key"])[len(self._key("")) :] for item in found)
+        return tuple(str(item["Key"])[len(self._name_key("")) :] for item in found)
 
     def is_empty(self) -> bool:
-        found = self._call("list_objects_v2", Prefix=self._key(""), MaxKeys=1)
+        found = self._call("list_objects_v2", Prefix=self._name_key(""), MaxKeys=1)
         return not found.get("KeyCount")
 
     def read(self, name: str) -> bytes:
         with self._explain_errors(name):
-            content: bytes = self._call("get_object", Key=self._key(name))["Body"].read()
+            content: bytes = self._call("get_object", Key=self._name_key(name))["Body"].read()
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        self._call("put_object", Key=self._key(name), Body=content)
+        self._call("put_object", Key=self._name_key(name), Body=content)
 
     def upload(self, file: Path, name: str) -> None:
         """In parts, where it is large. Raises OSError where the file cannot be read."""
         with self._explain_errors(name):
-            self._call("upload_file", Filename=str(file), Key=self._key(name))
+            self._call("upload_file", Filename=str(file), Key=self._name_key(name))
 
     def download(self, name: str, file: Path) -> None:
         with self._explain_errors(name):
-            self._call("download_file", Filename=str(file), Key=self._key(name))
+            self._call("download_file", Filename=str(file), Key=self._name_key(name))
 
     def delete(self, names: Iterable[str]) -> None:
-        keys = [{"Key": self._key(name)} for name in names]
+        keys = [{"Key": self._name_key(name)} for name in names]
         for first in range(0, len(keys), AT_A_TIME):
             self._call("delete_objects", Delete={"Objects": keys[first : first + AT_A_TIME]})
 
-    def _key(self, name: str) -> str:
+    def _name_key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
 
     def _call(self, action: str, **arguments: object) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from clusterctl.data_sources import Remote
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.providers.ec2.client import default_region
+from clusterctl.providers.ec2.client import choose_region
 from clusterctl.providers.ec2.credentials import Credentials
 
 VALID = 12 * 3600
@@ -23,8 +23,8 @@ def list_objects(bucket: str, prefix: str) -> tuple[Remote, ...]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        session = Credentials(default_region()).session
-        client = _client(session, bucket)
+        session = Credentials(choose_region()).session
+        client = _make_client(session, bucket)
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         found = [item for page in pages for item in page.get("Contents", ())]
         return tuple(
@@ -53,7 +53,7 @@ def list_objects(bucket: str, prefix: str) -> tuple[Remote, ...]:
         ) from error
 
 
-def _client(session: Any, bucket: str) -> Any:
+def _make_client(session: Any, bucket: str) -> Any:
     """In the bucket's own region: a signature is good for one."""
     from botocore import UNSIGNED
     from botocore.config import Config

@@ -9,8 +9,8 @@
 <home>/clusterctl.log      what happened, for the day when something went wrong
 """
 
-from clusterctl.state.home import Home, home, name_client
+from clusterctl.state.home import Home, find_home, name_client
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
-__all__ = ["ClusterLock", "Home", "Store", "home", "name_client"]
+__all__ = ["ClusterLock", "Home", "Store", "find_home", "name_client"]

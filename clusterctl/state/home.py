@@ -31,11 +31,11 @@ class Home:
 
     def __post_init__(self) -> None:
         for place in (self.path, self.clusters, self.jobs, self.stages, self.past):
-            for status in _statuses(place):
+            for status in _list_statuses(place):
                 if status.st_uid not in (0, os.geteuid()):
                     raise UsageError(
-                        f"{place} belongs to user {_name(status.st_uid)}, so its records are not"
-                        " trusted",
+                        f"{place} belongs to user {_name_user(status.st_uid)}, so its records are"
+                        " not trusted",
                         hint="run clusterctl as that user, or set CLUSTERCTL_HOME to a folder of"
                         " yours",
                     )
@@ -87,7 +87,7 @@ class Home:
                 if mode & 0o077:
                     place.chmod(0o700)
         except OSError as error:
-            raise write_error(
+            raise make_write_error(
                 f"the state home {self.path}",
                 error,
                 "set CLUSTERCTL_HOME to a writable folder",
@@ -95,7 +95,7 @@ class Home:
         return folder
 
 
-def home() -> Home:
+def find_home() -> Home:
     """`$CLUSTERCTL_HOME`, else `$XDG_STATE_HOME/clusterctl`, else `~/.local/state/clusterctl`."""
     chosen = os.environ.get("CLUSTERCTL_HOME")
     if chosen:
@@ -110,14 +110,14 @@ def home() -> Home:
     return Home(root.absolute() / "clusterctl")
 
 
-def _statuses(place: Path) -> Iterator[os.stat_result]:
+def _list_statuses(place: Path) -> Iterator[os.stat_result]:
     """Of what is there: of a link, and of what it leads to."""
     for follow in (False, True):
         with suppress(OSError):
             yield place.stat(follow_symlinks=follow)
 
 
-def _name(uid: int) -> str:
+def _name_user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -126,7 +126,7 @@ def _name(uid: int) -> str:
 
 def name_client() -> str:
     """Who runs this on which machine, `ana@laptop`, in characters that a tag in a cloud takes."""
-    return re.sub(r"[^\w +=.:/@-]", "_", f"{_name(os.geteuid())}@{socket.gethostname()}")[:256]
+    return re.sub(r"[^\w +=.:/@-]", "_", f"{_name_user(os.geteuid())}@{socket.gethostname()}")[:256]
 
 
 def make_private(folder: Path) -> None:
@@ -178,12 +178,12 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise write_error(
+        raise make_write_error(
             str(path), error, hint="check its permissions, or choose another folder"
         ) from error
 
 
-def write_error(what: str, error: OSError, hint: str = "") -> ClusterctlError:
+def make_write_error(what: str, error: OSError, hint: str = "") -> ClusterctlError:
     """The error for what cannot be written. A full disk is no mistake in a command line, and may
     pass; `hint` is for all else."""
     message = f"cannot write {what}: {error.strerror}"

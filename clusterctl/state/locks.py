@@ -92,7 +92,7 @@ class ClusterLock:
             text = os.pread(fd, 1000, 0).decode(errors="replace").strip()
             holder, *lent = text.splitlines() or [""]
             owner = re.search(r"pid (\d+)", holder)
-            if owner is None or _alive(int(owner[1])) or end.passed:
+            if owner is None or _is_alive(int(owner[1])) or end.passed:
                 raise RecordError(
                     f"cluster {self._name!r} is locked by another clusterctl"
                     f" ({holder or 'starting'})",
@@ -113,14 +113,14 @@ class ClusterLock:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._fd is not None:
             _held.pop((self._home.path, self._name), None)
-            if not any(_alive(pid) for pid in self._children):
+            if not any(_is_alive(pid) for pid in self._children):
                 with suppress(OSError):
                     os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = None
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -42,20 +42,20 @@ class Store:
 
     # clusters
 
-    def folder(self, name: str) -> Path:
+    def locate_folder(self, name: str) -> Path:
         return self.home.clusters / name
 
-    def names(self) -> tuple[str, ...]:
+    def list_names(self) -> tuple[str, ...]:
         """Every cluster that left something here, also where its record is damaged or gone."""
         folders = sorted(self.home.clusters.glob("*/"))
         return tuple(folder.name for folder in folders if any(folder.iterdir()))
 
-    def clusters(self) -> tuple[Cluster, ...]:
+    def list_clusters(self) -> tuple[Cluster, ...]:
         """Every cluster with a record that can be read, by name."""
-        return tuple(_read_all(self.cluster, self.names()))
+        return tuple(_read_all(self.read_cluster, self.list_names()))
 
-    def cluster(self, name: str) -> Cluster:
-        path = self.folder(name) / "cluster.json"
+    def read_cluster(self, name: str) -> Cluster:
+        path = self.locate_folder(name) / "cluster.json"
         if path.is_file():
             return _decode(
                 path,
@@ -64,7 +64,7 @@ class Store:
                 f"another version of clusterctl may be able to read it",
                 _check_cluster,
             )
-        names = self.names()
+        names = self.list_names()
         if name in names:
             raise RecordError(
                 f"the record of cluster {name!r} is gone",
@@ -79,21 +79,22 @@ class Store:
 
     def find(self, name: str) -> Cluster | None:
         """The same, or None where there is no record."""
-        return self.cluster(name) if (self.folder(name) / "cluster.json").exists() else None
+        there = (self.locate_folder(name) / "cluster.json").exists()
+        return self.read_cluster(name) if there else None
 
-    def past(self) -> tuple[Cluster, ...]:
+    def list_past(self) -> tuple[Cluster, ...]:
         """The records of clusters that were taken down and can be read, by id."""
-        return tuple(_read_all(self._past, self._past_ids()))
+        return tuple(_read_all(self._read_past, self._list_past_ids()))
 
-    def _past_ids(self) -> list[str]:
+    def _list_past_ids(self) -> list[str]:
         return sorted(path.parent.name for path in self.home.past.glob("*/cluster.json"))
 
-    def _past(self, id: str) -> Cluster:
+    def _read_past(self, id: str) -> Cluster:
         path = self.home.past / id / "cluster.json"
         return _decode(path, Cluster, "it holds the costs of a removed cluster", _check_cluster)
 
     def save(self, cluster: Cluster) -> None:
-        folder = self.home.make(self.folder(cluster.name))
+        folder = self.home.make(self.locate_folder(cluster.name))
         _write(folder / "cluster.json", cluster)
 
     def retire(self, cluster: Cluster) -> None:
@@ -102,7 +103,7 @@ class Store:
         The record goes last: while any of it is left, `down` can be repeated. Raises UsageError,
         with the folder gone, where the past cannot be written.
         """
-        folder = self.folder(cluster.name)
+        folder = self.locate_folder(cluster.name)
         try:
             past = self.home.make(self.home.past / cluster.id)
             _write(past / "cluster.json", cluster)
@@ -113,86 +114,88 @@ class Store:
         finally:
             _remove(folder)
 
-    def event(self, cluster: str, what: str, **details: Any) -> None:
+    def add_event(self, cluster: str, what: str, **details: Any) -> None:
         """Appends one line to the cluster's events file; nothing if the cluster has no folder."""
         line = msgspec.json.encode({"time": round(time.time(), 3), "event": what, **details})
         # Events are for looking back: a disk that is full must not end what they are about.
-        with suppress(OSError), (self.folder(cluster) / "events.jsonl").open("ab") as file:
+        with suppress(OSError), (self.locate_folder(cluster) / "events.jsonl").open("ab") as file:
             file.write(line + b"\n")
 
-    def events(self, cluster: Cluster) -> tuple[dict[str, Any], ...]:
+    def read_events(self, cluster: Cluster) -> tuple[dict[str, Any], ...]:
         """What happened to the cluster, oldest first; also of one that is gone."""
         found = []
         with suppress(OSError):
-            for line in (self._own_folder(cluster) / "events.jsonl").read_bytes().splitlines():
+            for line in (self._find_folder(cluster) / "events.jsonl").read_bytes().splitlines():
                 with suppress(msgspec.DecodeError):
                     found.append(msgspec.json.decode(line, type=dict[str, Any]))
         return tuple(found)
 
-    def measurements(self, cluster: Cluster, verb: str) -> bytes:
+    def read_measurements(self, cluster: Cluster, verb: str) -> bytes:
         """What the verb of MEASURED has found last; empty where nothing is on record."""
         with suppress(OSError):
-            return (self._own_folder(cluster) / MEASURED[verb]).read_bytes()
+            return (self._find_folder(cluster) / MEASURED[verb]).read_bytes()
         return b""
 
     def save_measurements(self, name: str, verb: str, found: bytes) -> None:
-        path = self.home.make(self.folder(name)) / MEASURED[verb]
+        path = self.home.make(self.locate_folder(name)) / MEASURED[verb]
         with explain_write_errors(path):
             write_atomic(path, found)
 
-    def _own_folder(self, cluster: Cluster) -> Path:
+    def _find_folder(self, cluster: Cluster) -> Path:
         """Where the cluster's files are, or were put when it was taken down."""
         past = self.home.past / cluster.id
-        return past if past.is_dir() else self.folder(cluster.name)
+        return past if past.is_dir() else self.locate_folder(cluster.name)
 
     # jobs
 
-    def job_folder(self, number: int) -> Path:
+    def locate_job_folder(self, number: int) -> Path:
         return self.home.jobs / str(number)
 
-    def jobs(self) -> tuple[Job, ...]:
+    def list_jobs(self) -> tuple[Job, ...]:
         """Every job with a record that can be read, oldest first."""
-        return tuple(_read_all(self.job, self._numbers()))
+        return tuple(_read_all(self.read_job, self._list_numbers()))
 
-    def jobs_of(self, cluster: Cluster) -> list[Job]:
+    def list_jobs_of(self, cluster: Cluster) -> list[Job]:
         """The jobs that have been on this very cluster, or will be, oldest first."""
         return [
             job
-            for job in self.jobs()
+            for job in self.list_jobs()
             if job.cluster_id == cluster.id and (job.started or not job.state.ended)
         ]
 
     def check_jobs(self, cluster: Cluster) -> None:
         """Raises NewerRecordError where a later clusterctl has run a job on this very cluster: what
         that job does and has made cannot be seen from here."""
-        for number in self._numbers():
-            path = self.job_folder(number) / "job.json"
+        for number in self._list_numbers():
+            path = self.locate_job_folder(number) / "job.json"
             with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
                 raw = _read(path)
                 if raw.get("cluster_id") == cluster.id:
                     versions.refuse_newer(path, raw)
 
-    def open_jobs(self, cluster: Cluster) -> list[Job]:
+    def list_open_jobs(self, cluster: Cluster) -> list[Job]:
         """Those that have not ended."""
-        return [job for job in self.jobs_of(cluster) if not job.state.ended]
+        return [job for job in self.list_jobs_of(cluster) if not job.state.ended]
 
-    def damage(self) -> tuple[str, ...]:
+    def list_damage(self) -> tuple[str, ...]:
         """What is wrong with records, one line each: what `clusters` and `jobs` pass over."""
-        return (*_damage(self.cluster, self.names()), *_damage(self.job, self._numbers()))
+        clusters = _list_damage(self.read_cluster, self.list_names())
+        return (*clusters, *_list_damage(self.read_job, self._list_numbers()))
 
-    def cluster_damage(self, name: str | None = None) -> tuple[str, ...]:
+    def list_cluster_damage(self, name: str | None = None) -> tuple[str, ...]:
         """The same of the cluster of that name, or of all, and of all that are gone: a record of
         the past that cannot be read does not tell its name."""
-        names = [item for item in self.names() if name in (None, item)]
-        return (*_damage(self.cluster, names), *_damage(self._past, self._past_ids()))
+        names = [item for item in self.list_names() if name in (None, item)]
+        past = _list_damage(self._read_past, self._list_past_ids())
+        return (*_list_damage(self.read_cluster, names), *past)
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         """The numbers of the jobs with a record, in order; what else lies there is not ours."""
         names = (path.parent.name for path in self.home.jobs.glob("*/job.json"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
-    def job(self, number: int) -> Job:
-        path = self.job_folder(number) / "job.json"
+    def read_job(self, number: int) -> Job:
+        path = self.locate_job_folder(number) / "job.json"
         if not path.is_file():
             raise RecordError(
                 f"no job with number {number}", hint="`clusterctl jobs` lists all jobs"
@@ -203,30 +206,30 @@ class Store:
         """Others may have fetched the job's outputs, or ended it with its cluster, while the caller
         stood still: such a job is not on record as running again, for nobody could ask how it
         goes, nor are its outputs as unfetched."""
-        with _lock_folder(self.home.make(self.job_folder(job.id))):
+        with _lock_folder(self.home.make(self.locate_job_folder(job.id))):
             with suppress(RecordError):
-                known = self.job(job.id)
-                if known.state.ended and not job.state.ended and not self._remains(job):
+                known = self.read_job(job.id)
+                if known.state.ended and not job.state.ended and not self._has_cluster(job):
                     return
                 job = replace(job, fetched=job.fetched or known.fetched)
-            _write(self.job_folder(job.id) / "job.json", job)
+            _write(self.locate_job_folder(job.id) / "job.json", job)
 
-    def _remains(self, job: Job) -> bool:
+    def _has_cluster(self, job: Job) -> bool:
         """Whether its cluster is there, and nobody is removing it."""
         return any(
             cluster.id == job.cluster_id and cluster.phase is not Phase.DELETING
-            for cluster in self.clusters()
+            for cluster in self.list_clusters()
         )
 
-    def provenance(self, number: int) -> Provenance:
+    def read_provenance(self, number: int) -> Provenance:
         """What the job was made from; an empty one where that is not on record."""
-        path = self.job_folder(number) / "provenance.json"
+        path = self.locate_job_folder(number) / "provenance.json"
         with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
             return msgspec.json.decode(path.read_bytes(), type=Provenance)
         return Provenance()
 
     def save_provenance(self, number: int, found: Provenance) -> None:
-        folder = self.home.make(self.job_folder(number))
+        folder = self.home.make(self.locate_job_folder(number))
         with explain_write_errors(folder / "provenance.json"):
             write_atomic(folder / "provenance.json", msgspec.json.encode(found))
 
@@ -234,7 +237,7 @@ class Store:
     def mark_handing_in(self, number: int) -> Iterator[None]:
         """Open while this process stages a job and hands it in. The kernel closes it should the
         process die."""
-        path = self.home.make(self.job_folder(number)) / ".handing-in"
+        path = self.home.make(self.locate_job_folder(number)) / ".handing-in"
         with explain_write_errors(path):
             file = path.open("ab")
         with file:
@@ -246,7 +249,7 @@ class Store:
     def claim_continuing(self, number: int) -> Iterator[bool]:
         """Open while this process continues a failed job as a new one. False: another process does
         that, or somebody has run the job again."""
-        path = self.home.make(self.job_folder(number)) / ".continuing"
+        path = self.home.make(self.locate_job_folder(number)) / ".continuing"
         with explain_write_errors(path):
             file = path.open("ab")
         with file:
@@ -256,12 +259,12 @@ class Store:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     free = False
-            yield free and all(other.rerun_of != number for other in self.jobs())
+            yield free and all(other.rerun_of != number for other in self.list_jobs())
 
     def is_handed_in(self, number: int) -> bool:
         """Whether no living process is just staging the job or handing it in."""
         try:
-            with (self.job_folder(number) / ".handing-in").open("rb") as file:
+            with (self.locate_job_folder(number) / ".handing-in").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
@@ -269,7 +272,7 @@ class Store:
             pass
         return True
 
-    def next_job_id(self) -> int:
+    def reserve_job_id(self) -> int:
         """A number that no job of this state home has had: the counter only ever grows. Should it
         be lost, the records themselves say where it was."""
         self.home.make(self.home.jobs)
@@ -281,7 +284,7 @@ class Store:
                     hint=f"is one stopped (Ctrl-Z)? `fuser {lock.name}` shows which",
                 )
             last = counter.read_text() if counter.is_file() else ""
-            highest = max(self._numbers(), default=0) if not last.isdigit() else int(last)
+            highest = max(self._list_numbers(), default=0) if not last.isdigit() else int(last)
             write_atomic(counter, str(highest + 1).encode())
         return highest + 1
 
@@ -379,7 +382,7 @@ def _read_all(read: Callable[[Key], Record], keys: Iterable[Key]) -> Iterator[Re
             yield read(key)
 
 
-def _damage(read: Callable[[Key], Any], keys: Iterable[Key]) -> Iterator[str]:
+def _list_damage(read: Callable[[Key], Any], keys: Iterable[Key]) -> Iterator[str]:
     for key in keys:
         try:
             read(key)

@@ -40,28 +40,28 @@ def pick_version(data: bytes) -> dict[str, Any]:
 
 def is_current(raw: dict[str, Any]) -> bool:
     """Whether it is as this version writes it."""
-    return _version(raw) == VERSION
+    return _read_version(raw) == VERSION
 
 
 def migrate(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     """What the file holds, as this version would have written it. Raises NewerRecordError."""
     refuse_newer(path, raw)
-    for version in range(_version(raw), VERSION):
+    for version in range(_read_version(raw), VERSION):
         raw = {RENAMED[version].get(key, key): value for key, value in raw.items()}
     return raw
 
 
 def refuse_newer(path: Path, raw: dict[str, Any]) -> None:
     """Raises NewerRecordError for what a later clusterctl wrote."""
-    if _version(raw) > VERSION:
+    if _read_version(raw) > VERSION:
         raise NewerRecordError(
-            f"the record {path} has version {_version(raw)},"
+            f"the record {path} has version {_read_version(raw)},"
             f" and this clusterctl reads versions up to {VERSION}",
             hint="upgrade clusterctl to the version that wrote it; the record was not changed",
         )
 
 
-def _version(raw: dict[str, Any]) -> int:
+def _read_version(raw: dict[str, Any]) -> int:
     version = raw.get(KEY, FIRST)
     if type(version) is not int or version < FIRST:
         raise msgspec.ValidationError(f"{version!r} is not a version - at `$.{KEY}`")

@@ -20,7 +20,7 @@ from clusterctl.terraform.folder import (
     Interrupted,
     Terraform,
     find_tainted,
-    resources,
+    list_resources,
 )
 from clusterctl.terraform.init_cache import InitCache
 
@@ -38,6 +38,6 @@ __all__ = [
     "TerraformError",
     "find",
     "find_tainted",
+    "list_resources",
     "parse",
-    "resources",
 ]

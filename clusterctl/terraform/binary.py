@@ -41,7 +41,7 @@ def find() -> Binary:
         path = shutil.which(name)
         if path is None:
             continue
-        version = _version(path)
+        version = _ask_version(path)
         if version is None:
             found.append(f"{path} does not report its version")
             continue
@@ -59,9 +59,11 @@ def find() -> Binary:
 
 
 @cache
-def _version(path: str) -> tuple[int, int, int] | None:
+def _ask_version(path: str) -> tuple[int, int, int] | None:
     """What that program says, asked once in our life; None where it makes no sense."""
-    result = process.run([path, "version", "-json"], timeout=VERSION_TIMEOUT, env=_environment())
+    result = process.run(
+        [path, "version", "-json"], timeout=VERSION_TIMEOUT, env=_clean_environment()
+    )
     return parse_version(result.text)
 
 
@@ -71,7 +73,7 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
     return (int(numbers[1]), int(numbers[2]), int(numbers[3])) if numbers else None
 
 
-def _environment(**more: str) -> dict[str, str]:
+def _clean_environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
     ours = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", **more}
     return {name: value for name, value in {**kept, **ours}.items() if value}
@@ -80,7 +82,7 @@ def _environment(**more: str) -> dict[str, str]:
 def make_environment(cache: Path, **more: str) -> dict[str, str]:
     """The environment of every command: nothing that changes what it means, and one cache. What is
     empty in `more` is left out."""
-    return _environment(
+    return _clean_environment(
         TF_PLUGIN_CACHE_DIR=os.environ.get("TF_PLUGIN_CACHE_DIR") or str(cache),
         # A folder's first init would download again what the cache has.
         TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE="1",
@@ -88,7 +90,7 @@ def make_environment(cache: Path, **more: str) -> dict[str, str]:
     )
 
 
-def command_line(binary: Binary, command: str, *arguments: str, **options: Any) -> list[str]:
+def build_command_line(binary: Binary, command: str, *arguments: str, **options: Any) -> list[str]:
     """Options as python-terraform names them: underscores, and `flag()` where there is no value."""
     from python_terraform import Terraform as Builder
 
@@ -98,7 +100,7 @@ def command_line(binary: Binary, command: str, *arguments: str, **options: Any) 
     return argv
 
 
-def flag() -> Any:
+def load_flag() -> Any:
     from python_terraform import IsFlagged
 
     return IsFlagged

@@ -69,12 +69,12 @@ def parse(line: bytes) -> Event | None:
     """One line of `-json` output; None for what says nothing to us, and for what is no event, such
     as a line that was cut off."""
     try:
-        return _event(json.loads(line))
+        return _read_event(json.loads(line))
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
-def _event(event: Any) -> Event | None:
+def _read_event(event: Any) -> Event | None:
     kind = event["type"]
     if kind == "diagnostic":
         said = event["diagnostic"]
@@ -106,7 +106,7 @@ def _event(event: Any) -> Event | None:
     return None
 
 
-def first_line(text: str) -> str:
+def find_first_line(text: str) -> str:
     """What is wrong. A line that only announces it (`…:`) brings the first error along."""
     lines = [line.strip("╷│╵ ") for line in text.splitlines()]
     first, *rest = list(filter(None, lines)) or ["it printed nothing"]

@@ -13,7 +13,7 @@ from typing import Any
 from clusterctl import process
 from clusterctl.model import Reporter
 from clusterctl.state.home import write_atomic
-from clusterctl.terraform.binary import Binary, command_line, flag, make_environment
+from clusterctl.terraform.binary import Binary, build_command_line, load_flag, make_environment
 from clusterctl.terraform.events import (
     Diagnostic,
     Event,
@@ -21,7 +21,7 @@ from clusterctl.terraform.events import (
     PlannedChange,
     ResourceChange,
     TerraformError,
-    first_line,
+    find_first_line,
     parse,
 )
 from clusterctl.terraform.init_cache import InitCache
@@ -79,7 +79,7 @@ class Listener:
         elif event.action == "delete" and event.state == "complete":
             self.existing.pop(event.address, None)
 
-    def left(self) -> Iterator[str]:
+    def list_left(self) -> Iterator[str]:
         """A short list of what there is, machines first: they cost most."""
         machines = [item for item in self.existing if item.startswith("aws_instance.")]
         others = [item for item in self.existing if item not in machines]
@@ -89,23 +89,23 @@ class Listener:
             yield f"and {len(self.existing) - SHOWN} more"
 
 
-def _state_file(folder: Path) -> Path:
+def _locate_state(folder: Path) -> Path:
     return folder / "terraform.tfstate"
 
 
-def _state(folder: Path) -> str:
+def _read_state(folder: Path) -> str:
     try:
-        return _state_file(folder).read_text(errors="replace")
+        return _locate_state(folder).read_text(errors="replace")
     except OSError:
         return ""
 
 
-def resources(folder: Path, cluster: str) -> dict[str, str]:
+def list_resources(folder: Path, cluster: str) -> dict[str, str]:
     """Addresses of the managed resources in a folder's state file, with their ids. An empty file is
     what a Terraform leaves that was killed in its first plan. Raises TerraformError for one that is
     damaged."""
     try:
-        state = json.loads(_state(folder) or "{}")
+        state = json.loads(_read_state(folder) or "{}")
         return {
             f"{item['type']}.{item['name']}"
             + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
@@ -117,7 +117,7 @@ def resources(folder: Path, cluster: str) -> dict[str, str]:
         }
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TerraformError(
-            f"the Terraform state {_state_file(folder)} is damaged: {error}",
+            f"the Terraform state {_locate_state(folder)} is damaged: {error}",
             hint=f"`clusterctl down {cluster}` finds the cluster by its tags and removes it without"
             " this file",
         ) from error
@@ -125,7 +125,7 @@ def resources(folder: Path, cluster: str) -> dict[str, str]:
 
 def find_tainted(state: str) -> frozenset[str]:
     """The ids of what Terraform will replace because it was cut off while it was made. `state`: the
-    text of a state file that `resources` can read."""
+    text of a state file that `list_resources` can read."""
     return frozenset(
         str(instance.get("attributes", {}).get("id", ""))
         for item in json.loads(state or "{}").get("resources", ())
@@ -163,12 +163,12 @@ class Terraform:
     @property
     def state(self) -> str:
         """The state file as it is; "" without one. What Terraform knows of is named in it."""
-        return _state(self.folder)
+        return _read_state(self.folder)
 
-    def resources(self) -> dict[str, str]:
+    def list_resources(self) -> dict[str, str]:
         """Addresses of the managed resources in the state file, with their ids. Raises
         TerraformError."""
-        return resources(self.folder, self._cluster)
+        return list_resources(self.folder, self._cluster)
 
     def takes(self, variable: str) -> bool:
         """Whether the folder's module, which may be an older one, has this variable."""
@@ -212,7 +212,7 @@ class Terraform:
         step.
         """
         write_atomic(self.folder / VARIABLES, json.dumps(variables, indent=1).encode())
-        ids = self.resources()
+        ids = self.list_resources()
         lasting = [name for name in ids if name.startswith(LASTING) and name not in may_go]
         if not lasting:
             return self._change("apply", on_event, parallelism).outputs
@@ -239,13 +239,13 @@ class Terraform:
         **options: Any,
     ) -> Listener:
         """`plan`: the file with what to apply. Without one, the variables say it."""
-        listener = Listener(on_event, self.resources())
+        listener = Listener(on_event, self.list_resources())
         if command != "plan":
-            options["auto_approve"] = flag()
+            options["auto_approve"] = load_flag()
         if not plan:
             options["var_file"] = VARIABLES
-        argv = command_line(
-            self.binary, command, *plan, json=flag(), parallelism=parallelism, **options
+        argv = build_command_line(
+            self.binary, command, *plan, json=load_flag(), parallelism=parallelism, **options
         )
         try:
             return self._run_watched(command, argv, listener)
@@ -255,7 +255,7 @@ class Terraform:
             self._report(
                 f"{self.binary.name} {command} keeps running in the background. Created so far:"
             )
-            for line in listener.left():
+            for line in listener.list_left():
                 self._report(f"  {line}")
             raise
 
@@ -285,7 +285,7 @@ class Terraform:
             said = [item.text for item in listener.diagnostics[:1]] or listener.prose
             why = ended.error or "\n".join(said) or f"exit code {ended.exit_code}"
             raise TerraformError(
-                f"{self.binary.name} {command} failed: {first_line(why)}",
+                f"{self.binary.name} {command} failed: {find_first_line(why)}",
                 hint=f"its full output is in {self.folder / LOG}",
                 diagnostics=tuple(listener.diagnostics),
             )

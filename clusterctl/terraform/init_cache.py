@@ -12,8 +12,8 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.state.home import make_private, write_atomic
-from clusterctl.terraform.binary import Binary, command_line, flag, make_environment
-from clusterctl.terraform.events import TerraformError, first_line
+from clusterctl.terraform.binary import Binary, build_command_line, load_flag, make_environment
+from clusterctl.terraform.events import TerraformError, find_first_line
 
 INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
 _LOCK_FILE = ".terraform.lock.hcl"
@@ -48,7 +48,7 @@ class InitCache:
             self._fill()
             # It inherits the lock: whoever comes while it works waits for it, also when we die.
             self._begun = process.spawn(
-                self._argv(),
+                self._build_argv(),
                 log=self.folder / "init.log",
                 cwd=self.folder,
                 env=make_environment(self._cache),
@@ -64,7 +64,7 @@ class InitCache:
                 return
             self._fill()
             result = process.run(
-                self._argv(),
+                self._build_argv(),
                 timeout=INIT_TIMEOUT,
                 cwd=self.folder,
                 env=make_environment(self._cache),
@@ -72,8 +72,8 @@ class InitCache:
         if not result.ok:
             said = result.error or result.complaints or result.text
             raise TerraformError(
-                f"{self._binary.name} init failed: {first_line(said)}",
-                hint=_init_hint(said),
+                f"{self._binary.name} init failed: {find_first_line(said)}",
+                hint=_suggest_fix(said),
             )
 
     def copy(self, folder: Path) -> None:
@@ -95,8 +95,8 @@ class InitCache:
         for source in self._sources:
             write_atomic(self.folder / source.name, source.read_bytes())
 
-    def _argv(self) -> list[str]:
-        return command_line(self._binary, "init", no_color=flag())
+    def _build_argv(self) -> list[str]:
+        return build_command_line(self._binary, "init", no_color=load_flag())
 
     def _finish(self, limit: float) -> None:
         begun, self._begun = self._begun, None
@@ -116,7 +116,7 @@ class InitCache:
             yield lock.fileno()
 
 
-def _init_hint(said: str) -> str:
+def _suggest_fix(said: str) -> str:
     own = os.environ.get("TF_CLI_CONFIG_FILE")
     if own and "CLI configuration" in said:
         return f"correct that file, or unset TF_CLI_CONFIG_FILE, which is {own}"

@@ -59,8 +59,8 @@ class Destination:
         self.remote.connect_timeout = None  # the deadline rules
         self.settings: dict[str, Any] = self.remote.ssh_config
         self.names = (node.address, self.remote.original_host, self.remote.host)
-        self.jumps = ssh_config.jumps(self.settings, self.remote.original_host)
-        self.proxy = ssh_config.proxy_command(self.settings)
+        self.jumps = ssh_config.list_jumps(self.settings, self.remote.original_host)
+        self.proxy = ssh_config.find_proxy_command(self.settings)
         # paramiko would stumble over a file that is missing.
         named = self.settings.get("identityfile", ())
         self.identity_files = [name for name in named if Path(name).is_file()]
@@ -127,14 +127,16 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
         port = target.node.ssh_port
         names = [known_hosts.host_name(name, port) for name in destination.names]
         self._files = [target.known_hosts]
-        self._keys = known_hosts.lookup(_text(target.known_hosts), names)
+        self._keys = known_hosts.lookup(_read_text(target.known_hosts), names)
         if target.use_ssh_config and not self._keys:
             # A user's host on which our own file is silent: what the user's files say.
             alias = destination.settings.get("hostkeyalias")
             theirs = [alias or known_hosts.host_name(target.node.address, port)]
-            self._files += ssh_config.known_hosts_files(destination.settings)
+            self._files += ssh_config.list_known_hosts_files(destination.settings)
             self._keys = tuple(
-                key for path in self._files[1:] for key in known_hosts.lookup(_text(path), theirs)
+                key
+                for path in self._files[1:]
+                for key in known_hosts.lookup(_read_text(path), theirs)
             )
 
     @property
@@ -179,7 +181,7 @@ def _list_offers(destination: Destination) -> Iterator[dict[str, Any]]:
     others = destination.settings.get("identitiesonly") != "yes"
     with closing(paramiko.Agent()) as agent:
         yield {
-            "pkey": key or _from_agent(agent, destination.identity_files),
+            "pkey": key or _find_in_agent(agent, destination.identity_files),
             "key_filename": destination.identity_files,
             "allow_agent": others,
             "look_for_keys": others,
@@ -200,14 +202,14 @@ def _load(path: Path, target: Target) -> Any:
         raise target.make_error(f"{path} is not a usable private key: {error}") from error
 
 
-def _from_agent(agent: Any, files: list[str]) -> Any:
+def _find_in_agent(agent: Any, files: list[str]) -> Any:
     """The agent's key that ssh_config names: to be tried first, for sshd counts what it refuses."""
-    words = (_text(Path(name + ".pub")).split() for name in files)
+    words = (_read_text(Path(name + ".pub")).split() for name in files)
     wanted = {fields[1] for fields in words if len(fields) > 1}
     return next((key for key in agent.get_keys() if key.get_base64() in wanted), None)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -160,7 +160,7 @@ class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
         super().__init__(sock, packetizer_class=_Packets)
         self.sessions = threading.BoundedSemaphore(SESSIONS)
         every = paramiko.Transport._preferred_keys
-        known = [kind for kind in every if kind in _algorithms(host_key_kinds)]
+        known = [kind for kind in every if kind in _list_algorithms(host_key_kinds)]
         self._preferred_keys = (*known, *(kind for kind in every if kind not in known))
         self._channel_handler_table = {
             **paramiko.Transport._channel_handler_table,
@@ -196,7 +196,7 @@ class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
             self._send_message(message)
 
 
-def _algorithms(kinds: Sequence[str]) -> set[str]:
+def _list_algorithms(kinds: Sequence[str]) -> set[str]:
     """The signature algorithms for key kinds: an RSA key, of kind ssh-rsa, signs with SHA-2."""
     rsa = ("rsa-sha2-512", "rsa-sha2-256")
     return {name for kind in kinds for name in (rsa if kind == "ssh-rsa" else (kind,))}

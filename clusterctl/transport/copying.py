@@ -54,7 +54,10 @@ def put(
         values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
             command = render("transport/put_folder.sh.j2", **values)
-            with start(command, collect=True) as session, COPIED.count_copy(_size(source)) as copy:
+            with (
+                start(command, collect=True) as session,
+                COPIED.count_copy(_measure_size(source)) as copy,
+            ):
                 return _finish_sending(
                     session, lambda: _send_folder(session, source, without, values["mark"], copy)
                 )
@@ -73,7 +76,7 @@ def put(
         raise Failure(f"{name} cannot be read: {error.strerror}") from error
 
 
-def _size(folder: Path) -> int:
+def _measure_size(folder: Path) -> int:
     """Bytes of the files in it, without what the archive adds to them."""
     found = 0
     for path, _, names in os.walk(folder):
@@ -87,7 +90,7 @@ def _finish_sending(session: Session, send: Callable[[], None]) -> NodeResult:
     with suppress(BrokenPipeError):  # the node gave up: it says why
         send()
     session.send_eof()
-    return _result(session)
+    return _make_result(session)
 
 
 def _send_file(session: Session, file: BinaryIO, size: int, copy: Copy) -> None:
@@ -106,7 +109,7 @@ def _send_folder(
     there = {f"./{path}" for path in without}
 
     def choose(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if member.isreg() and member.name in there else _plain(member)
+        return None if member.isreg() and member.name in there else _make_plain(member)
 
     try:
         with tarfile.open(
@@ -126,7 +129,7 @@ def _send_folder(
         raise Failure(f"{source} changed while it was read: {error}") from error  # says tarfile
 
 
-def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _make_plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Files, folders and links, owned by whoever unpacks them."""
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         return None
@@ -145,7 +148,7 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
         header = re.compile(rf"{mark} (?:folder|file ([0-7]+) (\d+))\n".encode())
         found = next(filter(None, map(header.search, stream)), None)
         if not found:
-            result = _result(session)
+            result = _make_result(session)
             if result.error:
                 return result
             raise Failure("the node sent nothing")
@@ -210,7 +213,7 @@ def _receive(
 
 def _finish_receiving(session: Session, left_out: list[str], damage: str) -> NodeResult:
     """The end of the command, whose own error says more than what is wrong with its output."""
-    result = _result(session)
+    result = _make_result(session)
     complaints = result.stderr.decode(errors="replace").splitlines()
     if result.exit_code == 1 and complaints and all(s.endswith(_CHANGED) for s in complaints):
         result = replace(result, exit_code=0, error="")
@@ -241,14 +244,14 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
-def _result(session: Session) -> NodeResult:
-    code = session.exit_code()
-    out, err = session.output()
-    error = _reason(err, code) if code else ""
+def _make_result(session: Session) -> NodeResult:
+    code = session.wait()
+    out, err = session.take_output()
+    error = _explain_exit(err, code) if code else ""
     return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=error)
 
 
-def _reason(stderr: bytes, code: int) -> str:
+def _explain_exit(stderr: bytes, code: int) -> str:
     """The node's reason for an exit code other than 0."""
     lines = [
         line

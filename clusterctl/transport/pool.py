@@ -83,7 +83,7 @@ class Pool(AbstractContextManager["Pool"]):
         made = self._transports[node.name] = SshTransport(target, gateway)
         return made
 
-    def transport(self, name: str) -> Transport:
+    def find_transport(self, name: str) -> Transport:
         """The node's. KeyError."""
         return self._transports[name]
 
@@ -101,7 +101,7 @@ class Pool(AbstractContextManager["Pool"]):
             self._transports[name].connect(timeout)
             return NodeResult(node=name, exit_code=0)
 
-        return self.each(connect, names, limit=limit, on_done=on_done)
+        return self.call_each(connect, names, limit=limit, on_done=on_done)
 
     def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
         """Opens new connections to these nodes, beside those that are open: TCP on one that was cut
@@ -123,7 +123,7 @@ class Pool(AbstractContextManager["Pool"]):
         for name in names:
             renew(name)
         try:
-            return self.each(probe, names)
+            return self.call_each(probe, names)
         finally:
             for transport in fresh.values():
                 transport.close()
@@ -156,9 +156,9 @@ class Pool(AbstractContextManager["Pool"]):
 
         if names is None and not isinstance(command, str):
             names = [name for name in self._nodes if name in command]
-        return self.each(run, names, limit=limit, on_done=on_done)
+        return self.call_each(run, names, limit=limit, on_done=on_done)
 
-    def each(
+    def call_each(
         self,
         action: Action,
         names: Sequence[str] | None = None,

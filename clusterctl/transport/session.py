@@ -15,7 +15,7 @@ from clusterctl.timeouts import WATCHDOG, Deadline
 from clusterctl.transport import OnStdout
 from clusterctl.transport.connection import CLOSING, LOST, Connection
 from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.shell import posix
+from clusterctl.transport.shell import wrap_command
 
 COLLECT_LIMIT = 1 << 30
 """Bytes of stdout and stderr together that `collect` keeps: the command stands still after them."""
@@ -132,7 +132,7 @@ class Session(AbstractContextManager["Session"]):
         message.add_int(self._channel.remote_chanid)
         message.add_string("exec")
         message.add_boolean(True)
-        message.add_string(posix(f"echo {START.decode().strip()}; {command}"))
+        message.add_string(wrap_command(f"echo {START.decode().strip()}; {command}"))
         try:
             self._connection._send_user_message(message)
         except LOST as error:
@@ -195,7 +195,7 @@ class Session(AbstractContextManager["Session"]):
         except LOST as error:
             raise ConnectionLost from error
 
-    def exit_code(self) -> int:
+    def wait(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
         channel = self._channel
         if not self._deadline.wait(self._stdout.ended.wait):
@@ -211,7 +211,7 @@ class Session(AbstractContextManager["Session"]):
             raise Failure("sshd ended the session and gave no exit code")
         return int(channel.exit_status)
 
-    def output(self) -> tuple[bytes, bytes]:
+    def take_output(self) -> tuple[bytes, bytes]:
         """What has come so far on stdout and stderr and was not read; once only. A login shell that
         did not come to the command has said why."""
         out: bytes = self._stdout.empty() or self._stdout.before_start

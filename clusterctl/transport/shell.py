@@ -9,7 +9,7 @@ _DIFFER = frozenset("\\!\n")
 """Inside single quotes, fish reads backslashes, csh reads `!` and refuses newlines."""
 
 
-def posix(command: str) -> str:
+def wrap_command(command: str) -> str:
     """`command` for a POSIX shell, as a line that any login shell passes on unchanged."""
     if _DIFFER.isdisjoint(command):
         return "exec /bin/sh -c " + shlex.quote(command)

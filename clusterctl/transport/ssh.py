@@ -62,9 +62,9 @@ class SshTransport:
         """Another one to the same node, through this gateway, without a connection."""
         return SshTransport(self._target, gateway)
 
-    def host_key(self) -> str:
+    def read_host_key(self) -> str:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
-        connection = self._alive()
+        connection = self._find_alive()
         if connection is None:
             raise self._target.make_error("there is no connection", transient=True)
         key: Any = connection.get_remote_server_key()
@@ -79,17 +79,17 @@ class SshTransport:
                     with suppress(BrokenPipeError):  # a command need not read its input
                         session.send(stdin)
                     session.send_eof()
-                    result = NodeResult(node="", exit_code=session.exit_code())
+                    result = NodeResult(node="", exit_code=session.wait())
                 except FAILURES as error:
                     result = make_failed_result(error, timeout)
-                out, err = session.output()
+                out, err = session.take_output()
                 return replace(result, stdout=out, stderr=err)
 
-        return self._result(collect, timeout)
+        return self._run_action(collect, timeout)
 
     def open(self, command: str, *, timeout: float = 30.0) -> Session:
         try:
-            return self._session(Deadline(timeout), command, collect=False)
+            return self._start_session(Deadline(timeout), command, collect=False)
         except ClusterctlError:
             raise
         except FAILURES as error:
@@ -98,10 +98,10 @@ class SshTransport:
     def put(
         self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
     ) -> NodeResult:
-        return self._result(lambda start: copying.put(start, source, target, without), timeout)
+        return self._run_action(lambda start: copying.put(start, source, target, without), timeout)
 
     def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
-        return self._result(lambda start: copying.get(start, source, target, partly), timeout)
+        return self._run_action(lambda start: copying.get(start, source, target, partly), timeout)
 
     def close(self) -> None:
         sock, self._socket = self._socket, None
@@ -114,17 +114,17 @@ class SshTransport:
         for jump in reversed(jumps):
             jump.close()
 
-    def _result(
+    def _run_action(
         self, action: Callable[[copying.StartCommand], NodeResult], timeout: float
     ) -> NodeResult:
         started = time.monotonic()
         try:
-            result = action(partial(self._session, Deadline(timeout)))
+            result = action(partial(self._start_session, Deadline(timeout)))
         except FAILURES as error:
             result = make_failed_result(error, timeout)
         return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
-    def _session(
+    def _start_session(
         self, deadline: Deadline, command: str, *, collect: bool, on_stdout: OnStdout | None = None
     ) -> Session:
         """Connects if need be and starts `command`. Raises FAILURES."""
@@ -133,13 +133,13 @@ class SshTransport:
 
         return Session(connection, command, deadline, collect=collect, on_stdout=on_stdout)
 
-    def _alive(self) -> Connection | None:
+    def _find_alive(self) -> Connection | None:
         remote = self._remote
         connection: Connection | None = remote and remote.transport
         return connection if connection and connection.is_active() else None
 
     def _ensure_connected(self, deadline: Deadline) -> Connection:
-        if connection := self._alive():
+        if connection := self._find_alive():
             return connection
         if not deadline.wait(lambda left: self._connecting.acquire(timeout=left)):
             raise self._target.make_error(
@@ -147,7 +147,7 @@ class SshTransport:
                 transient=True,
             )
         try:
-            return self._alive() or self._reconnect(deadline)
+            return self._find_alive() or self._reconnect(deadline)
         finally:
             self._connecting.release()
 

@@ -23,11 +23,11 @@ def load(host: str, port: int, user: str) -> Any:
     given = [f"Port {port}"] * bool(port) + [f"User {user}"] * bool(user)
     config.parse([f"Host {host}", *given])
     for path in (Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")):
-        config.parse(_lines(path, "Match all", 0))
+        config.parse(_read_lines(path, "Match all", 0))
     return config
 
 
-def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
+def _read_lines(path: Path, block: str, depth: int) -> Iterator[str]:
     """The lines of a file with `Include` carried out, which paramiko passes over.
 
     `block` is the Host or Match line under which the file stands.
@@ -43,7 +43,7 @@ def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
             for pattern in shlex.split(words[1], comments=True):
                 base = Path.home() / ".ssh" if path.is_relative_to(Path.home()) else path.parent
                 for name in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
-                    yield from _lines(Path(name), block, depth + 1)
+                    yield from _read_lines(Path(name), block, depth + 1)
             # What follows belongs to the block that it stands in, not to the last one included.
             yield block
         else:
@@ -52,27 +52,27 @@ def _lines(path: Path, block: str, depth: int) -> Iterator[str]:
             yield line
 
 
-def jumps(settings: Mapping[str, Any], host: str) -> list[str]:
+def list_jumps(settings: Mapping[str, Any], host: str) -> list[str]:
     """The jump hosts on the way to `host`, nearest first. A host is no jump host to itself."""
     value = settings.get("proxyjump") or "none"
-    if _first(settings) != "proxyjump" or value.lower() == "none":
+    if _find_first(settings) != "proxyjump" or value.lower() == "none":
         return []
     hops = [hop.strip().removeprefix("ssh://") for hop in value.split(",")]
     names = [hop.rpartition("@")[2].partition(":")[0] for hop in hops]
     return hops[: names.index(host)] if host in names else hops
 
 
-def proxy_command(settings: Mapping[str, Any]) -> str:
+def find_proxy_command(settings: Mapping[str, Any]) -> str:
     """The command that connects us to the host, or nothing."""
-    return settings["proxycommand"] or "" if _first(settings) == "proxycommand" else ""
+    return settings["proxycommand"] or "" if _find_first(settings) == "proxycommand" else ""
 
 
-def _first(settings: Mapping[str, Any]) -> str:
+def _find_first(settings: Mapping[str, Any]) -> str:
     """Which of the two is in force: the one that comes first, as ssh_config(5) has it."""
     return next((key for key in settings if key in ("proxyjump", "proxycommand")), "")
 
 
-def known_hosts_files(settings: Mapping[str, Any]) -> list[Path]:
+def list_known_hosts_files(settings: Mapping[str, Any]) -> list[Path]:
     """The user's and the system's known_hosts files."""
     user = settings.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
     system = settings.get(

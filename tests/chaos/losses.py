@@ -107,10 +107,10 @@ def run_undisturbed(cli: Cli, steps: int) -> Ended:
 
 def harm(cli: Cli, node: str, how: Harm) -> None:
     store = Store(Home(cli.home))
-    cluster = store.cluster("lab")
+    cluster = store.read_cluster("lab")
     provider = providers.load(cluster.spec.provider)
     assert isinstance(provider, Breakable)
-    provider.harm(cluster, store.folder("lab"), node, how)
+    provider.inject(cluster, store.locate_folder("lab"), node, how)
 
 
 def lose(cli: Cli, node: str, how: Harm, step: int, steps: int) -> Loss:

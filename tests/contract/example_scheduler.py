@@ -59,19 +59,19 @@ class OarProvider(BatchSite):
     title = "OAR"
     required: ClassVar = {"oarsub": "oar-user"}
 
-    def questions(self) -> dict[str, str]:
+    def list_questions(self) -> dict[str, str]:
         return {"version": "oarsub --version"}
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         return {"version": answers["version"].strip()}
 
-    def node_command(self, words: Sequence[str], seconds: int) -> str:
+    def build_node_command(self, words: Sequence[str], seconds: int) -> str:
         return f"timeout {seconds} oarsub -I {shlex.join(words)}"
 
-    def status_command(self) -> str:
+    def build_status_command(self) -> str:
         return "oarnodes -s"
 
-    def queues(self, text: str) -> tuple[Queue, ...]:
+    def parse_queues(self, text: str) -> tuple[Queue, ...]:
         nodes = len(text.splitlines())
         return (Queue(name="default", nodes=nodes, slots=nodes),)
 

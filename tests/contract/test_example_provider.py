@@ -45,11 +45,11 @@ def test_a_row_is_all_that_a_provider_takes(
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # compiled into sshd
     assert execute(["up", "--provider", "processes", "--workers", "2"]) == 0
-    folder = open_store().folder("default")
+    folder = open_store().locate_folder("default")
     try:
         pids = [int(path.read_text()) for path in folder.glob("nodes/*.pid")]
         assert len(pids) == 3
-        nodes, spec = NodePhases(watched=True), open_store().cluster("default").spec
+        nodes, spec = NodePhases(watched=True), open_store().read_cluster("default").spec
         up.up(open_store(), spec, lambda line: None, lambda question: True, nodes=nodes)
         assert [node.phase for node in nodes.look().nodes] == [READY] * 3
         capfd.readouterr()
@@ -65,7 +65,7 @@ def test_a_row_is_all_that_a_provider_takes(
     finally:
         assert execute(["down", "--discard"]) == 0
     assert not folder.exists()
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
 
 
 def test_help_and_options_follow_from_the_row(tmp_path: Path) -> None:

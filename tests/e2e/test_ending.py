@@ -150,7 +150,7 @@ from clusterctl.job_model import JobSpec
 store = actions.open_store()
 resolved = run.resolve(["waits.py"], None, None)
 number = run.choose_number(store, dry=False)
-[where] = store.clusters()
+[where] = store.list_clusters()
 prepared = run.prepare(where, JobSpec(program=resolved.program), resolved, {}, number=number)
 run.run(
     store,

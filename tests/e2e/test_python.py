@@ -27,7 +27,7 @@ def test_the_guide_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert done.attempted > 10
     assert done.failed == 0, "the differences are above"
-    assert open_store().names() == ("default",)
+    assert open_store().list_names() == ("default",)
 
 
 def test_the_notebook_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_the_notebook_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
         assert repr(value) == "".join(output["data"]["text/plain"])
         shown += 1
     assert shown >= 5
-    assert open_store().names() == ("default",)
+    assert open_store().list_names() == ("default",)
 
 
 MODULE = """

@@ -40,8 +40,8 @@ def reached(step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 class CountedPool(Pool):
-    def each(self, *args, **named):
-        results = super().each(*args, **named)
+    def call_each(self, *args, **named):
+        results = super().call_each(*args, **named)
         if all(result.ok for result in results):
             reached("answered")
         return results
@@ -53,7 +53,7 @@ class CountedKeys(HostKeys):
         super().write(nodes)
         reached("written")
 
-    def pool(self, nodes):
+    def open_pool(self, nodes):
         return CountedPool(nodes, identity=folder / "ssh" / "user", known_hosts=self.known_hosts)
 
 _, pool = CountedKeys(folder).settle([node], limit=30, report=lambda text: None)
@@ -77,7 +77,7 @@ class Booted:
         self.folder = folder / name
         self.lab = lab
         user = keys.ensure(self.folder / "ssh" / "user")
-        pair = self.keys.boot([name], living=())[name]
+        pair = self.keys.make_boot_keys([name], living=())[name]
         self.first = pair.public
         said = {"ed25519_private": pair.private, "ed25519_public": pair.public}
         lab.ec2.refill()
@@ -179,7 +179,7 @@ def test_a_node_cut_off_after_any_line_goes_on(lab: Lab, step: str) -> None:
     for place, one in zip(places, booted(lab, len(places)), strict=True):
         node = one.node
         one.keys.write([node])
-        with one.keys.pool([node]) as pool:
+        with one.keys.open_pool([node]) as pool:
             if step == "switch":
                 [prepared] = pool.run(AS_ROOT, stdin=script("prepare").encode(), timeout=SECONDS)
                 both = {one.name: [one.first, prepared.text.strip()]}

@@ -51,10 +51,10 @@ def test_amazons_own_registries_take_the_credentials_of_aws(
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
     provider = Ec2Provider()
-    login = provider.registry_login("123456789012.dkr.ecr.eu-west-1.amazonaws.com")
+    login = provider.find_registry_login("123456789012.dkr.ecr.eu-west-1.amazonaws.com")
     assert login is not None
     assert login.user == "AWS"
     assert login.password
     assert "ecr:GetAuthorizationToken" in world.ec2.actions
     for host in ("docker.io", "ghcr.io", "123456789012.dkr.ecr.eu-west-1.amazonaws.com.evil.org"):
-        assert provider.registry_login(host) is None
+        assert provider.find_registry_login(host) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl import keys
 from clusterctl.model import Cluster, ClusterSpec, Node, NodeGroup, Phase
-from clusterctl.providers.local.layout import Site, site
+from clusterctl.providers.local.layout import Site, make_site
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.protocol import Created
 
@@ -55,7 +55,7 @@ class Lab:
 
     @property
     def site(self) -> Site:
-        return site(self.id, self.folder)
+        return make_site(self.id, self.folder)
 
     def cluster(self, workers: int | None = None) -> Cluster:
         wanted = len(self.nodes) - 1 if workers is None else workers

@@ -50,7 +50,7 @@ def test_a_session_finds_the_nodes_own_world(lab: Lab) -> None:
     assert [node.role for node in made.nodes] == [Role.LAUNCHER, Role.WORKER, Role.WORKER]
     assert lab.describe() == dict.fromkeys(lab.nodes, "running")
     for name, node in lab.nodes.items():
-        place = lab.site.place(name)
+        place = lab.site.locate(name)
         said = lab.ssh(name, "sh -c 'echo $HOME; echo $TMPDIR; echo $PATH; stat -c %a $TMPDIR'")
         home, scratch, path, permissions = said.splitlines()
         assert home == str(place.home)
@@ -115,7 +115,7 @@ def test_sftp_and_many_sessions_over_one_connection(lab: Lab, tmp_path: Path) ->
     argv = [word for word in lab.argv("worker-1") if word != "--"]
     argv = ["sftp", "-b", "-", *argv[1:5], *["-P" if w == "-p" else w for w in argv[5:]]]
     subprocess.run(argv, input=batch, text=True, capture_output=True, check=True, timeout=20)
-    assert (lab.site.place("worker-1").root / "copied").read_bytes() == Path(__file__).read_bytes()
+    assert (lab.site.locate("worker-1").root / "copied").read_bytes() == Path(__file__).read_bytes()
 
 
 @pytest.mark.parametrize("mode", ["namespaces", "loopback"])
@@ -128,7 +128,7 @@ def test_any_path_of_the_state_home_works(
     lab = make_lab(home=WEIRD, mode=mode)
     lab.up(1)
     assert lab.ssh("worker-1", "sh -c 'printf %s \"$HOME\"'") == str(
-        lab.site.place("worker-1").home
+        lab.site.locate("worker-1").home
     )
 
 
@@ -149,7 +149,7 @@ def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
         "worker-2",
         "worker-3",
     ]
-    assert not lab.site.place("worker-4").scratch.exists()
+    assert not lab.site.locate("worker-4").scratch.exists()
     made = lab.up(5)
     second = started(lab)
     assert {name: second[name] for name in ("launcher", "worker-1", "worker-2", "worker-3")} == {
@@ -167,14 +167,14 @@ def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
 def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
     lab.up(3)
     before = started(lab)
-    left = lab.site.place("worker-1").scratch / "prted.99"
+    left = lab.site.locate("worker-1").scratch / "prted.99"
     left.mkdir()
     os.kill(before["worker-1"], signal.SIGKILL)
     sshd = [p for p in processes.scan(lab.site) if p.node == "worker-2" and p.command == "sshd"]
     for process in sshd:
         with suppress(ProcessLookupError):  # that of a session may have ended since
             os.kill(process.pid, signal.SIGSTOP)
-    shutil.rmtree(lab.site.place("worker-3").folder)
+    shutil.rmtree(lab.site.locate("worker-3").folder)
     assert gone(before["worker-1"])
     described = lab.describe()
     assert described["launcher"] == "running"
@@ -192,7 +192,7 @@ def test_what_is_broken_is_named_and_replaced(lab: Lab) -> None:
 
 def test_a_node_whose_key_is_lost_gets_another(lab: Lab) -> None:
     before = lab.up(1).host_keys
-    lab.site.place("worker-1").host_key.unlink()
+    lab.site.locate("worker-1").host_key.unlink()
     after = lab.up(1).host_keys
     assert after["launcher"] == before["launcher"]
     assert after["worker-1"] != before["worker-1"]
@@ -280,7 +280,7 @@ def test_python_runs_on_a_node(lab: Lab) -> None:
 
 
 def test_someone_elses_temporary_folder_is_refused(lab: Lab, tmp_path: Path) -> None:
-    scratch = lab.site.place("worker-1").scratch
+    scratch = lab.site.locate("worker-1").scratch
     scratch.symlink_to(tmp_path)
     try:
         with pytest.raises(ProviderError, match="does not belong to you"):
@@ -300,7 +300,7 @@ def test_what_cannot_be_removed_is_named(lab: Lab, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip(NOT_ROOT)
     lab.up(1)
-    target = lab.site.place("worker-1").home
+    target = lab.site.locate("worker-1").home
     if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", target]).returncode:
         missing("needs the right to mount")
     try:

@@ -19,15 +19,15 @@ from clusterctl.providers.shared import subnets
 
 
 def test_node_names() -> None:
-    assert layout.node_names(2) == ("launcher", "worker-1", "worker-2")
-    assert len(layout.node_names(layout.MAX_WORKERS)) == 201
-    assert [layout.index(name) for name in layout.node_names(2)] == [0, 1, 2]
+    assert layout.name_nodes(2) == ("launcher", "worker-1", "worker-2")
+    assert len(layout.name_nodes(layout.MAX_WORKERS)) == 201
+    assert [layout.parse_index(name) for name in layout.name_nodes(2)] == [0, 1, 2]
 
 
 def test_names_that_have_a_limit_keep_it() -> None:
-    site = layout.site("x" * 200, Path("/somewhere"))
+    site = layout.make_site("x" * 200, Path("/somewhere"))
     assert len(site.interface) <= 15
-    assert len(str(site.place("worker-200").scratch)) < 32
+    assert len(str(site.locate("worker-200").scratch)) < 32
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def test_a_folder_that_cannot_be_hidden_is_refused() -> None:
 @pytest.mark.parametrize("path", ["/a\nb", "/a\x00b", "/a\x7f", "/a\udc80"])
 def test_paths_that_sshd_cannot_read_are_refused(path: str) -> None:
     with pytest.raises(UsageError):
-        layout.site("id", Path(path))
+        layout.make_site("id", Path(path))
 
 
 def test_candidates_are_all_of_the_pool_and_start_by_id() -> None:
-    first = list(subnets.candidates("one"))
+    first = list(subnets.list_candidates("one"))
     assert len(set(first)) == 512
     assert all(subnet.subnet_of(IPv4Network("198.18.0.0/15")) for subnet in first)
-    assert list(subnets.candidates("one")) == first
-    assert next(subnets.candidates("two")) != first[0]
+    assert list(subnets.list_candidates("one")) == first
+    assert next(subnets.list_candidates("two")) != first[0]
 
 
 ADDRESSES = json.dumps(
@@ -86,7 +86,7 @@ ROUTES = json.dumps(
 
 def test_networks_in_use() -> None:
     busy = subnets.parse_taken(ADDRESSES, ROUTES)
-    free = [s for s in subnets.candidates("x") if not any(s.overlaps(b) for b in busy)]
+    free = [s for s in subnets.list_candidates("x") if not any(s.overlaps(b) for b in busy)]
     assert len(free) == 256 - 3
     missing = {IPv4Network(f"198.18.{third}.0/24") for third in (5, 9, 77)}
     assert not missing & set(free)
@@ -124,9 +124,9 @@ def test_no_subnet_left() -> None:
 
 def test_addresses_of_nodes() -> None:
     subnet = IPv4Network("198.18.5.0/24")
-    assert subnets.address(subnet, 0) == "198.18.5.1"
-    assert subnets.address(subnet, layout.MAX_WORKERS) == "198.18.5.201"
-    assert subnets.mac("198.18.5.201") == "02:00:c6:12:05:c9"
+    assert subnets.compute_address(subnet, 0) == "198.18.5.1"
+    assert subnets.compute_address(subnet, layout.MAX_WORKERS) == "198.18.5.201"
+    assert subnets.compute_mac("198.18.5.201") == "02:00:c6:12:05:c9"
 
 
 def test_a_cable() -> None:
@@ -137,7 +137,7 @@ def test_a_cable() -> None:
 
 
 def test_hosts_give_every_node_its_real_address() -> None:
-    text = namespaces.hosts_text({"launcher": "198.18.5.1", "worker-1": "198.18.5.2"})
+    text = namespaces.render_hosts({"launcher": "198.18.5.1", "worker-1": "198.18.5.2"})
     assert [line.split() for line in text.splitlines()] == [
         ["127.0.0.1", "localhost"],
         ["::1", "localhost", "ip6-localhost"],
@@ -162,13 +162,13 @@ def test_versions_of_sshd(text: str, expected: tuple[int, int]) -> None:
 
 
 def test_the_configuration_is_strict(tmp_path: Path) -> None:
-    site = layout.site("the-id", tmp_path / 'a "b" 100%')
-    place = site.place("worker-1")
+    site = layout.make_site("the-id", tmp_path / 'a "b" 100%')
+    place = site.locate("worker-1")
     place.etc.mkdir(parents=True)
     place.authorized_keys.touch()
     listen = (("198.18.5.2", 22), ("127.0.0.1", 22))
     lines = sshd.render_config(
-        place, site.tag("worker-1"), listen, Server("", (9, 2), "a@b")
+        place, site.make_tag("worker-1"), listen, Server("", (9, 2), "a@b")
     ).splitlines()
     for expected in (
         "ListenAddress 198.18.5.2:22",

@@ -23,9 +23,9 @@ import pytest
 from clusterctl.errors import ProviderError
 from clusterctl.model import Node
 from clusterctl.providers.local.converge import converge
-from clusterctl.providers.local.loopback import Loopback, free_endpoint
+from clusterctl.providers.local.loopback import Loopback, find_free_endpoint
 from clusterctl.providers.local.sshd import Server, find_server
-from clusterctl.providers.shared.sshd_probe import greet
+from clusterctl.providers.shared.sshd_probe import probe
 from tests.local.conftest import MakeLab
 from tests.local.lab import DRIVE, ROOT, Lab
 from tests.local.test_both_modes import gone, started
@@ -123,8 +123,8 @@ def test_the_unprivileged_get_a_cluster(other: Other, request: pytest.FixtureReq
     try:
         for name, node in lab.nodes.items():
             home, scratch, user = lab.ssh(name, "echo $HOME; echo $TMPDIR; id -un").splitlines()
-            assert home == str(lab.site.place(name).home)
-            assert scratch == str(lab.site.place(name).scratch)
+            assert home == str(lab.site.locate(name).home)
+            assert scratch == str(lab.site.locate(name).scratch)
             assert user == node.user
         lab.ssh("worker-1", "mkdir -p $HOME/a/b; touch $HOME/a/b/c; chmod 0 $HOME/a/b $HOME/a")
         job = f"CLUSTERCTL_JOB={lab.id}/1 setsid sleep 60"
@@ -197,7 +197,7 @@ def test_a_node_that_fails_to_start_is_tried_again(lab: Lab, flaky: Server, tmp_
     (tmp_path / "failures").write_text("x\n")
     outcome = converge(lab.site, Loopback(flaky), ("launcher",), flaky)
     assert outcome.started == ("launcher",)
-    assert greet(outcome.endpoints, seconds=2) == {"launcher": ""}
+    assert probe(outcome.endpoints, seconds=2) == {"launcher": ""}
 
 
 def test_a_node_that_never_starts_is_named(lab: Lab, flaky: Server, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_the_folder_that_roots_sshd_needs_goes_again(lab: Lab) -> None:
 
 
 def test_a_free_endpoint_is_free() -> None:
-    address, port = free_endpoint(5)
+    address, port = find_free_endpoint(5)
     with socket.socket() as mine:
         mine.bind((address, port))
     assert address == "127.0.0.7"

@@ -81,7 +81,7 @@ def test_a_node_sees_nothing_of_the_others_nor_of_the_state_home(lab: Lab) -> No
     for name, node in lab.nodes.items():
         Path(node.root, "data").write_text(name)
     seen = lab.ssh("worker-1", f"find '{lab.home}'").splitlines()
-    place = lab.site.place("worker-1")
+    place = lab.site.locate("worker-1")
     assert all(
         Path(path).is_relative_to(place.folder) or place.folder.is_relative_to(path)
         for path in seen
@@ -89,7 +89,7 @@ def test_a_node_sees_nothing_of_the_others_nor_of_the_state_home(lab: Lab) -> No
     assert lab.ssh("worker-1", f"cat {place.root}/data") == "worker-1"
     assert lab.ssh("worker-1", f"cat {lab.home}/secret || echo hidden") == "hidden"
     assert str(lab.folder / "ssh") not in seen
-    assert str(lab.site.place("worker-2").folder) not in seen
+    assert str(lab.site.locate("worker-2").folder) not in seen
     assert lab.ssh("worker-1", f"test -d /tmp -a -x {sys.executable} && echo there") == "there"
 
 
@@ -132,8 +132,8 @@ def test_nothing_reaches_this_machine(lab: Lab) -> None:
     assert bridges() <= bridges_before
     networks = {process.network for process in processes.scan(lab.site)}
     lab.down()
-    held = {processes.network_of(pid) for pid in processes.pids()}
-    assert not held & (networks - {processes.network_of()})
+    held = {processes.find_network(pid) for pid in processes.list_pids()}
+    assert not held & (networks - {processes.find_network()})
 
 
 def test_killing_pid_1_ends_every_process_of_a_node(lab: Lab) -> None:
@@ -144,7 +144,7 @@ def test_killing_pid_1_ends_every_process_of_a_node(lab: Lab) -> None:
         for process in processes.scan(lab.site)
         if process.node == "worker-1" and process.command == "sh"
     ]
-    inside = [pid for pid in processes.pids() if processes.network_of(pid) == init.network]
+    inside = [pid for pid in processes.list_pids() if processes.find_network(pid) == init.network]
     assert len(inside) >= 4
     os.kill(init.pid, signal.SIGKILL)
     assert all(gone(pid) for pid in inside)
@@ -239,7 +239,7 @@ def bridge(name: str, address: str) -> Iterator[None]:
 
 
 def test_networks_in_use_are_left_alone(lab: Lab) -> None:
-    wanted = next(subnets.candidates(lab.id))
+    wanted = next(subnets.list_candidates(lab.id))
     with bridge("decoy-" + lab.site.short, f"{wanted[1]}/24"):
         lab.up(1)
         assert not lab.nodes["launcher"].address.startswith(str(wanted[0]).removesuffix("0"))
@@ -253,7 +253,7 @@ def test_strict_modes_where_the_path_allows_it(make_lab: MakeLab) -> None:
     try:
         lab.home = safe / "state"
         lab.up(1)
-        assert "\nStrictModes yes\n" in lab.site.place("worker-1").config.read_text()
+        assert "\nStrictModes yes\n" in lab.site.locate("worker-1").config.read_text()
         assert lab.ssh("worker-1", "uname -n") == "worker-1"
         lab.down()
     finally:
@@ -273,7 +273,7 @@ def test_a_locked_root_gets_in(lab: Lab, tmp_path: Path) -> None:
     lab.up(1)
     assert lab.ssh("worker-1", "uname -n") == "worker-1"
     assert lab.ssh("worker-1", "grep -c ^root: /etc/shadow") == "1"
-    assert read_endpoint(lab.site.place("worker-1")) == (lab.nodes["worker-1"].address, 22)
+    assert read_endpoint(lab.site.locate("worker-1")) == (lab.nodes["worker-1"].address, 22)
 
 
 def test_a_stranger_in_the_network_is_named(lab: Lab) -> None:
@@ -283,7 +283,7 @@ def test_a_stranger_in_the_network_is_named(lab: Lab) -> None:
     stranger = subprocess.Popen(["nsenter", f"--net=/proc/{pid}/ns/net", "sleep", "60"])
     try:
         deadline = time.monotonic() + 30
-        while processes.network_of(stranger.pid) == processes.network_of():
+        while processes.find_network(stranger.pid) == processes.find_network():
             assert time.monotonic() < deadline
         with pytest.raises(LeftoverError, match=f"process {stranger.pid} inside its network"):
             lab.down()

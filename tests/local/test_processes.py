@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.local import processes
-from clusterctl.providers.local.layout import Site, site
+from clusterctl.providers.local.layout import Site, make_site
 from clusterctl.providers.local.processes import Process
 
 pytestmark = pytest.mark.netns
@@ -22,7 +22,7 @@ def slow_to_die(place: Site) -> Iterator[subprocess.Popen[bytes]]:
     """A node whose PID 1 the kernel cannot end, whatever kills it, before the process is over that
     this yields: the parent, outside, of an ended process of the node that nobody has waited for."""
     outside = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_NODE"}
-    inside = {**outside, "CLUSTERCTL_NODE": place.tag("worker-1")}
+    inside = {**outside, "CLUSTERCTL_NODE": place.make_tag("worker-1")}
     starter = subprocess.Popen(
         ["unshare", "--pid", "--fork", "sh", "-c", "echo; exec sleep 300"],
         env=inside,
@@ -53,13 +53,13 @@ def slow_to_die(place: Site) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_what_dies_slowly_is_waited_for(need_root: None, tmp_path: Path) -> None:
     """A busy machine is given its time before a process is called left over."""
-    place = site("lab-1a2b", tmp_path)
+    place = make_site("lab-1a2b", tmp_path)
     looks = 0
     with (
         slow_to_die(place) as parent,
         subprocess.Popen(
             ["cat"],
-            env={**os.environ, "CLUSTERCTL_NODE": place.tag("worker-2")},
+            env={**os.environ, "CLUSTERCTL_NODE": place.make_tag("worker-2")},
             stdin=subprocess.PIPE,
         ) as other,
     ):
@@ -79,7 +79,7 @@ def test_what_dies_slowly_is_waited_for(need_root: None, tmp_path: Path) -> None
 
 
 def test_what_does_not_die_is_named(need_root: None, tmp_path: Path) -> None:
-    place = site("lab-1a2b", tmp_path)
+    place = make_site("lab-1a2b", tmp_path)
     with slow_to_die(place):
         [left] = processes.end(place, lambda process: True, seconds=0.1)
         assert left.command == "sleep"

@@ -37,7 +37,7 @@ def launch(lab: Lab, name: str, cluster: str = "lab-1") -> str:
 
 def arm(api: Api, ids: list[str], deadline: float) -> None:
     eventbridge.prepare(api, "lab-1")
-    eventbridge.arm(api, "lab-1", ids, deadline)
+    eventbridge.schedule_ends(api, "lab-1", ids, deadline)
 
 
 def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> None:
@@ -51,7 +51,7 @@ def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> Non
     assert {round(when - deadline) for when in schedules.values()} <= {60, 61}
 
     later = deadline + 3600
-    eventbridge.arm(api, "lab-1", ids, later)
+    eventbridge.schedule_ends(api, "lab-1", ids, later)
     lab.ec2.turn_the_scheduler_ahead(3600 + 120)
     time.sleep(0.5)
     assert lab.states() == ["running", "running"], "the deadline was moved"
@@ -97,7 +97,7 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
     assert said == "AWS terminates what still runs one minute later, and removes the NAT gateway"
     deadline = time.time() + 3600
     eventbridge.prepare(api, "lab-1", nat=True)
-    eventbridge.arm(api, "lab-1", [], deadline, nat=True)
+    eventbridge.schedule_ends(api, "lab-1", [], deadline, nat=True)
     [schedules] = lab.ec2.schedules.values()
     assert set(schedules) == set(ids["lab-1"])
 

@@ -22,7 +22,7 @@ def idle(lab: Lab, name: str, *, containers: int) -> int:
     worker = node(root=f"/home/ubuntu/{containers}")
     script = idle_agent.render_agent(worker, (worker,), 60, containers)
     text = base64.b64encode(script.encode()).decode()
-    folder = idle_agent.folder(worker)
+    folder = idle_agent.locate_folder(worker)
     turn = f"sh {worker.root}/agent turn"
     lab.ssh(
         name, f"mkdir -p {folder} {worker.root}/jobs; echo {text} | base64 -d >{worker.root}/agent"

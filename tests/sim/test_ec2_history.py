@@ -82,7 +82,7 @@ def test_one_call_that_ended_all_machines_is_one_lookup(lab: Lab, api: Api) -> N
     eventbridge.prepare(api, "lab-1a2b")
     # They are asked about by their IDs. Asked about first, it would tell of both calls at once.
     ended = max(ids.values())
-    eventbridge.arm(api, "lab-1a2b", [ended], time.time() + 3600)
+    eventbridge.schedule_ends(api, "lab-1a2b", [ended], time.time() + 3600)
     lab.ec2.turn_the_scheduler_ahead(3600 + 120)
     lab.until(lambda: " ".join(lab.states()), {"running running running"})
     eventbridge.remove(api, "clusterctl-lab-1a2b")

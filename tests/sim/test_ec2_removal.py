@@ -41,7 +41,7 @@ class Unknowing:
 
     state = ""
 
-    def resources(self) -> dict[str, str]:
+    def list_resources(self) -> dict[str, str]:
         return {}
 
 
@@ -58,7 +58,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
         VpcId=vpc,
         TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
     )["GroupId"]
-    assert not leftovers.managed(api, "lab-1")
+    assert not leftovers.is_managed(api, "lab-1")
     lab.api.create_vpc_endpoint(
         VpcEndpointType="Interface",
         VpcId=vpc,
@@ -69,7 +69,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     )
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_subnet(SubnetId=subnet)
-    assert leftovers.managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
+    assert leftovers.is_managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
     found = {left.kind: left.managed for left in leftovers.find(api, "lab-1")}
     assert found["VPC endpoint"]
     keep = reconcile.make_is_known(cast(Terraform, Unknowing()))
@@ -158,8 +158,8 @@ def test_workers_of_a_launch_that_was_cut_off_end_before_terraform_waits_for_the
     lab.launch("worker-1", TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
 
     class ShowsLate(Api):
-        def instances(self, *filters: Any, states: Any = LIVING) -> list[Instance]:
-            found = super().instances(*filters, states=states)
+        def list_instances(self, *filters: Any, states: Any = LIVING) -> list[Instance]:
+            found = super().list_instances(*filters, states=states)
             lab.ec2.fault("late", seconds=0)
             return found
 
@@ -209,7 +209,9 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     ):
         with pytest.raises(ClientError, match=code):
             getattr(lab.api, action)(**arguments)
-    priced = [one for one in leftovers.find_priced(api, prices.rates) if one.kind == "NAT gateway"]
+    priced = [
+        one for one in leftovers.find_priced(api, prices.find_rates) if one.kind == "NAT gateway"
+    ]
     assert sorted(one.hourly or 0 for one in priced) == [0, pytest.approx(0.045)]
     waits: list[str] = []
 

@@ -144,11 +144,11 @@ def test_ec2_refuses_what_does_not_fit_its_image(lab: Lab, how: dict[str, Any], 
 def test_a_region_that_is_not_enabled_is_named(lab: Lab, api: Api) -> None:
     """AWS answers there as if the credentials were wrong."""
     with pytest.raises(ProviderError, match="af-south-1: this region is not enabled") as caught:
-        Api("af-south-1").account()
+        Api("af-south-1").find_account()
     assert "enable it in the AWS console" in caught.value.hint
     lab.ec2.fault("error", code="InvalidClientTokenId", status=403)
     with pytest.raises(ProviderError, match="AWS does not recognize your credentials"):
-        Api("af-south-1").account()
+        Api("af-south-1").find_account()
 
 
 def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> None:
@@ -225,7 +225,7 @@ def test_down_removes_nothing_from_a_network_of_theirs(
             TagSpecifications=tagged("lab", "security-group"),
         )["GroupId"]
         lab.launch("worker-1", subnet=subnet, TagSpecifications=tagged("worker-1", "instance"))
-        assert not leftovers.managed(api, "lab-1")
+        assert not leftovers.is_managed(api, "lab-1")
         cleanup.remove(api, "lab-1", lambda line: None)
         groups = lab.api.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
         assert group not in [one["GroupId"] for one in groups["SecurityGroups"]]

@@ -97,11 +97,11 @@ def test_one_node_that_hangs(
     finished: list[str] = []
 
     def run(name: str) -> NodeResult:
-        result = pool.transport(name).run("true", timeout=3 if name == "worker-3" else 60)
+        result = pool.find_transport(name).run("true", timeout=3 if name == "worker-3" else 60)
         finished.append(name)
         return result
 
-    results = pool.each(run)
+    results = pool.call_each(run)
     assert finished[-1] == "worker-3", "the others have waited for it"
     assert [result.exit_code for result in results] == [0, 0, None, 0, None, 0]
     assert "sshd does not answer" in results[2].error
@@ -124,7 +124,7 @@ def test_no_more_than_the_limit(make_pool: Callable[..., Pool], nodes: list[Node
             busy -= 1
         return NodeResult(node=name, exit_code=0)
 
-    assert len(pool.each(count, limit=2)) == 6
+    assert len(pool.call_each(count, limit=2)) == 6
     assert most == 2
 
 
@@ -140,7 +140,7 @@ def test_a_bug_is_raised_when_all_have_ended(
         return NodeResult(node=name, exit_code=0)
 
     with pytest.raises(ZeroDivisionError):
-        make_pool(nodes).each(fail)
+        make_pool(nodes).call_each(fail)
     assert len(seen) == 6
 
 
@@ -176,7 +176,7 @@ nodes = [
     for i, port in enumerate(ports)
 ]
 with Pool(nodes, identity=Path(folder, "user"), known_hosts=Path(folder, "known_hosts")) as pool:
-    pool.transport("worker-0").connect(10)
+    pool.find_transport("worker-0").connect(10)
     print("ready", flush=True)
     pool.run(f"touch {folder}/runs; exec sleep 30", timeout=30)
 """

@@ -178,7 +178,7 @@ SHELLS = ["sh", *filter(shutil.which, ["dash", "bash", "zsh", "fish", "csh", "tc
 @pytest.mark.parametrize("text", [NASTY, NASTY.replace("\n", ""), "plain ' \" $HOME text", "é"])
 def test_a_command_reaches_sh_through_any_shell(login_shell: str, text: str) -> None:
     quoted = "'" + text.replace("'", "'\\''") + "'"
-    command = shell.posix(f"printf '[%s]' {quoted}")
+    command = shell.wrap_command(f"printf '[%s]' {quoted}")
     done = subprocess.run([login_shell, "-c", command], capture_output=True, text=True)
     assert done.stdout == f"[{text}]"
     assert not any(char in command for char in "\n!") or "\\0" in command
@@ -224,11 +224,11 @@ def test_ssh_config_that_includes_itself(home: Path) -> None:
     ],
 )
 def test_ways_to_a_host(settings: dict[str, str], host: str, hops: list[str], command: str) -> None:
-    assert ssh_config.jumps(settings, host) == hops
-    assert ssh_config.proxy_command(settings) == command
+    assert ssh_config.list_jumps(settings, host) == hops
+    assert ssh_config.find_proxy_command(settings) == command
 
 
 def test_known_hosts_files(home: Path) -> None:
-    files = ssh_config.known_hosts_files({"userknownhostsfile": "~/a %d/b /c"})
+    files = ssh_config.list_known_hosts_files({"userknownhostsfile": "~/a %d/b /c"})
     assert files[:3] == [home / "a", home / "b", Path("/c")]
-    assert home / ".ssh/known_hosts" in ssh_config.known_hosts_files({})
+    assert home / ".ssh/known_hosts" in ssh_config.list_known_hosts_files({})

@@ -74,7 +74,7 @@ def test_sshd_that_answers_is_not_taken_for_silent(tmp_path: Path) -> None:
     """What the local and Docker providers ask before they replace a node."""
     program = """
 import socket, threading, time
-from clusterctl.providers.shared.sshd_probe import greet
+from clusterctl.providers.shared.sshd_probe import probe
 server = socket.create_server(("127.0.0.1", 0))
 def serve():
     taken, _ = server.accept()
@@ -83,7 +83,7 @@ def serve():
     time.sleep(9)
 threading.Thread(target=serve, daemon=True).start()
 print("ready", flush=True)
-print(greet({"worker-1": server.getsockname()}, seconds=2.5))
+print(probe({"worker-1": server.getsockname()}, seconds=2.5))
 """
     assert stopped(program) == "{'worker-1': ''}"
 

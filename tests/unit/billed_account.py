@@ -116,25 +116,25 @@ class Answers(Market):
     account_: Account
     found_zones = tuple(SPOT)
 
-    def price(self, instance_type: str) -> float:
+    def find_price(self, instance_type: str) -> float:
         return MACHINE[instance_type]
 
-    def spot_price(self, instance_type: str, *zones: str) -> float:
+    def find_spot_price(self, instance_type: str, *zones: str) -> float:
         return max(SPOT[zone] for zone in zones or SPOT)
 
-    def disk_price(self) -> float:  # type: ignore[override]
+    def find_disk_price(self) -> float:  # type: ignore[override]
         return GIB
 
-    def address_price(self) -> float:  # type: ignore[override]
+    def find_address_price(self) -> float:  # type: ignore[override]
         return ADDRESS
 
-    def nat_price(self) -> float:
+    def find_nat_price(self) -> float:
         return GATEWAY
 
-    def nat_traffic_price(self) -> float:
+    def find_nat_traffic_price(self) -> float:
         return 0.045
 
-    def instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
+    def list_instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
         """EC2 tells whole seconds, and forgets a machine an hour after its end."""
         now = self.account_.now
         return [
@@ -162,11 +162,13 @@ class Answers(Market):
             "Events": [shown(*one) for one in self.account_.trail if asked["AttributeValue"] in one]
         }
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         if action == "describe_nat_gateways" and self.account_.gateway is not None:
             gone = self.account_.gateway_end <= self.account_.now
             return [{"State": "deleted" if gone else "available", "NatGatewayId": "nat-1"}]
-        return super().all(action, key, service, **arguments)
+        return super().list_all(action, key, service, **arguments)
 
 
 def shown(when: float, name: str, id: str) -> dict[str, Any]:

@@ -65,11 +65,11 @@ class FakeApi(Api):
         if refusal := self._cloud.refusals.get(action):
             raise failures.make_refusal(action.replace("_", " "), *refusal, self.region)
 
-    def account(self) -> str:
+    def find_account(self) -> str:
         self._checked("get_caller_identity")
         return ACCOUNT
 
-    def all(self, action: str, key: str, service: str = "ec2", **arguments: Any) -> list[Any]:
+    def list_all(self, action: str, key: str, service: str = "ec2", **arguments: Any) -> list[Any]:
         if service != "ec2":
             raise ProviderError("no rights for that")
         self._checked(action)
@@ -105,7 +105,7 @@ class FakeApi(Api):
             item["Size"] = self._cloud.gib
         return item
 
-    def instances(self, *filters: dict[str, Any], **more: Any) -> list[Instance]:
+    def list_instances(self, *filters: dict[str, Any], **more: Any) -> list[Instance]:
         self._checked("describe_instances")
         wanted = {value for rule in filters for value in rule["Values"]}
         return [
@@ -124,22 +124,22 @@ class FakeApi(Api):
             if kind == "instance" and cluster in wanted
         ]
 
-    def price(self, instance_type: str) -> float:
+    def find_price(self, instance_type: str) -> float:
         return 1.0
 
-    def disk_price(self) -> float:
+    def find_disk_price(self) -> float:
         return 0.073
 
-    def address_price(self) -> float:
+    def find_address_price(self) -> float:
         return 0.005
 
-    def nat_price(self) -> float:
+    def find_nat_price(self) -> float:
         return 0.045
 
-    def nat_traffic_price(self) -> None:
+    def find_nat_traffic_price(self) -> None:
         """Nobody asks for it here, nor for the next."""
 
-    def traffic_price(self) -> None:
+    def find_traffic_price(self) -> None:
         """As above."""
 
     def call(self, action: str, service: str = "ec2", **arguments: Any) -> Any:
@@ -158,46 +158,48 @@ TAG = "clusterctl:cluster"
 class Allowing(Api):
     """An account that may do everything, with all types there are."""
 
-    def image(self, owner: str, name: str) -> str:
+    def find_image(self, owner: str, name: str) -> str:
         return "ami-1"
 
-    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+    def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
         return {id: Image(id=id, architecture="x86_64", disk=8) for id in ids}
 
-    def may_launch(self, instance_type: str, image: str, **how: Any) -> None:
+    def check_launch_right(self, instance_type: str, image: str, **how: Any) -> None:
         """Everything is allowed."""
 
-    def disk_key(self) -> str:
+    def find_disk_key(self) -> str:
         return "alias/aws/ebs"
 
-    def block_mode(self) -> str:
+    def find_block_mode(self) -> str:
         return "off"
 
-    def may_make(self, action: str, **arguments: Any) -> None:
+    def check_right(self, action: str, **arguments: Any) -> None:
         """As above."""
 
-    def quota(self, code: str, service: str = "ec2") -> float:
+    def find_quota(self, code: str, service: str = "ec2") -> float:
         return 100.0
 
-    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+    def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         return {name: InstanceType(name=name, vcpus=2) for name in names}
 
 
 class Offering(Allowing):
     """An empty account in a region with two zones and two types."""
 
-    def account(self) -> str:
+    def find_account(self) -> str:
         return "123456789012"
 
-    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+    def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return []
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         return []
 
-    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+    def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         known = ("t3.micro", "t3.xlarge", "c7i.xlarge")
         return {name: InstanceType(name=name, vcpus=2) for name in known if name in set(names)}
 
-    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+    def list_zones(self, types: Iterable[str]) -> tuple[str, ...]:
         return ("us-east-1a", "us-east-1b")

@@ -15,7 +15,7 @@ import pytest
 from clusterctl.jobs import package_sources, packages
 from clusterctl.jobs.program import resolve
 from clusterctl.model import Node, Python
-from clusterctl.state import home
+from clusterctl.state import find_home
 from clusterctl.transport.pool import Pool
 from tests import wheels
 from tests.unit.making import cluster, node
@@ -76,7 +76,7 @@ def install(tmp_path: Path, need: Callable[..., None]) -> Install:
     def install(given: str, *nodes: Node) -> Said:
         wanted = package_sources.find(resolve("train.py", ()), given)
         assert wanted is not None
-        packages.save(wanted, home())
+        packages.save(wanted, find_home())
         return bring(wanted.digest, *nodes)
 
     return install
@@ -86,7 +86,7 @@ def bring(digest: str, *nodes: Node) -> Said:
     said: Said = []
     where = cluster(*nodes)
     with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
-        packages.install(digest, where, [n.name for n in nodes], pool, home(), said.append)
+        packages.install(digest, where, [n.name for n in nodes], pool, find_home(), said.append)
     return said
 
 

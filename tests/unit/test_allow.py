@@ -38,10 +38,10 @@ class Firewalled:
         self.allowed = tuple(networks) or ("203.0.113.9/32",)
         return self.allowed
 
-    def shut_out(self, cluster: Cluster, folder: Path) -> str:
+    def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
         return "" if "203.0.113.9/32" in self.allowed else WHY
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
@@ -72,10 +72,10 @@ def nobody(question: str) -> bool:
 def test_networks_are_kept_for_a_later_up(firewall: Firewalled, call: Call) -> None:
     said = call("allow", "203.0.113.9", "198.51.100.0/24", "--json")
     assert (said.code, said.document["networks"]) == (0, ["203.0.113.9", "198.51.100.0/24"])
-    assert open_store().cluster("lab").spec.cloud.ssh_cidr == "203.0.113.9,198.51.100.0/24"
+    assert open_store().read_cluster("lab").spec.cloud.ssh_cidr == "203.0.113.9,198.51.100.0/24"
     said = call("allow")
     assert "cluster lab accepts SSH from 203.0.113.9/32" in said.err
-    kept = open_store().cluster("lab").spec.cloud.ssh_cidr
+    kept = open_store().read_cluster("lab").spec.cloud.ssh_cidr
     assert kept == "", "a later `up` takes the address of that time"
 
 
@@ -92,7 +92,7 @@ def test_machines_without_a_firewall_of_ours_have_nothing_to_allow(
 def unreachable(error: NodeUnreachable) -> NodeUnreachable:
     """What a person is told when an action ends like this."""
     store = open_store()
-    with pytest.raises(NodeUnreachable) as caught, open_pool(store, store.cluster("lab")):
+    with pytest.raises(NodeUnreachable) as caught, open_pool(store, store.read_cluster("lab")):
         raise error
     return explain(caught.value)
 
@@ -101,7 +101,7 @@ def test_nodes_that_do_not_answer_another_address_say_so(firewall: Firewalled) -
     told = unreachable(SILENT)
     assert told.message.endswith(f"; {WHY}")
     assert "`clusterctl allow -c lab`" in told.hint
-    firewall.allow(open_store().cluster("lab"), Path(), ())
+    firewall.allow(open_store().read_cluster("lab"), Path(), ())
     assert unreachable(SILENT) is SILENT
 
 
@@ -114,7 +114,7 @@ def test_the_command_line_explains_it(call: Call, monkeypatch: pytest.MonkeyPatc
     class Silent(Firewalled):
         def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
             store = open_store()
-            with open_pool(store, store.cluster("lab")):
+            with open_pool(store, store.read_cluster("lab")):
                 raise NodeUnreachable(SILENT.message)
 
     provide(monkeypatch, "ec2", Silent())
@@ -138,8 +138,8 @@ def test_ssh_to_a_node_that_does_not_answer_another_address_says_so(
     with deaf_port() as port:
         launcher = node("launcher", "127.0.0.1", role=Role.LAUNCHER, ssh_port=port)
         store.save(cluster(launcher, node(), deadline=None))
-        keys.ensure(store.folder("lab") / "ssh" / "user")
-        (store.folder("lab") / "ssh" / "config").touch()
+        keys.ensure(store.locate_folder("lab") / "ssh" / "user")
+        (store.locate_folder("lab") / "ssh" / "config").touch()
         said = call("ssh", "launcher", "--", "true")
     assert said.code == 4
     assert WHY in said.err
@@ -160,10 +160,10 @@ def test_a_live_status_of_nodes_that_do_not_answer_another_address_says_so(
     provide(monkeypatch, "ec2", made)
     store = open_store()
     store.save(cluster(deadline=None))
-    [said] = cluster_status.status(store, store.cluster("lab"), live=True).warnings
+    [said] = cluster_status.status(store, store.read_cluster("lab"), live=True).warnings
     assert said == f"{WHY}: `clusterctl allow -c lab` opens the cluster to your present address"
-    made.allow(store.cluster("lab"), Path(), ())
-    assert cluster_status.status(store, store.cluster("lab"), live=True).warnings == ()
+    made.allow(store.read_cluster("lab"), Path(), ())
+    assert cluster_status.status(store, store.read_cluster("lab"), live=True).warnings == ()
 
 
 def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:
@@ -188,22 +188,22 @@ def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:
     ],
 )
 def test_the_address_of_now_is_compared_with_the_rule(allowed: str, shut: bool) -> None:
-    said = ssh_cidr.shut_out(allowed, lambda: "203.0.113.9")
+    said = ssh_cidr.explain_shut_out(allowed, lambda: "203.0.113.9")
     assert ("203.0.113.9" in said) is bool(said) is shut
 
     def unknown() -> str:
         raise OSError("no network")
 
-    assert ssh_cidr.shut_out(allowed, unknown) == ""
+    assert ssh_cidr.explain_shut_out(allowed, unknown) == ""
 
 
 def test_several_networks_are_one_option() -> None:
     assert (
-        ssh_cidr.networks("--ssh-cidr", "203.0.113.7, 198.51.100.9/24,203.0.113.7")
+        ssh_cidr.parse_networks("--ssh-cidr", "203.0.113.7, 198.51.100.9/24,203.0.113.7")
         == "203.0.113.7/32,198.51.100.0/24"
     )
     with pytest.raises(UsageError, match="clusters on EC2 have no IPv6 addresses"):
-        ssh_cidr.networks("--ssh-cidr", "203.0.113.7,2001:db8::7/64")
+        ssh_cidr.parse_networks("--ssh-cidr", "203.0.113.7,2001:db8::7/64")
 
 
 class Groups:
@@ -214,7 +214,7 @@ class Groups:
         self.name = name
         self.calls: list[str] = []
 
-    def all(self, action: str, key: str, *, Filters: Any) -> list[Any]:
+    def list_all(self, action: str, key: str, *, Filters: Any) -> list[Any]:
         assert (action, key) == ("describe_security_groups", "SecurityGroups")
         assert Filters == [{"Name": f"tag:{TAG}", "Values": ["lab-1"]}]
         permissions = [

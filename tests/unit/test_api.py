@@ -252,7 +252,7 @@ def test_a_cluster_that_is_not_there() -> None:
 def test_options_are_checked_as_on_the_command_line(options: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Cluster.up(**options)
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
 
 
 def test_money_is_not_spent_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,13 +270,13 @@ def test_only_a_cluster_that_up_has_made_goes_with_its_block(
     store = here.store
     with Cluster.attach("lab") as cluster:
         assert [node.name for node in cluster.nodes] == ["launcher", "worker-1", "worker-2"]
-    assert store.names() == ("lab",)
+    assert store.list_names() == ("lab",)
     told: list[str] = []
     with (
         pytest.raises(KeyboardInterrupt),
         Cluster(store, "lab", created=True, report=told.append),
     ):
         raise KeyboardInterrupt
-    assert store.names() == ()
+    assert store.list_names() == ()
     assert told, "progress is for whoever asks for it"
     assert capfd.readouterr().out == ""

@@ -24,7 +24,7 @@ def go_on(api: Api) -> object:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("ask", [Api.account, leftovers.find, go_on])
+@pytest.mark.parametrize("ask", [Api.find_account, leftovers.find, go_on])
 def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,11 +50,11 @@ UNREADABLE = (
 @pytest.mark.parametrize(
     "ask",
     [
-        Api.account,
-        lambda api: api.quota("L-1216C47A"),
-        lambda api: api.price("t3.xlarge"),
-        lambda api: api.instances(),
-        lambda api: api.images(["ami-1"]),
+        Api.find_account,
+        lambda api: api.find_quota("L-1216C47A"),
+        lambda api: api.find_price("t3.xlarge"),
+        lambda api: api.list_instances(),
+        lambda api: api.list_images(["ami-1"]),
         go_on,
     ],
     ids=["account", "quota", "price", "instances", "image", "up"],
@@ -94,7 +94,7 @@ def test_a_wrong_clock_is_told_from_wrong_keys(
     with answering(repeat(body.encode()), 403, ahead) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         with pytest.raises(ProviderError, match=said):
-            Api("us-east-1").account()
+            Api("us-east-1").find_account()
 
 
 def test_a_good_answer_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,11 +110,11 @@ def test_a_good_answer_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(repeat(answer.encode()), 200, 200.0) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         api = Api("us-east-1")
-        assert api.account() == "123456789012"
+        assert api.find_account() == "123456789012"
     assert api.ahead == pytest.approx(-200.0, abs=60)
 
 
 def test_an_endpoint_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
     with pytest.raises(ProviderError, match="Invalid endpoint: nowhere"):
-        Api("us-east-1").account()
+        Api("us-east-1").find_account()

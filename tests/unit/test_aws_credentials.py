@@ -159,7 +159,7 @@ def test_a_profile_with_mfa_is_refused_until_aws_has_asked(
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     monkeypatch.setenv("AWS_PROFILE", "guarded")
     with pytest.raises(ProviderError, match="asks for an MFA code") as caught:
-        Api("us-east-1").account()
+        Api("us-east-1").find_account()
     assert "aws sts get-caller-identity" in caught.value.hint
     assert aws.asked == []
 

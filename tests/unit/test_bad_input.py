@@ -204,7 +204,7 @@ def test_bad_input_with_a_cluster(line: str, code: int, what: str, hint: str, ca
     judge(call(*line.split("|")), code, what, hint)
     after = [name for name in state() if "lock" not in name and name != "clusterctl.log"]
     assert after == before
-    assert open_store().cluster("lab") == cluster()
+    assert open_store().read_cluster("lab") == cluster()
 
 
 @pytest.mark.parametrize(
@@ -258,10 +258,10 @@ def test_a_cluster_whose_keys_are_lost(line: str, call: Call) -> None:
 def test_a_cluster_of_which_only_the_tags_are_left(option: str, call: Call) -> None:
     """`up` would record an end that no machine has, before it found that it cannot go on."""
     open_store().save(cluster(phase=Phase.CREATING, mode_reason="us-east-1, adopted"))
-    before, there = open_store().cluster("lab"), state()
+    before, there = open_store().read_cluster("lab"), state()
     said = call("up", "lab", option)
     judge(said, 3, "cluster lab was adopted", "clusterctl down lab")
-    assert open_store().cluster("lab") == before
+    assert open_store().read_cluster("lab") == before
     assert set(state()) - set(there) <= {"clusterctl.log"}
 
 
@@ -288,7 +288,7 @@ def test_an_attached_cluster_that_is_not_ready(call: Call) -> None:
 
 @pytest.mark.usefixtures("lab")
 def test_a_damaged_record(call: Call) -> None:
-    path = open_store().folder("lab") / "cluster.json"
+    path = open_store().locate_folder("lab") / "cluster.json"
     path.write_text("{")
     for verb in (["status"], ["run", "train.py"], ["ssh"], ["up", "lab"]):
         judge(call(*verb), 7, str(path), "clusterctl down lab")

@@ -266,7 +266,7 @@ def test_short_options_of_a_batch_system(call: Call, words: list[str], hint: str
     said = call("run", *words)
     assert said.code == 2
     assert hint in said.err.partition("→")[2]
-    assert not store.jobs()
+    assert not store.list_jobs()
 
 
 def test_options_that_begin_as_theirs_stay_ours(call: Call) -> None:
@@ -466,7 +466,7 @@ def test_partitions() -> None:
         "gpu|alloc|1|64/0/0/64|gpu:a100:4(S:0-1)|gpu:a100:3(IDX:0-2)|\n"
         "gpu|down*|1|0/0/64/64|gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)|\nnonsense\n"
     )
-    assert load_site("slurm").queues(text) == (
+    assert load_site("slurm").parse_queues(text) == (
         Queue(name="main", nodes=3, free_nodes=2, slots=12, free_slots=10),
         Queue(name="gpu", nodes=2, slots=128, gpus=8, free_gpus=1, down=1),
     )
@@ -489,13 +489,13 @@ def test_queues() -> None:
     gpu = '<resource name="gpu" type="hc">2.000000</resource>'
     rows = [("all.q@a", 0, "", gpu), ("all.q@b", 3, "", ""), ("all.q@c", 0, "au", gpu)]
     text = "".join(row.format(*values) for values in rows)
-    found = load_site("sge").queues(f"<job_info><queue_info>{text}</queue_info></job_info>")
+    found = load_site("sge").parse_queues(f"<job_info><queue_info>{text}</queue_info></job_info>")
     assert found == (
         Queue(
             name="all.q", nodes=3, free_nodes=1, slots=12, free_slots=5, gpus=4, free_gpus=2, down=1
         ),
     )
-    assert load_site("sge").queues("error: commlib") == ()
+    assert load_site("sge").parse_queues("error: commlib") == ()
 
 
 @pytest.mark.parametrize("system", ["slurm", "sge"])

@@ -73,7 +73,7 @@ class Site:
 
     def pool(self) -> Pool:
         class Counted(Pool):
-            def transport(self, name: str) -> Transport:
+            def find_transport(self, name: str) -> Transport:
                 return Counting(making.node(name, ""))
 
         known_hosts = self.made.folder / "known_hosts"

@@ -77,7 +77,7 @@ def follow(made: Staged, ran: Job) -> str:
     """What is said at the end of the job."""
     with (
         made.pool() as pool,
-        mirror.Keeper(ran, made.where, pool, made.store.job_folder(7)) as keeper,
+        mirror.Keeper(ran, made.where, pool, made.store.locate_job_folder(7)) as keeper,
     ):
         return keeper.finish(replace(ran, state=JobState.SUCCEEDED))
 
@@ -94,7 +94,7 @@ def objects(s3: Any) -> dict[str, bytes]:
 
 def test_outputs_are_in_the_bucket_as_the_job_has_them(site: tuple[Staged, Job], s3: Any) -> None:
     made, ran = site
-    mirror.claim(ran, made.store.job_folder(7))
+    mirror.claim(ran, made.store.locate_job_folder(7))
     url = f"s3://mine/{PREFIX}/job-7"
     assert follow(made, ran) == f"the outputs of job 7 are in {url}"
     found = objects(s3)
@@ -122,7 +122,7 @@ def test_a_job_is_resumed_from_the_bucket_alone(
     """The cluster is gone, and so are the copies on this machine."""
     made, ran = site
     follow(made, ran)
-    shutil.rmtree(copies_here.place(made.store.job_folder(7)))
+    shutil.rmtree(copies_here.place(made.store.locate_job_folder(7)))
     made.store.retire(made.where)
     shutil.rmtree(made.folder)
     new, said = lab(tmp_path / "new", name="other"), list[str]()
@@ -140,7 +140,7 @@ def test_a_bucket_that_cannot_be_used_ends_run_before_anything_starts(
     site: tuple[Staged, Job], s3: Any
 ) -> None:
     made, ran = site
-    folder = made.store.job_folder(7)
+    folder = made.store.locate_job_folder(7)
     other = replace(ran, spec=replace(ran.spec, sync="s3://not-there/x"))
     with pytest.raises(ProviderError, match="NoSuchBucket"):
         mirror.claim(other, folder)

@@ -36,23 +36,23 @@ class Shop(Market):
 
     born: Mapping[str, float] = {}
 
-    def price(self, instance_type: str) -> float:
+    def find_price(self, instance_type: str) -> float:
         return MACHINE[instance_type]
 
-    def disk_price(self) -> float:  # type: ignore[override]
+    def find_disk_price(self) -> float:  # type: ignore[override]
         return GIB
 
-    def address_price(self) -> float:  # type: ignore[override]
+    def find_address_price(self) -> float:  # type: ignore[override]
         return ADDRESS
 
-    def nat_price(self) -> float:
+    def find_nat_price(self) -> float:
         return GATEWAY
 
-    def nat_traffic_price(self) -> float:
+    def find_nat_traffic_price(self) -> float:
         return 0.045
 
-    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
-        found = [replace(one, spot=False) for one in super().instances(*filters)]
+    def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        found = [replace(one, spot=False) for one in super().list_instances(*filters)]
         return [replace(one, launched=self.born[one.node], id=self.id(one.node)) for one in found]
 
     def id(self, name: str) -> str:

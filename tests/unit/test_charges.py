@@ -86,7 +86,7 @@ class Ends:
     def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
         return self.lives
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
 
     def list_made(self, folder: Path) -> frozenset[str]:
@@ -404,10 +404,10 @@ def test_a_nat_gateway_costs_money_without_any_machine() -> None:
 )
 def test_aws_says_whether_there_is_a_nat_gateway(state: str, there_is: bool, billed: bool) -> None:
     class Gateways(Api):
-        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             return []
 
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             assert action == "describe_nat_gateways"
             made = {"CreateTime": datetime.fromtimestamp(NOW, timezone.utc), "SubnetId": "subnet-1"}
             return [{"NatGatewayId": "nat-1", "State": state, **made}]
@@ -428,10 +428,10 @@ def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
     there when an `up` removed it of which Terraform had not known."""
 
     class Gateways(Api):
-        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             return []
 
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             rows = {
                 "nat-3": ("subnet-b", 400, 4400, ""),
                 "nat-2": ("subnet-b", 320, 390, ""),  # cut off; the next `up` removed it
@@ -468,10 +468,10 @@ def test_a_nat_gateway_that_was_removed_before_it_was_there_costs_nothing() -> N
     class Gateways(Api):
         subnets: tuple[str, ...] = ()
 
-        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             return []
 
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             unused = [{"Key": UNUSED_TAG, "Value": "true"}]
             rows = [(30, 33, unused), (40, 400, [])]
             return [
@@ -662,7 +662,7 @@ def test_a_removal_that_breaks_off_says_what_it_goes_on_costing(
     [line] = told
     assert "up to 3 machines may keep running at $3.00/h" in line
     assert line.endswith("`clusterctl down lab` continues")
-    assert len(open_store().cluster("lab").charges) == 3, "the receipt is written before"
+    assert len(open_store().read_cluster("lab").charges) == 3, "the receipt is written before"
 
 
 def test_an_unknown_price_makes_every_figure_a_lower_bound(

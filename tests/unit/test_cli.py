@@ -191,7 +191,7 @@ def test_jobs_outlive_their_cluster(call: Call) -> None:
     where = cluster(node("launcher", "10.0.0.10"), node())
     ran = job(where, spec(secret_names=("TOKEN",)), state=JobState.SUCCEEDED, program_exit_code=0)
     store.save_job(replace(ran, started=1.0, finished=2.0))
-    out = store.job_folder(7) / "out" / "worker-1"
+    out = store.locate_job_folder(7) / "out" / "worker-1"
     out.mkdir(parents=True)
     (out / "rank-0.out").write_bytes(b"one\n\xff\nlast")
     said = call("logs", "7")

@@ -58,6 +58,6 @@ def test_a_cluster_that_was_taken_down_meanwhile_will_not_answer(
 def test_a_damaged_record_says_nothing_about_machines() -> None:
     cluster = making.cluster()
     open_store().save(cluster)
-    (open_store().folder("lab") / "cluster.json").write_text("{")
+    (open_store().locate_folder("lab") / "cluster.json").write_text("{")
     with pytest.raises(RecordError):
         find_dead(open_store(), cluster)

@@ -16,7 +16,7 @@ from clusterctl import providers
 from clusterctl.actions import cluster_status, open_store
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.local import processes
-from clusterctl.providers.local.layout import Site, site
+from clusterctl.providers.local.layout import Site, make_site
 
 HOUR = 3600.0
 
@@ -35,7 +35,7 @@ def lab() -> Iterator[tuple[Cluster, Site]]:
         deadline=now + HOUR,
     )
     store.save(cluster)
-    place = site(cluster.id, store.folder("lab"))
+    place = make_site(cluster.id, store.locate_folder("lab"))
     yield cluster, place
     assert processes.end(place, lambda process: True, seconds=5) == []
 
@@ -65,7 +65,7 @@ def test_it_runs_nothing_from_the_folder_of_up(
     monkeypatch.setenv("CLUSTERCTL_DOWN_NOTHING", "1")
     arm(cluster, place, time.time() - 1)
     until = time.monotonic() + 60
-    while open_store().names():
+    while open_store().list_names():
         assert time.monotonic() < until, (place.folder / "reaper.log").read_text()
         assert not ran.exists()
         time.sleep(0.05)

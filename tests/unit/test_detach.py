@@ -32,6 +32,6 @@ def test_a_job_that_has_not_ended_is_not_ended_unasked(
     [question] = asked
     assert "job 1 is still running" in question
     assert [line for line in queue.calls() if line.startswith(("scancel", "qdel"))] == []
-    assert store.job(1).state is JobState.QUEUED
-    assert store.names() == ("lab",)
+    assert store.read_job(1).state is JobState.QUEUED
+    assert store.list_names() == ("lab",)
     assert list((tmp_path / "work").glob("lab-*/jobs/1/job.sh"))

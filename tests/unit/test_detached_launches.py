@@ -43,8 +43,8 @@ def test_the_next_command_brings_outputs_and_removes_the_cluster(
 ) -> None:
     assert f"copies its outputs to {project}" in call("status").out
     assert (project / "job-7/worker-1/model.pt").read_text() == "weights"
-    assert here.store.names() == ()
-    assert here.store.job(7).fetched
+    assert here.store.list_names() == ()
+    assert here.store.read_job(7).fetched
 
 
 def test_the_shared_folder_comes_with_the_outputs(
@@ -55,7 +55,7 @@ def test_the_shared_folder_comes_with_the_outputs(
     here.store.save(replace(here.where, shared=str(tmp_path / "shared")))
     assert call("status").code == 0
     assert (project / "shared-lab/best.pt").read_text() == "weights"
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 def test_the_answer_comes_first_and_is_still_one_document(call: Call, here: Staged) -> None:
@@ -65,9 +65,9 @@ def test_the_answer_comes_first_and_is_still_one_document(call: Call, here: Stag
 
 
 def test_a_program_that_runs_keeps_its_cluster(call: Call, here: Staged, project: Path) -> None:
-    with here.running(here.store.job(7)):
+    with here.running(here.store.read_job(7)):
         assert call("list").code == 0
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
     assert not (project / "job-7").exists()
 
 
@@ -76,7 +76,7 @@ def test_commands_about_other_things_leave_it_alone(
     words: tuple[str, ...], call: Call, here: Staged
 ) -> None:
     call(*words)
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
 
 
 def test_before_its_job_is_on_record_nothing_is_removed(call: Call, tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_before_its_job_is_on_record_nothing_is_removed(call: Call, tmp_path: Pa
     made = lab(tmp_path / "nodes")
     launch_mark.mark(made.store, "lab", tmp_path)
     assert call("list").code == 0
-    assert made.store.names() == ("lab",)
+    assert made.store.list_names() == ("lab",)
 
 
 def test_a_removal_that_was_cut_off_goes_on(call: Call, here: Staged) -> None:
     here.store.save(replace(here.where, phase=Phase.DELETING))
     call("list")
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 def test_a_file_that_was_changed_here_is_kept_and_so_is_the_cluster(
@@ -103,11 +103,11 @@ def test_a_file_that_was_changed_here_is_kept_and_so_is_the_cluster(
     assert said.code == 0, "the command itself has done what it was asked"
     assert "cluster lab was not removed" in said.err
     assert mine.read_text() == "mine"
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
     mine.unlink()
     call("list")
     assert mine.read_text() == "weights"
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> None:
@@ -126,7 +126,7 @@ def test_a_dry_run_shows_the_plan_of_the_cluster_and_makes_nothing(
     said = call("launch", "--dry-run", *option, "train.py")
     assert said.code == 0, said.err
     assert ('"dry_run": true' if option == ("--json",) else "mode: ") in said.out
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_options_that_no_new_cluster_has_cost_none(call: Call) -> None:
     said = call("launch", "--partition", "gpu", "train.py")
     assert said.code == 2
     assert "--partition works only with Slurm; a new cluster has no batch system" in said.err
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
 
 
 def test_machines_that_exist_get_no_options_of_new_ones(call: Call) -> None:
@@ -188,7 +188,7 @@ def test_a_file_of_packages_that_is_not_understood_costs_no_cluster(call: Call) 
     assert said.code == 2
     assert "requirements.txt: local packages are not installed" in said.err
     assert "--requirements none" in said.err
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
 
 
 @pytest.mark.parametrize("verb", ["launch", "up"])

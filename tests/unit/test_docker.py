@@ -16,7 +16,7 @@ from clusterctl import cli, providers
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
 from clusterctl.providers.docker import engine, layout
-from clusterctl.providers.docker.containers import archive, find_supported
+from clusterctl.providers.docker.containers import build_archive, find_supported
 from clusterctl.providers.docker.provider import DockerProvider
 from clusterctl.providers.protocol import Harm
 from tests.unit import making
@@ -121,13 +121,13 @@ def create(
     shared: bool = False,
 ) -> list[str]:
     labels = {engine.CLUSTER: "lab-1a2b", engine.FOLDER: "/x y", engine.DIGEST: "d"}
-    return layout.create_argv(
+    return layout.build_create_argv(
         machine,
         cluster="lab-1a2b",
         labels=labels,
         subnet=SUBNET,
         privileges=supported,
-        restart=layout.restart(deadline),
+        restart=layout.choose_restart(deadline),
         shared=shared,
     )
 
@@ -168,24 +168,28 @@ def test_create_argv() -> None:
 
 def test_the_digest_follows_what_makes_a_container() -> None:
     one = layout.NodePlan("worker-1", 1, "img:1")
-    same = layout.digest(one, "198.18.5.2", ["host", "user"])
-    assert same == layout.digest(one, "198.18.5.2", ["host", "user"])
+    same = layout.compute_digest(one, "198.18.5.2", ["host", "user"])
+    assert same == layout.compute_digest(one, "198.18.5.2", ["host", "user"])
     others = [
-        layout.digest(layout.NodePlan("worker-1", 1, "img:2"), "198.18.5.2", ["host", "user"]),
-        layout.digest(layout.NodePlan("worker-1", 1, "img:1", ("0",)), "198.18.5.2", ["host"]),
-        layout.digest(one, "198.18.6.2", ["host", "user"]),
-        layout.digest(one, "198.18.5.2", ["host", "other"]),
+        layout.compute_digest(
+            layout.NodePlan("worker-1", 1, "img:2"), "198.18.5.2", ["host", "user"]
+        ),
+        layout.compute_digest(
+            layout.NodePlan("worker-1", 1, "img:1", ("0",)), "198.18.5.2", ["host"]
+        ),
+        layout.compute_digest(one, "198.18.6.2", ["host", "user"]),
+        layout.compute_digest(one, "198.18.5.2", ["host", "other"]),
     ]
     assert len({same, *others}) == 5
 
 
 def test_rdma_devices_are_asked_for_where_there_are_any(tmp_path: Path) -> None:
-    assert layout.privileges(tmp_path) == layout.PRIVILEGES
-    assert layout.privileges(devices(tmp_path, "infiniband/uverbs0"))[-1] is layout.INFINIBAND
+    assert layout.list_privileges(tmp_path) == layout.PRIVILEGES
+    assert layout.list_privileges(devices(tmp_path, "infiniband/uverbs0"))[-1] is layout.INFINIBAND
 
 
 def test_what_is_copied_in() -> None:
-    data = archive({"/etc/clusterctl/host_key": ("secret", 0o600), "/usr/x": ("x", 0o755)})
+    data = build_archive({"/etc/clusterctl/host_key": ("secret", 0o600), "/usr/x": ("x", 0o755)})
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         rows = {row.name: (row.mode, row.uid, row.isdir()) for row in tar}
     assert rows == {
@@ -387,7 +391,7 @@ def test_what_a_drill_asks_of_the_engine(
         inspect*) echo '{json.dumps([row])}' ;; esac""",
     )
     where = making.cluster(provider="docker")
-    DockerProvider().harm(where, tmp_path, "worker-1", harm)
+    DockerProvider().inject(where, tmp_path, "worker-1", harm)
     assert (tmp_path / "asked").read_text().splitlines()[-1] == words
     with pytest.raises(ProviderError, match="worker-9 is gone"):
-        DockerProvider().harm(where, tmp_path, "worker-9", harm)
+        DockerProvider().inject(where, tmp_path, "worker-9", harm)

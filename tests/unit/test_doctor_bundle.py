@@ -19,7 +19,7 @@ def test_lines_that_a_finding_quotes_from_within_a_private_key(call: Call, tmp_p
     failure = RankFailure(rank=0, node="worker-1", exit_code=3)
     made = job(id=7, state=JobState.FAILED, started=1.0, finished=2.0, failure=failure)
     store.save_job(made)
-    folder = store.home.make(store.job_folder(7) / "out" / "worker-1")
+    folder = store.home.make(store.locate_job_folder(7) / "out" / "worker-1")
     printed = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{KEY}\n-----END OPENSSH PRIVATE KEY-----\n"
     (folder / "rank-0.err").write_text(printed)
     (folder.parent / ".complete").touch()

@@ -58,7 +58,7 @@ def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:
     given: list[float] = []
 
     class Nodes(Pool):
-        def transport(self, name: str) -> Transport:
+        def find_transport(self, name: str) -> Transport:
             return Slow(name, given)
 
     nodes = [node("worker-1", "")]

@@ -47,7 +47,7 @@ def test_down_loses_no_outputs_unasked(
     assert "job 7 has unfetched outputs: 7 B" in said.err
     assert "--fetch saves them first, --discard deletes them" in said.err
     assert unfetched.exists()
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
 
 
 def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) -> None:
@@ -56,8 +56,8 @@ def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) ->
     assert Path("job-7/worker-1/model.pt").read_text() == "weights"
     assert "in job-7" in said.err
     assert "unfetched" not in said.err
-    assert here.store.names() == ()
-    assert here.store.job(7).fetched
+    assert here.store.list_names() == ()
+    assert here.store.read_job(7).fetched
     again = call("fetch", "7")
     assert again.code == 7
     assert f"its files were fetched to {Path('job-7').absolute()}" in again.err
@@ -74,7 +74,7 @@ def test_down_removes_nothing_that_a_later_clusterctl_knows_more_of(
     judge(said, 7, f"the record {path} has version 99", "upgrade clusterctl")
     assert path.read_text() == later
     assert unfetched.exists()
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
 
 
 def test_down_stays_where_outputs_cannot_be_brought(
@@ -83,24 +83,24 @@ def test_down_stays_where_outputs_cannot_be_brought(
     Path("job-7").write_text("a file in the way")
     assert call("down", "--fetch").code == 2
     assert unfetched.exists()
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
     said = call("down", "--fetch", "--discard")
     assert said.code == 0, said.err
     assert "the outputs of job 7 cannot be fetched: job-7 is a file" in said.err
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 def test_down_loses_outputs_when_told_to(call: Call, here: Staged, unfetched: Path) -> None:
     said = call("down", "--discard")
     assert said.code == 0, said.err
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 def test_down_needs_no_word_when_all_is_fetched(call: Call, here: Staged, unfetched: Path) -> None:
     said = call("fetch", "7")
     assert said.out == "job-7/worker-1/model.pt\n"
     assert call("down").code == 0
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 @pytest.mark.parametrize("damage", ["exit 3\n", None])
@@ -119,7 +119,7 @@ def test_an_output_that_cannot_be_looked_at_counts(
     fetched = call("fetch", "7")
     assert fetched.code == 7
     assert "cannot be listed" in fetched.err
-    assert not here.store.job(7).fetched
+    assert not here.store.read_job(7).fetched
     assert call("down", "--discard").code == 0
 
 
@@ -139,14 +139,14 @@ def test_down_brings_what_is_not_damaged_before_it_stays(
     said = call("down", "--fetch")
     assert said.code == 7
     assert "outputs of job 7 on worker-1 cannot be listed" in said.err
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
     assert Path("job-7/worker-2/made").read_text() == "worker-2"
     assert Path("job-8/worker-1/made").read_text() == "worker-1"
-    assert [here.store.job(number).fetched for number in (7, 8)] == [False, True]
+    assert [here.store.read_job(number).fetched for number in (7, 8)] == [False, True]
     said = call("down", "--fetch", "--discard")
     assert said.code == 0, said.err
     assert "the outputs of job 7 cannot be fetched" in said.err
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 @pytest.mark.timeout(30)
@@ -163,9 +163,9 @@ def test_a_disk_that_hangs_does_not_keep_machines(
     assert said.code == 2
     assert "job 7 may have unfetched outputs: looking for" in said.err
     assert "job 8, 9 may have unfetched outputs: not checked within 1 s" in said.err
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
     assert call("down", "--discard").code == 0
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 @pytest.fixture
@@ -189,8 +189,8 @@ def test_jobs_that_do_not_end_do_not_keep_machines(
     folders = [here.work("launcher", job.id).parent for job in stuck]
     assert [(folder / "stop").read_text() for folder in folders] == ["cancelled\n"] * len(stuck)
     assert "job 7, 8, 9, 10, 11 did not end within 1 s: removing the machines" in said.err
-    assert here.store.names() == ()
-    assert all(here.store.job(job.id).state is JobState.LOST for job in stuck)
+    assert here.store.list_names() == ()
+    assert all(here.store.read_job(job.id).state is JobState.LOST for job in stuck)
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -204,7 +204,7 @@ def test_a_person_is_asked(answer: bool, here: Staged, unfetched: Path) -> None:
     done = down.down(here.store, "lab", print, ask, Unfetched(ask=ask))
     assert asked == ["take the cluster down and lose these files?"]
     assert (done is not None) is answer
-    assert here.store.names() == (() if answer else ("lab",))
+    assert here.store.list_names() == (() if answer else ("lab",))
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_outputs_on_nodes_that_do_not_answer_count(
     said = call("down")
     assert said.code == 2
     assert "cannot check the outputs of job 7; keeping cluster lab" in said.err
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
     assert call("down", "--discard").code == 0
 
 
@@ -244,7 +244,7 @@ def test_what_a_silent_worker_keeps_is_named(call: Call, here: Staged, unfetched
     [fetched] = json.loads(said.out)["fetched"]
     assert [item["node"] for item in fetched["files"]] == ["worker-1"]
     assert list(fetched["missing"]) == ["worker-2"]
-    assert not here.store.job(7).fetched
+    assert not here.store.read_job(7).fetched
 
 
 def test_machines_that_are_gone_have_no_outputs(
@@ -255,13 +255,13 @@ def test_machines_that_are_gone_have_no_outputs(
     here.store.save(replace(silent, charges=(charge,)))
     provide(monkeypatch, "local", Gone())
     assert call("down").code == 0
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 def test_force_saves_nothing(call: Call, here: Staged, unfetched: Path) -> None:
     assert call("down", "--force", "--fetch").code == 2
     assert call("down", "--force").code == 0
-    assert here.store.names() == ()
+    assert here.store.list_names() == ()
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_down_loses_no_shared_folder_unasked(
     what = f"the shared folder {shared} has 1 file: 7 B; keeping cluster lab"
     assert what in said.err
     assert "--fetch saves them first, --discard deletes them" in said.err
-    assert sharing.store.names() == ("lab",)
+    assert sharing.store.list_names() == ("lab",)
 
 
 def test_down_leaves_a_file_system_of_theirs_and_asks_nothing(
@@ -317,7 +317,7 @@ def test_a_person_is_asked_about_the_shared_folder(
     assert asked == ["take the cluster down and lose these files?"]
     assert f"the shared folder {shared} has 1 file: 7 B" in told
     assert (done is not None) is answer
-    assert sharing.store.names() == (() if answer else ("lab",))
+    assert sharing.store.list_names() == (() if answer else ("lab",))
 
 
 def test_down_brings_the_shared_folder_first(call: Call, sharing: Staged, shared: Path) -> None:
@@ -329,7 +329,7 @@ def test_down_brings_the_shared_folder_first(call: Call, sharing: Staged, shared
     assert list(Path("shared-lab").iterdir()) == []
     brought = json.loads(said.out)["shared"]
     assert (brought["folder"], brought["files"]) == ("shared-lab-2", 1)
-    assert sharing.store.names() == ()
+    assert sharing.store.list_names() == ()
 
 
 def test_down_stays_where_the_shared_folder_cannot_be_brought(
@@ -339,10 +339,10 @@ def test_down_stays_where_the_shared_folder_cannot_be_brought(
     assert f"the shared folder {shared} may have files" in call("down").err
     said = call("down", "--fetch")
     assert said.code == 4
-    assert sharing.store.names() == ("lab",)
+    assert sharing.store.list_names() == ("lab",)
     said = call("down", "--fetch", "--discard")
     assert said.code == 0, said.err
-    assert sharing.store.names() == ()
+    assert sharing.store.list_names() == ()
 
 
 @pytest.mark.parametrize("option", ["--discard", "--force"])
@@ -350,7 +350,7 @@ def test_down_loses_the_shared_folder_when_told_to(
     option: str, call: Call, sharing: Staged
 ) -> None:
     assert call("down", option).code == 0
-    assert sharing.store.names() == ()
+    assert sharing.store.list_names() == ()
 
 
 def test_an_empty_shared_folder_asks_nothing(call: Call, sharing: Staged, shared: Path) -> None:
@@ -370,4 +370,4 @@ def test_a_shared_folder_on_nodes_that_do_not_answer_counts(call: Call, sharing:
     # An `up` that never finished has let nobody write into it.
     sharing.store.save(replace(silent, phase=Phase.CREATING))
     assert call("down").code == 0
-    assert sharing.store.names() == ()
+    assert sharing.store.list_names() == ()

@@ -144,7 +144,7 @@ def give_python(here: Staged, script: str) -> None:
     python = here.folder / "python"
     python.write_text(script)
     python.chmod(0o755)
-    record = here.store.folder("lab") / "cluster.json"
+    record = here.store.locate_folder("lab") / "cluster.json"
     known = json.loads(record.read_text())
     for node in known["nodes"]:
         node["facts"]["python"] = {"executable": str(python), "version": "3.11"}
@@ -225,7 +225,7 @@ def test_a_node_without_internet_is_sent_it_from_here(
     call: Call, here: Staged, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Python finds no server; the one here does."""
-    where = here.store.cluster("lab")
+    where = here.store.read_cluster("lab")
     give_python(here, ALONE)
     said = ok(call("data", "get", f"{server.url}/some/train.bin"))
     assert "downloading on this machine instead" in said.err

@@ -73,7 +73,7 @@ def test_a_cluster_that_exists_is_not_broken_unasked(call: Call) -> None:
 def test_nodes_that_share_the_machine_are_not_broken() -> None:
     made = replace(recorded("local"), mode="loopback")
     with pytest.raises(UsageError, match="share this machine's processes"):
-        LocalProvider().harm(made, Path("nowhere"), "worker-1", Harm.KILL)
+        LocalProvider().inject(made, Path("nowhere"), "worker-1", Harm.KILL)
 
 
 def outputs(*words: str) -> str:

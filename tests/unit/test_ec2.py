@@ -56,11 +56,11 @@ def test_workers_keep_their_numbers(
     counts: list[tuple[str, int]], present: dict[int, str], numbers: list[tuple[int, ...]]
 ) -> None:
     groups = [NodeGroup(count=count, family=family) for family, count in counts]
-    assert list(spec.numbers(groups, present)) == numbers
+    assert list(spec.number_workers(groups, present)) == numbers
 
 
 def test_variables_are_those_of_the_module() -> None:
-    found = spec.machines(
+    found = spec.plan_machines(
         wish(NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5")), {}, {}
     )
     made = spec.ModuleVariables(
@@ -113,14 +113,14 @@ def test_variables_are_those_of_the_module() -> None:
 
 def test_disks_differ_only_where_nobody_said_how_large() -> None:
     groups = (NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5"))
-    assert [m.disk for m in spec.machines(wish(*groups), {}, {})] == [30, 30, 100]
-    assert [m.disk for m in spec.machines(wish(*groups, disk=50), {}, {})] == [30, 50, 50]
+    assert [m.disk for m in spec.plan_machines(wish(*groups), {}, {})] == [30, 30, 100]
+    assert [m.disk for m in spec.plan_machines(wish(*groups, disk=50), {}, {})] == [30, 50, 50]
 
 
 def test_a_type_without_family_gets_the_image_of_its_gpus() -> None:
     kinds = {"p3.2xlarge": "NVIDIA", "c6i.large": ""}
     groups = [NodeGroup(count=1, instance_type=name) for name in kinds]
-    assert [spec.image_kind(group, kinds) for group in groups] == ["nvidia", "cpu"]
+    assert [spec.choose_image_kind(group, kinds) for group in groups] == ["nvidia", "cpu"]
 
 
 @pytest.mark.parametrize("count", [0, 1001])
@@ -130,7 +130,7 @@ def test_impossible_numbers_of_workers_are_refused(count: int) -> None:
 
 
 def test_clusters_have_networks_of_their_own() -> None:
-    networks = {spec.cidr(f"lab-{number}") for number in range(200)}
+    networks = {spec.choose_cidr(f"lab-{number}") for number in range(200)}
     assert len(networks) > 50
     assert all(64 <= int(text.split(".")[1]) < 128 for text in networks)
 
@@ -186,7 +186,7 @@ def test_many_machines_wait_for_their_turn_and_few_leave_a_full_zone_soon() -> N
     """EC2 starts two machines a second that are asked for one by one."""
 
     def attempts(workers: int) -> int:
-        found = spec.machines(wish(NodeGroup(count=workers, family="cpu")), {}, {})
+        found = spec.plan_machines(wish(NodeGroup(count=workers, family="cpu")), {}, {})
         made = spec.ModuleVariables(
             cluster_id="lab-1",
             name="lab",
@@ -280,11 +280,13 @@ def test_money_adds_up() -> None:
 
 
 def test_a_budget_buys_hours() -> None:
-    assert budget.affordable(10.0, [charge(hourly=2.0)], 4.0) == pytest.approx(3 * 3600 - 120)
+    assert budget.compute_affordable_time(10.0, [charge(hourly=2.0)], 4.0) == pytest.approx(
+        3 * 3600 - 120
+    )
     with pytest.raises(UsageError, match="price of"):
-        budget.affordable(10.0, [charge(hourly=None)], 0.0)
+        budget.compute_affordable_time(10.0, [charge(hourly=None)], 0.0)
     with pytest.raises(UsageError, match="is spent"):
-        budget.affordable(1.0, [charge()], 1.0)
+        budget.compute_affordable_time(1.0, [charge()], 1.0)
 
 
 QUOTES = {
@@ -297,9 +299,9 @@ QUOTES = {
 
 
 def test_the_plan_shows_a_question_mark_where_nobody_knows_the_price() -> None:
-    machines = spec.machines(wish(), {}, {})
-    found = prices.charges(machines, {**QUOTES, "g4dn.xlarge": Quote(None, "unknown")}, 0.0)
-    text = "\n".join(prices.table(machines, found, "us-east-1a", 3600.0))
+    machines = spec.plan_machines(wish(), {}, {})
+    found = prices.build_charges(machines, {**QUOTES, "g4dn.xlarge": Quote(None, "unknown")}, 0.0)
+    text = "\n".join(prices.render_table(machines, found, "us-east-1a", 3600.0))
     assert "2 worker    g4dn.xlarge" in text
     assert "?" in text
     assert "at least" in text
@@ -368,9 +370,9 @@ def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:
     import time
 
     began = time.process_time()
-    machines = spec.machines(wish(NodeGroup(count=1000, family="g4dn")), {}, {})
-    found = prices.charges(machines, QUOTES, 0.0)
-    prices.table(machines, found, "us-east-1a", 3600.0)
+    machines = spec.plan_machines(wish(NodeGroup(count=1000, family="g4dn")), {}, {})
+    found = prices.build_charges(machines, QUOTES, 0.0)
+    prices.render_table(machines, found, "us-east-1a", 3600.0)
     prices.merge(found, found, 1.0)
     cost.make_receipt(found, 10.0)
     assert time.process_time() - began < 0.5
@@ -378,13 +380,15 @@ def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:
 
 def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:
     store = HostKeys(tmp_path)
-    first = store.boot(["worker-1"], living=())["worker-1"]
+    first = store.make_boot_keys(["worker-1"], living=())["worker-1"]
     assert store.known == {"worker-1": (first.public,)}
-    assert store.boot(["worker-1"], living=())["worker-1"] == first, "not yet used: still good"
-    assert store.boot(["worker-1"], living=("worker-1",))["worker-1"] == first
+    assert store.make_boot_keys(["worker-1"], living=())["worker-1"] == first, (
+        "not yet used: still good"
+    )
+    assert store.make_boot_keys(["worker-1"], living=("worker-1",))["worker-1"] == first
     on_record = tmp_path / "ec2" / "host-keys.json"
     on_record.write_text(json.dumps({"worker-1": ["ssh-ed25519 ROTATED"]}))
-    second = store.boot(["worker-1"], living=())["worker-1"]
+    second = store.make_boot_keys(["worker-1"], living=())["worker-1"]
     assert second != first
     assert store.known == {"worker-1": (second.public,)}
     store.forget(["worker-1"])

@@ -15,7 +15,7 @@ from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import failures, provider_state, reconcile
-from clusterctl.providers.ec2.answers import Instance, owner_of
+from clusterctl.providers.ec2.answers import Instance, name_owner
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import ProviderPlan
@@ -44,15 +44,17 @@ class Market(Allowing):
             raise failures.make_refusal(action, "AccessDenied", said, self.region)
         return {}
 
-    def account(self) -> str:
+    def find_account(self) -> str:
         return "123456789012"
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         return list(self.call(action, service, **arguments).get(key, ()))
 
     partition = "aws"
 
-    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+    def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
             Instance(
                 id=f"i-{name}",
@@ -76,22 +78,22 @@ class Market(Allowing):
 
     found_zones: tuple[str, ...] = ("us-east-1a",)
 
-    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+    def list_zones(self, types: Iterable[str]) -> tuple[str, ...]:
         return self.found_zones
 
-    def price(self, instance_type: str) -> float:
+    def find_price(self, instance_type: str) -> float:
         return 10.0
 
-    def spot_price(self, instance_type: str, *zones: str) -> float:
+    def find_spot_price(self, instance_type: str, *zones: str) -> float:
         return 3.0 if "us-east-1b" in zones else 1.0
 
-    def disk_price(self) -> None:
+    def find_disk_price(self) -> None:
         """The table has one."""
 
-    def address_price(self) -> None:
+    def find_address_price(self) -> None:
         """So it has here."""
 
-    def traffic_price(self) -> float:
+    def find_traffic_price(self) -> float:
         return 0.09
 
 
@@ -185,8 +187,8 @@ def test_the_price_of_a_worker_is_that_of_its_last_instance(
     class Shown(Market):
         ids: tuple[tuple[str, float, str, bool], ...] = ()
 
-        def instances(self, *filters: Any, states: Any = (), **more: Any) -> list[Instance]:
-            [made] = [one for one in super().instances(filters) if one.node == "worker-1"]
+        def list_instances(self, *filters: Any, states: Any = (), **more: Any) -> list[Instance]:
+            [made] = [one for one in super().list_instances(filters) if one.node == "worker-1"]
             found = [
                 replace(made, id=id, launched=since, state=state, spot=spot)
                 for id, since, state, spot in self.ids
@@ -264,12 +266,12 @@ def test_schedules_of_aws_are_moved_where_nothing_here_tells_of_them(
     calls: list[str] = []
 
     class Guarding(Market):
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             calls.append(action)
             found = {"list_schedule_groups": [{"Name": "clusterctl-lab-1"}]}
             return found.get(action, [])
 
-        def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+        def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             raise ProviderError("that is far enough")
 
     provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
@@ -333,12 +335,12 @@ def test_machines_that_ec2_shows_in_its_second_answer_only_are_paid_once(
     """An `up` was killed while it launched them."""
     current = attempted(provider.plan(wish()), ago=12.0)
     market.living, market.launched = ("launcher", "worker-1"), NOW - 0.8
-    whole, answers = market.instances, iter([()])
+    whole, answers = market.list_instances, iter([()])
 
     def late(self: Market, *filters: Any, **more: Any) -> list[Instance]:
         return list(next(answers, whole(self, *filters, **more)))
 
-    monkeypatch.setattr(market, "instances", late)
+    monkeypatch.setattr(market, "list_instances", late)
     charges = provider.plan(wish(), current).charges
     for name in market.living:
         [charge] = instances(charges, name)
@@ -495,7 +497,7 @@ class Halting:
         self.made: dict[str, str] = {}
         self.may_go: list[list[str]] = []
 
-    def resources(self) -> dict[str, str]:
+    def list_resources(self) -> dict[str, str]:
         return dict(self.made)
 
     def apply(self, variables: object, on_event: object, **more: Any) -> dict[str, Any]:
@@ -516,7 +518,7 @@ def apply(runner: Halting) -> list[str]:
         Market("x"),
         "lab-1",
         told.append,
-        may_go=runner.resources,
+        may_go=runner.list_resources,
     )
     return told
 
@@ -583,14 +585,14 @@ def test_a_budget_lasts_wherever_the_cluster_ends_up(
     ],
 )
 def test_an_owner_is_who_sts_says(arn: str, owner: str) -> None:
-    assert owner_of(arn) == owner
+    assert name_owner(arn) == owner
 
 
 def test_the_deadline_tag_is_moved_on_all_there_is(market: type[Market], tmp_path: Path) -> None:
     calls: list[Any] = []
 
     class Tagged(Market):
-        def all(self, action: str, key: str, **arguments: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, **arguments: Any) -> list[Any]:
             assert action == "describe_tags"
             return [{"ResourceId": f"i-{number}"} for number in range(1201)]
 
@@ -610,7 +612,7 @@ def test_what_has_just_gone_keeps_no_other_from_its_tag(
     labelled: list[str] = []
 
     class Tagged(Market):
-        def all(self, action: str, key: str, **arguments: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, **arguments: Any) -> list[Any]:
             return [{"ResourceId": name} for name in ("i-1", "vol-gone", "vpc-1")]
 
         def call(self, action: str, **arguments: Any) -> Any:

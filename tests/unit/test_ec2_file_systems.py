@@ -44,15 +44,17 @@ class Account:
 class Region(Offering):
     def __init__(self, account: Account) -> None:
         super().__init__("us-east-1")
-        self._account = account
+        self._ask_account = account
         self.asked: list[str] = []
 
     def resolves_names(self, vpc: str) -> bool:
         return True
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         self.asked.append(f"{service}:{action}")
-        if service == self._account.denied:
+        if service == self._ask_account.denied:
             code, text = "AccessDeniedException", "User: me is not authorized to perform: that"
             raise failures.make_refusal(action.replace("_", " "), code, text, self.region)
         found = getattr(self, f"_{service}")(key, arguments)
@@ -70,7 +72,7 @@ class Region(Offering):
         return [item for item in found if not values or not ids or item[ids[0]] in values]
 
     def _ec2(self, key: str, arguments: Any) -> list[Any]:
-        zones = enumerate(self._account.zones)
+        zones = enumerate(self._ask_account.zones)
         way = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active", "GatewayId": "igw-1"}
         return {
             "Subnets": [
@@ -89,7 +91,7 @@ class Region(Offering):
                 {"NetworkInterfaceId": f"eni-0000000{letter}", "Groups": [{"GroupId": "sg-1"}]}
                 for letter in "abx"
             ],
-            "SecurityGroups": [{"GroupId": "sg-1", "IpPermissions": self._account.rules}],
+            "SecurityGroups": [{"GroupId": "sg-1", "IpPermissions": self._ask_account.rules}],
         }.get(key, [])
 
     def _efs(self, key: str, arguments: Any) -> list[Any]:
@@ -99,7 +101,7 @@ class Region(Offering):
                 "describe file systems", "FileSystemNotFound", text, self.region
             )
         if key == "FileSystems":
-            return [{"LifeCycleState": self._account.state, "Name": "team data"}]
+            return [{"LifeCycleState": self._ask_account.state, "Name": "team data"}]
         return [
             {
                 "LifeCycleState": "available",
@@ -108,12 +110,12 @@ class Region(Offering):
                 "IpAddress": f"10.0.0.{ord(zone[-1])}",
                 "NetworkInterfaceId": f"eni-0000000{zone[-1]}",
             }
-            for zone in self._account.targets
+            for zone in self._ask_account.targets
         ]
 
     def _fsx(self, key: str, arguments: Any) -> list[Any]:
         if key == "Volumes":
-            paths = ("/", *self._account.volumes)
+            paths = ("/", *self._ask_account.volumes)
             return [
                 {
                     "OntapConfiguration": {
@@ -127,14 +129,14 @@ class Region(Offering):
         if key == "StorageVirtualMachines":
             assert arguments["StorageVirtualMachineIds"] == ["svm-00000000000000001"]
             return [{"Endpoints": {"Nfs": {"DNSName": f"svm-00000000000000001.{FSX}.fsx.example"}}}]
-        if arguments["FileSystemIds"] != [FSX] or not self._account.fsx:
+        if arguments["FileSystemIds"] != [FSX] or not self._ask_account.fsx:
             text = "File system 'fs-1' does not exist."
             raise failures.make_refusal(
                 "describe file systems", "FileSystemNotFound", text, self.region
             )
         return [
             {
-                "FileSystemType": self._account.fsx,
+                "FileSystemType": self._ask_account.fsx,
                 "Lifecycle": "AVAILABLE",
                 "VpcId": "vpc-00000001",
                 "DNSName": f"{FSX}.fsx.example",
@@ -160,21 +162,23 @@ def test_the_cluster_goes_where_the_file_system_is() -> None:
     }
     theirs = found.file_system
     assert theirs
-    assert [theirs.source(zone) for zone in found.zones] == ["10.0.0.97:/", "10.0.0.98:/"]
+    assert [theirs.name_source(zone) for zone in found.zones] == ["10.0.0.97:/", "10.0.0.98:/"]
     assert theirs.describe("us-east-1b") == (
         f"shared folder: /shared is 10.0.0.98:/ of EFS {EFS} (team data), over NFS without"
         " encryption; its cost is not included, and `down` leaves it as it is"
     )
     spec = ClusterSpec(name="lab", provider="ec2", groups=(NodeGroup(count=1),))
-    assert file_systems.place(spec, theirs).cloud.vpc == "vpc-00000001", "as it is on record"
-    mine = file_systems.place(spec, None).cloud
+    assert file_systems.fill_in_network(spec, theirs).cloud.vpc == "vpc-00000001", (
+        "as it is on record"
+    )
+    mine = file_systems.fill_in_network(spec, None).cloud
     assert mine.vpc == "", "a cluster without one makes its own network"
 
 
 def test_a_folder_of_it_can_be_named() -> None:
     theirs = survey(Account(), f"{EFS}:/team/ana").file_system
     assert theirs
-    assert theirs.source("us-east-1a") == "10.0.0.97:/team/ana"
+    assert theirs.name_source("us-east-1a") == "10.0.0.97:/team/ana"
 
 
 def test_a_zone_without_a_mount_target_is_no_place_for_the_cluster() -> None:
@@ -225,7 +229,7 @@ def test_fsx_with_nfs_serves_all_zones(account: Account, wanted: str, source: st
     found = survey(account, wanted)
     assert found.file_system
     assert found.zones == ("us-east-1a", "us-east-1b")
-    assert {found.file_system.source(zone) for zone in found.zones} == {source}
+    assert {found.file_system.name_source(zone) for zone in found.zones} == {source}
     assert found.file_system.name == "scratch"
 
 
@@ -303,7 +307,7 @@ def test_the_answers_in_these_tests_are_as_aws_writes_them(
     import boto3
     from botocore.stub import Stubber
 
-    answer = Region(Account(fsx="ONTAP", volumes=("/a",))).all(action, key, service, **words)
+    answer = Region(Account(fsx="ONTAP", volumes=("/a",))).list_all(action, key, service, **words)
     needed = {"FileSystemId": EFS, "MountTargetId": "fsmt-00000001", "SubnetId": "subnet-00000001"}
     answer = [{**needed, **item} for item in answer] if service == "efs" else answer
     client = boto3.client(service, region_name="us-east-1")

@@ -76,7 +76,7 @@ class Region(Api):
         new = [
             Instance(
                 id=f"i-{len(self.asked)}-{index}",
-                node=numbers.node(text, index),
+                node=numbers.read_node(text, index),
                 type=arguments["InstanceType"],
                 state="running",
                 zone="us-east-1a",
@@ -90,7 +90,9 @@ class Region(Api):
         self.running += new
         return {"Instances": [{"InstanceId": item.id} for item in new]}
 
-    def instances(self, *filters: dict[str, Any], states: Sequence[str] = ()) -> list[Instance]:
+    def list_instances(
+        self, *filters: dict[str, Any], states: Sequence[str] = ()
+    ) -> list[Instance]:
         return [item for item in self.running if not states or item.state in states]
 
 
@@ -99,13 +101,13 @@ class Region(Api):
 )
 def test_a_tag_and_an_index_tell_a_workers_name(found: list[int], text: str) -> None:
     assert numbers.write(found) == text
-    names = [numbers.node(text, index) for index in range(len(found))]
+    names = [numbers.read_node(text, index) for index in range(len(found))]
     assert names == [f"worker-{number}" for number in found]
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "3 -", "-4"])
 def test_a_tag_that_is_not_ours_names_nobody(text: str) -> None:
-    assert numbers.node(text, 7) == ""
+    assert numbers.read_node(text, 7) == ""
 
 
 def test_256_workers_are_three_calls_and_each_has_its_name() -> None:
@@ -114,7 +116,7 @@ def test_256_workers_are_three_calls_and_each_has_its_name() -> None:
     launches.launch(region, machines(256), terms(), print)
     counts = [(asked["MinCount"], asked["MaxCount"]) for asked in region.asked]
     assert counts == [(100, 100), (100, 100), (56, 56)], "each starts all of its machines or none"
-    names = [row["name"] for row in launches.rows(region.running)]
+    names = [row["name"] for row in launches.build_rows(region.running)]
     assert names == [f"worker-{number}" for number in range(1, 257)]
     assert len({asked["ClientToken"] for asked in region.asked}) == 3
 
@@ -153,17 +155,17 @@ def test_a_zone_without_room_is_told_from_other_faults() -> None:
 def test_a_launch_that_is_asked_for_again_starts_nothing_twice() -> None:
     """Its token is the same, unless it is another launch."""
     some = machines(30)
-    once, again = (launches.request(some, terms()) for _ in range(2))
+    once, again = (launches.build_request(some, terms()) for _ in range(2))
     assert once == again
     for other in (
-        launches.request(some, terms(nonce="second")),
-        launches.request(machines(30, first=31), terms()),
+        launches.build_request(some, terms(nonce="second")),
+        launches.build_request(machines(30, first=31), terms()),
     ):
         assert other["ClientToken"] != once["ClientToken"]
 
 
 def test_workers_are_launched_as_terraform_would_launch_them() -> None:
-    asked = launches.request(machines(30), terms())
+    asked = launches.build_request(machines(30), terms())
     assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert asked["MetadataOptions"]["HttpTokens"] == "required"
     [disk] = asked["BlockDeviceMappings"]
@@ -186,7 +188,7 @@ class Behind(Region):
 
     def __init__(self) -> None:
         super().__init__()
-        super().call("run_instances", **launches.request(machines(30), terms()))
+        super().call("run_instances", **launches.build_request(machines(30), terms()))
         self.before = [
             replace(
                 item, state="terminated", why="Client.UserInitiatedShutdown", id=f"{item.id}-old"
@@ -196,7 +198,9 @@ class Behind(Region):
         self.running = []
         self.looks = 0
 
-    def instances(self, *filters: dict[str, Any], states: Sequence[str] = ()) -> list[Instance]:
+    def list_instances(
+        self, *filters: dict[str, Any], states: Sequence[str] = ()
+    ) -> list[Instance]:
         self.looks += 1
         shown = [*self.before, *(self.running if self.looks > 2 else [])]
         return [item for item in shown if item.state in states]
@@ -214,17 +218,17 @@ def test_machines_of_the_same_names_that_ended_before_are_not_the_new_ones(
 
 def test_what_was_asked_of_workers_holds_for_large_groups() -> None:
     some = machines(30)
-    spot = launches.request(some, terms(spot=True))
+    spot = launches.build_request(some, terms(spot=True))
     assert spot["InstanceMarketOptions"]["SpotOptions"]["SpotInstanceType"] == "one-time"
     kinds = {one["ResourceType"] for one in spot["TagSpecifications"]}
     assert "spot-instances-request" in kinds
-    block = launches.request(some, terms(reservation="cr-1", block=True))
+    block = launches.build_request(some, terms(reservation="cr-1", block=True))
     assert block["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
     target = block["CapacityReservationSpecification"]["CapacityReservationTarget"]
     assert target == {"CapacityReservationId": "cr-1"}
-    private = launches.request(some, terms(network={**NETWORK, "private": True}))
+    private = launches.build_request(some, terms(network={**NETWORK, "private": True}))
     assert not private["NetworkInterfaces"][0]["AssociatePublicIpAddress"]
-    burstable = launches.request(machines(30, kind="t3.large"), terms())
+    burstable = launches.build_request(machines(30, kind="t3.large"), terms())
     assert burstable["CreditSpecification"] == {"CpuCredits": "standard"}
     assert "Placement" not in burstable, "no type of a placement group"
 
@@ -236,7 +240,7 @@ def test_network_cards_of_efa_are_those_of_the_types_template() -> None:
     }
     network = {**NETWORK, "templates": templates}
     for kind, template in (("c7i.large", "lt-1"), ("p5.48xlarge", "lt-2")):
-        asked = launches.request(machines(30, kind=kind), terms(network=network))
+        asked = launches.build_request(machines(30, kind=kind), terms(network=network))
         assert asked["LaunchTemplate"]["LaunchTemplateId"] == template
         assert "NetworkInterfaces" not in asked
 
@@ -247,7 +251,9 @@ def test_on_demand_workers_beside_spot_ones_have_a_template_of_their_own() -> No
     network = {**NETWORK, "templates": {name: {"id": name, "version": 1} for name in names}}
     for spot, suffix in ((True, ""), (False, "-on-demand")):
         for kind, key in (("c7i.large", "workers"), ("p5.48xlarge", "p5.48xlarge")):
-            asked = launches.request(machines(30, kind=kind), terms(network=network, spot=spot))
+            asked = launches.build_request(
+                machines(30, kind=kind), terms(network=network, spot=spot)
+            )
             assert asked["LaunchTemplate"]["LaunchTemplateId"] == f"{key}{suffix}"
 
 
@@ -265,7 +271,7 @@ class Full(Region):
             self.left = 100
         return super().call(action, service, **arguments)
 
-    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+    def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
         return {id: Image(id=id) for id in ids}
 
 
@@ -280,7 +286,7 @@ class Runner:
     def takes(self, variable: str) -> bool:
         return self.knows
 
-    def resources(self) -> dict[str, str]:
+    def list_resources(self) -> dict[str, str]:
         return {}
 
     def apply(self, variables: Mapping[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
@@ -314,7 +320,7 @@ def make(
     )
     found = Survey(
         account="1",
-        machines=spec.machines(wish, {}, {}),
+        machines=spec.plan_machines(wish, {}, {}),
         types={},
         zones=zones,
         amis={"cpu": "ami-1", "launcher": "ami-1"},
@@ -366,7 +372,9 @@ class Labelled(Full):
         super().__init__()
         self.labelled: list[str] = []
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         said = {one["Name"]: one["Values"] for one in arguments["Filters"]}
         ours = said["key"] == [TAG]
         return [{"ResourceId": item.id} for item in self.running] if ours else []

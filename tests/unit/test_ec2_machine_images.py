@@ -24,10 +24,10 @@ class Described(Offering):
         super().__init__("us-east-1")
         self._row = row
 
-    def images(self, ids: Iterable[str]) -> dict[str, Image]:
-        return Api.images(self, ids)
+    def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
+        return Api.list_images(self, ids)
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+    def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
         usual = {"ImageId": "ami-1", "Architecture": "x86_64", "Name": "ubuntu-jammy"}
         return [usual, {**usual, "ImageId": "ami-2", "Name": "", **self._row}]
 
@@ -69,10 +69,10 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
     """AWS shows none of those then, neither by name nor by id."""
 
     class Allowing(Offering):
-        def image(self, owner: str, name: str) -> str:
+        def find_image(self, owner: str, name: str) -> str:
             return "ami-1" if ami else ""
 
-        def images(self, ids: Iterable[str]) -> dict[str, Image]:
+        def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
             return {"ami-1": Image(id="ami-1")}
 
     groups = (NodeGroup(count=1, family="cpu"),)
@@ -139,7 +139,7 @@ def test_ubuntu_has_another_owner_in_other_partitions(region: str, owner: str) -
     asked: list[str] = []
 
     class Elsewhere(Offering):
-        def image(self, owner: str, name: str) -> str:
+        def find_image(self, owner: str, name: str) -> str:
             asked.append(owner)
             return ""
 

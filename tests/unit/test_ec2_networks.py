@@ -29,13 +29,15 @@ class Region(Api):
     def resolves_names(self, vpc: str) -> bool:
         return True
 
-    def tenancy(self, vpc: str) -> str:
+    def find_tenancy(self, vpc: str) -> str:
         return "default"
 
-    def may_make(self, action: str, **arguments: Any) -> None:
+    def check_right(self, action: str, **arguments: Any) -> None:
         """Everything is allowed."""
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         if action == "describe_network_acls":
             return [
                 {
@@ -228,10 +230,10 @@ def test_private_workers_and_their_launcher_have_to_reach_each_other() -> None:
 
 def test_who_may_not_look_at_network_acls_is_not_kept() -> None:
     class Silent(Region):
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             if action == "describe_network_acls":
                 raise failures.make_refusal(action, "UnauthorizedOperation", "", "us-east-1")
-            return super().all(action, key, service, **how)
+            return super().list_all(action, key, service, **how)
 
     assert networks.choose(Silent(public=1, closed=3), CLOUD, 3)
 
@@ -240,7 +242,7 @@ def test_a_network_of_dedicated_machines_is_refused() -> None:
     """They cost more than the plan would say. What runs there is left alone."""
 
     class Dedicated(Region):
-        def tenancy(self, vpc: str) -> str:
+        def find_tenancy(self, vpc: str) -> str:
             return "dedicated"
 
     with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
@@ -255,7 +257,7 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
     asked: list[dict[str, Any]] = []
 
     class Kept(Region):
-        def may_make(self, action: str, **arguments: Any) -> None:
+        def check_right(self, action: str, **arguments: Any) -> None:
             asked.append({"action": action, **arguments})
             raise failures.make_refusal("create security group", "UnauthorizedOperation", "no", "r")
 

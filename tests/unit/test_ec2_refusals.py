@@ -119,7 +119,7 @@ def test_a_subnet_that_the_account_closes_is_refused() -> None:
     """It has its route to the internet gateway, and nothing passes there."""
 
     class Closed(Offering):
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             out = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
             subnet = {"SubnetId": "subnet-1", "VpcId": "vpc-1", "AvailabilityZone": "us-east-1a"}
             closed = {"InternetGatewayBlockMode": "block-bidirectional"}
@@ -142,9 +142,9 @@ def test_a_subnet_that_the_account_closes_is_refused() -> None:
 @pytest.mark.parametrize("spot", [True, False])
 def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
     class Particular(Offering):
-        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
             markets = ("on-demand",) if spot else ("capacity-block", "spot")
-            found = super().instance_types(names)
+            found = super().list_instance_types(names)
             return found | {"t3.xlarge": replace(found["t3.xlarge"], markets=markets)}
 
     wish = wanted(NodeGroup(count=1, instance_type="t3.xlarge"), spot=spot)
@@ -199,14 +199,14 @@ def test_efa_has_an_interface_on_each_network_card(
     network: dict[str, Any], cards: tuple[str, ...]
 ) -> None:
     class Described(Offering):
-        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
-            return Api.instance_types(self, names)
+        def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+            return Api.list_instance_types(self, names)
 
-        def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
             row = {"InstanceType": "p4d.24xlarge", "VCpuInfo": {"DefaultVCpus": 96}}
             return [{**row, "NetworkInfo": network}]
 
-    assert Described("us-east-1").instance_types(["p4d.24xlarge"])["p4d.24xlarge"].efa == cards
+    assert Described("us-east-1").list_instance_types(["p4d.24xlarge"])["p4d.24xlarge"].efa == cards
 
 
 def test_several_network_cards_need_private_workers() -> None:
@@ -214,9 +214,9 @@ def test_several_network_cards_need_private_workers() -> None:
     network interfaces (karpenter-provider-aws, pull request 5666)."""
 
     class Large(Offering):
-        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
             cards = ("efa", "efa-only", "efa-only", "efa-only")
-            found = super().instance_types(names)
+            found = super().list_instance_types(names)
             return found | {"t3.xlarge": replace(found["t3.xlarge"], efa=cards)}
 
     group = NodeGroup(count=1, instance_type="t3.xlarge")
@@ -297,7 +297,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent))
     host_keys = HostKeys(tmp_path / "red")
-    host_keys.boot(["worker-1"], living=())
+    host_keys.make_boot_keys(["worker-1"], living=())
     here = node("worker-1", address="", root=str(tmp_path))
     with pytest.raises(NodeUnreachable, match="worker-1: exit 1: no sudo") as caught:
         host_keys.settle([here], limit=0, report=lambda text: None)
@@ -367,7 +367,7 @@ def test_a_type_that_the_region_has_not_is_not_offered_again(type: str, hint: st
     """New regions have few of the usual types."""
 
     class Few(Offering):
-        def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+        def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
             return {"t3.micro": InstanceType(name="t3.micro", vcpus=2)}
 
     wish = wanted(NodeGroup(count=1, family="cpu", instance_type=type))
@@ -396,7 +396,7 @@ class Busy(Offering):
 
     limit = 10.0
 
-    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+    def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
             Instance(
                 id=f"i-{number}",
@@ -412,7 +412,7 @@ class Busy(Offering):
             for number in range(4)
         ]
 
-    def quota(self, code: str, service: str = "ec2") -> float:
+    def find_quota(self, code: str, service: str = "ec2") -> float:
         return self.limit
 
 

@@ -65,8 +65,8 @@ def test_the_dry_runs_have_them() -> None:
     asked: list[tuple[str, Any]] = []
 
     class Asking(Offering):
-        may_launch = Api.may_launch
-        may_make = Api.may_make
+        check_launch_right = Api.check_launch_right
+        check_right = Api.check_right
 
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
             assert arguments["DryRun"] is True
@@ -99,7 +99,9 @@ class Tagged(Api):
         self.things = things
         self.calls = 0
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         assert action == "describe_tags"
         said = {one["Name"]: one["Values"] for one in arguments["Filters"]}
         return [
@@ -163,7 +165,7 @@ def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
     class Scheduling(Api):
         partition = "aws"
 
-        def account(self) -> str:
+        def find_account(self) -> str:
             return "123456789012"
 
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
@@ -192,7 +194,7 @@ def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
 def test_terraform_gets_them(tmp_path: Path) -> None:
     from clusterctl.providers.ec2 import spec as layout
 
-    machines = layout.machines(wish(), {}, {})
+    machines = layout.plan_machines(wish(), {}, {})
     some = layout.ModuleVariables(
         **_variables(machines), tags={"team": "ml"}, shared="/shared"
     ).render()

@@ -13,7 +13,7 @@ from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, P
 from clusterctl.providers.ec2 import provider_state, spec
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.attempts import Order, arm, make
+from clusterctl.providers.ec2.attempts import Order, make, schedule_ends
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.hostkeys import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
@@ -33,7 +33,7 @@ class Account:
         self.nodes = nodes
         self.spot = spot
 
-    def instances(self, *filters: Any, **more: Any) -> list[Instance]:
+    def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
             Instance(
                 id=f"i-{name}",
@@ -79,7 +79,7 @@ class Runner:
     def takes(self, variable: str) -> bool:
         return variable != self.lacks
 
-    def resources(self) -> dict[str, str]:
+    def list_resources(self) -> dict[str, str]:
         names = ("launcher", "worker-1", "worker-2")
         machines = {f'aws_instance.this["{name}"]': f"i-{name}" for name in names}
         return {"aws_vpc.this": "vpc-1", **machines}
@@ -131,7 +131,7 @@ def make_all(
     )
     found = Survey(
         account="1",
-        machines=spec.machines(wish, {}, {}),
+        machines=spec.plan_machines(wish, {}, {}),
         types={},
         zones=zones,
         amis={},
@@ -298,10 +298,10 @@ class Bare(Account):
         super().__init__([], ())
         self.schedules: dict[str, str] = {}
 
-    def account(self) -> str:
+    def find_account(self) -> str:
         return "123456789012"
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+    def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
         gateway = {"NatGatewayId": "nat-1", "State": self.state}
         return [gateway] if action == "describe_nat_gateways" else []
 
@@ -331,5 +331,5 @@ def test_a_nat_gateway_without_machines_has_an_end_too(tmp_path: Path, state: st
         host_keys=HostKeys(tmp_path),
         rate=lambda names: "?",
     )
-    arm(order, set(), print)
+    schedule_ends(order, set(), print)
     assert bare.schedules == ({"nat-1": "deleteNatGateway"} if state == "pending" else {})

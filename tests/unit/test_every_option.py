@@ -315,9 +315,9 @@ class Planned:
     """A provider of machines that cost money, whose plan is all that it was asked for."""
 
     features = Ec2Provider.features
-    usual_region = Ec2Provider.usual_region
+    find_usual_region = Ec2Provider.find_usual_region
     find_ids = Ec2Provider.find_ids
-    owner = Ec2Provider.owner
+    find_owner = Ec2Provider.find_owner
     is_shared = Ec2Provider.is_shared
     _connect = property(lambda self: silent)
     check_pausing = Ec2Provider.check_pausing
@@ -326,7 +326,7 @@ class Planned:
     adopt: Any
     remove: Any
 
-    def regions(self) -> tuple[str, ...]:
+    def list_regions(self) -> tuple[str, ...]:
         return ("us-east-1",)
 
     def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:

@@ -53,11 +53,11 @@ class Machines:
     def list_billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
         return frozenset(self.names)
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        self.noted.append(self.store.cluster(cluster.name).deadline)
+        self.noted.append(self.store.read_cluster(cluster.name).deadline)
         if self.refused:
             raise ProviderError("list schedules: your AWS credentials have expired")
         if self.silent:
@@ -68,7 +68,7 @@ class Labelled(Machines):
     """Its tags cannot be changed."""
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        assert self.store.cluster("lab").deadline == deadline, "the record goes first"
+        assert self.store.read_cluster("lab").deadline == deadline, "the record goes first"
         raise ProviderError("create tags: your AWS credentials have expired")
 
 
@@ -98,7 +98,7 @@ def test_the_new_deadline_is_by_the_clock_of_the_cloud(monkeypatch: pytest.Monke
     told: list[str] = []
     extended = extend(made.store, "lab", 2 * HOUR, told.append, unasked)
     assert (extended.deadline, told) == (NOW - 240 + 2 * HOUR, ["a wrong clock"])
-    assert made.store.cluster("lab").deadline == extended.deadline
+    assert made.store.read_cluster("lab").deadline == extended.deadline
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def on_record(
 def on_budget(dollars: float) -> Cluster:
     """Ready, with an hour to go."""
     on_record(open_store(), HOUR)
-    made = open_store().cluster("lab")
+    made = open_store().read_cluster("lab")
     return replace(made, spec=replace(made.spec, cloud=CloudSpec(budget=dollars)))
 
 
@@ -135,7 +135,7 @@ def test_whoever_did_not_answer_the_later_end_is_on_record(machines: Machines, t
     machines.silent = True
     with pytest.raises(NodeUnreachable):
         extend(machines.store, "lab", ttl, print, agreed)
-    kept = machines.store.cluster("lab").deadline
+    kept = machines.store.read_cluster("lab").deadline
     assert kept == max(end or 0.0, NOW + ttl)
 
 
@@ -149,7 +149,7 @@ def test_a_deadline_that_the_cloud_does_not_move_stays_on_record(
     told: list[str] = []
     with pytest.raises(ProviderError):
         extend(machines.store, "lab", ttl, told.append, agreed)
-    assert machines.store.cluster("lab").deadline == end
+    assert machines.store.read_cluster("lab").deadline == end
     [line] = told
     assert line.startswith("the deadline was not changed: the machines keep running at $")
     assert line.endswith(f" until {format_time(end)}")
@@ -161,7 +161,7 @@ def test_the_record_is_not_behind_while_nodes_are_told(machines: Machines, ttl: 
     end = on_record(machines.store, 2 * HOUR)
     done = extend(machines.store, "lab", ttl, print, agreed)
     assert machines.noted == [max(end or 0.0, done.deadline)]
-    assert machines.store.cluster("lab").deadline == done.deadline
+    assert machines.store.read_cluster("lab").deadline == done.deadline
 
 
 def test_no_node_ends_before_the_record_says(machines: Machines) -> None:
@@ -177,7 +177,7 @@ def test_what_has_no_end_may_keep_none(machines: Machines) -> None:
     machines.silent = True
     with pytest.raises(NodeUnreachable):
         extend(machines.store, "lab", HOUR, print, agreed)
-    assert machines.store.cluster("lab").deadline is None
+    assert machines.store.read_cluster("lab").deadline is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_machines_that_cannot_be_told_come_first(
         extend(machines.store, "lab", 4 * HOUR, print, agreed)
     assert caught.value.hint == "`clusterctl up lab` completes it first"
     assert machines.noted == []
-    assert machines.store.cluster("lab").deadline == end
+    assert machines.store.read_cluster("lab").deadline == end
 
 
 def test_a_cluster_that_has_ended_is_not_extended(machines: Machines) -> None:
@@ -208,13 +208,13 @@ def test_a_cluster_that_has_ended_is_not_extended(machines: Machines) -> None:
     with pytest.raises(UsageError, match="cluster lab has no running machines") as caught:
         extend(machines.store, "lab", HOUR, print, agreed)
     assert "clusterctl up lab" in caught.value.hint
-    assert machines.store.cluster("lab").deadline == end
+    assert machines.store.read_cluster("lab").deadline == end
 
 
 def test_machines_that_outlive_their_deadline_get_another(machines: Machines) -> None:
     on_record(machines.store, -HOUR)
     done = extend(machines.store, "lab", HOUR, print, agreed)
-    assert machines.store.cluster("lab").deadline == done.deadline > NOW
+    assert machines.store.read_cluster("lab").deadline == done.deadline > NOW
 
 
 def test_a_ready_cluster_is_extended_by_ssh_alone(machines: Machines) -> None:
@@ -239,7 +239,7 @@ def test_an_earlier_end_is_asked_for(machines: Machines) -> None:
     assert f"instead of {format_time(end or 0.0)}" in question
     assert "job" not in question
     assert machines.noted == []
-    assert machines.store.cluster("lab").deadline == end
+    assert machines.store.read_cluster("lab").deadline == end
     extend(machines.store, "lab", HOUR / 2, print, agreed)
     assert len(machines.noted) == 1
 
@@ -275,7 +275,7 @@ def test_without_a_terminal_an_earlier_end_needs_yes(machines: Machines, call: C
     said = call("extend", "lab", "--ttl", "30m")
     assert said.code == 2
     assert "confirm with -y (--yes)" in said.err
-    assert machines.store.cluster("lab").deadline == end
+    assert machines.store.read_cluster("lab").deadline == end
     assert call("extend", "lab", "--ttl", "30m", "--yes").code == 0
     assert len(machines.noted) == 1
 
@@ -300,7 +300,7 @@ def test_a_budget_pays_for_the_whole_hours_of_a_nat_gateway(machines: Machines) 
     machines.store.save(replace(made, charges=(*made.charges, gateway)))
     with pytest.raises(UsageError, match=r"would cost \$14\.6\d"):
         extend(machines.store, "lab", 3.5 * HOUR, print, unasked)
-    machines.store.save(replace(machines.store.cluster("lab"), spec=on_budget(14.7).spec))
+    machines.store.save(replace(machines.store.read_cluster("lab"), spec=on_budget(14.7).spec))
     extend(machines.store, "lab", 3.5 * HOUR, print, unasked)
 
 

@@ -178,11 +178,11 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
     (hung.parents[1] / "9" / "out" / "rank-0.out").write_bytes(b"small\n")
     said: list[str] = []
     with Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool:
-        save_logs(store, store.jobs(), site.cluster, pool, said.append, limit=8.0)
+        save_logs(store, store.list_jobs(), site.cluster, pool, said.append, limit=8.0)
     assert said == ["the logs of job 8 are incomplete: 8 s were not enough"]
     copy = Path("out", "worker-1", "rank-0.out")
-    assert (store.job_folder(9) / copy).read_bytes() == b"small\n"
-    assert (store.job_folder(7) / copy).read_bytes().startswith(b"first\nmore\n")
+    assert (store.locate_job_folder(9) / copy).read_bytes() == b"small\n"
+    assert (store.locate_job_folder(7) / copy).read_bytes().startswith(b"first\nmore\n")
 
 
 @pytest.mark.timeout(30)
@@ -266,7 +266,7 @@ class _Welcoming(LocalTransport):
 
 
 class _Welcome(Pool):
-    def transport(self, name: str) -> Transport:
+    def find_transport(self, name: str) -> Transport:
         return _Welcoming(making.node(name, ""))
 
 

@@ -67,8 +67,8 @@ class CutOff(LocalTransport):
 
 def without(node: str, kind: type[LocalTransport]) -> type[Pool]:
     class Without(Pool):
-        def transport(self, name: str) -> Transport:
-            return kind(making.node(name, "")) if name == node else super().transport(name)
+        def find_transport(self, name: str) -> Transport:
+            return kind(making.node(name, "")) if name == node else super().find_transport(name)
 
     return Without
 
@@ -317,8 +317,10 @@ class Network:
                 return Line(command)
 
         class Through(Pool):
-            def transport(self, name: str) -> Transport:
-                return Reached(making.node(name, "")) if name in cut else super().transport(name)
+            def find_transport(self, name: str) -> Transport:
+                if name in cut:
+                    return Reached(making.node(name, ""))
+                return super().find_transport(name)
 
             def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
                 down = NodeResult(node="", error="no route to it")

@@ -90,7 +90,7 @@ def trail(monkeypatch: pytest.MonkeyPatch) -> Trail:
     told = Trail()
 
     class Forgetful(Market):
-        def instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
+        def list_instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
             return []
 
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
@@ -188,7 +188,7 @@ def test_without_the_right_costs_are_said_to_be_the_most_and_are_asked_for_again
     with pytest.raises(LeftoverError):
         take_down(made)
     trail.refused = False
-    assert take_down(open_store().cluster("lab")) == (3.0, [])
+    assert take_down(open_store().read_cluster("lab")) == (3.0, [])
 
 
 def test_a_machine_that_was_stopped_ran_until_then_and_its_disk_costs_until_the_end(

@@ -52,17 +52,17 @@ class Account(Ec2Provider):
         account = self
 
         class Regions(Api):
-            def account(self) -> str:
+            def find_account(self) -> str:
                 return "123456789012"
 
-            def regions(self) -> tuple[str, ...]:
+            def list_regions(self) -> tuple[str, ...]:
                 if account.untold:
                     raise account.untold
                 return account.enabled
 
         return Regions(region)
 
-    def owner(self) -> str:
+    def find_owner(self) -> str:
         return self.me
 
     def find(self, region: str) -> tuple[Resource, ...]:
@@ -113,7 +113,7 @@ def test_a_cluster_without_a_record_that_can_be_read_stays(
 ) -> None:
     """`down` knows it still, by what the provider keeps."""
     another_up()
-    folder = open_store().folder("lab")
+    folder = open_store().locate_folder("lab")
     provider_state.save(folder, ProviderState(id=cluster().id, region="us-east-1"))
     damage(folder / "cluster.json")
     said = call("gc", "--yes", "--json")
@@ -149,10 +149,10 @@ def test_machines_whose_record_alone_is_gone_can_be_taken_back(
     account: Account, call: Call
 ) -> None:
     provider_state.save(
-        open_store().folder("lab"), ProviderState(id=cluster().id, region="us-east-1")
+        open_store().locate_folder("lab"), ProviderState(id=cluster().id, region="us-east-1")
     )
     assert call("gc", "--adopt", "lab").code == 0
-    found = open_store().cluster("lab")
+    found = open_store().read_cluster("lab")
     assert (found.id, found.account) == (cluster().id, "123456789012")
 
 
@@ -160,7 +160,7 @@ def test_a_tag_is_no_path(account: Account, call: Call) -> None:
     account.name = "../../lab"
     said = call("gc", "--adopt", cluster().id)
     assert said.code == 2
-    assert not open_store().names()
+    assert not open_store().list_names()
 
 
 def test_the_regions_where_it_looked_are_named(account: Account, call: Call) -> None:
@@ -225,7 +225,7 @@ def test_a_dry_run_takes_nothing_back(more: list[str], account: Account, call: C
     said = call("gc", "--adopt", "lab", "--dry-run", *more)
     assert said.code == 0, said
     assert cluster().id in said.out
-    assert not open_store().names()
+    assert not open_store().list_names()
     assert account.adopted == [], "a dry run asks for no machines"
     assert call("gc", "--adopt", "other", "--dry-run").code == 7
 
@@ -325,7 +325,7 @@ def test_nobody_takes_over_a_cluster_of_others_by_its_name(account: Account, cal
     assert said.code == 2
     assert f"cluster {cluster().id} belongs to user/bob, and you are user/ana" in said.err
     assert f"clusterctl gc --adopt {cluster().id}" in said.err
-    assert (account.adopted, open_store().names()) == ([], ())
+    assert (account.adopted, open_store().list_names()) == ([], ())
     assert call("gc", "--adopt", cluster().id).code == 0
 
 
@@ -366,7 +366,7 @@ def test_the_longest_id_names_a_cluster(account: Account, call: Call) -> None:
     account.whose = "user/bob"
     assert call("gc", "--adopt", account.id).code == 0
     assert account.adopted == [account.id]
-    open_store().retire(open_store().cluster("lab"))
+    open_store().retire(open_store().read_cluster("lab"))
     assert call("gc", "--yes", "-c", account.id).code == 0
     assert account.removed == [(account.id, "us-east-1")]
     assert call("gc", "--adopt", "../lab").code == 2

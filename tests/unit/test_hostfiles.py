@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.model import Role
-from clusterctl.providers.hosts.inventory import Host, nodes, parse
+from clusterctl.providers.hosts.inventory import Host, build_nodes, parse
 
 
 def test_our_own_lines() -> None:
@@ -106,13 +106,13 @@ def test_a_bad_line_is_named(text: str, words: list[str]) -> None:
 
 
 def test_the_first_host_does_both() -> None:
-    made = nodes(parse("a\nb\n", "h"), user="u")
+    made = build_nodes(parse("a\nb\n", "h"), user="u")
     assert [(node.name, node.role) for node in made] == [("a", Role.BOTH), ("b", Role.WORKER)]
     assert {node.user for node in made} == {"u"}
 
 
 def test_a_launcher_comes_first_and_runs_no_ranks() -> None:
-    made = nodes(parse("a slots=2\nb gpu=4 slots=9\nc role=launcher user=v\n", "h"), user="u")
+    made = build_nodes(parse("a slots=2\nb gpu=4 slots=9\nc role=launcher user=v\n", "h"), user="u")
     assert [node.name for node in made] == ["c", "a", "b"]
     assert [node.role for node in made] == [Role.LAUNCHER, Role.WORKER, Role.WORKER]
     assert [node.slots for node in made] == [0, 2, 4]

@@ -340,7 +340,7 @@ def fetch(site: Staged, target: Path) -> Fetched:
     """As `fetch` does where both workers are gone."""
     gone = dict.fromkeys(("worker-1", "worker-2"), "no route to host")
     with site.pool() as pool:
-        job = site.store.job(7)
+        job = site.store.read_job(7)
         return fetch_from(site.store, job, site.where, pool, gone, target, report=lambda line: None)
 
 
@@ -363,13 +363,13 @@ def test_all_outputs_and_logs_are_on_the_launcher(site: Staged, tmp_path: Path) 
         shutil.rmtree(site.where.node(name).root)
     fetched = fetch(site, tmp_path / "got")
     assert (fetched.missing, fetched.failed) == ({}, ())
-    assert site.store.job(7).fetched
+    assert site.store.read_job(7).fetched
     got = {output.place: output.size for output in fetched.brought.outputs}
     assert got == {"worker-1/small.txt": 7, "worker-2/deep/large 1.bin": direct.SMALL + 5}
     away = dict.fromkeys(("worker-1", "worker-2"), "")
     with site.pool() as pool:
-        save_logs(site.store, [site.store.job(7)], site.where, pool, print, 20.0, away)
-    logs = site.store.job_folder(7)
+        save_logs(site.store, [site.store.read_job(7)], site.where, pool, print, 20.0, away)
+    logs = site.store.locate_job_folder(7)
     assert is_complete(logs)
     said = {p.node: p.data for pieces in read_stored(logs) for p in pieces}
     assert said == {f"worker-{n}": f"from worker-{n}\n".encode() for n in (1, 2)}
@@ -429,7 +429,7 @@ class Cloud(NothingLeft, LocalProvider):
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
         return self.ended
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None: ...
@@ -468,7 +468,7 @@ def old(tmp_path: Path, cloud: Cloud) -> Staged:
     folder.mkdir()
     lines = (f"ended {name} {int(now - 6 * HOUR)}\n" for name in ("worker-1", "worker-2"))
     (folder / "report").write_text("".join(lines))
-    return replace(made, where=made.store.cluster("lab"))
+    return replace(made, where=made.store.read_cluster("lab"))
 
 
 def test_status_and_list_say_what_is_left_and_why(call: Call, old: Staged, cloud: Cloud) -> None:
@@ -481,7 +481,7 @@ def test_status_and_list_say_what_is_left_and_why(call: Call, old: Staged, cloud
     assert "the launcher has copies of all logs and outputs" in line
     assert "what still runs costs $1.0000/h; `clusterctl up lab` starts them again" in line
     assert line in call("list").err
-    assert old.store.cluster("lab") == old.where, "who only looks changes no record"
+    assert old.store.read_cluster("lab") == old.where, "who only looks changes no record"
 
 
 def test_the_reason_is_known_before_the_launcher_looks_again(call: Call, old: Staged) -> None:
@@ -564,7 +564,7 @@ def test_who_connects_is_told_how_to_get_workers_back(call: Call, old: Staged) -
     launcher, *workers = old.where.nodes
     nodes = (launcher, *(replace(node, **closed) for node in workers))  # type: ignore[arg-type]
     old.store.save(replace(old.where, nodes=nodes))
-    ssh = old.store.folder("lab") / "ssh"
+    ssh = old.store.locate_folder("lab") / "ssh"
     ssh.mkdir(exist_ok=True)
     (ssh / "user").touch()
     said = call("cp", "worker-1:made.txt", "here.txt")
@@ -581,7 +581,7 @@ def test_a_receipt_counts_the_real_ends(call: Call, old: Staged, cloud: Cloud) -
 
 def test_a_stop_after_the_workers_have_ended_stops_what_is_left(call: Call, old: Staged) -> None:
     """Disks and instances of workers cost nothing from their end, not from that of the launcher."""
-    where = old.store.cluster("lab")
+    where = old.store.read_cluster("lab")
     disks = tuple(replace(item, part="disk", hourly=0.25) for item in where.charges)
     old.store.save(replace(where, charges=(*where.charges, *disks)))
     stopped = call("stop", "--yes", "--json")

@@ -70,7 +70,7 @@ def failed(text: str) -> str:
     made = job(state=JobState.FAILED, program_exit_code=1, failure=failure)
     store = open_store()
     store.save_job(made)
-    path = store.job_folder(made.id) / "out" / "worker-2" / "rank-1.err"
+    path = store.locate_job_folder(made.id) / "out" / "worker-2" / "rank-1.err"
     path.parent.mkdir(parents=True)
     path.write_text(text)
     return suggest(store, made)

@@ -61,7 +61,7 @@ class Seen(Market):
     gateways: tuple[tuple[str, float, float | None], ...] = ()
     addresses = False
 
-    def instances(
+    def list_instances(
         self, *filters: Any, states: Sequence[str] = LIVING, **more: Any
     ) -> list[Instance]:
         return [
@@ -80,7 +80,9 @@ class Seen(Market):
             if filters and state in states
         ]
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         if action == "describe_addresses":
             return [{"AllocationId": "eipalloc-1"}] * self.addresses
         if action != "describe_nat_gateways":
@@ -227,7 +229,7 @@ def test_a_removal_that_breaks_off_keeps_the_ends_of_what_it_has_removed(seen: t
     with pytest.raises(LeftoverError):
         finish_down(open_store(), made, told.append, clock=lambda: at(0.5))
     assert told == [], "no machine runs"
-    kept = open_store().cluster("lab").charges
+    kept = open_store().read_cluster("lab").charges
     assert times(kept) == [("launcher", -30, 0), ("worker-1", -30, 0)]
 
 
@@ -245,7 +247,7 @@ def test_machines_that_a_killed_up_has_only_planned_again_cost_nothing(seen: typ
     before, again = charge("worker-1", -300, -180), charge("worker-1", -50)
     made = lab(before, again, nodes=nodes)
     assert status(made).dollars == pytest.approx(2)
-    folder = open_store().folder("lab")
+    folder = open_store().locate_folder("lab")
     state = ProviderState(id=made.id, region="us-east-1", launched=("worker-1",))
     provider_state.save(folder, state)
     assert status(made).dollars == pytest.approx(2 + 50 / 60), "made, as its folder has it"
@@ -288,7 +290,7 @@ def test_what_aws_has_forgotten_of_an_interrupted_up_is_named(seen: type[Seen]) 
     """Its costs are unknown: it was never on record, and ended more than an hour ago."""
     made = lab(charge("launcher", -600), charge("worker-1", -600), deadline=at(-120))
     provider_state.save(
-        open_store().folder("lab"),
+        open_store().locate_folder("lab"),
         ProviderState(id=made.id, region="us-east-1", launched=("launcher",)),
     )
     found = status(made)
@@ -317,7 +319,7 @@ def test_what_a_killed_down_has_removed_is_paid_although_nobody_shows_it(
     provide(monkeypatch, "ec2", Killing(seen, lambda: at(90), lambda: "203.0.113.9"))
     with pytest.raises(Killed):
         finish_down(open_store(), made, lambda line: None, clock=lambda: NOW)
-    found = status(open_store().cluster("lab"), at(90))  # EC2 does not show it any more
+    found = status(open_store().read_cluster("lab"), at(90))  # EC2 does not show it any more
     assert found.dollars == pytest.approx((200 + 60) / 60), "until the deadline; worker-1 never was"
     assert any("the end of launcher is unknown" in line for line in found.warnings)
 
@@ -329,7 +331,7 @@ def test_what_an_up_removes_that_is_on_no_record_is_kept(seen: type[Seen]) -> No
     seen.machines = (("launcher", "running", -8, None), ("worker-1", "running", -8, None))
     seen.gateways = (("available", -8, None),)
     store = open_store()
-    folder = store.folder("lab")
+    folder = store.locate_folder("lab")
     folder.mkdir(parents=True)
 
     def keep(minutes: float) -> None:

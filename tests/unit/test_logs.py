@@ -118,13 +118,13 @@ def test_the_output_of_old_jobs_is_removed(tmp_path: Path) -> None:
     store = Store(open_store().home)
     old = time.time() - logs.KEPT_SECONDS - 60
     for number in range(1, KEPT_JOBS + 3):
-        output = store.job_folder(number) / "out" / "worker-1"
+        output = store.locate_job_folder(number) / "out" / "worker-1"
         output.mkdir(parents=True)
         (output / "rank-0.out").write_text("it\n")
         os.utime(output.parent, (old, old) if number != 2 else None)
     logs.remove_old(store)
-    there = [n for n in range(1, KEPT_JOBS + 3) if (store.job_folder(n) / "out").exists()]
+    there = [n for n in range(1, KEPT_JOBS + 3) if (store.locate_job_folder(n) / "out").exists()]
     assert there == list(range(2, KEPT_JOBS + 3))
-    assert logs.was_removed(store.job_folder(1))
-    assert not logs.was_removed(store.job_folder(2))
-    assert list(read_stored(store.job_folder(1))) == []
+    assert logs.was_removed(store.locate_job_folder(1))
+    assert not logs.was_removed(store.locate_job_folder(2))
+    assert list(read_stored(store.locate_job_folder(1))) == []

@@ -113,7 +113,7 @@ def printed(number: int = 7, **ranks: bytes) -> None:
     """A job that has ended, with what its ranks wrote to stdout."""
     store = open_store()
     store.save_job(job(id=number, state=JobState.SUCCEEDED, started=1.0, finished=2.0))
-    folder = store.home.make(store.job_folder(number) / "out" / "worker-1")
+    folder = store.home.make(store.locate_job_folder(number) / "out" / "worker-1")
     for name, data in ranks.items():
         (folder / f"{name.replace('_', '-')}.out").write_bytes(data)
     (folder.parent / ".complete").touch()

@@ -63,13 +63,13 @@ class Hanging(Ec2Provider):
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         raise self._wait()
 
-    def usual_region(self) -> str:
+    def find_usual_region(self) -> str:
         return "us-east-1"
 
-    def regions(self) -> tuple[str, ...]:
+    def list_regions(self) -> tuple[str, ...]:
         return ("us-east-1",)
 
-    def owner(self) -> str:
+    def find_owner(self) -> str:
         return ""
 
     def find(self, region: str) -> tuple[Resource, ...]:

@@ -177,7 +177,7 @@ def test_nothing_is_made_where_an_image_is_missing(
     assert cli.execute(["up", "--gpu", "g4dn", "--yes", *words]) == 3
     said = capsys.readouterr().err
     assert "there is no image me/none:1 at docker.io" in said
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
 
 
 def test_on_the_machines_themselves_no_registry_is_asked(hub: Hub, machines: None) -> None:

@@ -97,7 +97,7 @@ def run(
     program = resolve([str(tmp_path / "tree" / "program")], None, None)
     what = spec(program=program.program, on_node_loss=policy, secret_names=("SECRET",), **changes)
     secrets = {"SECRET": "hunter2"}
-    number = site.store.next_job_id()
+    number = site.store.reserve_job_id()
     prepared = prepare(site.where, what, program, secrets, number=number)
     said: list[str] = []
     printed: list[bytes] = []
@@ -123,7 +123,7 @@ def run_away(site: Staged, tmp_path: Path, policy: str) -> None:
     """The same, with a clusterctl that reads the end of the job and does nothing about it."""
     program = resolve([str(tmp_path / "tree" / "program")], None, None)
     what = spec(program=program.program, on_node_loss=policy)
-    number = site.store.next_job_id()
+    number = site.store.reserve_job_id()
     prepared = prepare(site.where, what, program, {}, number=number)
     ignored: Any = {name: lambda given: None for name in ("on_start", "on_output", "report")}
     with suppress(NodeUnreachable):
@@ -139,7 +139,7 @@ def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) 
     assert "the program gets the same arguments, and its files: it has to look for them" in said
     assert [line for line in said if line.startswith("job")] == ["job 1 of 2", "job 2 of 1"]
     assert "2 ranks, hunter2\n" in printed
-    assert site.store.job(1).state is JobState.FAILED
+    assert site.store.read_job(1).state is JobState.FAILED
 
 
 def test_a_program_gets_its_own_option_for_the_snapshot(site: Staged, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_job_that_is_run_again_goes_on_too(site: Staged, tmp_path: Path, call:
     again = call("rerun", "1", "-e", "SECRET=hunter2")
     assert again.code == 0, again
     assert "lost worker-2: continuing job 3 with 1 rank on the others" in again.err
-    assert [job.rerun_of for job in site.store.jobs()] == [None, 1, 1, 3]
+    assert [job.rerun_of for job in site.store.list_jobs()] == [None, 1, 1, 3]
 
 
 def test_a_node_that_restarted_counts_as_lost_although_it_answers(
@@ -189,7 +189,7 @@ def test_a_node_that_restarted_counts_as_lost_although_it_answers(
     assert isinstance(ended, Job), said
     assert (ended.id, ended.state, ended.rerun_of) == (2, JobState.SUCCEEDED, 1), said
     assert "worker-2 restarted: continuing job 1 with 1 rank on the others" in said
-    assert site.store.job(1).reason == "worker-2 restarted while the job ran"
+    assert site.store.read_job(1).reason == "worker-2 restarted while the job ran"
 
 
 def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: P
     assert isinstance(ended, NodeUnreachable), said
     assert ended.hint == "`clusterctl jobs` shows it"
     assert "job 1 is continued, as a new job, by another clusterctl" in said
-    assert [job.id for job in site.store.jobs()] == [1]
-    site.store.save_job(replace(site.store.job(1), id=2, rerun_of=1))
+    assert [job.id for job in site.store.list_jobs()] == [1]
+    site.store.save_job(replace(site.store.read_job(1), id=2, rerun_of=1))
     with site.store.claim_continuing(1) as second:
         assert not second
 
@@ -231,7 +231,7 @@ def test_a_job_that_is_not_to_go_on_says_how_it_could(site: Staged, tmp_path: Pa
     assert isinstance(ended, NodeUnreachable), said
     assert "lost worker-2" in ended.message
     assert ended.hint == "`clusterctl up lab`, then `clusterctl rerun 1 --resume` continues"
-    assert [job.id for job in site.store.jobs()] == [1]
+    assert [job.id for job in site.store.list_jobs()] == [1]
 
 
 def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_pat
     node_loss.check("replace", site.where)  # whoever writes it agrees to the costs
     ended, _, _ = run(site, tmp_path, "")
     assert isinstance(ended, NodeUnreachable)
-    assert [job.id for job in site.store.jobs()] == [1]
+    assert [job.id for job in site.store.list_jobs()] == [1]
 
 
 def test_machines_that_were_attached_cannot_be_replaced(site: Staged) -> None:
@@ -260,9 +260,9 @@ def test_a_job_whose_client_was_away_goes_on_when_it_is_followed_again(
     shown = call("logs", "1", "-f")
     assert shown.code == 0, shown
     assert "lost worker-2: continuing job 1 with 1 rank on the others" in shown.err
-    assert [job.rerun_of for job in site.store.jobs()] == [None, 1]
+    assert [job.rerun_of for job in site.store.list_jobs()] == [None, 1]
     call("logs", "1", "-f")
-    assert [job.rerun_of for job in site.store.jobs()] == [None, 1], "once is enough"
+    assert [job.rerun_of for job in site.store.list_jobs()] == [None, 1], "once is enough"
 
 
 @pytest.mark.parametrize("policy", ["", "fail"])
@@ -271,4 +271,4 @@ def test_a_job_that_asked_for_nothing_is_only_followed(
 ) -> None:
     run_away(site, tmp_path, policy)
     call("logs", "1", "-f")
-    assert [job.id for job in site.store.jobs()] == [1]
+    assert [job.id for job in site.store.list_jobs()] == [1]

@@ -111,14 +111,14 @@ def test_the_steps_of_the_bootstrap_are_phases() -> None:
     phases, _ = begin("worker-1", "worker-2")
     sizes = {"worker-1": 400_000_000}
     reporter = StepReporter(lambda line: None, pause=60, nodes=phases, sizes=sizes)
-    reporter.hear("worker-1", b"@@received 1000\n@@step image pulling some/image:1\n")
-    reporter.hear("worker-1", b"@@received 5001000\n")
-    reporter.hear("worker-2", b"@@step docker Docker\n")
+    reporter.on_stdout("worker-1", b"@@received 1000\n@@step image pulling some/image:1\n")
+    reporter.on_stdout("worker-1", b"@@received 5001000\n")
+    reporter.on_stdout("worker-2", b"@@step docker Docker\n")
     found = states(phases)
     assert (found["worker-1"].phase, found["worker-1"].what) == (PULLING, "")
     assert (found["worker-1"].received, found["worker-1"].size) == (5_000_000, 400_000_000)
     assert (found["worker-2"].phase, found["worker-2"].what) == (node_phases.INSTALLING, "Docker")
-    reporter.hear("worker-2", b"@@step hosts the nodes by name\n")
+    reporter.on_stdout("worker-2", b"@@step hosts the nodes by name\n")
     assert states(phases)["worker-2"].phase == node_phases.CONFIGURING
 
 

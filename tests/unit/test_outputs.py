@@ -210,7 +210,7 @@ class Broken(LocalTransport):
 class Breaking(Pool):
     kind: ClassVar[type[Broken]] = Broken
 
-    def transport(self, name: str) -> Transport:
+    def find_transport(self, name: str) -> Transport:
         return self.kind(making.node(name, ""))
 
 
@@ -296,7 +296,7 @@ def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
     got = actions.fetch(here.store, job.id, None, tmp_path / "got", said.append)
     assert [item.place for item in got.brought.outputs] == ["worker-1/made"]
     assert list(got.missing) == ["worker-2"]
-    assert not here.store.job(job.id).fetched
+    assert not here.store.read_job(job.id).fetched
     dead = tuple(replace(item, **gone) for item in (others[1], last))
     here.store.save(replace(here.where, nodes=(others[0], *dead)))
     with pytest.raises(NodeUnreachable, match="no node with outputs of job 7 answers"):
@@ -320,7 +320,7 @@ def test_a_damaged_node_does_not_keep_what_the_others_made(
     assert (tmp_path / "got/worker-2/made").read_text() == "worker-2"
     [error] = got.failed
     assert "worker-1" in error.message
-    assert not here.store.job(job.id).fetched
+    assert not here.store.read_job(job.id).fetched
 
 
 def test_a_file_that_was_edited_here_is_kept(here: Staged, tree: Path, tmp_path: Path) -> None:

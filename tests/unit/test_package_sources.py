@@ -14,7 +14,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.jobs import installed, package_sources
 from clusterctl.jobs.program import resolve, resolve_command
 from clusterctl.model import Python
-from clusterctl.state import home
+from clusterctl.state import find_home
 from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node
@@ -254,4 +254,4 @@ def test_a_dry_run_shows_them_and_keeps_nothing(project: Path, call: Call, lab: 
     kept = "mpi4py 4.1.0 and torch 2.13.0 of the nodes"
     assert f"# using the packages of requirements.txt beside {kept}" in said.out
     assert "/packages/" in said.out.split("# every rank")[1].split("\n")[1]
-    assert not home().packages.exists()
+    assert not find_home().packages.exists()

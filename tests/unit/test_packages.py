@@ -20,7 +20,7 @@ import pytest
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import package_indexes, package_sources, packages
 from clusterctl.jobs.program import resolve
-from clusterctl.state import home
+from clusterctl.state import find_home
 from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -324,7 +324,7 @@ def test_another_python_of_the_nodes_brings_nothing_of_theirs(
     Path("requirements.txt").write_text("demo==1.0\n")
     wanted = package_sources.find(resolve("train.py", ()), "requirements.txt", minor)
     assert wanted is not None
-    packages.save(wanted, home())
+    packages.save(wanted, find_home())
     one, two = here("worker-1", tmp_path), here("worker-2", tmp_path)
     missing = packages.choose(cluster(one, two), "3.99")
     with pytest.raises(LaunchError, match=r"no python3.99 on worker-1, worker-2"):

@@ -31,37 +31,37 @@ class Aws:
     silent: bool = False
     region: str = "us-east-1"
 
-    def price(self, kind: str) -> float | None:
+    def find_price(self, kind: str) -> float | None:
         if self.silent:
             raise ProviderError("AWS did not answer")
         return self.on_demand.get(kind)
 
-    def spot_price(self, kind: str, *zones: str) -> float | None:
+    def find_spot_price(self, kind: str, *zones: str) -> float | None:
         if self.silent:
             raise ProviderError("AWS did not answer")
         return max((self.spot[kind, zone] for zone in zones), default=None)
 
-    def disk_price(self) -> float | None:
-        return self.price(prices.DISK)
+    def find_disk_price(self) -> float | None:
+        return self.find_price(prices.DISK)
 
-    def address_price(self) -> float | None:
-        return self.price(prices.ADDRESS)
+    def find_address_price(self) -> float | None:
+        return self.find_price(prices.ADDRESS)
 
-    def traffic_price(self) -> float | None:
-        return self.price(prices.TRAFFIC)
+    def find_traffic_price(self) -> float | None:
+        return self.find_price(prices.TRAFFIC)
 
-    def nat_price(self) -> float | None:
-        return self.price(prices.NAT)
+    def find_nat_price(self) -> float | None:
+        return self.find_price(prices.NAT)
 
-    def nat_traffic_price(self) -> float | None:
-        return self.price(prices.NAT_TRAFFIC)
+    def find_nat_traffic_price(self) -> float | None:
+        return self.find_price(prices.NAT_TRAFFIC)
 
 
 def quotes(
     aws: Aws, *types: str, spot: tuple[str, ...] = (), zones: tuple[str, ...] = (ZONE,)
 ) -> tuple[dict[str, Quote], list[str]]:
     told: list[str] = []
-    return prices.quotes(aws, types, spot=spot, zones=zones, report=told.append), told
+    return prices.find_quotes(aws, types, spot=spot, zones=zones, report=told.append), told
 
 
 def test_a_live_price_wins_over_the_table() -> None:
@@ -89,7 +89,7 @@ def test_a_launcher_of_the_type_of_spot_workers_costs_the_whole_price() -> None:
     ]
     aws = Aws({KNOWN: 9.0}, {(KNOWN, ZONE): 0.2, (KNOWN, "us-east-1a"): 0.1})
     found, _ = quotes(aws, KNOWN, spot=(KNOWN,))
-    made = prices.charges(machines, found, 10.0)
+    made = prices.build_charges(machines, found, 10.0)
     assert [item.hourly for item in made if item.part == "instance"] == [9.0, 0.2]
     found, _ = quotes(aws, KNOWN, spot=(KNOWN,), zones=("us-east-1a",))
     moved = prices.requote(made, found, {"launcher", "worker-1"})
@@ -128,7 +128,7 @@ QUOTES = {
 
 
 def charges(**changes: Quote) -> tuple[Charge, ...]:
-    return prices.charges(MACHINES, {**QUOTES, **changes}, 10.0)
+    return prices.build_charges(MACHINES, {**QUOTES, **changes}, 10.0)
 
 
 def test_every_part_of_a_machine_is_charged() -> None:
@@ -151,48 +151,51 @@ def test_every_region_has_its_own_prices_of_disks_and_addresses() -> None:
     """A budget is kept by them: in Frankfurt a disk costs more than in Virginia."""
     elsewhere = Aws(LIVE, region="eu-central-1")
     found, _ = quotes(elsewhere, "t3.small", KNOWN)
-    worker = {item.part: item.hourly for item in prices.charges(MACHINES, found, 10.0)}
+    worker = {item.part: item.hourly for item in prices.build_charges(MACHINES, found, 10.0)}
     assert worker == {"instance": 2.0, "disk": 0.1 * 100 / 730, "address": 0.006}
-    assert budget.affordable(10.0, prices.charges(MACHINES, found, 10.0), 0.0) > 3600
+    assert (
+        budget.compute_affordable_time(10.0, prices.build_charges(MACHINES, found, 10.0), 0.0)
+        > 3600
+    )
     # Only where nobody can be asked they are unknown: the table is that of one region.
     found, _ = quotes(replace(elsewhere, silent=True), "t3.small", KNOWN)
-    assert {item.hourly for item in prices.charges(MACHINES, found, 10.0)} == {None}
+    assert {item.hourly for item in prices.build_charges(MACHINES, found, 10.0)} == {None}
 
 
 def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
     """The gateway is billed by the hour that has begun, and until `down`: its table says so."""
     live = {**LIVE, prices.NAT: 0.05, prices.NAT_TRAFFIC: 0.045, "t3.micro": 0.01}
     told: list[str] = []
-    found = prices.quotes(
+    found = prices.find_quotes(
         Aws(live), ("t3.small", KNOWN), spot=(), zones=(), report=told.append, nat=True
     )
-    made = prices.charges(MACHINES, found, 10.0, private=True)
+    made = prices.build_charges(MACHINES, found, 10.0, private=True)
     assert [item.node for item in made if item.part == "address"] == [LAUNCHER]
     gateway, address = (item for item in made if item.part in NETWORK_PARTS)
     assert (gateway.node, gateway.hourly, address.hourly) == (LAUNCHER, 0.05, 0.006)
     assert gateway.dollars(70.0) == pytest.approx(0.05)
     assert gateway.dollars(10.0 + 3601) == pytest.approx(0.10)
-    lines = prices.table(MACHINES, made, ZONE, 3600.0, 0.09, 0.045)
+    lines = prices.render_table(MACHINES, made, ZONE, 3600.0, 0.09, 0.045)
     assert any("$0.0560/h until `clusterctl down`" in line for line in lines)
     assert any("$0.045 for each GB" in line for line in lines)
     alone = [item for item in made if item.part not in NETWORK_PARTS]
-    assert measured.hourly(made)[0] == pytest.approx(measured.hourly(alone)[0] + 0.056)
+    assert measured.sum_hourly(made)[0] == pytest.approx(measured.sum_hourly(alone)[0] + 0.056)
     silent, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
-    assert not [i for i in prices.charges(MACHINES, silent, 0.0) if i.part in NETWORK_PARTS]
+    assert not [i for i in prices.build_charges(MACHINES, silent, 0.0) if i.part in NETWORK_PARTS]
 
 
 def test_what_a_region_charges_per_hour() -> None:
     live = {**LIVE, prices.NAT: 0.052}
-    found = prices.rates(Aws(live, region="eu-central-1"), {KNOWN, "m7.unheard"})
+    found = prices.find_rates(Aws(live, region="eu-central-1"), {KNOWN, "m7.unheard"})
     assert found == Rates({KNOWN: 2.0, "m7.unheard": None}, 0.1 / 730, 0.006, 0.052)
-    found = prices.rates(Aws(LIVE, silent=True, region="eu-central-1"), {KNOWN})
+    found = prices.find_rates(Aws(LIVE, silent=True, region="eu-central-1"), {KNOWN})
     assert found == Rates({KNOWN: None}, None, None)
 
 
 def test_what_costs_more_per_hour_than_agreed_is_refused() -> None:
     found, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
-    made = prices.charges(MACHINES, found, 10.0)
-    rate, _ = measured.hourly(made)
+    made = prices.build_charges(MACHINES, found, 10.0)
+    rate, _ = measured.sum_hourly(made)
     budget.check_hourly(0.0, made)
     budget.check_hourly(rate, made)
     with pytest.raises(
@@ -208,20 +211,20 @@ def test_what_costs_more_per_hour_than_agreed_is_refused() -> None:
 def test_what_runs_is_summed_and_what_is_unknown_is_named() -> None:
     priced, unpriced, over = charges()[0], replace(charges()[3], hourly=None), charges()[6]
     running = (priced, unpriced, replace(over, until=20.0))
-    assert measured.hourly(running) == (0.5, (KNOWN,))
+    assert measured.sum_hourly(running) == (0.5, (KNOWN,))
 
 
 @pytest.mark.parametrize(("spent", "seconds"), [(0.0, 5 * 3600.0), (9.5, 900.0), (9.95, 120.0)])
 def test_a_budget_lasts_as_long_as_what_is_left_of_it(spent: float, seconds: float) -> None:
     """A machine that does not end itself is ended by AWS within two minutes of the deadline."""
     one = replace(charges()[3], hourly=2.0)
-    assert budget.affordable(10.0, [one], spent) == pytest.approx(seconds - 120)
+    assert budget.compute_affordable_time(10.0, [one], spent) == pytest.approx(seconds - 120)
 
 
 def test_a_budget_lasts_in_february_too() -> None:
     """A disk's price per month is due in 28 days."""
     disk = replace(charges()[3], part="disk", hourly=2.0, since=1769904000.0)
-    seconds = budget.affordable(10.0, [disk], 0.0)
+    seconds = budget.compute_affordable_time(10.0, [disk], 0.0)
     assert disk.dollars(disk.since + seconds + 120) == pytest.approx(10.0)
 
 
@@ -231,29 +234,29 @@ def test_a_budget_lasts_for_what_a_nat_gateway_costs_after_the_deadline() -> Non
     parts = (*NETWORK_PARTS, "instance")
     mine = [replace(charges()[3], part=part, hourly=0.5, since=since) for part in parts]
     for dollars in (2.5, 3.0, 3.1, 3.9):
-        deadline = since + budget.affordable(dollars, mine, 0.0)
+        deadline = since + budget.compute_affordable_time(dollars, mine, 0.0)
         gateway, address, machine = mine
         spent = machine.dollars(deadline) + gateway.dollars(deadline + 60)
         assert spent + address.dollars(deadline + 900) <= dollars
         assert machine.dollars(deadline) > 0.2
     with pytest.raises(UsageError, match=r"--budget \$0.60 is spent"):
-        budget.affordable(0.6, mine, 0.0)
+        budget.compute_affordable_time(0.6, mine, 0.0)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     one = charges()[3]
     with pytest.raises(UsageError) as caught:
-        budget.affordable(10.0, [replace(one, hourly=None)], 0.0)
+        budget.compute_affordable_time(10.0, [replace(one, hourly=None)], 0.0)
     assert KNOWN in caught.value.message
     assert "--ttl" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        budget.affordable(10.0, [one], 10.0)
+        budget.compute_affordable_time(10.0, [one], 10.0)
     assert "$10.00 is spent" in caught.value.message
     assert caught.value.hint
 
 
 def table(*found: Charge) -> list[str]:
-    return list(prices.table(MACHINES, found, ZONE, 7200.0))
+    return list(prices.render_table(MACHINES, found, ZONE, 7200.0))
 
 
 def test_workers_at_another_price_have_a_row_of_their_own() -> None:
@@ -287,7 +290,7 @@ def test_the_plan_folds_equal_machines_and_adds_up() -> None:
     rate = 4.5 + sum(disks) + 3 * address
     assert total.startswith(f"${rate:.4f}/h, ${2 * rate:.2f} until the deadline in 2.0 h")
     assert total.endswith("; traffic to the internet is extra")
-    assert "(up to $0.09 per GB)" in prices.table(MACHINES, charges(), ZONE, 7200.0, 0.09)[3]
+    assert "(up to $0.09 per GB)" in prices.render_table(MACHINES, charges(), ZONE, 7200.0, 0.09)[3]
     assert [line.partition(": ")[0::2] for line in sources] == [
         ("prices of instances", "the list"),
         ("prices of disks, public IPv4", prices.look_up_fallback(prices.DISK, "us-east-1").source),

@@ -127,7 +127,7 @@ def test_a_name_is_safe_everywhere_or_refused(name: str) -> None:
 def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
     try:
         hosts = inventory.parse(text, "hosts")
-        nodes = inventory.nodes(hosts)
+        nodes = inventory.build_nodes(hosts)
     except UsageError as error:
         refused_in_one_line(error)
         return
@@ -157,7 +157,7 @@ def test_a_record_comes_back_as_it_was(
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Home(Path(folder)))
         store.save_job(ran)
-        assert store.job(7) == ran
+        assert store.read_job(7) == ran
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_docker_login_has_saved_is_read_or_refused_in_one_line(text: str) -
         patch.setenv("DOCKER_CONFIG", folder)
         patch.setenv("PATH", folder)  # without credential helpers
         try:
-            assert (login := registry.saved_login("registry.test")) is None or login.basic
+            assert (login := registry.find_saved_login("registry.test")) is None or login.basic
         except UsageError as error:
             refused_in_one_line(error)
 
@@ -238,16 +238,16 @@ def test_a_record_with_anything_in_it_is_read_or_one_clear_error(data: st.DataOb
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Home(Path(folder)))
         store.save_job(job())
-        path = store.job_folder(7) / "job.json"
+        path = store.locate_job_folder(7) / "job.json"
         raw = msgspec.json.decode(path.read_bytes())
         key = data.draw(st.sampled_from([*raw, "traits"]))
         changed = {**raw, key: data.draw(JSON)}
         text = os.fsencode(repr(changed)) if data.draw(st.booleans()) else b""
         path.write_bytes(text or msgspec.json.encode(changed))
         try:
-            found = store.job(7)
+            found = store.read_job(7)
         except RecordError:
-            [line] = store.damage()
+            [line] = store.list_damage()
             assert line.startswith(f"the record {path} ")
             assert "\n" not in line
         else:
@@ -289,7 +289,7 @@ def test_a_value_is_read_or_refused_in_one_line(chosen: tuple[str, Option[Any]],
 def read_state(text: str) -> object:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "terraform.tfstate").write_text(text)
-        return terraform.resources(Path(folder), "lab")
+        return terraform.list_resources(Path(folder), "lab")
 
 
 RECORDS = (
@@ -412,17 +412,17 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          '[{"dst": 7}]', '[{"dst": "unreachable"}]', "[1]", "[" * 5000, '[{"addr_info": 1}]'),
     ),
     "sinfo": (
-        lambda text: SlurmProvider().queues(text),
+        lambda text: SlurmProvider().parse_queues(text),
         ("main|idle|2|0/8/0/8|gpu:a100:4|gpu:a100:0|", "a|b|²|0/²/0/8|gpu:²|", "|", "٣/٣/٣/٣"),
     ),
     "qstat": (
-        lambda text: SgeProvider().queues(text),
+        lambda text: SgeProvider().parse_queues(text),
         ("<Queue-List><name>a@b</name><slots_total>2</slots_total></Queue-List>", "<a", "<a/>",
          "<slots_used>-1</slots_used>",
          '<Queue-List><resource name="gpu">²</resource></Queue-List>'),
     ),
     "site": (
-        lambda text: [provider.parse_site_info(dict.fromkeys(provider.questions(), text))
+        lambda text: [provider.parse_site_info(dict.fromkeys(provider.list_questions(), text))
                       for provider in (SlurmProvider(), SgeProvider())],
         ("slurm 22.05.8", "pmix", "SGE 8.1.9"),
     ),
@@ -546,5 +546,5 @@ def test_what_a_registry_answers_is_read_or_refused(manifest: dict[str, Any]) ->
 @given(st.lists(st.one_of(JSON.map(json.dumps), TEXT, st.just("[" * 5000)), max_size=3))
 def test_a_price_is_a_sum_of_money_or_unknown(rows: list[str]) -> None:
     with suppress(ValueError):
-        price = answers.highest_price(rows)
+        price = answers.find_highest_price(rows)
         assert price is None or 0 < price < math.inf

@@ -86,10 +86,10 @@ def test_it_is_kept_and_a_damaged_one_is_none(tmp_path: Path) -> None:
     store = open_store()
     kept = Provenance(commit="abc", machines=(Machine(name="worker-1", ranks=1),))
     store.save_provenance(7, kept)
-    assert store.provenance(7) == kept
-    (store.job_folder(7) / "provenance.json").write_text("{")
-    assert store.provenance(7) == Provenance()
-    assert store.provenance(8) == Provenance()
+    assert store.read_provenance(7) == kept
+    (store.locate_job_folder(7) / "provenance.json").write_text("{")
+    assert store.read_provenance(7) == Provenance()
+    assert store.read_provenance(8) == Provenance()
 
 
 def test_two_of_them_compared() -> None:

@@ -103,7 +103,7 @@ def test_a_cluster_that_fails_is_removed_and_reported(
     said, report = check(monkeypatch, cloud, tmp_path, agreed=True)
     assert cloud.asked[:2] == ["plan", "create"]
     assert cloud.asked[-1] == "destroyed"
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
     assert "attach it to an issue" in said
     assert r"| result | failed: up: no capacity at <address> \| 10.0.0.4 |" in report
     assert "  → later" in report
@@ -181,7 +181,7 @@ def test_who_is_told_to_end_removes_the_cluster_first(
     with pytest.raises(expected):
         run(tmp_path, lambda question: True)
     assert cloud.asked[-2:] == ["destroy", "destroyed"]
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
     [report] = tmp_path.glob("clusterctl-check-*.md")
     assert "| result | failed: up: " in report.read_text()
     assert signal.getsignal(signal.SIGTERM) is other
@@ -196,19 +196,19 @@ class Shop(Offering):
 
     times = 1.0
 
-    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+    def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         return {name: InstanceType(name=name, vcpus=2) for name in names}
 
-    def price(self, instance_type: str) -> float:
+    def find_price(self, instance_type: str) -> float:
         return MACHINES[instance_type] * self.times
 
-    def disk_price(self) -> float:
+    def find_disk_price(self) -> float:
         return 0.08 * self.times
 
-    def address_price(self) -> float:
+    def find_address_price(self) -> float:
         return 0.005
 
-    def traffic_price(self) -> float:
+    def find_traffic_price(self) -> float:
         return 0.09
 
 

@@ -112,7 +112,7 @@ def test_a_login_that_docker_has_saved(tokens: bool, docker: Path) -> None:
         found = registry.resolve(image)
         assert found.login == RegistryLogin("me", "it's:secret")
         assert "secret" not in repr(found)
-        engine = json.loads(registry.settings(found.pinned, found.login))
+        engine = json.loads(registry.render_settings(found.pinned, found.login))
         assert engine == {"auths": {hub.host: auth("me:it's:secret")}}
         settings(docker, auths={hub.host: auth("me:wrong")})
         with pytest.raises(ProviderError, match="to me: it is private"):
@@ -138,16 +138,16 @@ echo '{{"Username": "me", "Secret": "secret"}}'
     helper.chmod(0o755)
     assert registry.resolve(image).login == RegistryLogin("me", "secret")
     settings(docker, credHelpers={"elsewhere": "mine"})
-    assert registry.saved_login(hub.host) is None
+    assert registry.find_saved_login(hub.host) is None
     settings(docker, credHelpers={hub.host: "mine"})
-    assert registry.saved_login(hub.host) == RegistryLogin("me", "secret")
+    assert registry.find_saved_login(hub.host) == RegistryLogin("me", "secret")
 
 
 @pytest.mark.parametrize("key", ["ghcr.io", "https://ghcr.io", "https://ghcr.io/v2/"])
 def test_logins_that_were_saved_by_url(key: str, docker: Path) -> None:
     settings(docker, auths={key: auth("me:secret")})
-    assert registry.saved_login("ghcr.io") == RegistryLogin("me", "secret")
-    assert registry.saved_login("ghcr.io.example.org") is None
+    assert registry.find_saved_login("ghcr.io") == RegistryLogin("me", "secret")
+    assert registry.find_saved_login("ghcr.io.example.org") is None
 
 
 @pytest.mark.parametrize("says", ["no JSON", '{"Username": "me"}', "[]"])
@@ -155,13 +155,13 @@ def test_a_helper_that_says_something_else(says: str, docker: Path) -> None:
     settings(docker, credsStore="mine")
     (docker / "docker-credential-mine").write_text(f"#!/bin/sh\necho '{says}'\n")
     (docker / "docker-credential-mine").chmod(0o755)
-    assert registry.saved_login("ghcr.io") is None
+    assert registry.find_saved_login("ghcr.io") is None
 
 
 def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
     settings(docker, auths={"https://index.docker.io/v1/": auth("me:secret")})
-    assert registry.saved_login("docker.io") == RegistryLogin("me", "secret")
-    engine = json.loads(registry.settings("me/cpu:1", RegistryLogin("me", "secret")))
+    assert registry.find_saved_login("docker.io") == RegistryLogin("me", "secret")
+    engine = json.loads(registry.render_settings("me/cpu:1", RegistryLogin("me", "secret")))
     assert list(engine["auths"]) == ["https://index.docker.io/v1/"]
 
 
@@ -230,7 +230,7 @@ def test_a_registry_that_never_comes_to_an_end(hub: Hub, monkeypatch: pytest.Mon
 def test_damaged_settings_of_docker(docker: Path) -> None:
     (docker / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config.json cannot be read: it is not JSON"):
-        registry.saved_login("ghcr.io")
+        registry.find_saved_login("ghcr.io")
     settings(docker, auths={"ghcr.io": {"auth": "###"}})
     with pytest.raises(UsageError, match="is damaged"):
-        registry.saved_login("ghcr.io")
+        registry.find_saved_login("ghcr.io")

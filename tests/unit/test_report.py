@@ -37,12 +37,12 @@ def recorded(ranks: int = 1) -> Cluster:
     )
     where = cluster(charges=(charge.end_at(4600.0),), created=1000.0)
     store.save(where)
-    store.event("lab", "ready", phases={"plan": 0.5, "create": 30.0, "bootstrap": 12.5})
+    store.add_event("lab", "ready", phases={"plan": 0.5, "create": 30.0, "bootstrap": 12.5})
     what = spec(program=program("--lr", "0.1", "--token", "hunter2", "a<b>|c"))
     for number, name in ((7, "first"), (8, "second")):
         made = job(where, what, id=number, state=JobState.SUCCEEDED, program_exit_code=0)
         store.save_job(replace(made, started=1100.0 * number, finished=1100.0 * number + 90))
-        folder = store.home.make(store.job_folder(number) / "out" / "worker-1")
+        folder = store.home.make(store.locate_job_folder(number) / "out" / "worker-1")
         for rank in range(ranks):
             lines = (
                 {"step": s, "loss": 2 / (s + number), "samples_per_second": 4e4 + s, "time": s}

@@ -110,7 +110,7 @@ def move(old: Staged, new: Staged, tree: Path, ranks_per_node: int = 1) -> list[
         for index, place in enumerate(planned.placement)
     ]
     planned = replace(planned, placement=tuple(places))
-    source = resume_action.find(store, store.job(7), planned, where, said.append)
+    source = resume_action.find(store, store.read_job(7), planned, where, said.append)
     with resume_action.carry_over(store, source, planned, where, said.append) as carry:
         new.job(tree, number=8, carry=carry)
     return said
@@ -192,13 +192,13 @@ def test_another_cluster_gets_the_files_from_the_nodes(
     own = ["epoch 3", "epoch 2", "epoch 3"]  # of the old node in the same place, else rank 0's
     for name, snapshot in zip(workers, own, strict=False):
         assert have(new, name) == {"snapshot": snapshot, "rank0": "a", "rank1": "b"}
-    assert not (new.store.job_folder(8) / "carry").exists()
+    assert not (new.store.locate_job_folder(8) / "carry").exists()
 
 
 def test_what_a_killed_clusterctl_has_copied_goes_and_what_a_living_one_copies_stays(
     old: Staged, tree: Path, tmp_path: Path
 ) -> None:
-    abandoned, busy = (old.store.job_folder(number) / "carry" for number in (20, 21))
+    abandoned, busy = (old.store.locate_job_folder(number) / "carry" for number in (20, 21))
     for folder in (abandoned, busy):
         folder.mkdir(parents=True)
         (folder / "0.tar").touch()
@@ -282,7 +282,7 @@ def test_what_the_launcher_has_no_copies_of_is_said(old: Staged, tree: Path) -> 
 def test_a_job_whose_launcher_was_made_anew_is_lost_and_goes_on(
     old: Staged, tree: Path, call: Call
 ) -> None:
-    with old.running(old.store.job(7)) as job:
+    with old.running(old.store.read_job(7)) as job:
         folder = old.work("launcher").parent
         shutil.move(folder, folder.with_name("elsewhere"))
         folder.mkdir()
@@ -292,13 +292,15 @@ def test_a_job_whose_launcher_was_made_anew_is_lost_and_goes_on(
             supervisor.kill()
     [row] = call("jobs", "--json").document["jobs"]
     assert (row["state"], row["survivors"]) == ("lost", dict.fromkeys(row["survivors"], 0))
-    assert old.store.job(job.id).reason.startswith("the launcher no longer has the job's files")
+    assert old.store.read_job(job.id).reason.startswith(
+        "the launcher no longer has the job's files"
+    )
     move(old, old, tree)
     assert have(old, "worker-1")["snapshot"] == "epoch 3"
 
 
 def test_a_job_whose_launcher_was_made_anew_can_be_cancelled(old: Staged, call: Call) -> None:
-    with old.running(old.store.job(7)):
+    with old.running(old.store.read_job(7)):
         shutil.rmtree(old.work("launcher").parent)
     said = call("cancel", "7")
     assert (said.code, "did not answer" in said.out) == (0, False), said
@@ -307,7 +309,7 @@ def test_a_job_whose_launcher_was_made_anew_can_be_cancelled(old: Staged, call: 
 def test_copies_are_newer_than_what_was_fetched_while_the_job_ran(
     old: Staged, tree: Path, call: Call
 ) -> None:
-    with old.running(old.store.job(7)):
+    with old.running(old.store.read_job(7)):
         assert call("fetch", "7").code == 0
     write(old, "worker-1", snapshot="epoch 5")
     copy_to_launcher(old, "worker-1")
@@ -344,9 +346,9 @@ def test_down_does_not_lose_the_copies_of_lost_nodes(old: Staged, call: Call) ->
 
 def bring(site: Staged) -> Path:
     """What comes to this machine while somebody follows job 7."""
-    target = copies_here.place(site.store.job_folder(7))
+    target = copies_here.place(site.store.locate_job_folder(7))
     with site.pool() as pool:
-        mirror.bring(site.store.job(7), site.where, pool, target)
+        mirror.bring(site.store.read_job(7), site.where, pool, target)
     return target
 
 
@@ -386,7 +388,7 @@ def test_copies_on_this_machine_follow_those_on_the_launcher(old: Staged) -> Non
 
 def test_copies_come_while_somebody_follows(old: Staged) -> None:
     copy_to_launcher(old, "worker-1")
-    folder, made = old.store.job_folder(7), old.store.job(7)
+    folder, made = old.store.locate_job_folder(7), old.store.read_job(7)
     where = replace(old.where, shares_machine=False)
     with old.pool() as pool, mirror.Keeper(made, where, pool, folder, interval=0.05):
         until(lambda: (copies_here.place(folder) / "worker-1" / "snapshot").exists())
@@ -394,9 +396,9 @@ def test_copies_come_while_somebody_follows(old: Staged) -> None:
 
 def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path) -> None:
     """From this machine's nodes, too; at the end all that there are, whatever their size."""
-    made = old.store.job(7)
+    made = old.store.read_job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
-    folder = old.store.job_folder(7)
+    folder = old.store.locate_job_folder(7)
     mirror.claim(made, folder)
     target = copies_here.place(folder).resolve()
     assert target == tmp_path / "there" / "job-7"
@@ -412,16 +414,16 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     assert (target / "worker-1" / "snapshot").read_text() == "epoch 3"
     assert (target / "worker-1" / "large").stat().st_size == mirror.LARGEST + 1
     with pytest.raises(UsageError, match="job-7 is not empty"):
-        mirror.claim(made, old.store.job_folder(7))
+        mirror.claim(made, old.store.locate_job_folder(7))
 
 
 def test_who_follows_a_job_later_gets_its_outputs_too(
     old: Staged, tmp_path: Path, call: Call
 ) -> None:
     """The `run` that was given --sync was killed; another clusterctl is copying just now."""
-    made = old.store.job(7)
+    made = old.store.read_job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
-    mirror.claim(made, old.store.job_folder(7))
+    mirror.claim(made, old.store.locate_job_folder(7))
     for name in ("worker-1", "worker-2"):
         copy_to_launcher(old, name)
     with old.running(made):
@@ -441,9 +443,9 @@ def test_sync_is_refused_where_nobody_follows_the_job(old: Staged, call: Call) -
 
 
 def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
-    made = old.store.job(7)
+    made = old.store.read_job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
-    folder = old.store.job_folder(7)
+    folder = old.store.locate_job_folder(7)
     mirror.claim(made, folder)
     target = tmp_path / "there" / "job-7"
     nothing = f"job 7 has no outputs that --sync copies to {target}"
@@ -464,7 +466,7 @@ def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
 def test_a_rerun_that_nobody_follows_says_that_sync_is_left_out(
     old: Staged, tree: Path, tmp_path: Path
 ) -> None:
-    made = old.store.job(7)
+    made = old.store.read_job(7)
     old.store.save_job(replace(made, spec=replace(made.spec, sync=str(tmp_path / "there"))))
     (old.store.home.stages / made.stage).unlink()  # stops it after what is of interest here
     said: list[str] = []
@@ -525,7 +527,7 @@ def test_a_cluster_that_is_gone_with_its_files_is_said(
 
 
 def test_a_job_that_runs_is_not_resumed_elsewhere(old: Staged, tree: Path, tmp_path: Path) -> None:
-    running = replace(old.store.job(7), state=JobState.RUNNING, finished=None)
+    running = replace(old.store.read_job(7), state=JobState.RUNNING, finished=None)
     old.store.save_job(running)
     (old.folder / "launcher" / "jobs" / "7" / "state").write_text("running 2.0 1\n")
     new = lab(tmp_path / "new", name="other")
@@ -540,7 +542,7 @@ def test_a_rerun_has_further_arguments_and_another_number_of_ranks(old: Staged, 
     """An ordinary script has a --resume of its own."""
     said = call("rerun", "7", "--resume", "-n", "1", "--", "--resume", "a b.pt", "-q")
     assert "job 8 could not be started" in said.err, "there is no mpirun"
-    again = old.store.job(8)
+    again = old.store.read_job(8)
     assert again.spec.program.args == ("1000", "1000", "--resume", "a b.pt", "-q")
     assert again.ranks == 1
     assert "a b.pt" in (old.work(number=8).parent / "rank.sh").read_text()
@@ -559,9 +561,9 @@ def test_a_node_without_files_that_runs_no_rank_is_not_named(old: Staged, call: 
 def test_a_rerun_has_the_option_that_was_given_once_unless_it_names_another_snapshot(
     old: Staged, call: Call, words: tuple[str, ...], resumes: bool
 ) -> None:
-    job = old.store.job(7)
+    job = old.store.read_job(7)
     asked = replace(job.spec, resume_args="--resume {snapshot}")
     old.store.save_job(replace(job, spec=asked))
     call("rerun", "7", "--resume", *words)
-    assert old.store.job(8).resumes is resumes
-    assert old.store.job(8).spec.resume_args == asked.resume_args, "for the next attempt"
+    assert old.store.read_job(8).resumes is resumes
+    assert old.store.read_job(8).spec.resume_args == asked.resume_args, "for the next attempt"

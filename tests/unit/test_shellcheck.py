@@ -27,7 +27,7 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
     nodes = (node("launcher", "10.0.0.10", role=Role.LAUNCHER), worker)
     container = None
     if runtime is Runtime.DOCKER:
-        kind = steps.kind(worker)
+        kind = steps.find_kind(worker)
         listed = recipes.downloads()
         container = steps.NodeContainer(
             image=recipes.tag(recipe or kind, listed),

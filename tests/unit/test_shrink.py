@@ -98,7 +98,7 @@ def test_machines_that_cost_money_go_only_with_consent(folder: Path) -> None:
     cluster = lab(folder, paid=True).where
     with pytest.raises(UsageError, match="nothing was removed"):
         smaller(cluster, 2, [], yes=False)
-    assert open_store().cluster("lab") == cluster
+    assert open_store().read_cluster("lab") == cluster
     assert smaller(cluster, 2, [])[1] == ["remove worker-[3-8]?"]
     assert smaller(cluster, 8, [])[1] == []
 

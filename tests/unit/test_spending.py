@@ -84,8 +84,8 @@ def test_a_cluster_whose_record_cannot_be_read_is_not_said_to_be_free(
 
 
 def test_a_cluster_whose_record_is_gone_is_not_said_to_be_free(store: Store) -> None:
-    (store.folder("lab") / "tofu").mkdir()
-    (store.folder("lab") / "cluster.json").unlink()
+    (store.locate_folder("lab") / "tofu").mkdir()
+    (store.locate_folder("lab") / "cluster.json").unlink()
     found = cost.sum_spending(store, 30 * DAY, None, lambda: NOON)
     assert not found.exact
     assert found.warnings == (
@@ -163,7 +163,7 @@ def test_cost_status_and_the_receipt_count_the_same(until: float | None, store: 
     )
     store.save(made("gate", *parts))
     spent = cost.sum_spending(store, 30 * DAY, "gate", lambda: NOON)
-    shown = cluster_status.status(store, store.cluster("gate"), clock=lambda: NOON).dollars
+    shown = cluster_status.status(store, store.read_cluster("gate"), clock=lambda: NOON).dollars
     receipt = sum(line.dollars or 0.0 for line in costs.make_receipt(parts, NOON))
     assert spent.dollars == pytest.approx(shown)
     assert spent.dollars == pytest.approx(receipt)
@@ -196,7 +196,7 @@ def test_a_job_costs_what_its_cluster_did_meanwhile(store: Store, call: Call) ->
     ):
         known = {"state": JobState.SUCCEEDED, **changes}
         store.save_job(job(cluster(), spec(), id=number, **known))
-    assert cost.sum_by_job(store, store.jobs(), lambda: NOON) == {1: 1.0, 2: 2.0}
+    assert cost.sum_by_job(store, store.list_jobs(), lambda: NOON) == {1: 1.0, 2: 2.0}
     listed = call("jobs", "--json").document["jobs"]
     assert [item["dollars"] for item in listed] == [1.0, 2.0, None, None]
     assert "2.0000" in call("jobs").out
@@ -227,7 +227,7 @@ def test_a_cluster_that_has_ended_itself_costs_no_more(
     store.save_job(replace(running, cluster_id=late.id))
     spent = cost.sum_spending(store, DAY, "late", lambda: NOON)
     assert (spent.dollars, spent.clusters[0].running, spent.warnings) == (2.0, False, ())
-    assert cost.sum_by_job(store, store.jobs(), lambda: NOON) == {1: 1.0}
+    assert cost.sum_by_job(store, store.list_jobs(), lambda: NOON) == {1: 1.0}
     cloud.away = True
     [line] = cost.sum_spending(store, DAY, "late", lambda: NOON).warnings
     assert "it is unknown whether its machines are still running (AWS did not answer)" in line

@@ -19,7 +19,7 @@ def login() -> None:
     store = open_store()
     login = node("launcher", "", role=Role.LOGIN)
     store.save(cluster(login, provider="slurm", identity=""))
-    (store.folder("lab") / "ssh").mkdir()
+    (store.locate_folder("lab") / "ssh").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_damaged_ssh_config_is_written_again(
     store = open_store()
     launcher = node("launcher", "10.0.0.6", role=Role.LAUNCHER)
     store.save(cluster(launcher, node("worker-1", "10.0.0.7"), name="ours", id="ours-1a2b"))
-    folder = store.folder("ours") / "ssh"
+    folder = store.locate_folder("ours") / "ssh"
     folder.mkdir()
     (folder / "user").touch()
     shows = tmp_path / "bin" / "ssh"

@@ -97,10 +97,10 @@ def test_our_address_is_one_ipv4_address(
     with answering(repeat(body)) as place:
         monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
         if address:
-            assert ssh_cidr.my_address() == address
+            assert ssh_cidr.ask_my_address() == address
             return
         with pytest.raises(ValueError, match=why):
-            ssh_cidr.my_address()
+            ssh_cidr.ask_my_address()
 
 
 def test_our_address_is_not_that_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +116,12 @@ def test_our_address_is_not_that_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> 
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("http_proxy", proxy)
         monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
-        assert ssh_cidr.my_address() == "203.0.113.7"
+        assert ssh_cidr.ask_my_address() == "203.0.113.7"
         monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        assert ssh_cidr.my_address() == "198.51.100.1"
+        assert ssh_cidr.ask_my_address() == "198.51.100.1"
         monkeypatch.delenv("http_proxy")
         with pytest.raises(OSError, match="refused"):
-            ssh_cidr.my_address()
+            ssh_cidr.ask_my_address()
 
 
 def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,4 +129,4 @@ def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr(ssh_cidr, "LIMIT", 0.05)
         with pytest.raises(OSError, match="timed out"):
-            ssh_cidr.my_address()
+            ssh_cidr.ask_my_address()

@@ -65,7 +65,7 @@ def store(tmp_path: Path) -> Store:
     """Of a person whose folder has an odd name, with a cluster `lab`."""
     store = Store(Home(tmp_path / "50% of it" / "state"))
     store.save(replace(NODES, identity=None))
-    (store.folder("lab") / "ssh").mkdir()
+    (store.locate_folder("lab") / "ssh").mkdir()
     assert ssh_config.refresh(store) == ("lab-launcher", "lab-worker-1", "lab-worker-2")
     return store
 
@@ -98,7 +98,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 @pytest.mark.parametrize("how", DAMAGE)
 def test_known_hosts_is_mended_from_the_record(how: str, store: Store) -> None:
     made = write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
-    file = store.folder("lab") / "ssh" / "known_hosts"
+    file = store.locate_folder("lab") / "ssh" / "known_hosts"
     assert shown(file) == {name: [key] for name, key in KEYS.items()}
     damaged = DAMAGE[how](file.read_bytes())
     file.unlink() if damaged is None else file.write_bytes(damaged)
@@ -113,7 +113,7 @@ def test_known_hosts_is_mended_from_the_record(how: str, store: Store) -> None:
 def test_a_host_key_that_is_another_one_stays_so(store: Store) -> None:
     """Whoever has put it there, or took the node's place: the connection says what has changed."""
     made = write_known_hosts(store, replace(NODES, phase=Phase.READY), KEYS)
-    file = store.folder("lab") / "ssh" / "known_hosts"
+    file = store.locate_folder("lab") / "ssh" / "known_hosts"
     other = keys.generate().public
     launcher, first, _ = NODES.nodes
     file.write_text(f"@revoked {launcher.address} {KEYS['launcher']}\n{first.address} {other}\n")
@@ -132,13 +132,13 @@ def test_plain_ssh_knows_the_nodes(store: Store, need: Need, tmp_path: Path) -> 
     options = effective(need, config, "lab-worker-1")
     assert (options["hostname"], options["proxyjump"]) == ("10.0.0.11", "lab-launcher")
     identity = options["identityfile"].replace("%%", "%")  # shown as it is before ssh reads it
-    assert identity == str(store.folder("lab") / "ssh" / "user")
+    assert identity == str(store.locate_folder("lab") / "ssh" / "user")
     assert options["stricthostkeychecking"] == "true"
     assert options["globalknownhostsfile"] == "none"
     known_hosts = options["userknownhostsfile"].replace("%%", "%")
-    assert known_hosts == str(store.folder("lab") / "ssh" / "known_hosts")
+    assert known_hosts == str(store.locate_folder("lab") / "ssh" / "known_hosts")
     assert effective(need, config, "worker-1")["hostname"] == "worker-1", "not the name alone"
-    (store.folder("lab") / "ssh" / "hosts").unlink()  # as `down` does
+    (store.locate_folder("lab") / "ssh" / "hosts").unlink()  # as `down` does
     assert effective(need, config, "lab-worker-1")["hostname"] == "lab-worker-1"
 
 

@@ -454,7 +454,7 @@ def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
 def test_no_archive_is_removed_while_a_record_cannot_be_read() -> None:
     store = open_store()
     store.save_job(job(id=1))
-    (store.job_folder(1) / "job.json").write_text("{")
+    (store.locate_job_folder(1) / "job.json").write_text("{")
     archive = store.home.make(store.home.stages) / "its"
     archive.touch()
     os.utime(archive, (1e9, 1e9))

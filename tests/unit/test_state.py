@@ -20,7 +20,7 @@ from clusterctl.actions import open_store
 from clusterctl.errors import NewerRecordError, RecordError, UsageError
 from clusterctl.job_model import Hang, HungRanks, JobState, RankFailure
 from clusterctl.model import Accelerator, Phase
-from clusterctl.state import ClusterLock, Home, Store, home
+from clusterctl.state import ClusterLock, Home, Store, find_home
 from clusterctl.state.versions import VERSION
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, spec
@@ -77,15 +77,15 @@ def test_home(
     monkeypatch.setenv("CLUSTERCTL_HOME", chosen.format(tmp=tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", xdg.format(tmp=tmp_path))
     wanted = expected.format(tmp=tmp_path, home=os.environ["HOME"], cwd=tmp_path)
-    assert home().path == Path(wanted)
-    assert not home().path.exists()  # asking makes nothing
+    assert find_home().path == Path(wanted)
+    assert not find_home().path.exists()  # asking makes nothing
 
 
 def test_the_home_is_private(store: Store) -> None:
     store.save(cluster())
-    for path in (store.home.path, store.folder("lab")):
+    for path in (store.home.path, store.locate_folder("lab")):
         assert path.stat().st_mode & 0o777 == 0o700
-    assert (store.folder("lab") / "cluster.json").stat().st_mode & 0o777 == 0o600
+    assert (store.locate_folder("lab") / "cluster.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["new", "made-beforehand"])
@@ -151,8 +151,8 @@ def test_records_come_back_as_they_were(store: Store) -> None:
         deadline=12.5,
     )
     store.save(where)
-    assert store.cluster("lab") == where
-    assert store.clusters() == (where,)
+    assert store.read_cluster("lab") == where
+    assert store.list_clusters() == (where,)
     ran = job(
         where,
         spec(env={"A": "ü\n'"}, secret_names=("TOKEN",)),
@@ -162,7 +162,7 @@ def test_records_come_back_as_they_were(store: Store) -> None:
         program_exit_code=3,
     )
     store.save_job(ran)
-    assert store.job(7) == ran
+    assert store.read_job(7) == ran
 
 
 def test_who_stood_still_writes_nothing_older_over_a_jobs_record(store: Store) -> None:
@@ -176,22 +176,22 @@ def test_who_stood_still_writes_nothing_older_over_a_jobs_record(store: Store) -
     store.save_job(ended)
     store.save(replace(made, phase=Phase.DELETING))
     store.save_job(running)
-    assert store.job(running.id) == ended
+    assert store.read_job(running.id) == ended
     store.retire(made)
     store.save_job(running)
-    assert store.job(running.id) == ended
+    assert store.read_job(running.id) == ended
     store.save_job(replace(ended, state=JobState.SUCCEEDED, fetched=False))  # the launcher knows
-    assert store.job(running.id) == replace(ended, state=JobState.SUCCEEDED)
+    assert store.read_job(running.id) == replace(ended, state=JobState.SUCCEEDED)
 
 
 def test_a_clusterctl_that_was_stopped_in_a_record_hangs_no_other(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterctl.state.store.PATIENCE", 0.1)
-    assert store.next_job_id() == 1
+    assert store.reserve_job_id() == 1
     ran = job(id=1)
     store.save_job(ran)
-    folders = (store.home.jobs / ".counting", store.job_folder(1))
+    folders = (store.home.jobs / ".counting", store.locate_job_folder(1))
     files = [os.open(path, os.O_RDONLY) for path in folders]
     try:
         for file in files:
@@ -199,33 +199,33 @@ def test_a_clusterctl_that_was_stopped_in_a_record_hangs_no_other(
         with pytest.raises(
             RecordError, match="another clusterctl has held the lock of the job numbers"
         ):
-            store.next_job_id()
+            store.reserve_job_id()
         store.save_job(replace(ran, fetched=True))
-        assert store.job(1).fetched
+        assert store.read_job(1).fetched
     finally:
         for file in files:
             os.close(file)
-    assert store.next_job_id() == 2
+    assert store.reserve_job_id() == 2
 
 
 def test_jobs_are_in_order(store: Store) -> None:
     for number in (10, 9, 2, 100):
         store.save_job(job(id=number))
-    assert [item.id for item in store.jobs()] == [2, 9, 10, 100]
+    assert [item.id for item in store.list_jobs()] == [2, 9, 10, 100]
 
 
 def test_unknown(store: Store) -> None:
     with pytest.raises(RecordError, match="'nope'") as caught:
-        store.cluster("nope")
+        store.read_cluster("nope")
     assert "clusterctl up" in caught.value.hint
     store.save(cluster())
     with pytest.raises(RecordError) as caught:
-        store.cluster("nope")
+        store.read_cluster("nope")
     assert "lab" in caught.value.hint
     with pytest.raises(RecordError, match="99") as caught:
-        store.job(99)
+        store.read_job(99)
     assert caught.value.exit_code == 7
-    assert store.jobs() == ()
+    assert store.list_jobs() == ()
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_a_damaged_record_is_one_clear_error(data: bytes, store: Store) -> None:
     store.save(cluster(name="other"))
     store.save_job(replace(job(), id=8))
     for path, read in (
-        (store.folder("lab") / "cluster.json", lambda: store.cluster("lab")),
-        (store.job_folder(7) / "job.json", lambda: store.job(7)),
+        (store.locate_folder("lab") / "cluster.json", lambda: store.read_cluster("lab")),
+        (store.locate_job_folder(7) / "job.json", lambda: store.read_job(7)),
     ):
         path.write_bytes(data)
         with pytest.raises(RecordError) as caught:
@@ -259,38 +259,38 @@ def test_a_damaged_record_is_one_clear_error(data: bytes, store: Store) -> None:
         assert "\n" not in caught.value.message
         assert caught.value.hint
         assert caught.value.exit_code == 7
-        assert sum(str(path) in line for line in store.damage()) == 1
-    assert [item.name for item in store.clusters()] == ["other"]
-    assert store.names() == ("lab", "other")
-    assert [item.id for item in store.jobs()] == [8]
+        assert sum(str(path) in line for line in store.list_damage()) == 1
+    assert [item.name for item in store.list_clusters()] == ["other"]
+    assert store.list_names() == ("lab", "other")
+    assert [item.id for item in store.list_jobs()] == [8]
 
 
 @pytest.mark.parametrize("value", ['"exploded"', "3", "null"])
 def test_a_record_of_another_version(value: str, store: Store) -> None:
     store.save(cluster())
-    path = store.folder("lab") / "cluster.json"
+    path = store.locate_folder("lab") / "cluster.json"
     path.write_text(path.read_text().replace('"ready"', value))
     with pytest.raises(RecordError, match="phase"):
-        store.cluster("lab")
+        store.read_cluster("lab")
 
 
 def test_a_record_with_fields_to_come_is_read(store: Store) -> None:
     store.save(cluster())
-    path = store.folder("lab") / "cluster.json"
+    path = store.locate_folder("lab") / "cluster.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "later": [1]}))
-    assert store.cluster("lab") == cluster()
+    assert store.read_cluster("lab") == cluster()
 
 
 def test_a_record_of_the_first_version_is_brought_forward(store: Store) -> None:
     """It named no version."""
     site = replace(cluster(), site_info={"version": "slurm 22.05"})
     store.save(site)
-    path = store.folder("lab") / "cluster.json"
+    path = store.locate_folder("lab") / "cluster.json"
     first = json.loads(path.read_text())
     del first["record_version"]
     first["traits"] = first.pop("site_info")
     path.write_text(json.dumps(first))
-    assert store.cluster("lab") == site
+    assert store.read_cluster("lab") == site
     store.save(site)
     assert json.loads(path.read_text())["record_version"] > 1
 
@@ -299,10 +299,10 @@ def test_a_record_of_a_later_version_is_refused_and_stays_as_it_is(store: Store)
     store.save(cluster())
     store.save_job(job())
     for path, use in (
-        (store.folder("lab") / "cluster.json", lambda: store.cluster("lab")),
-        (store.folder("lab") / "cluster.json", lambda: store.save(cluster())),
-        (store.job_folder(7) / "job.json", lambda: store.job(7)),
-        (store.job_folder(7) / "job.json", lambda: store.save_job(job())),
+        (store.locate_folder("lab") / "cluster.json", lambda: store.read_cluster("lab")),
+        (store.locate_folder("lab") / "cluster.json", lambda: store.save(cluster())),
+        (store.locate_job_folder(7) / "job.json", lambda: store.read_job(7)),
+        (store.locate_job_folder(7) / "job.json", lambda: store.save_job(job())),
     ):
         later = {**json.loads(path.read_text()), "record_version": 99, "phase": "?", "state": "?"}
         path.write_text(json.dumps(later))
@@ -314,21 +314,21 @@ def test_a_record_of_a_later_version_is_refused_and_stays_as_it_is(store: Store)
         assert "\n" not in caught.value.message
         assert "upgrade clusterctl" in caught.value.hint
         assert json.loads(path.read_text()) == later
-    assert store.clusters() == store.jobs() == ()
-    assert sum("version 99" in line for line in store.damage()) == 2
+    assert store.list_clusters() == store.list_jobs() == ()
+    assert sum("version 99" in line for line in store.list_damage()) == 2
 
 
 @pytest.mark.parametrize("value", ['"2"', "0", "-1", "true", "null", "2.5", "[]"])
 def test_a_version_that_is_none_is_damage(value: str, store: Store) -> None:
     store.save(cluster())
-    path = store.folder("lab") / "cluster.json"
+    path = store.locate_folder("lab") / "cluster.json"
     text = path.read_text()
     path.write_text(text.replace(f'"record_version": {VERSION}', f'"record_version": {value}'))
     assert path.read_text() != text
     with pytest.raises(RecordError, match="record_version"):
-        store.cluster("lab")
+        store.read_cluster("lab")
     store.save(cluster())  # damage may be repaired
-    assert store.cluster("lab") == cluster()
+    assert store.read_cluster("lab") == cluster()
 
 
 def test_strangers_in_the_jobs_folder_are_passed_over(store: Store) -> None:
@@ -336,32 +336,32 @@ def test_strangers_in_the_jobs_folder_are_passed_over(store: Store) -> None:
     store.save_job(job())
     copy = store.home.jobs / "7.bak"
     copy.mkdir()
-    (copy / "job.json").write_bytes((store.job_folder(7) / "job.json").read_bytes())
-    assert [item.id for item in store.jobs()] == [7]
+    (copy / "job.json").write_bytes((store.locate_job_folder(7) / "job.json").read_bytes())
+    assert [item.id for item in store.list_jobs()] == [7]
 
 
 def test_retire(store: Store) -> None:
     store.save(cluster())
-    folder = store.folder("lab")
+    folder = store.locate_folder("lab")
     (folder / "ssh").mkdir()
     (folder / "ssh" / "user").write_text("key")
     (folder / "link").symlink_to(folder / "ssh")
-    store.event("lab", "created", nodes=3)
+    store.add_event("lab", "created", nodes=3)
     store.retire(cluster())
     assert not folder.exists()
     past = store.home.past / "lab-1a2b"
     assert sorted(path.name for path in past.iterdir()) == ["cluster.json", "events.jsonl"]
     assert json.loads((past / "events.jsonl").read_text())["event"] == "created"
-    assert store.clusters() == ()
+    assert store.list_clusters() == ()
 
 
 def test_events(store: Store) -> None:
-    store.event("lab", "too early")
-    assert not store.folder("lab").exists()
+    store.add_event("lab", "too early")
+    assert not store.locate_folder("lab").exists()
     store.save(cluster())
-    store.event("lab", "one", text="a\nb")
-    store.event("lab", "two")
-    lines = (store.folder("lab") / "events.jsonl").read_text().splitlines()
+    store.add_event("lab", "one", text="a\nb")
+    store.add_event("lab", "two")
+    lines = (store.locate_folder("lab") / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["one", "two"]
     assert json.loads(lines[0])["text"] == "a\nb"
 
@@ -375,12 +375,12 @@ def test_numbers_are_never_given_twice(
     code = (
         "import sys; from pathlib import Path; from clusterctl.state import Home, Store\n"
         "store = Store(Home(Path(sys.argv[1])))\n"
-        "print(*(store.next_job_id() for _ in range(25)))\n"
+        "print(*(store.reserve_job_id() for _ in range(25)))\n"
     )
     processes = [start(code, store.home.path) for _ in range(4)]
     numbers = [int(word) for one in processes for word in one.communicate(timeout=60)[0].split()]
     assert sorted(numbers) == list(range(1, 101))
-    assert store.next_job_id() == 101
+    assert store.reserve_job_id() == 101
 
 
 @pytest.mark.parametrize("left", [None, b"", b"\0\0"], ids=["gone", "empty", "zeros"])
@@ -392,7 +392,7 @@ def test_a_lost_counter_does_not_give_a_jobs_number_again(left: bytes | None, st
         counter.write_bytes(left)
     number = 4
     with suppress(RecordError):
-        number = store.next_job_id()
+        number = store.reserve_job_id()
     assert number > 3
 
 
@@ -499,7 +499,7 @@ def test_a_record_that_no_verb_can_work_with_is_damaged(
 ) -> None:
     store = open_store()
     store.save(cluster())
-    path = store.folder("lab") / "cluster.json"
+    path = store.locate_folder("lab") / "cluster.json"
     raw = json.loads(path.read_text())
     if changes.get("nodes"):
         is_launcher = changes["nodes"] == "launcher"
@@ -516,7 +516,7 @@ def test_a_job_without_ranks_is_damaged(call: Call) -> None:
     store = open_store()
     store.save(cluster())
     store.save_job(job(state=JobState.FAILED))
-    path = store.job_folder(7) / "job.json"
+    path = store.locate_job_folder(7) / "job.json"
     damage_record(path, placement=[])
     said = call("rerun", "7")
     assert said.code == 7, said
@@ -536,7 +536,7 @@ def test_a_cluster_that_has_no_nodes_yet_has_no_shell(call: Call) -> None:
 def test_an_unknown_provider_is_named_with_its_file_and_forced_away(call: Call) -> None:
     store = open_store()
     store.save(cluster(provider="local"))
-    path = store.folder("lab") / "cluster.json"
+    path = store.locate_folder("lab") / "cluster.json"
     raw = json.loads(path.read_text())
     damage_record(path, spec={**raw["spec"], "provider": "nowhere"})
     said = call("status", "--live")
@@ -544,22 +544,22 @@ def test_an_unknown_provider_is_named_with_its_file_and_forced_away(call: Call) 
     said = call("down", "--yes", "--discard")
     assert said.code == 7, said
     assert f"{path} names an unknown provider, 'nowhere'" in said.err
-    assert store.names() == ("lab",)
+    assert store.list_names() == ("lab",)
     said = call("down", "--force")
     assert said.code == 0, said
-    assert store.names() == ()
+    assert store.list_names() == ()
 
 
 def test_a_job_of_the_second_version_is_brought_forward(store: Store) -> None:
     """It knew nothing of attempts that hung: a clusterctl of that time would drop them."""
     hung = job(hangs=(Hang(attempt=1, seconds=60, places=(HungRanks(ranks=(0,), note="x"),)),))
     store.save_job(hung)
-    path = store.job_folder(7) / "job.json"
+    path = store.locate_job_folder(7) / "job.json"
     record = json.loads(path.read_text())
-    assert store.job(7) == hung
+    assert store.read_job(7) == hung
     assert record["record_version"] > 2
     del record["hangs"]
     path.write_text(json.dumps({**record, "record_version": 2}))
-    assert store.job(7) == job()
-    store.save_job(store.job(7))
+    assert store.read_job(7) == job()
+    store.save_job(store.read_job(7))
     assert json.loads(path.read_text())["record_version"] > 2

@@ -156,10 +156,10 @@ except ClusterctlError as error:
 @pytest.mark.parametrize(
     "action",
     [
-        "store.save(replace(store.cluster('lab'), phase=Phase.DELETING))",
-        "store.save_job(replace(store.job(7), reason='x'))",
-        "store.next_job_id()",
-        "store.event('lab', 'x')",
+        "store.save(replace(store.read_cluster('lab'), phase=Phase.DELETING))",
+        "store.save_job(replace(store.read_job(7), reason='x'))",
+        "store.reserve_job_id()",
+        "store.add_event('lab', 'x')",
         "ClusterLock(store.home, 'lab', 'up').__enter__()",
         "ClusterLock(store.home, 'new', 'up').__enter__()",
     ],
@@ -169,16 +169,16 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(
 ) -> None:
     store.save(cluster())
     store.save_job(job())
-    assert store.next_job_id() == 8
+    assert store.reserve_job_id() == 8
     process = start(LIMITED, store.home.path, action)
     out, err = process.communicate(timeout=30)
-    assert store.cluster("lab") == cluster()
-    assert store.job(7) == job()
+    assert store.read_cluster("lab") == cluster()
+    assert store.read_job(7) == job()
     assert (store.home.jobs / "last-id").read_text() == "8"
     assert not list(store.home.path.rglob("*.new"))
     assert "Traceback" not in err, err
     # An event that is not noted, or a lock without its holder's name, is no reason to stop.
-    small = action.startswith(("store.event", "ClusterLock"))
+    small = action.startswith(("store.add_event", "ClusterLock"))
     assert out.startswith("2 |") or (small and out == "")
 
 
@@ -187,12 +187,11 @@ def test_a_cluster_retires_on_a_full_disk_too(
 ) -> None:
     """What was to be kept for the past is lost, and it is said; the folder goes all the same."""
     store.save(cluster())
-    out, err = start(LIMITED, store.home.path, "store.retire(store.cluster('lab'))").communicate(
-        timeout=30
-    )
+    action = "store.retire(store.read_cluster('lab'))"
+    out, err = start(LIMITED, store.home.path, action).communicate(timeout=30)
     assert out.startswith("2 |")
     assert "Traceback" not in err
-    assert not store.folder("lab").exists()
+    assert not store.locate_folder("lab").exists()
 
 
 def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
     store = Store(Home(tmp_path / "file" / "state"))
     for action in (
         lambda: store.save(cluster()),
-        store.next_job_id,
+        store.reserve_job_id,
         lambda: ClusterLock(store.home, "lab", "up").__enter__(),
     ):
         with pytest.raises(UsageError) as caught:
@@ -213,9 +212,9 @@ def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "action",
     [
-        "store.save(store.cluster('lab'))",
-        "store.next_job_id()",
-        "store.save_job(store.job(7))",
+        "store.save(store.read_cluster('lab'))",
+        "store.reserve_job_id()",
+        "store.save_job(store.read_job(7))",
         "ClusterLock(store.home, 'lab', 'up').__enter__()",
     ],
 )
@@ -224,7 +223,7 @@ def test_a_home_that_became_read_only(
 ) -> None:
     store.save(cluster())
     store.save_job(job())
-    store.next_job_id()
+    store.reserve_job_id()
     with ClusterLock(store.home, "lab", "up"):
         pass
     code = LIMITED.replace("resource.setrlimit(", "(lambda *_: 0)(")

@@ -95,7 +95,7 @@ def test_steps_of_a_node(
         Mesh(key=KEY, nodes=(of,), host_keys={of.name: KEY.public}),
         pythons=["/opt/python"],
         steps=found,
-        files=box.files(of) if runtime is Runtime.DOCKER else None,
+        files=box.list_files(of) if runtime is Runtime.DOCKER else None,
         inside=steps.enter_container(box if runtime is Runtime.DOCKER else None),
     ).decode()
     done = subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True)
@@ -221,7 +221,9 @@ def test_the_folder_is_seen_in_the_container_also_when_it_is_mounted_later() -> 
     assert "stat -c %d /shared" in found["container"].check(WORKERS[0])
     [plain] = [s for s in chosen(WORKERS[0], Runtime.DOCKER) if s.name == "container"]
     assert "/shared" not in plain.apply(WORKERS[0]) + plain.check(WORKERS[0])
-    assert container().digest(WORKERS[0]) != container(shared="/shared").digest(WORKERS[0])
+    assert container().compute_digest(WORKERS[0]) != container(shared="/shared").compute_digest(
+        WORKERS[0]
+    )
 
 
 def test_secrets_are_gone_after_a_restart(need: Need, tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_secrets_are_gone_after_a_restart(need: Need, tmp_path: Path) -> None:
         (jobs / name).parent.mkdir(parents=True, exist_ok=True)
         (jobs / name).write_text("export TOKEN=x\n")
     rule = tmp_path / "clusterctl.conf"
-    rule.write_text(steps.secrets_rule(str(jobs.parent)) + "\n")
+    rule.write_text(steps.render_rule(str(jobs.parent)) + "\n")
     subprocess.run([tool, "--remove", rule], check=True)
     assert len(list(jobs.rglob("env"))) == 3
     subprocess.run([tool, "--remove", "--boot", rule], check=True)
@@ -240,7 +242,7 @@ def test_secrets_are_gone_after_a_restart(need: Need, tmp_path: Path) -> None:
     assert left == ["7/state", "7/work/env"]
     of = machine()
     [step] = [s for s in chosen(of, Runtime.HOST) if s.name == "secrets"]
-    assert steps.secrets_rule(of.root) in step.apply(of)
+    assert steps.render_rule(of.root) in step.apply(of)
 
 
 def test_the_container_is_made_as_the_seed_describes() -> None:
@@ -372,7 +374,7 @@ def test_a_private_image_is_pulled_with_a_login_that_does_not_stay(tmp_path: Pat
     assert pull.startswith("docker --config /dev/shm/clusterctl-")
     assert pull.endswith(f" pull --quiet {image}")
     assert json.loads(shown) == json.loads(
-        registry.settings(image, RegistryLogin("me", "it's secret"))
+        registry.render_settings(image, RegistryLogin("me", "it's secret"))
     )
     assert "secret" not in pull
     assert not Path(pull.split()[2]).exists()
@@ -390,10 +392,10 @@ def test_nothing_is_pulled_that_was_not_resolved() -> None:
 
 def test_another_image_or_key_is_another_container() -> None:
     of = machine()
-    first = container().digest(of)
-    assert first == container().digest(of)
-    assert first != container("other/image:1").digest(of)
-    assert first != replace(container(), mesh_key="ssh-ed25519 OTHER").digest(of)
+    first = container().compute_digest(of)
+    assert first == container().compute_digest(of)
+    assert first != container("other/image:1").compute_digest(of)
+    assert first != replace(container(), mesh_key="ssh-ed25519 OTHER").compute_digest(of)
 
 
 def test_the_driver_table_names_both_versions() -> None:

@@ -44,7 +44,7 @@ class Cloud(LocalProvider):
         self.stopped.append(cluster.id)
         return 1.7e9
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return self.trouble
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -84,21 +84,21 @@ def work(here: Staged, tmp_path: Path, **changes: Any) -> None:
     tree.mkdir()
     (tree / "train.py").touch()
     here.job(tree)
-    here.store.save_job(replace(here.store.job(7), **changes))
+    here.store.save_job(replace(here.store.read_job(7), **changes))
 
 
 def test_a_stopped_cluster_costs_what_its_disks_do(call: Call, here: Staged, cloud: Cloud) -> None:
     said = call("stop", "--json")
     assert (said.code, cloud.stopped) == (0, [here.where.id])
     assert json.loads(said.out)["dollars_per_hour"] == 0.25
-    record = here.store.cluster("lab")
+    record = here.store.read_cluster("lab")
     ends = {charge.part: charge.until for charge in record.charges}
     assert ends == {"instance": 1.7e9, "disk": None, "address": 1.7e9}
     status = json.loads(call("status", "--json").out)
     assert (status["phase"], status["dollars_per_hour"]) == ("stopped", 0.25)
     assert status["warnings"] == []
     assert "its disks cost $0.2500/h until" in call("stop").err
-    assert {charge.part: charge.until for charge in here.store.cluster("lab").charges} == ends
+    assert {charge.part: charge.until for charge in here.store.read_cluster("lab").charges} == ends
 
 
 def test_stop_ends_and_counts_what_somebody_started_in_a_stopped_cluster(
@@ -110,7 +110,7 @@ def test_stop_ends_and_counts_what_somebody_started_in_a_stopped_cluster(
     assert call("stop").code == 0
     counted = [
         (item.part, item.since, item.until)
-        for item in here.store.cluster("lab").charges
+        for item in here.store.read_cluster("lab").charges
         if item.since > 1.6e9
     ]
     runs = (1.7e9 + 1000, 1.7e9 + 4600)
@@ -128,7 +128,7 @@ def test_what_others_have_removed_is_not_said_to_be_stopped(
     provide(monkeypatch, "local", empty)
     judge(call("stop"), 2, "cluster lab has no running machines", "clusterctl down lab")
     assert empty.stopped == []
-    assert here.store.cluster("lab").phase is Phase.READY
+    assert here.store.read_cluster("lab").phase is Phase.READY
 
 
 def test_what_a_stopped_cluster_cannot_do_names_start(call: Call, here: Staged) -> None:
@@ -152,15 +152,15 @@ def test_running_jobs_are_asked_about(
     work(here, tmp_path, state=JobState.RUNNING)
     cloud.unpausable = "the workers of cluster lab are spot instances"
     judge(call("stop", "--yes"), 2, "spot instances", "clusterctl down lab")
-    assert here.store.job(7).state is JobState.RUNNING
+    assert here.store.read_job(7).state is JobState.RUNNING
     cloud.unpausable = ""
     here.lose_supervisor(7)
     assert call("stop", "--yes").code == 0
-    assert here.store.job(7).state.ended
+    assert here.store.read_job(7).state.ended
 
 
 def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, cloud: Cloud) -> None:
-    before = here.store.cluster("lab")
+    before = here.store.read_cluster("lab")
     cloud.refuses = ProviderError(
         "stop instances: your AWS credentials have expired", hint="log in"
     )
@@ -169,7 +169,7 @@ def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, clou
     assert "not everything was stopped: up to 1 machine may keep running at $1.75/h" in said.err
     assert "; `clusterctl stop lab` continues\n" in said.err
     judge(replace(said, err=after), 3, "credentials have expired", "log in")
-    assert here.store.cluster("lab") == replace(before, stopping=True)
+    assert here.store.read_cluster("lab") == replace(before, stopping=True)
     assert before.phase is Phase.READY
 
 
@@ -215,7 +215,7 @@ def test_down_does_not_wait_for_machines_that_are_stopped(
     assert "cannot check the outputs of job 7" in said.err
     assert "`clusterctl start lab` if you need their files" in said.err
     assert "nothing was removed: the disks keep costing $0.25/h until" in said.err
-    assert here.store.names() == ("lab",)
+    assert here.store.list_names() == ("lab",)
 
 
 @pytest.mark.parametrize("verb", ["stop", "start"])

@@ -37,10 +37,12 @@ class Impatient:
     def connect(self, names: Sequence[str], **options: Any) -> tuple[NodeResult, ...]:
         return ()
 
-    def transport(self, name: str) -> Impatient:
+    def find_transport(self, name: str) -> Impatient:
         return self
 
-    def each(self, call: Callable[[str], NodeResult], names: Sequence[str]) -> list[NodeResult]:
+    def call_each(
+        self, call: Callable[[str], NodeResult], names: Sequence[str]
+    ) -> list[NodeResult]:
         return [call(name) for name in names]
 
     def open(self, command: str, **options: Any) -> Impatient:
@@ -92,7 +94,7 @@ def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled() -> None:
     )
     with pytest.raises(KeyboardInterrupt):  # once while files are sent, then at every command
         submit(store, prepared, cast(Pool, pool), said.append)
-    assert store.job(staged.id).state is JobState.CANCELLED
+    assert store.read_job(staged.id).state is JobState.CANCELLED
     assert said == [f"job {staged.id} is cancelled: it had not started"]
     assert all(command.startswith("rm -f") for command in pool.told)
     assert len(pool.told) == len(cluster().nodes)

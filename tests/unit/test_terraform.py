@@ -154,7 +154,7 @@ def test_the_lock_is_lent_and_the_pid_told(tmp_path: Path) -> None:
 
 def test_state_is_read_without_terraform(tmp_path: Path) -> None:
     tool = runner(tmp_path, "")
-    assert tool.resources() == {}
+    assert tool.list_resources() == {}
     state = {
         "resources": [
             {"mode": "data", "type": "aws_ami", "name": "x", "instances": [{}]},
@@ -168,7 +168,7 @@ def test_state_is_read_without_terraform(tmp_path: Path) -> None:
         ]
     }
     (tool.folder / "terraform.tfstate").write_text(json.dumps(state))
-    assert tool.resources() == {"aws_vpc.this": "", WORKER: "i-1"}
+    assert tool.list_resources() == {"aws_vpc.this": "", WORKER: "i-1"}
 
 
 WORKER = 'aws_instance.this["worker-1"]'
@@ -367,10 +367,10 @@ def test_what_is_left_is_a_short_list(tmp_path: Path) -> None:
     listener(event("apply_complete", "aws_vpc.this", "create", "vpc-1"))
     listener(event("apply_start", "aws_instance.this", "create"))
     listener(event("apply_complete", "aws_vpc.old", "delete"))
-    assert list(listener.left()) == ["aws_instance.this: being made", "aws_vpc.this: vpc-1"]
+    assert list(listener.list_left()) == ["aws_instance.this: being made", "aws_vpc.this: vpc-1"]
     for number in range(20):
         listener(event("apply_complete", f"aws_eip.n{number}", "create", f"eip-{number}"))
-    assert list(listener.left())[-1] == "and 10 more"
+    assert list(listener.list_left())[-1] == "and 10 more"
 
 
 WATCH = """
@@ -462,7 +462,7 @@ def test_a_terraform_that_was_killed_in_its_first_plan_is_run_again(tmp_path: Pa
     """It leaves an empty state file, which Terraform itself takes for none."""
     tool = runner(tmp_path, "")
     (tool.folder / "terraform.tfstate").touch()
-    assert tool.resources() == {}
+    assert tool.list_resources() == {}
     tool.apply({}, lambda event: None, parallelism=10)
     tool.destroy(lambda event: None, parallelism=10)
     assert [argv[0] for argv, _ in calls(tool)] == ["apply", "destroy"]
@@ -481,6 +481,6 @@ def test_a_damaged_state_is_not_taken_for_an_empty_one(tmp_path: Path, damaged: 
     tool = runner(tmp_path, "")
     (tool.folder / "terraform.tfstate").write_text(damaged)
     with pytest.raises(terraform.TerraformError, match=r"terraform\.tfstate is damaged") as caught:
-        tool.resources()
+        tool.list_resources()
     assert caught.value.exit_code == 3
     assert "`clusterctl down lab`" in caught.value.hint

@@ -125,7 +125,7 @@ def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
     ]
     assert "if a has no capacity, the whole cluster moves to bb:" in told
     assert "no zone of a has capacity: the whole cluster moves from a to bb" in told
-    assert store.cluster("lab").spec.cloud.region == "bb"
+    assert store.read_cluster("lab").spec.cloud.region == "bb"
 
     there.done.clear()
     there.full = ("a", "bb")
@@ -194,7 +194,7 @@ def test_an_answer_that_comes_late_is_asked_for_again(monkeypatch: pytest.Monkey
         up.up(store, wanted("a"), told.append, consent, wall=lambda: shows[0])
     assert "the answer took 8 h: making the plan again" in told
     assert (told.count("a machine in a"), answers) == (2, [])
-    assert store.cluster("lab").deadline == NOW + 16 * HOUR
+    assert store.read_cluster("lab").deadline == NOW + 16 * HOUR
 
 
 def test_a_region_that_was_left_has_had_its_part_of_the_budget(
@@ -211,7 +211,7 @@ def test_a_region_that_was_left_has_had_its_part_of_the_budget(
     with pytest.raises(ProviderError, match="the cable is cut"):
         up.up(store, wanted(), lambda line: None, lambda question: True)
     assert there.done == ["create in a", "destroy in a", "create in bb"]
-    moved = store.cluster("lab").spec
+    moved = store.read_cluster("lab").spec
     assert moved.cloud.budget == 10.0
     assert moved.cloud.spent == pytest.approx(4.0, abs=0.1)
     assert (moved.provider, moved.groups) == ("ec2", spec.groups)
@@ -262,7 +262,7 @@ class Moved(Regions):
             raise NodeUnreachable("worker-1 does not answer")
         self.ends.append(deadline)
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
 
 
@@ -288,7 +288,7 @@ def test_what_machines_in_other_zones_have_cost_makes_a_budget_end_sooner(
     if refuses:
         assert (kept, "(worker-1 does not answer)" in line) == (made, True)
         return
-    assert there.ends == [kept.deadline] == [store.cluster("lab").deadline]
+    assert there.ends == [kept.deadline] == [store.read_cluster("lab").deadline]
     assert kept.deadline == pytest.approx(NOW + 7.5 * HOUR, abs=180)
     assert sum(item.dollars(kept.deadline + 120) for item in kept.charges) <= 16.105
     assert up_plan.keep_budget(store, kept, told.append, lambda: NOW) == kept, "once"
@@ -305,7 +305,7 @@ def test_a_cluster_with_nodes_stays_in_its_region(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(NoCapacity):
         up.up(store, wanted(), lambda line: None, lambda question: True)
     assert there.done == ["create in a"]
-    assert store.cluster("lab").nodes == old.nodes
+    assert store.read_cluster("lab").nodes == old.nodes
 
 
 def broken_off(old: Cluster, bills: Bills, **planned: object) -> tuple[Cluster, str]:
@@ -316,7 +316,7 @@ def broken_off(old: Cluster, bills: Bills, **planned: object) -> tuple[Cluster, 
     with pytest.MonkeyPatch.context() as patch:
         provide(patch, "ec2", bills)
         up_failure.record_failed_create(store, tried, old, told.append, clock=lambda: NOW)
-    return store.cluster(old.name), "\n".join(told)
+    return store.read_cluster(old.name), "\n".join(told)
 
 
 def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:

@@ -79,7 +79,7 @@ class Nodes:
         """Of all nodes, in order."""
         self.probes: dict[str, Probe] = {}
 
-    def transport(self, name: str) -> Any:
+    def find_transport(self, name: str) -> Any:
         pool = self
 
         class Transport:
@@ -97,7 +97,7 @@ class Nodes:
 
         return Transport()
 
-    def each(self, action: Callable[[str], NodeResult], names: Sequence[str]) -> Any:
+    def call_each(self, action: Callable[[str], NodeResult], names: Sequence[str]) -> Any:
         found = []
         for name in names:
             try:

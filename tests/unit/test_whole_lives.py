@@ -68,7 +68,7 @@ class Life:
 
     @property
     def cluster(self) -> Cluster:
-        return self.store.cluster("lab")
+        return self.store.read_cluster("lab")
 
     def up(self, workers: int, *, killed: bool = False) -> None:
         """As `up` has it, without Terraform and nodes; `killed`: perhaps, somewhere on the way."""
@@ -104,7 +104,7 @@ class Life:
             aws.now += self.chance.uniform(1, 9)
             deed()
             self._note()
-        folder = self.store.folder("lab")
+        folder = self.store.locate_folder("lab")
         charges = self.provider.reprice(cluster, folder, lambda line: None)
         nodes = tuple(replace(node(one.name), machine=one.id) for one in aws.alive)
         cluster = replace(cluster, nodes=nodes, charges=charges)
@@ -113,7 +113,11 @@ class Life:
 
     def _deeds(self, wanted: Sequence[str]) -> list[Any]:
         """What Terraform would do, in its order."""
-        aws, chance, made = self.account, self.chance, {one.name for one in self.account.alive}
+        aws, chance, made = (
+            self.account,
+            self.chance,
+            {one.name for one in self.account.alive},
+        )
 
         def switch(one: Machine) -> None:
             stays = one.name in wanted
@@ -142,7 +146,7 @@ class Life:
         """What Terraform's state has."""
         names = tuple(one.name for one in self.account.alive)
         state = ProviderState(id="lab-1", region="us-east-1", launched=names)
-        provider_state.save(self.store.folder("lab"), state)
+        provider_state.save(self.store.locate_folder("lab"), state)
 
     def stop(self) -> None:
         stopping.stop(self.store, "lab", lambda line: None, lambda question: True)

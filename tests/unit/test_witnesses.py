@@ -57,7 +57,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
 class Whole(Allowing, FakeApi):
     """The same account, with all that a plan asks about."""
 
-    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+    def list_zones(self, types: Iterable[str]) -> tuple[str, ...]:
         return (f"{self.region}a",)
 
 
@@ -75,7 +75,7 @@ def arrange(
     where = replace(made.spec.cloud, region=REGION, idle=0.0, ssh_cidr=UP[-1])
     spec = replace(made.spec, groups=groups, runtime=Runtime.HOST, cloud=where)
     store.save(replace(made, spec=spec))
-    folder = store.folder("lab")
+    folder = store.locate_folder("lab")
     path = folder / "cluster.json"
     provider_state.save(folder, ProviderState(id=ID, region=REGION))
     (folder / "terraform").mkdir()
@@ -124,8 +124,8 @@ def test_down_leaves_nothing_or_says_so(
     if known(record, state):
         assert (said.code, cloud.left()) == (0, []), said.err
         assert ("there is no receipt" in said.err) is (record != RIGHT)
-        assert open_store().names() == ()
-        receipts = open_store().past()
+        assert open_store().list_names() == ()
+        receipts = open_store().list_past()
         assert [item.id for item in receipts] == [ID]
         if record == RIGHT:
             assert all(item.until is not None for item in receipts[0].charges)
@@ -133,13 +133,13 @@ def test_down_leaves_nothing_or_says_so(
     # Only AWS knows: nobody is told that nothing is left, and nothing here is thrown away.
     assert said.code == 7
     assert "`clusterctl gc` finds it in AWS" in said.err
-    assert open_store().names() == ("lab",)
+    assert open_store().list_names() == ("lab",)
     found = call("gc", "--dry-run", "--json", "--region", REGION).document["found"]
     assert [item["id"] for item in found] == ([ID] if machines != GONE else [])
     call("gc", "--yes", "-c", ID, "--region", REGION)
     assert cloud.left() == []
     assert call("down", "lab", "--force").code == 0
-    assert open_store().names() == ()
+    assert open_store().list_names() == ()
 
 
 @pytest.mark.parametrize(("record", "state", "machines"), CASES)
@@ -170,7 +170,7 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
     if record == RIGHT:
         # Machines that a person has paid for are not thrown away, and there is no second cluster.
         assert (said.code, cloud.left()) == (3, before), said.err
-        assert open_store().cluster("lab").id == ID
+        assert open_store().read_cluster("lab").id == ID
         lost = "state of cluster lab is lost" in said.err
         assert lost is (state in (EMPTY, GONE))
         running = sum(name.startswith("i-") for name in before)
@@ -179,14 +179,14 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
     if (record, state) == (GONE, RIGHT):
         assert f"found cluster {ID} without a local record; removing it first" in said.err
         assert (said.code, cloud.left()) == (3, []), said.err
-        assert [item.id for item in open_store().past()] == [ID]
-        assert open_store().cluster("lab").id != ID
+        assert [item.id for item in open_store().list_past()] == [ID]
+        assert open_store().read_cluster("lab").id != ID
         return
     assert (said.code, cloud.left()) == (7, before), said.err
     assert (
         "cannot be read:" if record in (DAMAGED, EMPTY) else "nothing in it shows which one"
     ) in said.err
-    assert open_store().names() == ("lab",)
+    assert open_store().list_names() == ("lab",)
 
 
 def test_a_cluster_that_was_taken_back_costs_what_its_own_disks_do(
@@ -196,7 +196,7 @@ def test_a_cluster_that_was_taken_back_costs_what_its_own_disks_do(
     arrange(cloud, GONE, GONE, RIGHT)
     said = call("gc", "--adopt", ID, "--region", REGION)
     assert said.code == 0, said.err
-    charges = open_store().cluster("lab").charges
+    charges = open_store().read_cluster("lab").charges
     assert {charge.item for charge in charges if charge.part == "disk"} == {"100 GiB gp3"}
     assert {charge.since for charge in charges} == {LAUNCHED}
 
@@ -206,7 +206,7 @@ def test_a_cluster_that_was_taken_back_asks_for_its_shared_folder(cloud: Cloud, 
     cloud.shared = "/shared"
     arrange(cloud, GONE, GONE, RIGHT)
     assert call("gc", "--adopt", ID, "--region", REGION).code == 0
-    assert open_store().cluster("lab").shared == "/shared"
+    assert open_store().read_cluster("lab").shared == "/shared"
     before = cloud.left()
     said = call("down", "lab", "--yes")
     assert said.code == 2

@@ -46,9 +46,9 @@ def account(ahead: float) -> type[Market]:
     """AWS, where this machine's clock is so many seconds ahead."""
 
     class Account(Market):
-        def account(self) -> str:
+        def find_account(self) -> str:
             self.ahead = ahead
-            return super().account()
+            return super().find_account()
 
     return Account
 
@@ -94,7 +94,7 @@ def test_who_knows_the_time_has_to_answer_only_where_it_keeps_the_deadline(
     """Nodes take a new one from whoever reaches them by SSH."""
 
     class Silent(Market):
-        def account(self) -> str:
+        def find_account(self) -> str:
             raise ProviderError("AWS does not answer")
 
     provider = Ec2Provider(Silent, clock=lambda: NOW)
@@ -220,6 +220,6 @@ def test_ends_that_a_launcher_reports_are_by_our_clock() -> None:
     report = idle_agent.parse(
         f"ended worker-1 {int(NOW + 3 * HOUR)}\nnow launcher {NOW + 4 * HOUR:.0f}"
     )
-    assert report.ends(NOW + 5) == {"worker-1": NOW + 5 - HOUR}
+    assert report.compute_ends(NOW + 5) == {"worker-1": NOW + 5 - HOUR}
     right = idle_agent.parse(f"ended worker-1 {int(NOW)}\nnow launcher {NOW + HOUR:.0f}")
-    assert right.ends(NOW + HOUR + 5) == {"worker-1": NOW}
+    assert right.compute_ends(NOW + HOUR + 5) == {"worker-1": NOW}

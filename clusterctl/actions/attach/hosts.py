@@ -31,7 +31,7 @@ from clusterctl.launch.mpirun import common_mpi
 from clusterctl.model import Cluster, Node, NodeResult, Phase, Reporter
 from clusterctl.node_results import fold
 from clusterctl.providers.hosts import inventory
-from clusterctl.providers.shared.take_back import key_mark
+from clusterctl.providers.shared.take_back import make_key_mark
 from clusterctl.state import ClusterLock, Store
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import SshTransport
@@ -58,14 +58,14 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = inventory.nodes(_hosts(machines.file), machines.user)
+    nodes = inventory.build_nodes(_hosts(machines.file), machines.user)
     with ClusterLock(store.home, name, "attach"):
         cluster = new_record(store, name, "hosts", len(nodes), machines.identity)
         before = cluster
         # Which keys the hosts may show is found out anew.
         cluster = replace(cluster, nodes=nodes, host_keys={})
         _refuse_to_drop(before, cluster, store)
-        store.home.make(store.folder(name))
+        store.home.make(store.locate_folder(name))
         if cluster.phase is Phase.CREATING:
             # Until they have answered again, the old record knows better where our files are.
             store.save(cluster)
@@ -74,12 +74,12 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
                 cluster = _prepare_hosts(store, cluster, machines, pool, report)
         except BaseException:
             if cluster.phase is Phase.CREATING:
-                _clean_up_quietly(store, store.cluster(name), report)
+                _clean_up_quietly(store, store.read_cluster(name), report)
             raise
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
         ssh_config.write_config(store, cluster)
-        store.event(name, "attached", nodes=len(nodes))
+        store.add_event(name, "attached", nodes=len(nodes))
     return cluster
 
 
@@ -107,7 +107,7 @@ def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
 def _prepare_hosts(
     store: Store, cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
 ) -> Cluster:
-    folder = store.folder(cluster.name) / "ssh"
+    folder = store.locate_folder(cluster.name) / "ssh"
     terminal.forget(store, cluster)
     report(f"connecting to {count(len(cluster.nodes), 'host')}")
     _require_all_well(
@@ -115,9 +115,9 @@ def _prepare_hosts(
     )
     host_keys = {}
     for node in cluster.nodes:
-        transport = pool.transport(node.name)
+        transport = pool.find_transport(node.name)
         assert isinstance(transport, SshTransport)
-        host_keys[node.name] = transport.host_key()
+        host_keys[node.name] = transport.read_host_key()
     found, wrong = _probe(cluster, machines, pool, report)
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
@@ -132,7 +132,7 @@ def _prepare_hosts(
         nodes=cluster.nodes,
         host_keys=host_keys,
     )
-    steps = (bootstrap.LetIn(mesh.key.public, key_mark(cluster)),)
+    steps = (bootstrap.LetIn(mesh.key.public, make_key_mark(cluster)),)
     scripts = {
         node.name: bootstrap.render_script(
             node, mesh, pythons=_list_first(node.python), steps=steps
@@ -290,7 +290,9 @@ def _clean_up_quietly(store: Store, cluster: Cluster, report: Reporter) -> None:
     try:
         if reached:
             provider = providers.load(cluster.spec.provider)
-            provider.destroy(replace(cluster, nodes=reached), store.folder(cluster.name), report)
+            provider.destroy(
+                replace(cluster, nodes=reached), store.locate_folder(cluster.name), report
+            )
     except ClusterctlError as error:
         report(error.message)
     store.retire(cluster)

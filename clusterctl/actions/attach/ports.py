@@ -52,9 +52,9 @@ def check_ports(pool: Pool, cluster: Cluster) -> None:
         def call(name: str) -> NodeResult:
             words = [word for t in callers[name] for word in (nodes[t].private_address, ports[t])]
             argv = (nodes[name].python, "-I", "-c", _CALL, *words)
-            return pool.transport(name).run(shlex.join(argv), timeout=LIMIT)
+            return pool.find_transport(name).run(shlex.join(argv), timeout=LIMIT)
 
-        for result in pool.each(call, list(callers)):
+        for result in pool.call_each(call, list(callers)):
             for target, said in zip(callers[result.node], result.text.splitlines(), strict=False):
                 if said != "ok":
                     failed.append(f"{result.node} → {target}: port {ports[target]}: {said}")
@@ -79,7 +79,7 @@ def _listen(pool: Pool, nodes: list[Node], stack: ExitStack) -> dict[str, str]:
     channels: dict[str, Channel] = {}
     for node in {node.name: node for node in nodes}.values():
         command = shlex.join((node.python, "-I", "-c", _LISTEN, node.private_address))
-        channel = pool.transport(node.name).open(f"exec {command}", timeout=LIMIT)
+        channel = pool.find_transport(node.name).open(f"exec {command}", timeout=LIMIT)
         channels[node.name] = stack.enter_context(closing(channel))
     ports = {}
     for name, channel in channels.items():

@@ -62,7 +62,7 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
             root="",
         )
         cluster = replace(cluster, nodes=(node,))
-        (store.home.make(store.folder(name)) / "ssh").mkdir(mode=0o700, exist_ok=True)
+        (store.home.make(store.locate_folder(name)) / "ssh").mkdir(mode=0o700, exist_ok=True)
         store.save(cluster)
         try:
             with open_pool(store, cluster) as pool:
@@ -74,7 +74,7 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
         ssh_config.write_config(store, cluster)
-        store.event(name, "attached", system=login.system, version=cluster.site_info["version"])
+        store.add_event(name, "attached", system=login.system, version=cluster.site_info["version"])
     return cluster
 
 
@@ -88,7 +88,7 @@ def _survey_site(
 ) -> Cluster:
     node = cluster.launcher
     if not node.here:
-        pool.transport(node.name).connect(CONNECT_TIMEOUT)
+        pool.find_transport(node.name).connect(CONNECT_TIMEOUT)
     script = assets.render(
         "batch/attach.sh.j2",
         name=cluster.name,
@@ -100,12 +100,12 @@ def _survey_site(
         },
         questions={
             **facts.list_questions([sys.executable] if node.here else [], tools=site.required),
-            **site.questions(),
+            **site.list_questions(),
         },
         marker=facts.MARKER,
     )
     where = node.address or "this machine"
-    result = pool.transport(node.name).run(
+    result = pool.find_transport(node.name).run(
         "exec /bin/sh -s", stdin=script.encode(), timeout=ASK_TIMEOUT
     )
     if result.exit_code is None:
@@ -144,22 +144,22 @@ def _survey_site(
 
 def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[Queue, ...]:
     """Raises BootstrapError where there are commands, but no batch system that answers them."""
-    command = site.status_command()
-    result = pool.transport(login.name).run(command, timeout=STATUS_TIMEOUT)
+    command = site.build_status_command()
+    result = pool.find_transport(login.name).run(command, timeout=STATUS_TIMEOUT)
     if not result.ok:
         raise BootstrapError(
             f"{site.title} on {where} does not answer: {result.why}",
             hint="is this a login node of a running cluster?"
             f" `{command.partition(' ')[0]}` must work there",
         )
-    return site.queues(result.text)
+    return site.parse_queues(result.text)
 
 
 def _probe_shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:
     """`yes`, or why it is not known. UsageError where a compute node does not see the folder."""
     look = ("sh", "-c", 'cat "$1/.shared" 2>/dev/null || echo unseen', "sh", node.root)
-    command = site.node_command(look, FREE_NODE)
-    result = pool.transport(node.name).run(command, timeout=FREE_NODE + 20.0)
+    command = site.build_node_command(look, FREE_NODE)
+    result = pool.find_transport(node.name).run(command, timeout=FREE_NODE + 20.0)
     answer = result.text.split()[-1:] if result.ok else []
     if answer == ["shared"]:
         return "yes"

@@ -18,7 +18,7 @@ from clusterctl.providers.docker.engine import Container
 from clusterctl.providers.docker.layout import NodePlan, Privilege
 from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.providers.shared.sshd_probe import greet
+from clusterctl.providers.shared.sshd_probe import probe
 from clusterctl.timeouts import Deadline
 
 START_LIMIT = 30.0
@@ -31,20 +31,20 @@ def make_labels(cluster: Cluster, folder: Path) -> dict[str, str]:
     return {engine.CLUSTER: cluster.id, engine.FOLDER: str(folder)}
 
 
-def arm(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Container, str]:
+def set_deadline(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Container, str]:
     """Gives the containers that are there their deadline; those that cannot get it, and why."""
-    data = archive({deadlines.FILE: (deadlines.render_file(deadline, life), 0o644)})
+    data = build_archive({deadlines.FILE: (deadlines.render_file(deadline, life), 0o644)})
     refused: dict[Container, str] = {}
 
-    def arm_one(item: Container) -> None:
+    def set_one(item: Container) -> None:
         copied = engine.call("cp", "-", f"{item.id}:/", stdin=data)
-        policy = engine.call("update", "--restart", layout.restart(deadline), item.id)
+        policy = engine.call("update", "--restart", layout.choose_restart(deadline), item.id)
         for result in (copied, policy):
             if not result.ok:
                 refused[item] = engine.explain_failure(result)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(arm_one, engine.list_containers(cluster)))
+        list(pool.map(set_one, engine.list_containers(cluster)))
     return refused
 
 
@@ -71,10 +71,10 @@ def keep_healthy(
 def _wait(addresses: Mapping[str, str], limit: float) -> dict[str, str]:
     """Name → nothing, or what is wrong with its sshd when the time is up."""
     deadline = Deadline(limit)
-    answers = greet({name: (ip, layout.PORT) for name, ip in addresses.items()}, seconds=1)
+    answers = probe({name: (ip, layout.PORT) for name, ip in addresses.items()}, seconds=1)
     while (late := [n for n, trouble in answers.items() if trouble]) and not deadline.passed:
         time.sleep(0.1)
-        answers |= greet({name: (addresses[name], layout.PORT) for name in late}, seconds=1)
+        answers |= probe({name: (addresses[name], layout.PORT) for name in late}, seconds=1)
     return answers
 
 
@@ -90,18 +90,18 @@ def find_supported(
     if not workers:
         return ()
     image = workers[0].image
-    if not _refusal(cluster, image, wanted):
+    if not _find_refusal(cluster, image, wanted):
         return tuple(wanted)
     found = []
     for privilege in wanted:
-        if why := _refusal(cluster, image, (privilege,)):
+        if why := _find_refusal(cluster, image, (privilege,)):
             report(f"warning: the engine refuses {privilege.name} ({why}): {privilege.cost}")
         else:
             found.append(privilege)
     return tuple(found)
 
 
-def _refusal(cluster: str, image: str, wanted: Iterable[Privilege]) -> str:
+def _find_refusal(cluster: str, image: str, wanted: Iterable[Privilege]) -> str:
     """Why a container with that does not start; nothing if it does. It carries the cluster's label,
     so that `down` finds it if we are killed in between."""
     words = [word for privilege in wanted for word in privilege.argv]
@@ -129,13 +129,13 @@ def make(
     that could not be started."""
 
     def make_one(machine: NodePlan) -> None:
-        argv = layout.create_argv(
+        argv = layout.build_create_argv(
             machine,
             cluster=cluster.id,
             labels={**make_labels(cluster, folder), engine.DIGEST: digests[machine.name]},
             subnet=subnet,
             privileges=() if machine.name == LAUNCHER else privileges,
-            restart=layout.restart(cluster.deadline),
+            restart=layout.choose_restart(cluster.deadline),
             shared=cluster.spec.shared,
         )
         what = f"{machine.name} could not be created"
@@ -144,9 +144,9 @@ def make(
         files = {
             f"{layout.ETC}/host_key": (private, 0o600),
             f"{layout.ETC}/authorized_keys": ("".join(f"{k}\n" for k in authorized), 0o644),
-            **_files(cluster),
+            **_render_files(cluster),
         }
-        engine.need("cp", "-", f"{id}:/", what=what, stdin=archive(files))
+        engine.need("cp", "-", f"{id}:/", what=what, stdin=build_archive(files))
         hint = _TOOLKIT if machine.vendor is Accelerator.NVIDIA and machine.gpus else ""
         engine.need("start", id, what=f"{machine.name} could not be started", hint=hint)
 
@@ -157,20 +157,20 @@ def make(
         each.result()
 
 
-def _files(cluster: Cluster) -> dict[str, tuple[str, int]]:
+def _render_files(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """The entry point, its sshd's settings and the agent that minds the deadline: this release's,
     whatever the image brings."""
     common = assets.folder("docker") / "common"
     found = {f"{layout.ETC}/sshd_config": ((common / "sshd_config").read_text(), 0o644)}
     for name in ("entrypoint.sh", "healthcheck.sh"):
         found[f"{layout.ENTRY}/{name}"] = ((common / name).read_text(), 0o755)
-    agent = deadlines.render_agent(root=layout.root(cluster.id), end=layout.END)
+    agent = deadlines.render_agent(root=layout.name_root(cluster.id), end=layout.END)
     found[layout.AGENT] = (agent, 0o755)
     found[deadlines.FILE] = (deadlines.render_file(cluster.deadline, cluster.spec.ttl), 0o644)
     return found
 
 
-def archive(files: Mapping[str, tuple[str, int]]) -> bytes:
+def build_archive(files: Mapping[str, tuple[str, int]]) -> bytes:
     """A tar of path → (text, mode), all root's, with the folders above it."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w") as tar:
@@ -194,7 +194,7 @@ def wait_for_sshd(
     failed = next((machine for machine in machines if answers[machine.name]), None)
     if failed is None:
         return
-    name = layout.container(cluster.id, failed)
+    name = layout.name_container(cluster.id, failed)
     log = engine.call("logs", "--tail", "3", name)
     lines = (log.text + log.stderr.decode(errors="replace")).strip().splitlines()
     state = next(

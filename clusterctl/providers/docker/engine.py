@@ -119,7 +119,7 @@ def list_containers(cluster: str) -> tuple[Container, ...]:
 def parse(text: str) -> tuple[Container, ...]:
     """What `docker inspect` printed of containers. Raises ProviderError."""
     with _explain_errors("inspect"):
-        return tuple(map(_container, json.loads(text or "[]")))
+        return tuple(map(_read_container, json.loads(text or "[]")))
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def _explain_errors(command: str) -> Iterator[None]:
         ) from error
 
 
-def _container(row: dict[str, Any]) -> Container:
+def _read_container(row: dict[str, Any]) -> Container:
     labels = row["Config"].get("Labels") or {}
     ends = (row.get("NetworkSettings", {}).get("Networks") or {}).values()
     addresses = [end.get("IPAddress", "") for end in ends]

@@ -90,18 +90,18 @@ class NodePlan:
         return (*words, "--group-add", "video")
 
 
-def names(workers: int) -> tuple[str, ...]:
-    return nodes.node_names(workers, most=MAX_WORKERS, what="a cluster in containers")
+def name_nodes(workers: int) -> tuple[str, ...]:
+    return nodes.name_nodes(workers, most=MAX_WORKERS, what="a cluster in containers")
 
 
-def vendor(devices: Path) -> Accelerator:
+def find_vendor(devices: Path) -> Accelerator:
     """Whose GPUs this machine has, by the device files of the drivers."""
     if (devices / "nvidiactl").exists():
         return Accelerator.NVIDIA
     return Accelerator.AMD if (devices / "kfd").exists() else Accelerator.NONE
 
 
-def indices(maker: Accelerator, devices: Path) -> tuple[str, ...]:
+def list_gpus(maker: Accelerator, devices: Path) -> tuple[str, ...]:
     """All GPUs of this machine, as the engine's arguments call them."""
     if maker is Accelerator.NVIDIA:
         found = [path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*")]
@@ -122,8 +122,8 @@ def plan_machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
             hint="leave --gpu, --cpu and --instance-type out; --gpus 0,1 uses this machine's GPUs",
         )
     count = spec.workers
-    launcher, *workers = names(count)
-    maker, gpus = _gpus(spec, devices)
+    launcher, *workers = name_nodes(count)
+    maker, gpus = _choose_gpus(spec, devices)
     if gpus and len(gpus) < count:
         raise UsageError(
             f"{len(gpus)} GPUs cannot be shared by {count} workers",
@@ -145,11 +145,11 @@ def plan_machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
     return tuple(made)
 
 
-def _gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...]]:
+def _choose_gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...]]:
     if not spec.gpus:
         return Accelerator.NONE, ()
-    maker = vendor(devices)
-    there = indices(maker, devices)
+    maker = find_vendor(devices)
+    there = list_gpus(maker, devices)
     if not there:
         raise ProviderError(
             "this machine has no GPU for containers",
@@ -165,38 +165,38 @@ def _gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[str, ...
     return maker, wanted
 
 
-def privileges(devices: Path) -> tuple[Privilege, ...]:
+def list_privileges(devices: Path) -> tuple[Privilege, ...]:
     """What workers are to get beyond the engine's usual."""
     return (*PRIVILEGES, INFINIBAND) if (devices / "infiniband").exists() else PRIVILEGES
 
 
-def digest(machine: NodePlan, address: str, keys: Sequence[str]) -> str:
+def compute_digest(machine: NodePlan, address: str, keys: Sequence[str]) -> str:
     """Changes when the container has to be made anew. What an engine refuses is not part of it."""
     parts = (machine.image, *machine.gpus, address, *keys)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def root(cluster: str) -> str:
+def name_root(cluster: str) -> str:
     """The node root, in every container."""
     return f"/root/.clusterctl/{cluster}"
 
 
-def restart(deadline: float | None) -> str:
+def choose_restart(deadline: float | None) -> str:
     """The engine's policy: whoever ends at a deadline, with exit code 0, has to stay down."""
     return "on-failure" if deadline else "unless-stopped"
 
 
-def container(cluster: str, machine: NodePlan) -> str:
+def name_container(cluster: str, machine: NodePlan) -> str:
     """Its name, which has to be unique on the engine."""
     return f"{cluster}-{machine.name}"
 
 
-def volume(cluster: str) -> str:
+def name_volume(cluster: str) -> str:
     """The engine's name of the folder that all nodes share."""
     return f"{cluster}-shared"
 
 
-def create_argv(
+def build_create_argv(
     machine: NodePlan,
     *,
     cluster: str,
@@ -208,9 +208,9 @@ def create_argv(
 ) -> list[str]:
     """`docker create …`. Neither keys nor paths of this machine are in it."""
     words = [
-        *("create", "--name", container(cluster, machine), "--hostname", machine.name),
+        *("create", "--name", name_container(cluster, machine), "--hostname", machine.name),
         *("--network", cluster, "--network-alias", machine.name),
-        *("--ip", subnets.address(subnet, machine.index)),
+        *("--ip", subnets.compute_address(subnet, machine.index)),
         *("--init", "--restart", restart, "--user", "root"),
         *("--shm-size", SHARED_MEMORY),
     ]
@@ -220,7 +220,7 @@ def create_argv(
         words += privilege.argv
     words += machine.devices
     if shared:
-        words += ["--mount", f"type=volume,source={volume(cluster)},target={SHARED}"]
+        words += ["--mount", f"type=volume,source={name_volume(cluster)},target={SHARED}"]
     environment = {"SSH_PORT": str(PORT), "SSH_USER": "root", "HOST_KEY_FILE": f"{ETC}/host_key"}
     if machine.gpus:
         environment["SLOTS"] = str(len(machine.gpus))

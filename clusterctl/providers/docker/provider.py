@@ -29,7 +29,7 @@ from clusterctl.providers.docker.layout import NodePlan
 from clusterctl.providers.protocol import Created, Features, Harm, ProviderPlan
 from clusterctl.providers.shared import deadlines, subnets
 from clusterctl.providers.shared.nodes import LAUNCHER, name_span
-from clusterctl.providers.shared.sshd_probe import greet
+from clusterctl.providers.shared.sshd_probe import probe
 
 MODE = "containers"
 PULL_LIMIT = 3600.0
@@ -100,27 +100,27 @@ class DockerProvider:
             what = f"the image {reference} could not be pulled"
             engine.need("pull", "--quiet", reference, what=what, timeout=PULL_LIMIT)
         began = time.monotonic()
-        subnet = _network(cluster, folder)
+        subnet = _make_network(cluster, folder)
         host_keys = {
             machine.name: keys.ensure(folder / "containers" / machine.name) for machine in machines
         }
-        addresses = {m.name: subnets.address(subnet, m.index) for m in machines}
+        addresses = {m.name: subnets.compute_address(subnet, m.index) for m in machines}
         authorized = [(folder / "ssh" / name).read_text().strip() for name in _LET_IN]
         digests = {
-            machine.name: layout.digest(
+            machine.name: layout.compute_digest(
                 machine, addresses[machine.name], [host_keys[machine.name], *authorized]
             )
             for machine in machines
         }
         # Before one that stands still is started: the deadline that it has may have passed.
-        refused = containers.arm(cluster.id, cluster.deadline, cluster.spec.ttl)
+        refused = containers.set_deadline(cluster.id, cluster.deadline, cluster.spec.ttl)
         engine.remove(("rm", "--force", "--volumes"), [item.id for item in refused])
         kept, removed = containers.keep_healthy(cluster.id, digests, addresses)
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
             if cluster.spec.shared:
                 _make_volume(cluster, folder)
-            wanted = layout.privileges(self._devices)
+            wanted = layout.list_privileges(self._devices)
             privileges = containers.find_supported(cluster.id, missing, wanted, report)
             containers.make(cluster, folder, missing, digests, subnet, privileges, authorized)
             containers.wait_for_sshd(cluster, missing, addresses)
@@ -135,24 +135,26 @@ class DockerProvider:
             + (f", removed: {', '.join(gone)}" if gone else "")
         )
         return Created(
-            nodes=tuple(_node(cluster, machine, addresses[machine.name]) for machine in machines),
+            nodes=tuple(
+                _build_node(cluster, machine, addresses[machine.name]) for machine in machines
+            ),
             host_keys=host_keys,
             shared=SHARED if cluster.spec.shared else "",
         )
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        names = layout.names(cluster.spec.workers)
+        names = layout.name_nodes(cluster.spec.workers)
         try:
             engine.require()
             found = {item.node: item for item in engine.list_containers(cluster.id)}
         except ProviderError as error:
             return dict.fromkeys(names, f"unknown: {error.message}")
         over = bool(cluster.deadline and cluster.deadline <= time.time())
-        troubles = {name: _trouble(found.get(name), over) for name in names}
+        troubles = {name: _describe_trouble(found.get(name), over) for name in names}
         endpoints = {
             name: (found[name].address, layout.PORT) for name in names if not troubles[name]
         }
-        troubles |= greet(endpoints, seconds=2)
+        troubles |= probe(endpoints, seconds=2)
         return {name: troubles[name] or "running" for name in names}
 
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
@@ -160,8 +162,8 @@ class DockerProvider:
         found = {item.node: item for item in engine.list_containers(cluster.id)}
         over = bool(cluster.deadline and cluster.deadline <= time.time())
         return {
-            name: _trouble(found.get(name), over)
-            for name in layout.names(cluster.spec.workers)
+            name: _describe_trouble(found.get(name), over)
+            for name in layout.name_nodes(cluster.spec.workers)
             # `docker restart` leaves one restarting, `docker pause` paused: they come back.
             if name not in found or found[name].state in ("exited", "dead", "removing")
         }
@@ -171,7 +173,7 @@ class DockerProvider:
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         engine.require()
-        if refused := containers.arm(cluster.id, deadline):
+        if refused := containers.set_deadline(cluster.id, deadline):
             whys = sorted(f"{item.node}: {why}" for item, why in refused.items())
             raise NodeUnreachable(
                 f"the old deadline still applies on {'; '.join(whys)}",
@@ -179,10 +181,10 @@ class DockerProvider:
                 transient=True,
             )
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""  # each node keeps its own deadline
 
-    def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
         found = next(
             (item for item in engine.list_containers(cluster.id) if item.node == name), None
         )
@@ -247,7 +249,7 @@ def _list_absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[s
     return tuple(reference for reference in absent if reference not in ours), recipes
 
 
-def _network(cluster: Cluster, folder: Path) -> IPv4Network:
+def _make_network(cluster: Cluster, folder: Path) -> IPv4Network:
     """The cluster's network, made if it is not there. Its name is the cluster's id."""
     label = f"{engine.CLUSTER}={cluster.id}"
     present = engine.list_networks(label)
@@ -268,7 +270,7 @@ def _make_volume(cluster: Cluster, folder: Path) -> None:
     words = ["volume", "create"]
     for name, value in containers.make_labels(cluster, folder).items():
         words += ["--label", f"{name}={value}"]
-    volume = layout.volume(cluster.id)
+    volume = layout.name_volume(cluster.id)
     engine.need(*words, volume, what="the volume of the shared folder could not be created")
 
 
@@ -281,7 +283,7 @@ def _list_used() -> tuple[IPv4Network, ...]:
     return (*subnets.parse_taken(*texts), *engine.list_subnets())
 
 
-def _trouble(found: Container | None, over: bool) -> str:
+def _describe_trouble(found: Container | None, over: bool) -> str:
     """`over`: its deadline has passed."""
     if found is None:
         return "gone: no such container"
@@ -292,7 +294,7 @@ def _trouble(found: Container | None, over: bool) -> str:
     return f"{found.state}: exit code {found.exit_code}, see docker logs {found.name}"
 
 
-def _node(cluster: Cluster, machine: NodePlan, address: str) -> Node:
+def _build_node(cluster: Cluster, machine: NodePlan, address: str) -> Node:
     """Workers share this machine's cores; the launcher runs no ranks."""
     launcher = machine.name == LAUNCHER
     cores = len(os.sched_getaffinity(0)) // cluster.spec.workers
@@ -304,7 +306,7 @@ def _node(cluster: Cluster, machine: NodePlan, address: str) -> Node:
         ssh_port=layout.PORT,
         job_port=layout.PORT,
         user="root",
-        root=layout.root(cluster.id),
+        root=layout.name_root(cluster.id),
         slots=1 if launcher else len(machine.gpus) or max(1, cores),
-        machine=layout.container(cluster.id, machine),
+        machine=layout.name_container(cluster.id, machine),
     )

@@ -24,8 +24,8 @@ from clusterctl.providers.shared.nodes import LAUNCHER
 
 def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     """A record of the machines, with what they cost as far as their tags and types tell."""
-    found = [item for item in api.instances(tags.filter_by_cluster(cluster_id)) if item.node]
-    disks = _disks(api, cluster_id)
+    found = [item for item in api.list_instances(tags.filter_by_cluster(cluster_id)) if item.node]
+    disks = _measure_disks(api, cluster_id)
     machines = [
         PlannedMachine(
             name=item.node,
@@ -36,9 +36,9 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         for item in found
     ]
     mine = [tags.filter_by_cluster(cluster_id)]
-    gateways = api.all("describe_nat_gateways", "NatGateways", Filter=mine)
+    gateways = api.list_all("describe_nat_gateways", "NatGateways", Filter=mine)
     private = any(item["State"] in ("pending", "available") for item in gateways)
-    quotes = prices.quotes(
+    quotes = prices.find_quotes(
         api,
         {item.type for item in found if not item.spot},
         spot={item.type for item in found if item.spot},
@@ -49,7 +49,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
     starts = {item.node: item.launched for item in found}
     since = min((item.launched for item in found), default=0.0)
     ordered = sorted(found, key=lambda item: (item.node != LAUNCHER, item.node))
-    nodes = tuple(_node(item, cluster_id) for item in ordered)
+    nodes = tuple(_build_node(item, cluster_id) for item in ordered)
     shared = next((item.shared for item in found if item.shared), "")
     workers = Counter(node.instance_type for node in nodes if node.role is Role.WORKER)
     groups = tuple(NodeGroup(count=count, instance_type=kind) for kind, count in workers.items())
@@ -69,14 +69,14 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         nodes=nodes,
         charges=tuple(
             replace(charge, since=starts.get(charge.node, since))
-            for charge in prices.charges(machines, quotes, since, private=private)
+            for charge in prices.build_charges(machines, quotes, since, private=private)
         ),
-        account=api.account(),
+        account=api.find_account(),
         shared=shared,
     )
 
 
-def _node(item: Instance, cluster_id: str) -> Node:
+def _build_node(item: Instance, cluster_id: str) -> Node:
     """As nodes of ours usually are: where it lies and who may log in is not among its tags."""
     launcher = item.node == LAUNCHER
     return Node(
@@ -94,10 +94,10 @@ def _node(item: Instance, cluster_id: str) -> Node:
     )
 
 
-def _disks(api: Api, cluster_id: str) -> dict[str, int]:
+def _measure_disks(api: Api, cluster_id: str) -> dict[str, int]:
     """GiB of each instance's disks, by its id."""
     found: Counter[str] = Counter()
-    for disk in api.all(
+    for disk in api.list_all(
         "describe_volumes", "Volumes", Filters=[tags.filter_by_cluster(cluster_id)]
     ):
         for link in disk.get("Attachments", ()):

@@ -19,7 +19,7 @@ _DRAWN = re.compile(r"/[A-Za-z-]*\d{9,}$")
 """The name of a session that an SDK has made up from the time."""
 
 
-def owner_of(arn: str) -> str:
+def name_owner(arn: str) -> str:
     """Who that is, as a tag may have it: `user/ana`, `assumed-role/Train/ana@example.org`."""
     who = _DRAWN.sub("", arn.split(":", 5)[-1])
     return re.sub(r"[^\w +=.:/@-]", "_", who)[:256]
@@ -96,7 +96,7 @@ STOPPED = ("stopping", "stopped")
 ENDED = ("shutting-down", "terminated")
 
 
-def highest_price(texts: Iterable[str], usage: str = "") -> float | None:
+def find_highest_price(texts: Iterable[str], usage: str = "") -> float | None:
     """In US dollars, of rows of AWS's price list whose type of usage ends so; None without any.
     Raises ValueError for what is no such row."""
     try:
@@ -133,13 +133,13 @@ def read_instance_type(item: dict[str, Any]) -> InstanceType:
         gpu=gpus[0].get("Name", "") if gpus else "",
         ebs_optimized=item.get("EbsInfo", {}).get("EbsOptimizedSupport") != "unsupported",
         clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
-        efa=_efa_cards(item.get("NetworkInfo", {})),
+        efa=_choose_efa_cards(item.get("NetworkInfo", {})),
         architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
         markets=tuple(item.get("SupportedUsageClasses", _MARKETS)),
     )
 
 
-def _efa_cards(network: dict[str, Any]) -> tuple[str, ...]:
+def _choose_efa_cards(network: dict[str, Any]) -> tuple[str, ...]:
     """The first card has an address of its own, and the others none: with many they would use up a
     subnet, and confuse Linux about the way back. Source: EC2 User Guide, "Maximize network
     bandwidth on Amazon EC2 instances with multiple network cards"."""
@@ -188,7 +188,7 @@ def read_instance(item: dict[str, Any]) -> Instance:
     return Instance(
         id=item["InstanceId"],
         node=tags.get("clusterctl:node", "")
-        or numbers.node(tags.get(numbers.TAG, ""), int(item.get("AmiLaunchIndex", 0))),
+        or numbers.read_node(tags.get(numbers.TAG, ""), int(item.get("AmiLaunchIndex", 0))),
         apart=numbers.TAG in tags,
         shared=tags.get("clusterctl:shared", ""),
         type=item.get("InstanceType", ""),

@@ -17,7 +17,7 @@ from clusterctl.providers.ec2.answers import (
     Image,
     Instance,
     InstanceType,
-    highest_price,
+    find_highest_price,
     read_image,
     read_instance,
     read_instance_type,
@@ -33,25 +33,25 @@ PRICING_REGION = "us-east-1"
 class Api(Client):
     """All questions whose answers are more than a list (`all`) or nothing (`call`)."""
 
-    def regions(self) -> tuple[str, ...]:
+    def list_regions(self) -> tuple[str, ...]:
         """Those that the account has enabled."""
-        found = self.all("describe_regions", "Regions")
+        found = self.list_all("describe_regions", "Regions")
         with self._explain_errors("describe regions"):
             return tuple(sorted(str(item["RegionName"]) for item in found))
 
-    def registry_login(self, account: str) -> tuple[str, str]:
+    def ask_registry_login(self, account: str) -> tuple[str, str]:
         """User and password, for twelve hours, of the registry of an account in this region."""
-        client = self._client("ecr")
+        client = self._get_client("ecr")
         with self._explain_errors("asking Amazon ECR for a login"):
             answer = client.get_authorization_token(registryIds=[account])
             token = answer["authorizationData"][0]["authorizationToken"]
             user, _, password = base64.b64decode(token).decode().partition(":")
             return user, password
 
-    def instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
+    def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         """Those of the types that this region has."""
         wanted = sorted(set(names))
-        found = self.all(
+        found = self.list_all(
             "describe_instance_types",
             "InstanceTypes",
             Filters=[{"Name": "instance-type", "Values": wanted}],
@@ -61,7 +61,7 @@ class Api(Client):
 
     def list_efa_types(self, families: Iterable[str]) -> tuple[str, ...]:
         """The types of these families (`g5`, `c6i`) that have an Elastic Fabric Adapter."""
-        found = self.all(
+        found = self.list_all(
             "describe_instance_types",
             "InstanceTypes",
             Filters=[
@@ -71,7 +71,7 @@ class Api(Client):
         )
         return tuple(sorted(str(item["InstanceType"]) for item in found))
 
-    def zones(self, types: Iterable[str]) -> tuple[str, ...]:
+    def list_zones(self, types: Iterable[str]) -> tuple[str, ...]:
         """The zones of the region that offer all of these types, by name.
 
         Where an account has opted in to Local or Wavelength Zones, they are among the answers;
@@ -79,7 +79,7 @@ class Api(Client):
         """
         wanted = set(types)
         offered: dict[str, set[str]] = {}
-        found = self.all(
+        found = self.list_all(
             "describe_instance_type_offerings",
             "InstanceTypeOfferings",
             LocationType="availability-zone",
@@ -93,9 +93,9 @@ class Api(Client):
             sorted(zone for zone, has in offered.items() if wanted <= has and usual.fullmatch(zone))
         )
 
-    def image(self, owner: str, name: str) -> str:
+    def find_image(self, owner: str, name: str) -> str:
         """The id of the newest available x86-64 image of that owner and name pattern, or ""."""
-        images = self.all(
+        images = self.list_all(
             "describe_images",
             "Images",
             Owners=[owner],
@@ -108,15 +108,15 @@ class Api(Client):
         newest = max(images, key=lambda image: image.get("CreationDate", ""), default=None)
         return newest["ImageId"] if newest else ""
 
-    def images(self, ids: Iterable[str]) -> dict[str, Image]:
+    def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
         """Those of the images that there are."""
         # Asked for by ImageIds, one that is unknown would be an error like any other.
         wanted = [{"Name": "image-id", "Values": sorted(set(ids))}]
-        found = self.all("describe_images", "Images", Filters=wanted)
+        found = self.list_all("describe_images", "Images", Filters=wanted)
         with self._explain_errors("describe images"):
             return {item["ImageId"]: read_image(item) for item in found}
 
-    def may_launch(
+    def check_launch_right(
         self,
         instance_type: str,
         image: Image,
@@ -143,7 +143,7 @@ class Api(Client):
         if spot:
             more["InstanceMarketOptions"] = {"MarketType": "spot"}
             kinds.append("spot-instances-request")
-        self.may_make(
+        self.check_right(
             "run_instances",
             ImageId=image.id,
             InstanceType=instance_type,
@@ -164,7 +164,7 @@ class Api(Client):
             **more,
         )
 
-    def may_make(self, action: str, **arguments: Any) -> None:
+    def check_right(self, action: str, **arguments: Any) -> None:
         """Asks for the right to make something, and makes nothing. Raises RefusedByAws where AWS
         says no to whoever asks; what else it says depends on what is not made yet."""
         try:
@@ -178,9 +178,9 @@ class Api(Client):
         action, name = "describe_vpc_attribute", "enableDnsSupport"
         if self.call(action, VpcId=vpc, Attribute=name)["EnableDnsSupport"]["Value"]:
             return True
-        [found] = self.all("describe_vpcs", "Vpcs", VpcIds=[vpc])
+        [found] = self.list_all("describe_vpcs", "Vpcs", VpcIds=[vpc])
         wanted = [{"Name": "dhcp-options-id", "Values": [found["DhcpOptionsId"]]}]
-        said = self.all("describe_dhcp_options", "DhcpOptions", Filters=wanted)
+        said = self.list_all("describe_dhcp_options", "DhcpOptions", Filters=wanted)
         with self._explain_errors("describe DHCP options"):
             return any(
                 value["Value"] != "AmazonProvidedDNS"
@@ -190,36 +190,38 @@ class Api(Client):
                 for value in rule["Values"]
             )
 
-    def tenancy(self, vpc: str) -> str:
+    def find_tenancy(self, vpc: str) -> str:
         """`default`, or `dedicated` where each machine gets hardware of the account's own."""
-        [found] = self.all("describe_vpcs", "Vpcs", VpcIds=[vpc])
+        [found] = self.list_all("describe_vpcs", "Vpcs", VpcIds=[vpc])
         return str(found.get("InstanceTenancy", "default"))
 
-    def disk_key(self) -> str:
+    def find_disk_key(self) -> str:
         """The key that encrypts disks here unless told otherwise: its ARN, or `alias/aws/ebs`."""
         return str(self.call("get_ebs_default_kms_key_id")["KmsKeyId"])
 
-    def key_state(self, key: str) -> str:
+    def find_key_state(self, key: str) -> str:
         """`Enabled`, or why a key cannot be used."""
-        client = self._client("kms")
+        client = self._get_client("kms")
         with self._explain_errors("describe key"):
             return str(client.describe_key(KeyId=key)["KeyMetadata"]["KeyState"])
 
-    def block_mode(self) -> str:
+    def find_block_mode(self) -> str:
         """How VPC Block Public Access closes the region's internet gateways; `off`: not at all."""
         action, key = "describe_vpc_block_public_access_options", "VpcBlockPublicAccessOptions"
         return str(self.call(action)[key].get("InternetGatewayBlockMode", "off"))
 
-    def quota(self, code: str, service: str = "ec2") -> float:
+    def find_quota(self, code: str, service: str = "ec2") -> float:
         """The value of a quota: of EC2 in vCPUs, of networks in pieces."""
-        client = self._client("service-quotas")
+        client = self._get_client("service-quotas")
         with self._explain_errors("asking for your EC2 quotas"):
             answer = client.get_service_quota(ServiceCode=service, QuotaCode=code)
             return float(answer["Quota"]["Value"])
 
-    def instances(self, *filters: dict[str, Any], states: Sequence[str] = LIVING) -> list[Instance]:
+    def list_instances(
+        self, *filters: dict[str, Any], states: Sequence[str] = LIVING
+    ) -> list[Instance]:
         """Instances that are not gone; a stopping one still counts, and still has a network."""
-        reservations = self.all(
+        reservations = self.list_all(
             "describe_instances",
             "Reservations",
             Filters=[*filters, {"Name": "instance-state-name", "Values": list(states)}],
@@ -227,9 +229,9 @@ class Api(Client):
         with self._explain_errors("describe instances"):
             return [read_instance(item) for group in reservations for item in group["Instances"]]
 
-    def price(self, instance_type: str) -> float | None:
+    def find_price(self, instance_type: str) -> float | None:
         """On-demand Linux in US dollars per hour; None where the price list has no such row."""
-        return self._find_price(
+        return self._search_price(
             "AmazonEC2",
             instanceType=instance_type,
             regionCode=self.region,
@@ -239,39 +241,39 @@ class Api(Client):
             capacitystatus="Used",
         )
 
-    def disk_price(self) -> float | None:
+    def find_disk_price(self) -> float | None:
         """US dollars for a GiB of gp3 and a month; None as above."""
-        return self._find_price(
+        return self._search_price(
             "AmazonEC2", volumeApiName="gp3", productFamily="Storage", regionCode=self.region
         )
 
-    def address_price(self) -> float | None:
+    def find_address_price(self) -> float | None:
         """US dollars per hour for a public IPv4 address in use; None as above."""
-        return self._find_price("AmazonVPC", group="VPCPublicIPv4Address", regionCode=self.region)
+        return self._search_price("AmazonVPC", group="VPCPublicIPv4Address", regionCode=self.region)
 
-    def nat_price(self) -> float | None:
+    def find_nat_price(self) -> float | None:
         """US dollars per hour for a NAT gateway; None as above."""
-        return self._nat("Hours")
+        return self._search_nat_price("Hours")
 
-    def nat_traffic_price(self) -> float | None:
+    def find_nat_traffic_price(self) -> float | None:
         """US dollars for a GB through a NAT gateway; None as above."""
-        return self._nat("Bytes")
+        return self._search_nat_price("Bytes")
 
-    def _nat(self, what: str) -> float | None:
+    def _search_nat_price(self, what: str) -> float | None:
         usage = f"NatGateway-{what}"  # with a prefix of the region, such as USE2-
         family = "NAT Gateway"
-        return self._find_price("AmazonEC2", usage, productFamily=family, regionCode=self.region)
+        return self._search_price("AmazonEC2", usage, productFamily=family, regionCode=self.region)
 
-    def traffic_price(self) -> float | None:
+    def find_traffic_price(self) -> float | None:
         """US dollars for a GB to the internet, at the dearest step; None as above."""
-        return self._find_price(
+        return self._search_price(
             "AWSDataTransfer", fromRegionCode=self.region, transferType="AWS Outbound"
         )
 
-    def _find_price(self, service: str, usage: str = "", **fields: str) -> float | None:
+    def _search_price(self, service: str, usage: str = "", **fields: str) -> float | None:
         """The highest price of the products that have these attributes, and whose type of usage
         ends so."""
-        client = self._client("pricing", PRICING_REGION)
+        client = self._get_client("pricing", PRICING_REGION)
         with self._explain_errors("asking for prices"):
             answer = client.get_products(
                 ServiceCode=service,
@@ -281,12 +283,12 @@ class Api(Client):
                 ],
                 MaxResults=10,
             )
-            return highest_price(answer["PriceList"], usage)
+            return find_highest_price(answer["PriceList"], usage)
 
-    def spot_price(self, instance_type: str, *zones: str) -> float | None:
+    def find_spot_price(self, instance_type: str, *zones: str) -> float | None:
         """The spot price of this moment in the dearest of these zones, in US dollars per hour."""
         now = datetime.now(timezone.utc) - timedelta(minutes=1)
-        rows = self.all(
+        rows = self.list_all(
             "describe_spot_price_history",
             "SpotPriceHistory",
             InstanceTypes=[instance_type],

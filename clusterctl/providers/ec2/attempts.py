@@ -62,13 +62,12 @@ class Order:
     nodes: NodePhases = field(default_factory=NodePhases)
 
 
-def attempts(
+def list_attempts(
     options: ClusterSpec, zones: Sequence[str], state: ProviderState
 ) -> list[CreateAttempt]:
     """In this order. The zones before the one that an earlier attempt got to had no room."""
     first = zones.index(state.zone) if state.zone in zones else 0
-    fall_back = state.spot and options.cloud.spot_fallback
-    markets = (True, False) if fall_back else (state.spot,)
+    markets = (True, False) if state.spot and options.cloud.spot_fallback else (state.spot,)
     return [CreateAttempt(spot, zone) for spot in markets for zone in zones[first:]]
 
 
@@ -84,7 +83,7 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
         # What an earlier attempt came to says nothing about today.
         state.zone, state.spot = "", order.options.cloud.spot
     keeps_spot = settled and state.spot
-    todo = attempts(order.options, order.found.zones, state)
+    todo = list_attempts(order.options, order.found.zones, state)
     if keeps_spot and not runner.takes("on_demand"):
         todo = [attempt for attempt in todo if attempt.spot]
     for attempt, following in zip_longest(todo, todo[1:]):
@@ -93,13 +92,13 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
         apart = _choose_launched(order, runner, running)
         state.unfinished = True
         provider_state.save(order.folder, state)
-        variables = _variables(order, running, apart)
+        variables = _build_variables(order, running, apart)
         try:
             return _try(order, runner, variables, apart, running, report)
         except (terraform.TerraformError, CapacityError) as error:
             known = error if isinstance(error, CapacityError) else _require_capacity_error(error)
             if following is None:
-                raise _give_up(order, runner, todo, known, settled) from error
+                raise _make_last_error(order, runner, todo, known, settled) from error
         running = find_instances(order.api, order.cluster.id)
         if settled:
             there = {item.node for item in running}
@@ -135,7 +134,7 @@ def _try(
         order.api,
         order.cluster.id,
         report,
-        may_go=partial(_may_go, order, runner),
+        may_go=partial(_list_removable, order, runner),
         nodes=order.nodes,
     )
     more = []
@@ -150,7 +149,7 @@ def _try(
     return [*made["nodes"], *more]
 
 
-def _give_up(
+def _make_last_error(
     order: Order,
     runner: terraform.Terraform,
     tried: Sequence[CreateAttempt],
@@ -193,15 +192,16 @@ def _suggest_instead(order: Order, runner: terraform.Terraform) -> str:
     return f"or `clusterctl up {order.cluster.name} --spot-fallback` starts on-demand ones instead"
 
 
-def _may_go(order: Order, runner: terraform.Terraform) -> list[str]:
+def _list_removable(order: Order, runner: terraform.Terraform) -> list[str]:
     """The machines that Terraform may destroy or replace: surplus ones, whose removal was agreed
     to, and those that never became nodes, on which nothing ever ran."""
     nodes = {node.machine for node in order.cluster.nodes}
     wanted = {machine.name for machine in order.found.machines}
     return [
         address
-        for address, machine in runner.resources().items()
-        if (name := terraform_module.node(address)) and (machine not in nodes or name not in wanted)
+        for address, machine in runner.list_resources().items()
+        if (name := terraform_module.find_node(address))
+        and (machine not in nodes or name not in wanted)
     ]
 
 
@@ -222,7 +222,7 @@ def _choose_launched(
     if not runner.takes("apart"):
         return {}
     made = {item.node for item in running}
-    known = {terraform_module.node(address) for address in runner.resources()}
+    known = {terraform_module.find_node(address) for address in runner.list_resources()}
     new = [name for name in machines if name not in made | known]
     there = [item.node for item in running if item.apart and item.node in machines]
     return {name: machines[name] for name in (*there, *(new if len(new) > layout.FEW else ()))}
@@ -241,14 +241,13 @@ def _launch(
     if surplus := [item for item in running if item.node not in apart]:
         launches.end(api, cluster.id, surplus)
     there = {item.node for item in running}
-    new = [machine for name, machine in apart.items() if name not in there]
-    if new:
+    if new := [machine for name, machine in apart.items() if name not in there]:
         _start(order, new, made["launch"], report)
     state.launching = ""
     found = [item for item in find_instances(api, cluster.id) if item.node in apart]
     state.launched = tuple(item.node for item in found)
-    launches.name(api, cluster.id, [item for item in found if item.node not in there])
-    return launches.rows(found)
+    launches.name_machines(api, cluster.id, [item for item in found if item.node not in there])
+    return launches.build_rows(found)
 
 
 def _start(
@@ -267,7 +266,7 @@ def _start(
         order.nodes.enter(names, BOOTING)
 
     try:
-        launches.launch(order.api, new, _terms(order, new, network), report, keep)
+        launches.launch(order.api, new, _build_terms(order, new, network), report, keep)
     except RefusedByAws as error:
         if isinstance(error, CapacityError) or len(accepted) == len(new):
             # All answers are known. The same tokens would name machines that have ended.
@@ -284,7 +283,7 @@ def _make_tags(order: Order) -> dict[str, str]:
     return {**tags.parse(order.options.cloud.tag), **ours}
 
 
-def _terms(
+def _build_terms(
     order: Order, new: Sequence[PlannedMachine], network: Mapping[str, Any]
 ) -> launches.Terms:
     cluster, found, state = order.cluster, order.found, order.state
@@ -295,7 +294,7 @@ def _terms(
         tags.DEADLINE_TAG: tags.render_deadline(deadline),
     }
     reservation = found.reservation
-    known = order.api.images({found.amis[machine.image] for machine in new})
+    known = order.api.list_images({found.amis[machine.image] for machine in new})
     return launches.Terms(
         cluster_id=cluster.id,
         tags={
@@ -304,7 +303,7 @@ def _terms(
         },
         network=network,
         images={machine.image: known[found.amis[machine.image]] for machine in new},
-        user_data=_user_data(order, new),
+        user_data=_render_user_data(order, new),
         spot=state.spot and not any(machine.name in state.on_demand for machine in new),
         placement=found.placement,
         reservation=reservation.id if reservation else "",
@@ -313,34 +312,36 @@ def _terms(
     )
 
 
-def _user_data(order: Order, machines: Sequence[PlannedMachine]) -> dict[str, str]:
+def _render_user_data(order: Order, machines: Sequence[PlannedMachine]) -> dict[str, str]:
     """By node. Machines that boot have host keys of ours, which are there by now."""
     cluster = order.cluster
-    pairs = order.host_keys.boot([m.name for m in machines], [m.name for m in machines])
+    pairs = order.host_keys.make_boot_keys([m.name for m in machines], [m.name for m in machines])
     return {
         machine.name: userdata.render(
             host_key=pairs[machine.name],
             authorized=keys.ensure(order.folder / "ssh" / "user"),
             deadline=cluster.deadline or time.time() + catalog.DEFAULT_TTL,
-            root=layout.root(machine, cluster.id),
+            root=layout.name_root(machine, cluster.id),
             spot=order.state.spot and machine.name not in (LAUNCHER, *order.state.on_demand),
         )
         for machine in machines
     }
 
 
-def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]) -> dict[str, Any]:
+def _build_variables(
+    order: Order, running: Sequence[Instance], apart: Collection[str]
+) -> dict[str, Any]:
     """Terraform's. Machines that boot get host keys of ours with their user data."""
     cluster, found, state = order.cluster, order.found, order.state
     deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
     living = {item.node for item in running}
     booted = living - order.host_keys.booting
     booting = [machine for machine in found.machines if machine.name not in booted]
-    order.host_keys.boot([machine.name for machine in booting], living)
+    order.host_keys.make_boot_keys([machine.name for machine in booting], living)
     if together := [m.name for m in booting if m.name in apart and m.name not in living]:
         order.host_keys.share(together)
     place = found.subnets.get(state.zone, ZoneSubnets("", ""))
-    variables = layout.ModuleVariables(
+    return layout.ModuleVariables(
         cluster_id=cluster.id,
         name=cluster.name,
         region=order.api.region,
@@ -360,7 +361,7 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         reservation=found.reservation,
         ssh_cidr=state.ssh_cidr,
         public_key=keys.ensure(order.folder / "ssh" / "user"),
-        user_data=_user_data(order, [m for m in booting if m.name not in apart]),
+        user_data=_render_user_data(order, [m for m in booting if m.name not in apart]),
         # Whole minutes, so that asking again plans no change; and never nothing.
         hours=max(1, round((deadline - time.time()) / 60)) / 60,
         owner=cluster.owner,
@@ -369,11 +370,10 @@ def _variables(order: Order, running: Sequence[Instance], apart: Collection[str]
         shared=SHARED if cluster.spec.makes_folder else "",
         tags=tags.parse(order.options.cloud.tag),
         apart=apart,
-    )
-    return variables.render()
+    ).render()
 
 
-def arm(order: Order, made: set[str], report: Reporter) -> None:
+def schedule_ends(order: Order, made: set[str], report: Reporter) -> None:
     """Gives the machines that there are an end outside of themselves.
 
     `made`: instances that Terraform knows of, which AWS may not yet find by their tags.
@@ -390,7 +390,7 @@ def arm(order: Order, made: set[str], report: Reporter) -> None:
         eventbridge.prepare(api, id, {**_make_tags(order), **until}, nat=nat)
         state.guarded = True
         provider_state.save(order.folder, state)
-        eventbridge.arm(api, id, there, order.cluster.deadline, nat=nat)
+        eventbridge.schedule_ends(api, id, there, order.cluster.deadline, nat=nat)
     except ProviderError as error:
         if isinstance(error, RefusedByAws) and failures.is_account_error(error):
             state.guarded = guarded

@@ -91,11 +91,11 @@ def drop_kept(found: list[Found], keep: Callable[[Resource], bool]) -> list[Foun
     return [
         (kind, item, left)
         for kind, item, left in found
-        if not keep(left) and _holder(item) not in kept
+        if not keep(left) and _find_holder(item) not in kept
     ]
 
 
-def _holder(item: dict[str, Any]) -> str:
+def _find_holder(item: dict[str, Any]) -> str:
     """The instance that a disk or an interface is attached to, or that a spot request is for."""
     attached = item.get("Attachments") or [item.get("Attachment") or item]
     return str(attached[0].get("InstanceId", ""))

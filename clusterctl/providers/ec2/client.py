@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.answers import owner_of, read_skew
+from clusterctl.providers.ec2.answers import name_owner, read_skew
 from clusterctl.providers.ec2.credentials import LEASE, Credentials
 from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.known_failures import MAYBE_NOT_ENABLED
@@ -31,7 +31,7 @@ LIMITS = {
 """By service. Nobody waits long for what a cluster can do without, or for what is in a table."""
 
 
-def default_region() -> str:
+def choose_region() -> str:
     """As AWS's own tools choose it: the environment, then the profile; else us-east-1. Raises
     ProviderError for a configuration that makes no sense."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
@@ -63,7 +63,7 @@ class Client:
         self._clients: dict[tuple[str, str], Any] = {}
         self._making = threading.Lock()
 
-    def _client(self, service: str, region: str = "") -> Any:
+    def _get_client(self, service: str, region: str = "") -> Any:
         """Made once: that takes longer than many an answer."""
         key = service, region or self.region
         # A session may make clients for one thread at a time.
@@ -156,13 +156,15 @@ class Client:
 
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
         """One call, such as `terminate_instances`. Raises ProviderError."""
-        client = self._client(service)
+        client = self._get_client(service)
         with self._explain_errors(action.replace("_", " ")):
             return getattr(client, action)(**arguments)
 
-    def all(self, action: str, key: str, service: str = "ec2", /, **arguments: Any) -> list[Any]:
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
         """All pages of one `describe_…` or `list_…` call."""
-        client = self._client(service)
+        client = self._get_client(service)
         with self._explain_errors(action.replace("_", " ")):
             if not client.can_paginate(action):
                 return list(getattr(client, action)(**arguments).get(key, ()))
@@ -172,29 +174,29 @@ class Client:
     @property
     def partition(self) -> str:
         """Of AWS, as ARNs say it: `aws`, `aws-cn`, `aws-us-gov`."""
-        return str(self._client("ec2").meta.partition)
+        return str(self._get_client("ec2").meta.partition)
 
-    def account(self) -> str:
+    def find_account(self) -> str:
         """The account that the credentials belong to: the cheapest proof that they work.
 
         In a region that the account has not enabled, good credentials look like wrong ones: then
         another region is asked, too.
         """
         try:
-            return self._account(self.region)
+            return self._ask_account(self.region)
         except RefusedByAws as refused:
             if self.region == DEFAULT_REGION or refused.code not in MAYBE_NOT_ENABLED:
                 raise
             try:
-                self._account(DEFAULT_REGION)
+                self._ask_account(DEFAULT_REGION)
             except ProviderError:
                 raise refused from None
             raise failures.make_not_enabled_error(self.region) from refused
 
-    def _account(self, region: str) -> str:
-        client = self._client("sts", region)
+    def _ask_account(self, region: str) -> str:
+        client = self._get_client("sts", region)
         with self._explain_errors("checking your AWS credentials"):
             found = client.get_caller_identity()
-            self.owner = owner_of(str(found["Arn"]))
+            self.owner = name_owner(str(found["Arn"]))
             self.ahead = read_skew(found)
             return str(found["Account"])

@@ -36,7 +36,7 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.attempts import Order, arm, make
+from clusterctl.providers.ec2.attempts import Order, make, schedule_ends
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.tunnels import ConnectEndpoint
@@ -68,7 +68,7 @@ class Planned:
 def check_state(cluster: Cluster, folder: Path) -> None:
     """Raises ProviderError where Terraform would make all machines a second time."""
     state_folder = folder / "terraform"
-    if not terraform.resources(state_folder, cluster.name) and cluster.nodes:
+    if not terraform.list_resources(state_folder, cluster.name) and cluster.nodes:
         raise ProviderError(
             f"the Terraform state of cluster {cluster.name} is lost: its folder"
             f" {state_folder} holds none",
@@ -104,7 +104,7 @@ def create(
         folder=folder,
         state=state,
         host_keys=host_keys,
-        rate=lambda names: prices.rate(
+        rate=lambda names: prices.render_rate(
             plan.requote(api, found, cluster.charges, names, "", report)
         ),
         nodes=phases,
@@ -114,8 +114,8 @@ def create(
         made = make(order, runner, report)
     finally:
         # What came to be in an `up` that breaks off has its end, too.
-        arm(order, {str(row["id"]) for row in made}, report)
-    nodes = tuple(_node(row, options, found, cluster.id) for row in made)
+        schedule_ends(order, {str(row["id"]) for row in made}, report)
+    nodes = tuple(_build_node(row, options, found, cluster.id) for row in made)
     host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
     final, pool = host_keys.settle(
         nodes,
@@ -126,7 +126,7 @@ def create(
     charges = cluster.charges
     if options.cloud.spot:
         charges = _reprice(cluster, planned, state, nodes, report)
-    reason = plan.mode(api.region, state.spot, state.on_demand)
+    reason = plan.name_mode(api.region, state.spot, state.on_demand)
     return Created(
         nodes=nodes,
         host_keys=final,
@@ -134,7 +134,7 @@ def create(
         charges=charges,
         mode_reason=reason,
         shared=SHARED if cluster.spec.shared else "",
-        shared_source=found.file_system.source(state.zone) if found.file_system else "",
+        shared_source=found.file_system.name_source(state.zone) if found.file_system else "",
     )
 
 
@@ -175,7 +175,7 @@ def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> st
     return str(ConnectEndpoint.parse(f"{options.cloud.region}/{row['endpoint']}"))
 
 
-def _node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:
+def _build_node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:
     machine = next(item for item in found.machines if item.name == row["name"])
     launcher = machine.name == LAUNCHER
     kind = found.types[machine.instance_type]
@@ -189,7 +189,7 @@ def _node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: 
         ssh_port=22,
         job_port=JOB_PORT if options.runtime is Runtime.DOCKER else 22,
         user=image.user,
-        root=layout.root(machine, cluster_id),
+        root=layout.name_root(machine, cluster_id),
         via="" if launcher else LAUNCHER,
         tunnel=_find_tunnel(row, options, found) if launcher and hidden else "",
         slots=1 if launcher else kind.gpus or kind.vcpus,

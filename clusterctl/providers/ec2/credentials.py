@@ -63,7 +63,7 @@ class Credentials:
         from botocore import credentials
 
         self._core = core = botocore.session.get_session()
-        cache = _cache()
+        cache = _open_cache()
         chain = core.get_component("credential_provider")
         sources = ("env", "container-role", "iam-role")
         roles = credentials.AssumeRoleProvider(
@@ -135,7 +135,7 @@ class Credentials:
             endpoint.server_close()
 
 
-def _cache() -> Any:
+def _open_cache() -> Any:
     """The sessions that `aws` keeps; where it cannot be written, ours are kept in memory alone."""
     from botocore.utils import JSONFileCache
 
@@ -175,15 +175,15 @@ class _Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not secrets.compare_digest(self.headers.get("Authorization", ""), self.server.token):
-            self._say(403, {"code": "Forbidden", "message": "wrong token"})
+            self._reply(403, {"code": "Forbidden", "message": "wrong token"})
             return
         try:
             keys = self.server.ask()
         except Exception as error:  # boto3 raises much, and Terraform shows what it is told
-            self._say(500, {"code": type(error).__name__, "message": str(error)})
+            self._reply(500, {"code": type(error).__name__, "message": str(error)})
             return
         end = datetime.fromtimestamp(time.time() + self.server.lease, timezone.utc)
-        self._say(
+        self._reply(
             200,
             {
                 "AccessKeyId": keys.access_key,
@@ -193,7 +193,7 @@ class _Answer(BaseHTTPRequestHandler):
             },
         )
 
-    def _say(self, status: int, what: dict[str, str]) -> None:
+    def _reply(self, status: int, what: dict[str, str]) -> None:
         body = json.dumps(what).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

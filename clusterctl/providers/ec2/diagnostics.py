@@ -16,7 +16,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.providers.ec2 import quotas
 from clusterctl.providers.ec2.answers import InstanceType
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.client import default_region
+from clusterctl.providers.ec2.client import choose_region
 from clusterctl.providers.protocol import CheckRow
 from clusterctl.timeouts import Deadline, run_in_background
 
@@ -56,16 +56,16 @@ def diagnose() -> tuple[CheckRow, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
     end = Deadline(LIMIT)
     asked = _Asked("AWS", end)
-    region = asked.get(run_in_background(default_region))
+    region = asked.get(run_in_background(choose_region))
     api = Api(region or "", hurried=True)
-    account = asked.get(run_in_background(api.account)) if region else None
+    account = asked.get(run_in_background(api.find_account)) if region else None
     if account is None:
         assert asked.wrong
         return (_make_row(asked.wrong),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
-    types = run_in_background(partial(api.instance_types, names))
+    types = run_in_background(partial(api.list_instance_types, names))
     used = run_in_background(
-        lambda: quotas.count_used(api, api.instances(states=("pending", "running")))
+        lambda: quotas.count_used(api, api.list_instances(states=("pending", "running")))
     )
     rows: list[Callable[[], CheckRow]] = []
     others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
@@ -74,19 +74,23 @@ def diagnose() -> tuple[CheckRow, ...]:
             name = quota.spot_name or quota.name
             others["spot quotas"][name.partition(" (")[0]] = quota.spot
         if any(catalog.quota(name) == quota for name in names):
-            limit = run_in_background(partial(api.quota, quota.on_demand))
-            rows.append(partial(_quota, api, quota, limit, types, used, end))
+            limit = run_in_background(partial(api.find_quota, quota.on_demand))
+            rows.append(partial(_check_quota, api, quota, limit, types, used, end))
         else:
             others["quotas of other types"][quota.name] = quota.on_demand
-    found_others = run_in_background(lambda: [_texts(api, codes) for codes in others.values()])
+    found_others = run_in_background(
+        lambda: [_describe_quotas(api, codes) for codes in others.values()]
+    )
     rows += [
         partial(_check_others, found_others, n, subject, end) for n, subject in enumerate(others)
     ]
     for family in catalog.FAMILIES.values():
-        zones = run_in_background(partial(api.zones, (family.instance_type, catalog.LAUNCHER_TYPE)))
+        zones = run_in_background(
+            partial(api.list_zones, (family.instance_type, catalog.LAUNCHER_TYPE))
+        )
         image = catalog.MACHINE_IMAGES[family.image]
-        found = run_in_background(partial(api.image, image.owner_in(api.region), image.name))
-        rows.append(partial(_family, api, family, zones, found, end))
+        found = run_in_background(partial(api.find_image, image.owner_in(api.region), image.name))
+        rows.append(partial(_check_family, api, family, zones, found, end))
     return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 
 
@@ -95,7 +99,7 @@ def _make_row(finding: CheckRow) -> CheckRow:
     return CheckRow(finding.level, finding.subject, text, finding.hint)
 
 
-def _quota(
+def _check_quota(
     api: Api,
     quota: catalog.Quota,
     limit: Future[float],
@@ -111,21 +115,21 @@ def _quota(
         assert asked.wrong
         return asked.wrong
     taken = running.get(quota.on_demand, 0)
-    command, needs = max(_defaults(quota, known), key=lambda row: row[1], default=("", 0))
+    command, needs = max(_list_defaults(quota, known), key=lambda row: row[1], default=("", 0))
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
     if taken + needs <= vcpus:
         return CheckRow("ok", subject, text)
-    hint = quotas.ask_for_more(quota.on_demand, taken + needs)
+    hint = quotas.render_request(quota.on_demand, taken + needs)
     return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)
 
 
-def _texts(api: Api, codes: dict[str, str]) -> str:
+def _describe_quotas(api: Api, codes: dict[str, str]) -> str:
     """What these quotas are, one asked after the other: AWS lets few such questions through at a
     time, and what a default cluster needs is asked beside them."""
     said = []
     for name, code in codes.items():
         try:
-            said.append(f"{name} {api.quota(code):g}")
+            said.append(f"{name} {api.find_quota(code):g}")
         except ProviderError:
             said.append(f"{name} ?")
     return ", ".join(said)
@@ -141,7 +145,9 @@ def _check_others(found: Future[list[str]], row: int, subject: str, end: Deadlin
     return CheckRow("ok", subject, f"vCPUs: {texts[row]}")
 
 
-def _defaults(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[tuple[str, int]]:
+def _list_defaults(
+    quota: catalog.Quota, known: dict[str, InstanceType]
+) -> Iterable[tuple[str, int]]:
     """What a person would type, and the vCPUs that it counts towards this quota."""
     for family in catalog.FAMILIES.values():
         option = f"--cpu {family.instance_type}" if family.name == "cpu" else f"--gpu {family.name}"
@@ -153,7 +159,7 @@ def _defaults(quota: catalog.Quota, known: dict[str, InstanceType]) -> Iterable[
         yield f"clusterctl up {option}", sum(counted)
 
 
-def _family(
+def _check_family(
     api: Api,
     family: catalog.Family,
     zones: Future[tuple[str, ...]],

@@ -41,7 +41,7 @@ def check(
     cloud = options.cloud
     if not cloud.instance_connect:
         return None
-    listed = api.all("describe_instance_connect_endpoints", "InstanceConnectEndpoints")
+    listed = api.list_all("describe_instance_connect_endpoints", "InstanceConnectEndpoints")
     found = [item for item in listed if item["State"] not in _GONE]
     subnets = _list_subnets(api, options)
     vpc = str(subnets[0]["VpcId"]) if subnets and (cloud.vpc or cloud.subnet) else ""
@@ -76,7 +76,7 @@ def _list_subnets(api: Api, options: ClusterSpec) -> list[dict[str, Any]]:
         filters = [{"Name": "subnet-id", "Values": list(cloud.subnet)}]
     else:
         filters = [{"Name": "vpc-id", "Values": [cloud.vpc]}] if cloud.vpc else []
-    found = api.all("describe_subnets", "Subnets", Filters=filters)
+    found = api.list_all("describe_subnets", "Subnets", Filters=filters)
     return sorted(found, key=lambda item: str(item["SubnetId"]))
 
 
@@ -105,7 +105,7 @@ def _check_rights(api: Api, options: ClusterSpec, subnet: str) -> None:
     """Raises ProviderError where we may make none: Terraform would find out when machines run."""
     pairs = tags.as_list({TAG: options.name, **tags.parse(options.cloud.tag)})
     try:
-        api.may_make(
+        api.check_right(
             "create_instance_connect_endpoint",
             SubnetId=subnet,
             TagSpecifications=[{"ResourceType": "instance-connect-endpoint", "Tags": pairs}],

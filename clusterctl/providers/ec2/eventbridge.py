@@ -45,7 +45,7 @@ def check(api: Api, *, nat: bool = False) -> str:
     """What `up` says about it in its plan; `nat`: the cluster has a NAT gateway. Raises
     ProviderError where we may not even look."""
     api.call("list_schedule_groups", "scheduler", NamePrefix=PREFIX, MaxResults=1)
-    rights = _rights(api)
+    rights = _read_rights(api)
     if rights is None:
         what = " and removes the NAT gateway" * nat
         return (
@@ -63,7 +63,7 @@ def check(api: Api, *, nat: bool = False) -> str:
     )
 
 
-def group_of(cluster_id: str) -> str:
+def name_group(cluster_id: str) -> str:
     return f"{PREFIX}{cluster_id}"
 
 
@@ -73,7 +73,7 @@ def prepare(
     """What schedules need; `more_tags`: beside the cluster's id, also of a group that is there;
     `nat`: as in `check`. Raises ProviderError: there is none then, unless there was before."""
     given = {key: value for key, value in (more_tags or {}).items() if value}  # it takes no ""
-    rights = _rights(api)
+    rights = _read_rights(api)
     if rights is None:
         _make_role(api)
     elif nat and not rights >= NETWORK_RIGHTS:
@@ -83,7 +83,7 @@ def prepare(
         api.call(
             "create_schedule_group",
             "scheduler",
-            Name=group_of(cluster_id),
+            Name=name_group(cluster_id),
             Tags=as_list({**given, "clusterctl:cluster": cluster_id}),
         )
     except RefusedByAws as refused:
@@ -95,7 +95,7 @@ def prepare(
 
 def label(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
     """Gives the group of a cluster's schedules other tags. Raises ProviderError."""
-    account, group = api.account(), group_of(cluster_id)
+    account, group = api.find_account(), name_group(cluster_id)
     arn = f"arn:{api.partition}:scheduler:{api.region}:{account}:schedule-group/{group}"
     _ignore_error(
         "ResourceNotFoundException",
@@ -103,7 +103,7 @@ def label(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
     )
 
 
-def arm(
+def schedule_ends(
     api: Api,
     cluster_id: str,
     instances: Collection[str],
@@ -115,9 +115,9 @@ def arm(
     """Has AWS end these instances after the deadline, and no others of the cluster; with `nat` its
     NAT gateway, too, and then the address of that. Raises ProviderError; some may then have an
     earlier one as before."""
-    group = group_of(cluster_id)
-    role = f"arn:{api.partition}:iam::{api.account()}:role/{ROLE}"
-    found = api.all("list_schedules", "Schedules", "scheduler", GroupName=group)
+    group = name_group(cluster_id)
+    role = f"arn:{api.partition}:iam::{api.find_account()}:role/{ROLE}"
+    found = api.list_all("list_schedules", "Schedules", "scheduler", GroupName=group)
     known = {str(item["Name"]) for item in found}
     ends = {id: _End("terminateInstances", {"InstanceIds": [id]}) for id in instances}
     if nat:
@@ -151,8 +151,8 @@ def arm(
 
     for first in sorted(ends)[:1]:
         schedule(first)  # alone: it waits for the role, and shows whether the others can be made
-    _each(schedule, sorted(ends)[1:])
-    _each(drop, known.difference(ends))
+    _run_each(schedule, sorted(ends)[1:])
+    _run_each(drop, known.difference(ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ class _End:
 def find_network(api: Api, cluster_id: str) -> Mapping[str, _End]:
     """What costs money by the hour in a cluster's own network, by its id."""
     mine = [{"Name": "tag:clusterctl:cluster", "Values": [cluster_id]}]
-    gateways = api.all("describe_nat_gateways", "NatGateways", Filter=mine)
-    addresses = api.all("describe_addresses", "Addresses", Filters=mine)
+    gateways = api.list_all("describe_nat_gateways", "NatGateways", Filter=mine)
+    addresses = api.list_all("describe_addresses", "Addresses", Filters=mine)
     alive = [item["NatGatewayId"] for item in gateways if item["State"] in ("pending", "available")]
     held = [item["AllocationId"] for item in addresses]
     return {
@@ -182,7 +182,9 @@ def find(api: Api, cluster_id: str = "") -> list[Resource]:
     made none."""
     prefix = PREFIX + cluster_id
     try:
-        found = api.all("list_schedule_groups", "ScheduleGroups", "scheduler", NamePrefix=prefix)
+        found = api.list_all(
+            "list_schedule_groups", "ScheduleGroups", "scheduler", NamePrefix=prefix
+        )
     except ProviderError:
         return []
     names = [str(item["Name"]) for item in found if item.get("State") != "DELETING"]
@@ -201,7 +203,7 @@ def remove(api: Api, group: str) -> None:
     )
 
 
-def _rights(api: Api) -> frozenset[str] | None:
+def _read_rights(api: Api) -> frozenset[str] | None:
     """What the role allows; None where it is not there with its rights, which come last."""
     try:
         answer = api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
@@ -263,6 +265,6 @@ def _retry_for_role(ask: Callable[[], Any]) -> None:
             return
 
 
-def _each(what: Callable[[str], None], names: Iterable[str]) -> None:
+def _run_each(what: Callable[[str], None], names: Iterable[str]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(what, names))

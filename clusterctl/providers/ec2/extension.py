@@ -58,7 +58,7 @@ def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[]
     text = f"{int(deadline)}"
     command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
     host_keys = hostkeys.HostKeys(folder)
-    with host_keys.pool(cluster.nodes) as pool:
+    with host_keys.open_pool(cluster.nodes) as pool:
         failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
     if failed:
         with suppress(ProviderError):  # nodes have been told by now: it is for the next look
@@ -91,7 +91,9 @@ def _extend_in_aws(
     if guarded or (guarded is None and eventbridge.find(api, cluster.id)):
         there = [item.id for item in find_instances(api, cluster.id)]
         try:
-            eventbridge.arm(api, cluster.id, there, deadline, nat=lives.has_gateway(cluster))
+            eventbridge.schedule_ends(
+                api, cluster.id, there, deadline, nat=lives.has_gateway(cluster)
+            )
         except RefusedByAws as refused:
             if refused.code != "ResourceNotFoundException":
                 raise

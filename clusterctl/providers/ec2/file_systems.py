@@ -50,18 +50,18 @@ class FileSystem:
     def id(self) -> str:
         return self.wanted.partition(":")[0]
 
-    def source(self, zone: str) -> str:
+    def name_source(self, zone: str) -> str:
         return self._find_target(zone).source
 
     def describe(self, zone: str) -> str:
         """Of the plan."""
         called = f" ({self.name})" if self.name else ""
         return (
-            f"shared folder: {SHARED} is {self.source(zone)} of {self.kind} {self.id}{called}, over"
-            " NFS without encryption; its cost is not included, and `down` leaves it as it is"
+            f"shared folder: {SHARED} is {self.name_source(zone)} of {self.kind} {self.id}{called},"
+            " over NFS without encryption; its cost is not included, and `down` leaves it as it is"
         )
 
-    def targets(self, zones: Sequence[str]) -> list[tuple[str, MountTarget]]:
+    def list_targets(self, zones: Sequence[str]) -> list[tuple[str, MountTarget]]:
         """Those of these zones that can mount it."""
         return [
             (zone, self._find_target(zone)) for zone in zones if self.target or zone in self.zonal
@@ -97,7 +97,7 @@ def find(api: Api, wanted: str) -> FileSystem:
 def _list(api: Api, action: str, key: str, service: str, **arguments: Any) -> list[Any]:
     """What is asked for by its ID; nothing where AWS does not know it."""
     try:
-        return api.all(action, key, service, **arguments)
+        return api.list_all(action, key, service, **arguments)
     except RefusedByAws as refused:
         if refused.code == _UNKNOWN:
             return []
@@ -117,7 +117,7 @@ def _find_efs(api: Api, wanted: str, id: str, path: str) -> FileSystem | None:
     if not found:
         return None
     _check_state(id, str(found[0]["LifeCycleState"]))
-    targets = api.all("describe_mount_targets", "MountTargets", "efs", FileSystemId=id)
+    targets = api.list_all("describe_mount_targets", "MountTargets", "efs", FileSystemId=id)
     usable = [item for item in targets if item["LifeCycleState"] in _USABLE]
     if not usable:
         raise UsageError(
@@ -170,7 +170,7 @@ def _find_ontap(api: Api, id: str, path: str) -> str:
     asked = [{"Name": "file-system-id", "Values": [id]}]
     volumes = [
         one["OntapConfiguration"]
-        for one in api.all("describe_volumes", "Volumes", "fsx", Filters=asked)
+        for one in api.list_all("describe_volumes", "Volumes", "fsx", Filters=asked)
         if not one["OntapConfiguration"].get("StorageVirtualMachineRoot")
     ]
     mounted = [one for one in volumes if one.get("JunctionPath")]
@@ -183,7 +183,7 @@ def _find_ontap(api: Api, id: str, path: str) -> str:
             hint=f"name it: --shared {id}:/PATH",
         )
     [volume] = fitting
-    machines = api.all(
+    machines = api.list_all(
         "describe_storage_virtual_machines",
         "StorageVirtualMachines",
         "fsx",
@@ -192,7 +192,7 @@ def _find_ontap(api: Api, id: str, path: str) -> str:
     return f"{machines[0]['Endpoints']['Nfs']['DNSName']}:{volume['JunctionPath']}"
 
 
-def place(options: ClusterSpec, found: FileSystem | None) -> ClusterSpec:
+def fill_in_network(options: ClusterSpec, found: FileSystem | None) -> ClusterSpec:
     """The options with the network that the file system is in, unless they name one."""
     if found is None or options.cloud.vpc or options.cloud.subnet:
         return options
@@ -206,7 +206,7 @@ def choose_subnets(
 ) -> dict[str, ZoneSubnets]:
     """What `choose` makes of the options, in the network of the file system where they name none:
     its errors say why that one has to do."""
-    wanted = place(options, found)
+    wanted = fill_in_network(options, found)
     try:
         return choose(wanted.cloud)
     except UsageError as error:
@@ -232,7 +232,7 @@ def keep_reachable(
     if found is None:
         return zones
     _check_network(api, found, zones, subnets)
-    targets = found.targets(zones)
+    targets = found.list_targets(zones)
     if not targets:
         raise UsageError(
             f"{found.id} has mount targets in {', '.join(sorted(found.zonal))}, and the cluster can"
@@ -259,7 +259,7 @@ def keep_reachable(
 
 
 def _describe(api: Api, action: str, key: str, name: str, ids: Collection[str]) -> list[Any]:
-    return api.all(action, key, Filters=[{"Name": name, "Values": sorted(ids)}]) if ids else []
+    return api.list_all(action, key, Filters=[{"Name": name, "Values": sorted(ids)}]) if ids else []
 
 
 def _check_network(

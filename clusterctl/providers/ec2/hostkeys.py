@@ -79,15 +79,17 @@ class HostKeys:
         folder = self._folder / "ec2" / "boot-keys"
         return frozenset(path.stem for path in folder.glob("*.pub"))
 
-    def boot(self, names: Sequence[str], living: Collection[str]) -> dict[str, keys.KeyPair]:
+    def make_boot_keys(
+        self, names: Sequence[str], living: Collection[str]
+    ) -> dict[str, keys.KeyPair]:
         """The pairs that these nodes boot with. What was known of a namesake of a node that is not
         `living` is void: its machine will be a new one."""
         known = self.known
         pairs = {}
         for name in names:
-            path = self._boot(name)
+            path = self._locate_boot_key(name)
             fresh = name not in living
-            if fresh and name in known and known[name] != (_public(path),):
+            if fresh and name in known and known[name] != (_read_public(path),):
                 self._drop_boot(name)
             pairs[name] = keys.ensure_pair(path)
             if fresh:
@@ -99,9 +101,9 @@ class HostKeys:
         """Nodes that are launched by one call boot with one user data, so with one key: that of the
         first of them. Each makes its own when it is reached."""
         known = self.known
-        pair = keys.ensure_pair(self._boot(names[0]))
+        pair = keys.ensure_pair(self._locate_boot_key(names[0]))
         for name in names:
-            keys.copy(pair, self._boot(name))
+            keys.copy(pair, self._locate_boot_key(name))
             known[name] = (pair.public,)
         self._save(known)
 
@@ -136,7 +138,7 @@ class HostKeys:
         `phases` is told which nodes answer.
         """
         self.write(nodes)
-        pool = self.pool(nodes)
+        pool = self.open_pool(nodes)
         try:
             self._wait(pool, [node.name for node in nodes], limit, report, phases or NodePhases())
             self._rotate(pool, nodes)
@@ -148,11 +150,11 @@ class HostKeys:
 
     def _rotate(self, pool: Pool, nodes: Sequence[Node]) -> None:
         """Nodes that have been through are not asked, and keep their connections."""
-        names = [node.name for node in nodes if self._boot(node.name).exists()]
+        names = [node.name for node in nodes if self._locate_boot_key(node.name).exists()]
         if not names:
             return
         printed = self._require_all(
-            pool.run(_sh(), names, stdin=_step("prepare"), timeout=STEP_TIMEOUT)
+            pool.run(_render_command(), names, stdin=_render_step("prepare"), timeout=STEP_TIMEOUT)
         )
         new = {result.node: result.text.strip() for result in printed}
         known = self.known
@@ -161,7 +163,9 @@ class HostKeys:
         }
         self._save({**known, **both})
         self.write(nodes)
-        self._require_all(pool.run(_sh(), names, stdin=_step("switch"), timeout=STEP_TIMEOUT))
+        self._require_all(
+            pool.run(_render_command(), names, stdin=_render_step("switch"), timeout=STEP_TIMEOUT)
+        )
         self._prove(pool, new)
         self._save({**self.known, **{name: (key,) for name, key in new.items()}})
         self.write(nodes)
@@ -172,17 +176,17 @@ class HostKeys:
         """Connects anew; nodes have to show the new key. The launcher's connection, which carries
         the others, is the first of them and the last to go."""
         for name in reversed(list(new)):
-            pool.transport(name).close()
+            pool.find_transport(name).close()
         self._require_all(self._connect(pool, list(new), STEP_TIMEOUT, lambda text: None))
 
-        def shown(name: str) -> NodeResult:
-            transport = pool.transport(name)
+        def check_key(name: str) -> NodeResult:
+            transport = pool.find_transport(name)
             assert isinstance(transport, SshTransport)
-            if transport.host_key() == new[name]:
+            if transport.read_host_key() == new[name]:
                 return NodeResult(node=name, exit_code=0)
             return NodeResult(node=name, error="sshd still uses the key that it was created with")
 
-        self._require_all(pool.each(shown, list(new)))
+        self._require_all(pool.call_each(check_key, list(new)))
 
     def _wait(
         self, pool: Pool, names: Sequence[str], limit: float, report: Reporter, phases: NodePhases
@@ -218,9 +222,9 @@ class HostKeys:
         for `limit` seconds; a wrong key is not. Returns the nodes that cannot be connected to."""
         began = now()
 
-        def attempt(name: str) -> NodeResult:
+        def connect_one(name: str) -> NodeResult:
             try:
-                pool.transport(name).connect(ATTEMPT)
+                pool.find_transport(name).connect(ATTEMPT)
             except ClusterctlError as error:
                 if not error.transient:
                     raise
@@ -232,7 +236,7 @@ class HostKeys:
 
         pause, told, began_refusing = PAUSES[0], "", 0.0
         while True:
-            failed = [result for result in pool.each(attempt, names) if not result.ok]
+            failed = [result for result in pool.call_each(connect_one, names) if not result.ok]
             passed = now() - began
             began_refusing = (began_refusing or passed) if any(map(_is_refused, failed)) else 0.0
             refused = bool(began_refusing) and passed - began_refusing > REFUSED
@@ -256,7 +260,7 @@ class HostKeys:
             )
         return results
 
-    def pool(self, nodes: Sequence[Node]) -> Pool:
+    def open_pool(self, nodes: Sequence[Node]) -> Pool:
         return Pool(
             nodes,
             identity=self._folder / "ssh" / "user",
@@ -264,11 +268,11 @@ class HostKeys:
             open_tunnel=self._open_tunnel,
         )
 
-    def _boot(self, name: str) -> Path:
+    def _locate_boot_key(self, name: str) -> Path:
         return self._folder / "ec2" / "boot-keys" / name
 
     def _drop_boot(self, name: str) -> None:
-        path = self._boot(name)
+        path = self._locate_boot_key(name)
         path.unlink(missing_ok=True)
         path.with_name(f"{name}.pub").unlink(missing_ok=True)
 
@@ -278,18 +282,18 @@ class HostKeys:
         write_atomic(self._file, text.encode())
 
 
-def _public(path: Path) -> str:
+def _read_public(path: Path) -> str:
     try:
         return path.with_name(path.name + ".pub").read_text().strip()
     except FileNotFoundError:
         return ""
 
 
-def _sh() -> str:
+def _render_command() -> str:
     return "exec sudo -n /bin/sh -s"
 
 
-def _step(name: str) -> bytes:
+def _render_step(name: str) -> bytes:
     return assets.render("ec2/hostkey.sh.j2", step=name).encode()
 
 

@@ -18,7 +18,7 @@ AT_A_TIME = 1000
 
 def find_instances(api: Api, cluster_id: str) -> list[Instance]:
     """Those of a cluster that run, or can be started again."""
-    return api.instances(
+    return api.list_instances(
         filter_by_cluster(cluster_id), states=("pending", "running", "stopping", "stopped")
     )
 

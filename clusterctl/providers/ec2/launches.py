@@ -71,29 +71,29 @@ def launch(
     of earlier calls then run."""
     began = time.monotonic()
     ids: set[str] = set()
-    for some in _calls(machines):
+    for some in _split_calls(machines):
         names = [machine.name for machine in some]
         report(f"{ranges(names)}: starting")
         try:
-            answer = api.call("run_instances", **request(some, terms))
+            answer = api.call("run_instances", **build_request(some, terms))
         except ProviderError:
-            _show(api, terms.cluster_id, ids)
+            _await_tags(api, terms.cluster_id, ids)
             raise
         started(names)
         ids |= {str(item["InstanceId"]) for item in answer["Instances"]}
     if machines:
         wanted = {machine.name for machine in machines}
-        _await(api, terms.cluster_id, wanted, ids)
+        _await_running(api, terms.cluster_id, wanted, ids)
         took = time.monotonic() - began
-        report(f"{ranges(sorted(wanted, key=_number))}: running after {took:.1f} s")
+        report(f"{ranges(sorted(wanted, key=_read_number))}: running after {took:.1f} s")
 
 
-def request(machines: Sequence[PlannedMachine], terms: Terms) -> dict[str, Any]:
+def build_request(machines: Sequence[PlannedMachine], terms: Terms) -> dict[str, Any]:
     """The arguments of RunInstances for machines of one kind, as infra/ec2 has them for one."""
     first, count = machines[0], len(machines)
     image = terms.images[first.image]
     network = terms.network
-    numbers = write([_number(machine.name) for machine in machines])
+    numbers = write([_read_number(machine.name) for machine in machines])
     said = {**terms.tags, TAG: numbers, "Name": f"{terms.cluster_id}-workers"}
     kinds = {"instance": said, "volume": terms.tags, "network-interface": terms.tags}
     if terms.spot:
@@ -126,7 +126,7 @@ def request(machines: Sequence[PlannedMachine], terms: Terms) -> dict[str, Any]:
             {"ResourceType": kind, "Tags": as_list(tags)} for kind, tags in kinds.items()
         ],
     }
-    asked |= _network(first.instance_type, network, terms.spot)
+    asked |= _build_network(first.instance_type, network, terms.spot)
     group = network["reserved_group"] or (
         network["placement_group"] if first.instance_type in terms.placement else ""
     )
@@ -134,13 +134,13 @@ def request(machines: Sequence[PlannedMachine], terms: Terms) -> dict[str, Any]:
         asked["Placement"] = {"GroupName": group}
     if first.instance_type.startswith(("t2.", "t3", "t4")):
         asked["CreditSpecification"] = {"CpuCredits": "standard"}
-    asked |= _market(terms)
+    asked |= _build_market(terms)
     # The same launch has the same token, so that an answer which got lost starts nothing twice.
     content = "\n".join((terms.nonce, numbers, first.instance_type, str(network["subnet_id"])))
     return {**asked, "ClientToken": hashlib.sha256(content.encode()).hexdigest()}
 
 
-def _network(instance_type: str, network: Mapping[str, Any], spot: bool) -> dict[str, Any]:
+def _build_network(instance_type: str, network: Mapping[str, Any], spot: bool) -> dict[str, Any]:
     """Of a request: the key, and the interfaces, which the template of a type with EFA has."""
     asked: dict[str, Any] = {}
     if network["key_name"]:
@@ -167,7 +167,7 @@ def _network(instance_type: str, network: Mapping[str, Any], spot: bool) -> dict
     return asked
 
 
-def _market(terms: Terms) -> dict[str, Any]:
+def _build_market(terms: Terms) -> dict[str, Any]:
     """Of a request: how machines are bought, and in which reservation."""
     asked: dict[str, Any] = {}
     if terms.spot:
@@ -186,16 +186,16 @@ def _market(terms: Terms) -> dict[str, Any]:
     return asked
 
 
-def name(api: Api, cluster_id: str, instances: Iterable[Instance]) -> None:
+def name_machines(api: Api, cluster_id: str, instances: Iterable[Instance]) -> None:
     """Gives each machine its own name in the console. Nothing depends on it."""
 
-    def one(item: Instance) -> None:
+    def name_one(item: Instance) -> None:
         both = {"Name": f"{cluster_id}-{item.node}", "clusterctl:node": item.node}
         with suppress(ProviderError):
             api.call("create_tags", Resources=[item.id], Tags=as_list(both))
 
     with ThreadPoolExecutor(NAMING) as pool:
-        list(pool.map(one, instances))
+        list(pool.map(name_one, instances))
 
 
 def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
@@ -208,12 +208,12 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
     limit = Deadline(cleanup.LIMIT)
     while left := [
         item.node
-        for item in api.instances(filter_by_cluster(cluster_id), states=LIVING)
+        for item in api.list_instances(filter_by_cluster(cluster_id), states=LIVING)
         if item.id in ids
     ]:
         if limit.passed:
             raise ProviderError(
-                f"{ranges(sorted(left, key=_number))} does not end within {cleanup.LIMIT:g} s",
+                f"{ranges(sorted(left, key=_read_number))} does not end within {cleanup.LIMIT:g} s",
                 hint="check it in the EC2 console, and run the same command again",
             )
         time.sleep(cleanup.PAUSE)
@@ -240,7 +240,7 @@ def end_unknown(
         time.sleep(min(cleanup.PAUSE, settle))
 
 
-def rows(instances: Iterable[Instance]) -> list[dict[str, Any]]:
+def build_rows(instances: Iterable[Instance]) -> list[dict[str, Any]]:
     """As the module's output `nodes` has them."""
     return [
         {
@@ -252,26 +252,26 @@ def rows(instances: Iterable[Instance]) -> list[dict[str, Any]]:
             "address": item.address,
             "private_address": item.private_address,
         }
-        for item in sorted(instances, key=lambda item: _number(item.node))
+        for item in sorted(instances, key=lambda item: _read_number(item.node))
     ]
 
 
-def _number(node: str) -> int:
+def _read_number(node: str) -> int:
     return int(node.rpartition("-")[2])
 
 
-def _calls(machines: Sequence[PlannedMachine]) -> list[list[PlannedMachine]]:
+def _split_calls(machines: Sequence[PlannedMachine]) -> list[list[PlannedMachine]]:
     """Machines of one kind together, no more than one call may start, nor than a tag can name."""
     found: list[list[PlannedMachine]] = []
     for machine in sorted(
-        machines, key=lambda one: (one.instance_type, one.image, _number(one.name))
+        machines, key=lambda one: (one.instance_type, one.image, _read_number(one.name))
     ):
         last = found[-1] if found else []
         same = last and (last[0].instance_type, last[0].image) == (
             machine.instance_type,
             machine.image,
         )
-        numbers = [_number(one.name) for one in (*last, machine)]
+        numbers = [_read_number(one.name) for one in (*last, machine)]
         if same and len(last) < AT_ONCE and len(write(numbers)) <= MOST_TEXT:
             last.append(machine)
         else:
@@ -279,18 +279,18 @@ def _calls(machines: Sequence[PlannedMachine]) -> list[list[PlannedMachine]]:
     return found
 
 
-def _show(api: Api, cluster_id: str, ids: Collection[str]) -> None:
+def _await_tags(api: Api, cluster_id: str, ids: Collection[str]) -> None:
     """Waits until EC2 shows these machines by their tags: who ends them looks for them so."""
     limit = Deadline(SETTLE)
     with suppress(ProviderError):
         while not limit.passed:
-            shown = api.instances(filter_by_cluster(cluster_id), states=(*LIVING, *ENDED))
+            shown = api.list_instances(filter_by_cluster(cluster_id), states=(*LIVING, *ENDED))
             if {item.id for item in shown} >= set(ids):
                 return
             time.sleep(cleanup.PAUSE)
 
 
-def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[str]) -> None:
+def _await_running(api: Api, cluster_id: str, names: Collection[str], ids: Collection[str]) -> None:
     """Until all of these run, and are found by their tags; `ids`: their machines, which EC2 may not
     show yet, while it shows earlier ones of the same names. Raises ProviderError for those that end
     instead."""
@@ -299,7 +299,7 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
         found = [item for item in find_instances(api, cluster_id) if item.node in names]
         if {item.node for item in found if item.state == "running"} >= set(names):
             return
-        ended = api.instances(filter_by_cluster(cluster_id), states=ENDED)
+        ended = api.list_instances(filter_by_cluster(cluster_id), states=ENDED)
         lost = [item for item in ended if item.id in ids and item.why]
         living = {item.node for item in found}
         for item in lost:
@@ -308,7 +308,9 @@ def _await(api: Api, cluster_id: str, names: Collection[str], ids: Collection[st
                     f"starting {item.node}", item.why, "it ended at once", api.region
                 )
         if limit.passed:
-            missing = sorted(set(names) - living, key=_number) or sorted(names, key=_number)
+            missing = sorted(set(names) - living, key=_read_number) or sorted(
+                names, key=_read_number
+            )
             raise ProviderError(
                 f"{ranges(missing)} does not run within {LIMIT:g} s",
                 hint="`clusterctl up` continues, `clusterctl down` removes everything",

@@ -19,7 +19,7 @@ from clusterctl.providers.ec2.tags import (
     filter_by_cluster,
     read_deadline,
 )
-from clusterctl.providers.resources import Resource, plural
+from clusterctl.providers.resources import Resource, pluralize
 
 _NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
 """Whoever may not ask, and regions that do not know such things."""
@@ -69,11 +69,11 @@ class Kind:
     @property
     def key(self) -> str:
         """Of the list in an answer."""
-        return self.answer or plural("".join(word.capitalize() for word in self._words))
+        return self.answer or pluralize("".join(word.capitalize() for word in self._words))
 
     @property
     def action(self) -> str:
-        return f"describe_{plural('_'.join(self._words))}"
+        return f"describe_{pluralize('_'.join(self._words))}"
 
     @property
     def id(self) -> str:
@@ -82,7 +82,7 @@ class Kind:
     @property
     def remove(self) -> str:
         words = "_".join(self._words)
-        return f"{self.verb}_{plural(words) if self.many else words}"
+        return f"{self.verb}_{pluralize(words) if self.many else words}"
 
 
 ENDPOINT, GATEWAY = "Instance Connect endpoint", "NAT gateway"
@@ -140,15 +140,15 @@ Found = tuple[Kind, dict[str, Any], Resource]
 def find(api: Api, cluster_id: str = "") -> tuple[Resource, ...]:
     """All that carries the cluster's tag (of all clusters, without an id), and what lies untagged
     in its VPCs. What goes with its VPC (default group, main route table) is not counted."""
-    api.account()  # says soon where nobody answers, and before anything else who is not known
+    api.find_account()  # says soon where nobody answers, and before anything else who is not known
     return tuple(left for _, _, left in search(api, cluster_id))
 
 
 def find_priced(api: Api, price: Callable[[Api, Collection[str]], Rates]) -> tuple[Resource, ...]:
     """As `find`, of all clusters, with what each thing costs per hour. `price`: the rates of a
     region, for these instance types. Few calls where there is nothing."""
-    api.account()
-    if not api.all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
+    api.find_account()
+    if not api.list_all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
         return tuple(eventbridge.find(api))
     found = search(api, "")
     running = [
@@ -156,27 +156,28 @@ def find_priced(api: Api, price: Callable[[Api, Collection[str]], Rates]) -> tup
         for kind, item, _ in found
         if kind.name == "instance" and item["State"]["Name"] in ("pending", "running")
     ]
-    kinds = {str(item["InstanceType"]) for item in running if not _spot(item)}
+    kinds = {str(item["InstanceType"]) for item in running if not _is_spot(item)}
     rates = price(api, kinds) if found else Rates({}, None, None)
     spots = {
-        (kind, zone): api.spot_price(kind, zone)
-        for kind, zone in {_market(item) for item in running if _spot(item)}
+        (kind, zone): api.find_spot_price(kind, zone)
+        for kind, zone in {_read_market(item) for item in running if _is_spot(item)}
     }
     ids = {str(item["InstanceId"]) for item in running}
     return tuple(
-        replace(left, hourly=_hourly(kind, item, rates, spots, ids)) for kind, item, left in found
+        replace(left, hourly=_compute_hourly(kind, item, rates, spots, ids))
+        for kind, item, left in found
     )
 
 
-def _spot(item: dict[str, Any]) -> bool:
+def _is_spot(item: dict[str, Any]) -> bool:
     return item.get("InstanceLifecycle") == "spot"
 
 
-def _market(item: dict[str, Any]) -> tuple[str, str]:
+def _read_market(item: dict[str, Any]) -> tuple[str, str]:
     return str(item["InstanceType"]), str(item.get("Placement", {}).get("AvailabilityZone", ""))
 
 
-def _hourly(
+def _compute_hourly(
     kind: Kind,
     item: dict[str, Any],
     rates: Rates,
@@ -191,7 +192,9 @@ def _hourly(
         return rates.nat if item.get("State") in ("pending", "available") else 0.0
     if kind.name != "instance" or item["InstanceId"] not in running:
         return 0.0
-    machine = spots[_market(item)] if _spot(item) else rates.types.get(str(item["InstanceType"]))
+    machine = (
+        spots[_read_market(item)] if _is_spot(item) else rates.types.get(str(item["InstanceType"]))
+    )
     address = rates.address if item.get("PublicIpAddress") else 0.0
     return None if machine is None or address is None else machine + address
 
@@ -199,7 +202,8 @@ def _hourly(
 def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resource]]:
     by_tag = filter_by_cluster(cluster_id) if cluster_id else {"Name": "tag-key", "Values": [TAG]}
     vpcs = {
-        item["VpcId"]: _tags(item) for item in api.all("describe_vpcs", "Vpcs", Filters=[by_tag])
+        item["VpcId"]: _read_tags(item)
+        for item in api.list_all("describe_vpcs", "Vpcs", Filters=[by_tag])
     }
     found: dict[tuple[str, str], tuple[Kind, dict[str, Any], Resource]] = {}
     for kind in KINDS:
@@ -207,18 +211,18 @@ def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resour
         if kind.by_vpc and vpcs:
             searches.append({"Name": kind.by_vpc, "Values": list(vpcs)})
         for search in searches:
-            for item in _items(api, kind, search):
+            for item in _list_items(api, kind, search):
                 if _goes_by_itself(kind, item) or not item.get(kind.id):
                     continue
-                tags = _tags(item) or vpcs.get(_vpc(item), {})
+                tags = _read_tags(item) or vpcs.get(_read_vpc(item), {})
                 if TAG not in tags:
-                    tags = vpcs.get(_vpc(item), tags)
+                    tags = vpcs.get(_read_vpc(item), tags)
                 left = Resource(
                     kind.name,
                     str(item[kind.id]),
                     tags.get(TAG, ""),
                     tags.get(NAME_TAG, ""),
-                    managed=MANAGED in _tags(item),
+                    managed=MANAGED in _read_tags(item),
                     owner=tags.get(OWNER_TAG, ""),
                     client=tags.get(CLIENT_TAG, ""),
                     shared=tags.get(SHARED_TAG, ""),
@@ -230,20 +234,20 @@ def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resour
     return [*found.values(), *((SCHEDULES, {}, left) for left in schedules)]
 
 
-def managed(api: Api, cluster_id: str) -> bool:
+def is_managed(api: Api, cluster_id: str) -> bool:
     """Whether AWS has put endpoints of its own into the cluster's network: Terraform does not know
     of them, and would wait for twenty minutes for its subnet to go."""
     vpcs = [
         item["VpcId"]
-        for item in api.all("describe_vpcs", "Vpcs", Filters=[filter_by_cluster(cluster_id)])
+        for item in api.list_all("describe_vpcs", "Vpcs", Filters=[filter_by_cluster(cluster_id)])
     ]
     search = [{"Name": "vpc-id", "Values": vpcs}]
-    return bool(vpcs and api.all("describe_vpc_endpoints", "VpcEndpoints", Filters=search))
+    return bool(vpcs and api.list_all("describe_vpc_endpoints", "VpcEndpoints", Filters=search))
 
 
-def _items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _list_items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
     try:
-        found = api.all(kind.action, kind.key, **{kind.filters: [search]})
+        found = api.list_all(kind.action, kind.key, **{kind.filters: [search]})
     except RefusedByAws as refused:
         if not (kind.later and refused.code in _NOT_ASKED):
             raise
@@ -255,11 +259,11 @@ def _items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, A
                 yield inner
 
 
-def _tags(item: dict[str, Any]) -> dict[str, str]:
+def _read_tags(item: dict[str, Any]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in item.get("Tags", item.get("TagSet", ()))}
 
 
-def _vpc(item: dict[str, Any]) -> str:
+def _read_vpc(item: dict[str, Any]) -> str:
     attached = item.get("Attachments", ())
     vpc = item.get("VpcId") or (attached[0].get("VpcId", "") if attached else "")
     return str(vpc)

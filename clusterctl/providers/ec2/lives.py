@@ -34,14 +34,14 @@ def find_network(api: Api, cluster: Cluster, *, pending: bool = True) -> frozens
     if GATEWAY in paid and _finds_gateway(api, cluster, states):
         found.add(GATEWAY)
     search = [filter_by_cluster(cluster.id)]
-    if GATEWAY_ADDRESS in paid and api.all("describe_addresses", "Addresses", Filters=search):
+    if GATEWAY_ADDRESS in paid and api.list_all("describe_addresses", "Addresses", Filters=search):
         found.add(GATEWAY_ADDRESS)
     return frozenset(found)
 
 
 def list_lives(api: Api, cluster: Cluster) -> tuple[Life, ...]:
     """Also of instances and a NAT gateway that have ended, while EC2 shows them."""
-    found = api.instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
+    found = api.list_instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
     machines = (
         Life(item.node, item.launched, item.ended if item.state in ENDED else None)
         for item in found
@@ -57,7 +57,9 @@ def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
     One that is known to have been removed before it was there ended as it began."""
     if not any(item.part == GATEWAY for item in cluster.charges):
         return
-    found = api.all("describe_nat_gateways", "NatGateways", Filter=[filter_by_cluster(cluster.id)])
+    found = api.list_all(
+        "describe_nat_gateways", "NatGateways", Filter=[filter_by_cluster(cluster.id)]
+    )
     known = [item for item in found if "CreateTime" in item and not item.get("FailureCode")]
     if all(item.get("State") == "pending" for item in known):
         return
@@ -70,7 +72,7 @@ def _list_gateway_lives(api: Api, cluster: Cluster) -> Iterator[Life]:
 
 def list_last(api: Api, cluster: Cluster) -> list[Instance]:
     """The instance of each node: that which can run, else what EC2 still shows of the last one."""
-    found = api.instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
+    found = api.list_instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
     found.sort(key=lambda item: (item.state not in ENDED, item.launched))
     return list({item.node: item for item in found}.values())
 
@@ -135,14 +137,14 @@ def find_gateway_end(api: Api, cluster: Cluster, now: float) -> dict[str, Ended]
 
 def _finds_gateway(api: Api, cluster: Cluster, states: Collection[str]) -> bool:
     search = [filter_by_cluster(cluster.id)]
-    found = api.all("describe_nat_gateways", "NatGateways", Filter=search)
+    found = api.list_all("describe_nat_gateways", "NatGateways", Filter=search)
     return any(item["State"] in states for item in found)
 
 
 def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:
     """By node, while EC2 shows them: for an hour after their end."""
     states = (*LIVING, "terminated")
-    found = api.instances(filter_by_cluster(cluster.id), states=states)
+    found = api.list_instances(filter_by_cluster(cluster.id), states=states)
     # One that was made anew has the name of the one that is gone.
     machines = {node.machine for node in cluster.nodes}
     found.sort(key=lambda item: (item.state != "terminated", item.id in machines))

@@ -47,7 +47,7 @@ def choose(api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]) -
         if options.cloud.ami and kind != LAUNCHER:
             found[kind] = options.cloud.ami
         else:
-            found[kind] = same.get(row) or api.image(owner, row.name)
+            found[kind] = same.get(row) or api.find_image(owner, row.name)
             same[row] = found[kind]
         if not found[kind]:
             raise ProviderError(
@@ -56,7 +56,7 @@ def choose(api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]) -
                 + (", or name one with --ami" if kind != LAUNCHER else "")
                 + f"; {_ALLOWED}",
             )
-    known = api.images(found.values())
+    known = api.list_images(found.values())
     if options.cloud.ami and options.cloud.ami not in known:
         raise UsageError(
             f"no machine image {options.cloud.ami!r} in {api.region}",
@@ -64,11 +64,11 @@ def choose(api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]) -
         )
     images = {kind: known.get(id, Image(id=id)) for kind, id in found.items()}
     for machine in machines:
-        _fits(machine, images[machine.image])
+        _check_image(machine, images[machine.image])
     return images
 
 
-def _fits(machine: PlannedMachine, image: Image) -> None:
+def _check_image(machine: PlannedMachine, image: Image) -> None:
     """Raises UsageError for a disk that is smaller than what is copied to it, and for an image of
     another architecture."""
     if image.architecture != "x86_64":

@@ -49,7 +49,7 @@ class Acl:
             if "CidrBlock" not in rule:
                 continue  # of IPv6, which clusters do not use
             theirs = IPv4Network(rule["CidrBlock"], strict=False)
-            first, last = _ports(rule)
+            first, last = _read_ports(rule)
             if not theirs.overlaps(network) or last < ports[0] or first > ports[1]:
                 continue
             if network == ANYWHERE and any(map(theirs.subnet_of, _INSIDE)):
@@ -62,12 +62,12 @@ class Acl:
         return "no rule allows it"
 
 
-def _ports(rule: Mapping[str, Any]) -> Ports:
+def _read_ports(rule: Mapping[str, Any]) -> Ports:
     said = rule.get("PortRange") if str(rule["Protocol"]) == _TCP else None
     return (int(said["From"]), int(said["To"])) if said else (0, 65535)
 
 
-def of_subnet(subnet: str, found: Sequence[Mapping[str, Any]]) -> Acl | None:
+def find_for_subnet(subnet: str, found: Sequence[Mapping[str, Any]]) -> Acl | None:
     """The one that a subnet has, among those of its VPC; None where that is not told."""
     for item in found:
         if any(link.get("SubnetId") == subnet for link in item.get("Associations", ())):
@@ -75,7 +75,7 @@ def of_subnet(subnet: str, found: Sequence[Mapping[str, Any]]) -> Acl | None:
     return None
 
 
-def ssh_trouble(acl: Acl | None, sources: Sequence[IPv4Network]) -> str:
+def find_ssh_trouble(acl: Acl | None, sources: Sequence[IPv4Network]) -> str:
     """Why the launcher could not be reached from there; "" where it can, as far as this tells."""
     if acl is None:
         return ""
@@ -87,7 +87,7 @@ def ssh_trouble(acl: Acl | None, sources: Sequence[IPv4Network]) -> str:
     return ""
 
 
-def internet_trouble(acl: Acl | None, *, http: bool) -> str:
+def find_internet_trouble(acl: Acl | None, *, http: bool) -> str:
     """Why machines could not fetch packages; "" as above. `http`: whether they also need port 80,
     where Ubuntu's packages are."""
     if acl is None:
@@ -106,7 +106,7 @@ def internet_trouble(acl: Acl | None, *, http: bool) -> str:
     return ""
 
 
-def pair_trouble(
+def find_pair_trouble(
     workers: Acl | None, inner: IPv4Network, launcher: Acl | None, outer: IPv4Network
 ) -> str:
     """Why the launcher and workers in another subnet could not talk; "" as above. `inner`, `outer`:

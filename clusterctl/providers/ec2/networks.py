@@ -85,7 +85,7 @@ def choose(
     """
     if not (cloud.subnet or cloud.vpc):
         return {}
-    found = sorted(_subnets(api, cloud), key=lambda one: one.id not in there)
+    found = sorted(_list_subnets(api, cloud), key=lambda one: one.id not in there)
     if machines:
         _check_names(api, found[0].vpc)
         _check_tenancy(api, found[0].vpc)
@@ -93,17 +93,17 @@ def choose(
         _check_rights(api, found[0].vpc, cloud, name)
     # An image of theirs may have all packages.
     endpoint = cloud.instance_connect
-    sources = () if endpoint else _sources(cloud.ssh_cidr, me)
+    sources = () if endpoint else _list_sources(cloud.ssh_cidr, me)
     needs = _Needs(machines, sources, http=not cloud.ami, endpoint=endpoint)
     if cloud.private and not endpoint:
-        return _pairs(found, needs, there)
+        return _choose_pairs(found, needs, there)
     if cloud.private:
-        return _closed(found, needs)
+        return _choose_closed(found, needs)
     usable: dict[str, ZoneSubnets] = {}
-    troubles = {one.id: _trouble(one, needs) for one in found}
+    troubles = {one.id: _find_trouble(one, needs) for one in found}
     for one in found:
         if troubles[one.id] and cloud.subnet:
-            raise UsageError(f"{one.id} {troubles[one.id]}", hint=_hint(troubles[one.id]))
+            raise UsageError(f"{one.id} {troubles[one.id]}", hint=_suggest_fix(troubles[one.id]))
         if not troubles[one.id]:
             usable.setdefault(one.zone, ZoneSubnets(one.id, one.id))
     if not usable:
@@ -115,21 +115,21 @@ def choose(
     return usable
 
 
-def _hint(trouble: str) -> str:
+def _suggest_fix(trouble: str) -> str:
     other = "choose another --subnet"
     return f"{other}, or have that ACL changed" if "network ACL" in trouble else other
 
 
-def _sources(said: str, me: Callable[[], str]) -> tuple[IPv4Network, ...]:
+def _list_sources(said: str, me: Callable[[], str]) -> tuple[IPv4Network, ...]:
     """From where SSH comes; () where that is not known."""
     try:
-        known = ssh_cidr.networks("--ssh-cidr", said or me()).split(",")
+        known = ssh_cidr.parse_networks("--ssh-cidr", said or me()).split(",")
     except (OSError, ValueError, UsageError):
         return ()
     return tuple(map(IPv4Network, known))
 
 
-def _pairs(
+def _choose_pairs(
     found: Sequence[Subnet], needs: _Needs, there: Collection[str]
 ) -> dict[str, ZoneSubnets]:
     """By zone, a closed subnet for workers and a public one for the launcher. A machine cannot move
@@ -138,9 +138,10 @@ def _pairs(
     inner = [one for one in found if not one.public]
     outer = [one for one in outer if one.id in there] or outer
     inner = [one for one in inner if one.id in there] or inner
-    closed = {one.id: _private_trouble(one, needs) for one in inner}
+    closed = {one.id: _find_private_trouble(one, needs) for one in inner}
     public = {
-        one.id: _trouble(one, replace(needs, machines=int(one.id not in there))) for one in outer
+        one.id: _find_trouble(one, replace(needs, machines=int(one.id not in there)))
+        for one in outer
     }
     found = [*inner, *outer]
     usable: dict[str, ZoneSubnets] = {}
@@ -148,7 +149,7 @@ def _pairs(
         mine = [one for one in found if one.zone == zone]
         workers = [one for one in mine if closed.get(one.id) == ""]
         launcher = [one for one in mine if public.get(one.id) == ""]
-        apart = {(a.id, b.id): _pair_trouble(a, b) for a in workers for b in launcher}
+        apart = {(a.id, b.id): _find_pair_trouble(a, b) for a in workers for b in launcher}
         if pair := next((pair for pair, trouble in apart.items() if not trouble), None):
             way = next(one.out for one in workers if one.id == pair[0])
             usable[zone] = ZoneSubnets(*pair, way)
@@ -170,11 +171,13 @@ def _pairs(
     )
 
 
-def _closed(found: Sequence[Subnet], needs: _Needs) -> dict[str, ZoneSubnets]:
+def _choose_closed(found: Sequence[Subnet], needs: _Needs) -> dict[str, ZoneSubnets]:
     """By zone, a closed subnet for all machines: also the launcher needs no public one. Raises
     UsageError."""
     troubles = {
-        one.id: "has a route to an internet gateway" if one.public else _private_trouble(one, needs)
+        one.id: "has a route to an internet gateway"
+        if one.public
+        else _find_private_trouble(one, needs)
         for one in found
     }
     usable: dict[str, ZoneSubnets] = {}
@@ -191,7 +194,7 @@ def _closed(found: Sequence[Subnet], needs: _Needs) -> dict[str, ZoneSubnets]:
     return usable
 
 
-def _private_trouble(subnet: Subnet, needs: _Needs) -> str:
+def _find_private_trouble(subnet: Subnet, needs: _Needs) -> str:
     """Why private workers cannot be there; "" where they can."""
     if subnet.cluster:
         return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
@@ -200,20 +203,20 @@ def _private_trouble(subnet: Subnet, needs: _Needs) -> str:
     if subnet.blocked not in (_OPEN, _OUTWARDS):
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
     if subnet.free < needs.machines:
-        return _too_few(subnet, needs)
-    return _shut(network_acls.internet_trouble(subnet.acl, http=needs.http), needs)
+        return _describe_shortage(subnet, needs)
+    return _describe_block(network_acls.find_internet_trouble(subnet.acl, http=needs.http), needs)
 
 
-def _pair_trouble(workers: Subnet, launcher: Subnet) -> str:
+def _find_pair_trouble(workers: Subnet, launcher: Subnet) -> str:
     """Why the launcher could not talk to workers there; "" where it can."""
-    return network_acls.pair_trouble(workers.acl, workers.cidr, launcher.acl, launcher.cidr)
+    return network_acls.find_pair_trouble(workers.acl, workers.cidr, launcher.acl, launcher.cidr)
 
 
-def _too_few(subnet: Subnet, needs: _Needs) -> str:
+def _describe_shortage(subnet: Subnet, needs: _Needs) -> str:
     return f"has {subnet.free} free addresses, and the cluster needs {needs.machines} more"
 
 
-def _shut(trouble: str, needs: _Needs) -> str:
+def _describe_block(trouble: str, needs: _Needs) -> str:
     """Machines that run show themselves what reaches them."""
     return f"cannot be used: {trouble}" if trouble and needs.machines else ""
 
@@ -236,7 +239,7 @@ def _check_names(api: Api, vpc: str) -> None:
 def _check_tenancy(api: Api, vpc: str) -> None:
     """Raises UsageError where machines would cost more than the prices that the plan is made of."""
     try:
-        tenancy = api.tenancy(vpc)
+        tenancy = api.find_tenancy(vpc)
     except ProviderError:
         return  # who may not ask is not told
     if tenancy != "default":
@@ -253,7 +256,7 @@ def _check_rights(api: Api, vpc: str, cloud: CloudSpec, name: str) -> None:
     those who keep the networks do. Terraform would find out when the key pair is made."""
     pairs = as_list({TAG: name, **tags.parse(cloud.tag)})
     try:
-        api.may_make(
+        api.check_right(
             "create_security_group",
             GroupName=f"clusterctl-{name}",
             Description="Asked for by a dry run, and not made",
@@ -267,7 +270,7 @@ def _check_rights(api: Api, vpc: str, cloud: CloudSpec, name: str) -> None:
         ) from refused
 
 
-def _trouble(subnet: Subnet, needs: _Needs) -> str:
+def _find_trouble(subnet: Subnet, needs: _Needs) -> str:
     """Why the cluster cannot be there; "" where it can."""
     if subnet.cluster:
         return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
@@ -279,17 +282,19 @@ def _trouble(subnet: Subnet, needs: _Needs) -> str:
     if subnet.blocked != _OPEN:
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
     if subnet.free < needs.machines:
-        return _too_few(subnet, needs)
-    ssh = "" if needs.endpoint else network_acls.ssh_trouble(subnet.acl, needs.sources)
-    return _shut(ssh or network_acls.internet_trouble(subnet.acl, http=needs.http), needs)
+        return _describe_shortage(subnet, needs)
+    ssh = "" if needs.endpoint else network_acls.find_ssh_trouble(subnet.acl, needs.sources)
+    return _describe_block(
+        ssh or network_acls.find_internet_trouble(subnet.acl, http=needs.http), needs
+    )
 
 
-def _subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
+def _list_subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
     """Those that were named, in that order, else all of the VPC."""
     search = ("subnet-id", list(cloud.subnet)) if cloud.subnet else ("vpc-id", [cloud.vpc])
     found = _describe(api, "describe_subnets", "Subnets", *search)
     by_id = {item["SubnetId"]: item for item in found}
-    ids = cloud.subnet or tuple(sorted(by_id, key=lambda id: (_zone(by_id[id]), id)))
+    ids = cloud.subnet or tuple(sorted(by_id, key=lambda id: (_read_zone(by_id[id]), id)))
     for id in ids:
         if id not in by_id:
             raise UsageError(
@@ -313,11 +318,11 @@ def _subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
             hint="name subnets of one VPC, each in another zone",
         )
     tables = _describe(api, "describe_route_tables", "RouteTables", "vpc-id", vpcs)
-    acls = _acls(api, vpcs)
-    return [_subnet(by_id[id], tables, acls) for id in ids]
+    acls = _list_acls(api, vpcs)
+    return [_read_subnet(by_id[id], tables, acls) for id in ids]
 
 
-def _acls(api: Api, vpcs: list[str]) -> list[Any]:
+def _list_acls(api: Api, vpcs: list[str]) -> list[Any]:
     """The network ACLs of these VPCs; none where we may not look."""
     try:
         return _describe(api, "describe_network_acls", "NetworkAcls", "vpc-id", vpcs)
@@ -326,33 +331,33 @@ def _acls(api: Api, vpcs: list[str]) -> list[Any]:
 
 
 def _describe(api: Api, action: str, key: str, name: str, values: list[str]) -> list[Any]:
-    return api.all(action, key, Filters=[{"Name": name, "Values": values}])
+    return api.list_all(action, key, Filters=[{"Name": name, "Values": values}])
 
 
-def _zone(item: Mapping[str, Any]) -> str:
+def _read_zone(item: Mapping[str, Any]) -> str:
     return str(item["AvailabilityZone"])
 
 
-def _subnet(
+def _read_subnet(
     item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]], acls: Sequence[Mapping[str, Any]]
 ) -> Subnet:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
-    routes = _routes(item["SubnetId"], tables)
+    routes = _list_routes(item["SubnetId"], tables)
     return Subnet(
         id=item["SubnetId"],
         vpc=item["VpcId"],
-        zone=_zone(item),
+        zone=_read_zone(item),
         free=int(item["AvailableIpAddressCount"]),
-        public=any(_way_out(route).startswith("igw-") for route in routes),
-        out=next(filter(None, map(_way_out, routes)), ""),
+        public=any(_find_way_out(route).startswith("igw-") for route in routes),
+        out=next(filter(None, map(_find_way_out, routes)), ""),
         blocked=item.get("BlockPublicAccessStates", {}).get("InternetGatewayBlockMode", _OPEN),
         cluster=tags.get(TAG, ""),
         cidr=IPv4Network(item.get("CidrBlock") or _NO_ADDRESSES),
-        acl=network_acls.of_subnet(item["SubnetId"], acls),
+        acl=network_acls.find_for_subnet(item["SubnetId"], acls),
     )
 
 
-def _routes(subnet: str, tables: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _list_routes(subnet: str, tables: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Those of the subnet's own table, else of the VPC's main one."""
     for key, value in (("SubnetId", subnet), ("Main", True)):
         for table in tables:
@@ -361,7 +366,7 @@ def _routes(subnet: str, tables: Sequence[Mapping[str, Any]]) -> Sequence[Mappin
     return ()
 
 
-def _way_out(route: Mapping[str, Any]) -> str:
+def _find_way_out(route: Mapping[str, Any]) -> str:
     """What the route to the internet leads to; "" for other routes, and for what is gone."""
     if route.get("DestinationCidrBlock") != _ANYWHERE or route.get("State") != "active":
         return ""

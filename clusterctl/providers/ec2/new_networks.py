@@ -40,16 +40,16 @@ def _check_rights(api: Api, options: ClusterSpec) -> None:
     """Many organizations let only administrators make networks."""
     made = {TAG: options.name, **tags.parse(options.cloud.tag)}
 
-    def tagged(kind: str) -> list[dict[str, Any]]:
+    def make_tags(kind: str) -> list[dict[str, Any]]:
         return [{"ResourceType": kind, "Tags": tags.as_list(made)}]
 
     try:
-        api.may_make("create_vpc", CidrBlock=CIDR, TagSpecifications=tagged("vpc"))
+        api.check_right("create_vpc", CidrBlock=CIDR, TagSpecifications=make_tags("vpc"))
         kind = "internet-gateway"
-        api.may_make("create_internet_gateway", TagSpecifications=tagged(kind))
+        api.check_right("create_internet_gateway", TagSpecifications=make_tags(kind))
         if options.cloud.private:
             kind = "elastic-ip"
-            api.may_make("allocate_address", Domain="vpc", TagSpecifications=tagged(kind))
+            api.check_right("allocate_address", Domain="vpc", TagSpecifications=make_tags(kind))
     except RefusedByAws as refused:
         raise ProviderError(refused.message, hint=f"{_THEIRS}; {refused.hint}") from refused
 
@@ -58,7 +58,7 @@ def _check_open(api: Api, *, hidden: bool) -> None:
     """Raises ProviderError where SSH to a new network would time out: EC2 makes it all the same.
     `hidden`: no machine has a public address, and traffic goes out through a NAT gateway."""
     try:
-        mode = api.block_mode()
+        mode = api.find_block_mode()
     except ProviderError:
         return  # who may not ask is not told
     if mode != _OPEN and not (hidden and mode == _OUTWARDS):

@@ -20,7 +20,7 @@ def write(numbers: Sequence[int]) -> str:
     )
 
 
-def node(text: str, index: int) -> str:
+def read_node(text: str, index: int) -> str:
     """The name of the machine with this index; "" where the text is not ours."""
     try:
         for part in text.split():

@@ -21,7 +21,7 @@ from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
 
 
-def mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
+def name_mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
     """`on_demand`: the workers that are so beside spot instances."""
     beside = f" ({ranges(on_demand)} on-demand)" if on_demand else ""
     return f"{region}, spot{beside}" if spot else region
@@ -57,7 +57,7 @@ def reprice(
     for zone in sorted({item.zone if item.spot else "" for item in new}):
         mine = [item for item in new if (item.zone if item.spot else "") == zone]
         types, zones = {item.type for item in mine}, (zone,) if zone else ()
-        quotes = prices.quotes(
+        quotes = prices.find_quotes(
             api, () if zone else types, spot=types if zone else (), zones=zones, report=report
         )
         charges = prices.requote(charges, quotes, {item.node for item in mine})
@@ -70,7 +70,7 @@ def quote_machines(
     """`spot`: the zones where workers may be spot instances; on demand without any."""
     machines = found.machines
     workers = {m.instance_type for m in machines if m.name != LAUNCHER}
-    quoted = prices.quotes(
+    quoted = prices.find_quotes(
         api,
         [m.instance_type for m in machines if m.name == LAUNCHER or not spot],
         spot=workers if spot else (),
@@ -109,24 +109,26 @@ def estimate(
     """`old`: the charges so far. `spot`: whether the workers are to be spot instances, but for
     those in `on_demand`, which are started again as what they are."""
 
-    def charged(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
+    def charge(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
         quoted = quote_machines(api, found, zones, report)
         hidden = cloud.private and cloud.instance_connect
-        new = prices.charges(found.machines, quoted, now, private=cloud.private, hidden=hidden)
+        new = prices.build_charges(
+            found.machines, quoted, now, private=cloud.private, hidden=hidden
+        )
         merged = prices.merge(old, new, now)
         if zones and on_demand:
             merged = requote(api, found, merged, on_demand, "", report)
         return merged, quoted
 
-    usual, quoted = charged(found.zones[:1] if spot else ())
+    usual, quoted = charge(found.zones[:1] if spot else ())
     dear = usual
     if spot and (cloud.spot_fallback or len(found.zones) > 1):
-        dear, _ = charged(() if cloud.spot_fallback else found.zones)
+        dear, _ = charge(() if cloud.spot_fallback else found.zones)
     nat = quoted[prices.NAT_TRAFFIC].dollars if found.nat else None
     return Estimate(usual, dear, quoted[prices.TRAFFIC].dollars, nat)
 
 
-def place(
+def describe_place(
     api: Api, found: Survey, binary: str, tag: Sequence[str] = (), *, hidden: bool = False
 ) -> Iterator[str]:
     """Where the machines go, and with which tags of the user's; `binary`: what makes them;
@@ -170,7 +172,7 @@ def describe(
     now: float,
 ) -> tuple[str, ...]:
     """The plan, line by line. `binary`: what makes the machines; `ssh`: who may connect."""
-    table = prices.table(
+    table = prices.render_table(
         found.machines,
         cost.charges,
         found.zones[0],
@@ -180,7 +182,7 @@ def describe(
     )
     end = describe_ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
     hidden = options.cloud.private and options.cloud.instance_connect
-    where = place(api, found, binary, options.cloud.tag, hidden=hidden)
+    where = describe_place(api, found, binary, options.cloud.tag, hidden=hidden)
     return (*where, ssh, *table, *end)
 
 
@@ -209,18 +211,18 @@ def describe_ends(
             " --on-node-loss replace` while it follows the job, else by the next `logs -f` or `up`"
         )
     yield f"every node shuts down at {format_time(deadline)}, even if this machine is off"
-    yield _guard(api, nat)
-    yield _idle(cloud.idle)
+    yield _describe_guard(api, nat)
+    yield _describe_idle(cloud.idle)
     for name in sorted(stopped):
         yield f"{name} was stopped and is started again"
 
 
-def question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
+def render_question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     """The question that needs consent; "" if no machine starts."""
     if not machines:
         return ""
-    rate, unknown = measured.hourly(charges)
-    worst = prices.money(rate * seconds / 3600 + budget.cost_after_deadline(charges), 2)
+    rate, unknown = measured.sum_hourly(charges)
+    worst = prices.render_money(rate * seconds / 3600 + budget.estimate_after_deadline(charges), 2)
     return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
 
 
@@ -236,7 +238,7 @@ def _describe_burstable(machines: Sequence[PlannedMachine]) -> Iterator[str]:
             )
 
 
-def _idle(seconds: float | None) -> str:
+def _describe_idle(seconds: float | None) -> str:
     if not seconds:
         return "unused workers keep running until the deadline (--idle off)"
     return (
@@ -245,7 +247,7 @@ def _idle(seconds: float | None) -> str:
     )
 
 
-def _guard(api: Api, nat: bool) -> str:
+def _describe_guard(api: Api, nat: bool) -> str:
     """Of the plan: whether AWS ends what the nodes' own agents do not."""
     try:
         return eventbridge.check(api, nat=nat)

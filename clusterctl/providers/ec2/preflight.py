@@ -84,25 +84,25 @@ def survey(
     if options.cloud.spot_fallback and not options.cloud.spot:
         report("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
-    account = run_in_background(api.account)
-    known = run_in_background(lambda: _types(api, options))
+    account = run_in_background(api.find_account)
+    known = run_in_background(lambda: _find_types(api, options))
     shared = run_in_background(partial(_find_shared, api, options.cloud.file_system))
-    running = run_in_background(lambda: api.instances(states=("pending", "running")))
-    disk_key = run_in_background(partial(_disk_key, api))
-    zones = run_in_background(lambda: (zone,) if present and zone else _zones(api, options))
-    by_account = account.result()
-    types = known.result()
-    share = shared.result()
+    running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
+    disk_key = run_in_background(partial(_find_disk_key, api))
+    zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
+    by_account, types, share = account.result(), known.result(), shared.result()
     machines = _plan_machines(options, types, present)
     type_checks.check(api, options, types)
     amis = run_in_background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     subnets = run_in_background(partial(_choose_subnets, api, options, share, len(new), there, me))
     reserved = run_in_background(partial(reservations.check, api, options, _count_workers(new)))
-    placed, settled = file_systems.place(options, share), bool(present)
+    placed, settled = file_systems.fill_in_network(options, share), bool(present)
     endpoint = run_in_background(partial(endpoints.check, api, placed, id, report, there=settled))
     network = run_in_background(partial(_check_network, api, placed, id, new, there=settled))
-    rights = run_in_background(lambda: _rights(api, options, new, amis.result(), subnets.result()))
+    rights = run_in_background(
+        lambda: _check_rights(api, options, new, amis.result(), subnets.result())
+    )
     quotas.check(api, options, machines, types, present, running, report)
     _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
@@ -131,7 +131,7 @@ def _plan_machines(
     options: ClusterSpec, types: Mapping[str, InstanceType], present: Mapping[str, str]
 ) -> tuple[PlannedMachine, ...]:
     makers = {name: kind.gpu_maker for name, kind in types.items()}
-    return layout.machines(options, makers, layout.present(present))
+    return layout.plan_machines(options, makers, layout.read_present(present))
 
 
 def _find_shared(api: Api, wanted: str) -> FileSystem | None:
@@ -182,7 +182,7 @@ def survey_cluster(
     address, as the internet sees it."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        update_rules.check_account(current, api.account())
+        update_rules.check_account(current, api.find_account())
     running = find_instances(api, current.id) if current else []
     instances = [item for item in running if item.node]
     zone = instances[0].zone if instances else ""
@@ -220,9 +220,9 @@ def check_clock(ahead: float, report: Reporter = lambda line: None) -> float:
     return ahead if abs(ahead) > _EXACT else 0.0
 
 
-def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
-    names = layout.types(options)
-    types = api.instance_types(names)
+def _find_types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
+    names = layout.list_types(options)
+    types = api.list_instance_types(names)
     with_gpu = {group.instance_type for group in options.groups if group.family != "cpu"}
     for name in names:
         if name not in types:
@@ -238,7 +238,7 @@ def _types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
     return types
 
 
-def _rights(
+def _check_rights(
     api: Api,
     options: ClusterSpec,
     new: Sequence[PlannedMachine],
@@ -254,7 +254,7 @@ def _rights(
         public = not options.cloud.private or not (worker or options.cloud.instance_connect)
         asked[spot, public, machine.instance_type] = run_in_background(
             partial(
-                api.may_launch,
+                api.check_launch_right,
                 machine.instance_type,
                 amis[machine.image],
                 disk=machine.disk,
@@ -269,13 +269,13 @@ def _rights(
         answer.result()
 
 
-def _disk_key(api: Api) -> tuple[str, str]:
+def _find_disk_key(api: Api) -> tuple[str, str]:
     """The key that encrypts disks, and its state."""
-    key = api.disk_key()
+    key = api.find_disk_key()
     if key.endswith(_AWS_KEY):
         return key, _ENABLED
     try:
-        return key, api.key_state(key)
+        return key, api.find_key_state(key)
     except ProviderError as error:
         raise ProviderError(
             f"{error.message}; it is {key}: if its key policy does not let you use it, EC2 ends all"
@@ -301,9 +301,9 @@ def _check_disk_key(api: Api, asked: Future[tuple[str, str]], report: Reporter) 
         )
 
 
-def _zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
-    names = ", ".join(layout.types(options))
-    offering = api.zones(layout.types(options))
+def _choose_zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
+    names = ", ".join(layout.list_types(options))
+    offering = api.list_zones(layout.list_types(options))
     if not offering:
         raise ProviderError(
             f"no zone of {api.region} offers all of {names}",

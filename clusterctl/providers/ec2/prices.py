@@ -40,7 +40,7 @@ def look_up_fallback(item: str, region: str) -> Quote:
     return Quote(known.dollars, f"{known.source}, read {known.date}")
 
 
-def quotes(
+def find_quotes(
     api: Api,
     types: Iterable[str],
     *,
@@ -56,19 +56,21 @@ def quotes(
     spots = {name_worker_row(kind): kind for kind in spot}
     found: dict[str, Quote] = {}
     told = False
-    asked = {kind: run_in_background(partial(api.price, kind)) for kind in dict.fromkeys(types)}
+    asked = {
+        kind: run_in_background(partial(api.find_price, kind)) for kind in dict.fromkeys(types)
+    }
     asked |= {
-        name: run_in_background(partial(api.spot_price, kind, *zones))
+        name: run_in_background(partial(api.find_spot_price, kind, *zones))
         for name, kind in spots.items()
     }
     asked |= {
-        DISK: run_in_background(api.disk_price),
-        ADDRESS: run_in_background(api.address_price),
-        TRAFFIC: run_in_background(api.traffic_price),
+        DISK: run_in_background(api.find_disk_price),
+        ADDRESS: run_in_background(api.find_address_price),
+        TRAFFIC: run_in_background(api.find_traffic_price),
     }
     if nat:
-        asked[NAT] = run_in_background(api.nat_price)
-        asked[NAT_TRAFFIC] = run_in_background(api.nat_traffic_price)
+        asked[NAT] = run_in_background(api.find_nat_price)
+        asked[NAT_TRAFFIC] = run_in_background(api.find_nat_traffic_price)
     for kind, answer in asked.items():
         live: float | None = None
         source = "AWS spot price" if kind in spots else "AWS price list"
@@ -93,14 +95,14 @@ def name_worker_row(kind: str) -> str:
     return f"worker {kind}"
 
 
-def _quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
+def _find_quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
     own = None if node == LAUNCHER else quotes.get(name_worker_row(kind))
     return own or quotes.get(kind)
 
 
-def rates(api: Api, types: Collection[str]) -> leftovers.Rates:
+def find_rates(api: Api, types: Collection[str]) -> leftovers.Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
-    found = quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
+    found = find_quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
     gib = found[DISK].dollars
     return leftovers.Rates(
         {kind: found[kind].dollars for kind in types},
@@ -110,7 +112,7 @@ def rates(api: Api, types: Collection[str]) -> leftovers.Rates:
     )
 
 
-def charges(
+def build_charges(
     machines: Sequence[PlannedMachine],
     quotes: Mapping[str, Quote],
     since: float,
@@ -136,7 +138,7 @@ def charges(
             for part, item, quote in rows
         ]
     for machine in machines:
-        quote = _quote(quotes, machine.name, machine.instance_type) or Quote(None, "unknown")
+        quote = _find_quote(quotes, machine.name, machine.instance_type) or Quote(None, "unknown")
         disk = None if gib.dollars is None else gib.dollars * machine.disk / HOURS_PER_MONTH
         for part, item, dollars, source in (
             ("instance", machine.instance_type, quote.dollars, quote.source),
@@ -178,19 +180,19 @@ def requote(
         if charge.part == "instance"
         and charge.until is None
         and charge.node in nodes
-        and (quote := _quote(quotes, charge.node, charge.item))
+        and (quote := _find_quote(quotes, charge.node, charge.item))
         else charge
         for charge in charges
     )
 
 
-def rate(charges: Iterable[Charge]) -> str:
+def render_rate(charges: Iterable[Charge]) -> str:
     """Dollars per hour of all that runs, for people."""
-    dollars, unknown = measured.hourly(charges)
-    return f"{'at least ' if unknown else ''}{money(dollars)}"
+    dollars, unknown = measured.sum_hourly(charges)
+    return f"{'at least ' if unknown else ''}{render_money(dollars)}"
 
 
-def money(dollars: float | None, digits: int = 4) -> str:
+def render_money(dollars: float | None, digits: int = 4) -> str:
     return "?" if dollars is None else f"${dollars:.{digits}f}"
 
 
@@ -198,7 +200,7 @@ _PARTS = {"instance": "instances", "disk": "disks", "address": "public IPv4"}
 _SOURCES = _PARTS | dict.fromkeys(NETWORK_PARTS, "NAT gateway")
 
 
-def table(
+def render_table(
     machines: Sequence[PlannedMachine],
     charges: Sequence[Charge],
     zone: str,
@@ -227,20 +229,22 @@ def table(
         each = [mine[part].hourly if part in mine else 0.0 for part in _PARTS]
         sums = [None if price is None else price * number for price in each]
         total = None if None in sums else sum(price or 0.0 for price in sums)
-        cells.append((f"{number} {role}", kind, zone, disk, *map(money, sums), money(total)))
+        cells.append(
+            (f"{number} {role}", kind, zone, disk, *map(render_money, sums), render_money(total))
+        )
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-    lines += _gateway(charges, nat_traffic)
-    rate, unknown = measured.hourly(charges)
+    lines += _render_gateway(charges, nat_traffic)
+    rate, unknown = measured.sum_hourly(charges)
     least = "at least " if unknown else ""
-    total = rate * seconds / 3600 + budget.cost_after_deadline(charges)
+    total = rate * seconds / 3600 + budget.estimate_after_deadline(charges)
     lines.append(
-        f"{least}{money(rate)}/h, {least}{money(total, 2)} until the deadline"
+        f"{least}{render_money(rate)}/h, {least}{render_money(total, 2)} until the deadline"
         f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
-        + (f" (up to {money(traffic, 2)} per GB)" if traffic else "")
+        + (f" (up to {render_money(traffic, 2)} per GB)" if traffic else "")
     )
     lines += [f"? price of {item} unknown" for item in unknown]
     sources: dict[str, dict[str, None]] = {}
@@ -251,14 +255,14 @@ def table(
     return tuple(lines)
 
 
-def _gateway(charges: Sequence[Charge], traffic: float | None) -> list[str]:
+def _render_gateway(charges: Sequence[Charge], traffic: float | None) -> list[str]:
     """What private workers need, also while they are stopped."""
     mine = [item for item in charges if item.part in NETWORK_PARTS and item.until is None]
     if not any(item.part == GATEWAY for item in mine):
         return []
-    rate = None if None in {item.hourly for item in mine} else measured.hourly(mine)[0]
+    rate = None if None in {item.hourly for item in mine} else measured.sum_hourly(mine)[0]
     return [
-        f"NAT gateway of the private workers, with its address: {money(rate)}/h until `clusterctl"
-        f" down`, also while the cluster is stopped, and {money(traffic, 3)} for each GB that they"
-        " download"
+        f"NAT gateway of the private workers, with its address: {render_money(rate)}/h until"
+        " `clusterctl down`, also while the cluster is stopped, and"
+        f" {render_money(traffic, 3)} for each GB that they download"
     ]

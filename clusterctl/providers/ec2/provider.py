@@ -38,7 +38,7 @@ from clusterctl.providers.ec2 import (
 )
 from clusterctl.providers.ec2.answers import STOPPED, Instance
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.client import default_region
+from clusterctl.providers.ec2.client import choose_region
 from clusterctl.providers.ec2.creation import Planned
 from clusterctl.providers.protocol import CheckRow, Created, Ended, Features, Life, ProviderPlan
 from clusterctl.providers.resources import Resource
@@ -68,7 +68,7 @@ class Ec2Provider:
         self,
         connect: Callable[[str], Api] = Api,
         clock: Callable[[], float] = time.time,
-        my_address: Callable[[], str] = ssh_cidr.my_address,
+        my_address: Callable[[], str] = ssh_cidr.ask_my_address,
     ) -> None:
         """`connect`: makes what we ask AWS with, in a region."""
         self._connect = connect
@@ -95,7 +95,7 @@ class Ec2Provider:
         init_cache = terraform_module.prefetch(Home(ahead), binary) if ahead else None
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, report, address.result)
-        options = file_systems.place(options, found.file_system)
+        options = file_systems.fill_in_network(options, found.file_system)
         present = {item.node: item.type for item in instances}
         update_rules.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in STOPPED}
@@ -110,12 +110,12 @@ class Ec2Provider:
         budget.check_hourly(options.cloud.max_hourly, cost.dear)
         update_rules.check_stopped(current, present, stopped, now)
         latest = found.reservation.latest if found.reservation else None
-        deadline = update_rules.deadline(options, current, present, cost.dear, now, latest)
+        deadline = update_rules.choose_deadline(options, current, present, cost.dear, now, latest)
         if init_cache:
             self._planned[options.name] = Planned(options, found, api, init_cache, address, spot)
         return ProviderPlan(
             mode="ec2",
-            mode_reason=plan.mode(api.region, spot),
+            mode_reason=plan.name_mode(api.region, spot),
             one_host=False,
             lines=plan.describe(
                 api,
@@ -137,7 +137,7 @@ class Ec2Provider:
             deadline=deadline,
             account=found.account,
             owner=found.owner,
-            question=plan.question(len(names), cost.dear, deadline - now),
+            question=plan.render_question(len(names), cost.dear, deadline - now),
         )
 
     def _settle(
@@ -178,40 +178,40 @@ class Ec2Provider:
         return creation.create(planned, cluster, folder, self._nodes, report)
 
     def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return lives.list_billed(self._api(cluster, folder), cluster)
+        return lives.list_billed(self._open_api(cluster, folder), cluster)
 
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
-        return leftovers.find(self._api(cluster, folder), cluster.id)
+        return leftovers.find(self._open_api(cluster, folder), cluster.id)
 
     def find_network(self, cluster: Cluster, folder: Path, *, pending: bool) -> frozenset[str]:
-        return lives.find_network(self._api(cluster, folder), cluster, pending=pending)
+        return lives.find_network(self._open_api(cluster, folder), cluster, pending=pending)
 
     def reprice(self, cluster: Cluster, folder: Path, report: Reporter) -> tuple[Charge, ...]:
         if not cluster.spec.cloud.spot:
             return cluster.charges
-        api = self._api(cluster, folder)
+        api = self._open_api(cluster, folder)
         return plan.reprice(api, cluster, lives.list_last(api, cluster), report)
 
     def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return kept_lives.add(folder, lives.list_lives(self._api(cluster, folder), cluster))
+        return kept_lives.add(folder, lives.list_lives(self._open_api(cluster, folder), cluster))
 
     def list_made(self, folder: Path) -> frozenset[str]:
         return terraform_module.list_made(folder)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return lives.describe(self._api(cluster, folder), cluster)
+        return lives.describe(self._open_api(cluster, folder), cluster)
 
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         told = self.describe(cluster, folder).items()
         return {name: what for name, what in told if what not in ("pending", "running")}
 
     def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return lives.list_ended(self._api(cluster, folder), cluster, self._clock(), folder)
+        return lives.list_ended(self._open_api(cluster, folder), cluster, self._clock(), folder)
 
     def list_ending(
         self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
     ) -> frozenset[str]:
-        return lives.list_ending(self._api(cluster, folder), cluster, reclaimed)
+        return lives.list_ending(self._open_api(cluster, folder), cluster, reclaimed)
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         known = terraform_module.identify(folder)
@@ -224,13 +224,13 @@ class Ec2Provider:
         return frozenset((known.id,) if known else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        extension.extend(cluster, folder, deadline, lambda: self._api(cluster, folder))
+        extension.extend(cluster, folder, deadline, lambda: self._open_api(cluster, folder))
 
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        return extension.measure_clock(folder, report, lambda: self._api(cluster, folder))
+        return extension.measure_clock(folder, report, lambda: self._open_api(cluster, folder))
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
-        self._api(cluster, folder)
+        self._open_api(cluster, folder)
         state = provider_state.load(folder)
         if state.spot if state else cluster.spec.cloud.spot:
             raise UsageError(
@@ -240,7 +240,7 @@ class Ec2Provider:
             )
 
     def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        return reconcile.stop(self._api(cluster, folder), cluster.id, report)
+        return reconcile.stop(self._open_api(cluster, folder), cluster.id, report)
 
     def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
         if cluster.spec.cloud.instance_connect:
@@ -250,7 +250,7 @@ class Ec2Provider:
                 hint="there is nothing to allow: your rights in AWS let you in, whatever your"
                 " address is",
             )
-        said = ssh_cidr.networks("network", ",".join(networks)) if networks else ""
+        said = ssh_cidr.parse_networks("network", ",".join(networks)) if networks else ""
         try:
             wanted = said or f"{self._my_address()}/32"
         except (OSError, ValueError) as error:
@@ -258,39 +258,39 @@ class Ec2Provider:
                 f"{ssh_cidr.WHO_AM_I} did not return this machine's public address: {error}",
                 hint="give it: clusterctl allow 203.0.113.7/32",
             ) from error
-        ssh_cidr.change(self._api(cluster, folder), cluster.id, wanted.split(","))
+        ssh_cidr.change(self._open_api(cluster, folder), cluster.id, wanted.split(","))
         if state := provider_state.load(folder):
             state.ssh_cidr = wanted
             provider_state.save(folder, state)
         return tuple(wanted.split(","))
 
-    def shut_out(self, cluster: Cluster, folder: Path) -> str:
+    def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
         state = provider_state.load(folder)
         if state is None or cluster.spec.cloud.instance_connect:
             return ""
-        return ssh_cidr.shut_out(state.ssh_cidr, self._my_address)
+        return ssh_cidr.explain_shut_out(state.ssh_cidr, self._my_address)
 
-    def usual_region(self) -> str:
-        return default_region()
+    def find_usual_region(self) -> str:
+        return choose_region()
 
-    def regions(self) -> tuple[str, ...]:
-        api = self._connect(default_region())
-        api.account()  # says soon where nobody answers
-        return api.regions()
+    def list_regions(self) -> tuple[str, ...]:
+        api = self._connect(choose_region())
+        api.find_account()  # says soon where nobody answers
+        return api.list_regions()
 
-    def owner(self) -> str:
-        api = self._connect(default_region())
-        api.account()
+    def find_owner(self) -> str:
+        api = self._connect(choose_region())
+        api.find_account()
         return api.owner
 
     def is_shared(self, owner: str) -> bool:
         return tags.is_shared(owner)
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        extension.label(cluster, folder, deadline, self._api(cluster, folder))
+        extension.label(cluster, folder, deadline, self._open_api(cluster, folder))
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return leftovers.find_priced(self._connect(region), prices.rates)
+        return leftovers.find_priced(self._connect(region), prices.find_rates)
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
         cleanup.remove_all(self._connect(region), cluster_id, report)
@@ -301,20 +301,22 @@ class Ec2Provider:
     def diagnose(self) -> tuple[CheckRow, ...]:
         return diagnostics.diagnose()
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         state = provider_state.load(folder)
         if cluster.phase is not Phase.STOPPED or (state and state.guarded):
             return ""  # each node keeps its own deadline
         return "stopped machines keep no deadline, and AWS does not remove their disks"
 
-    def registry_login(self, host: str) -> RegistryLogin | None:
+    def find_registry_login(self, host: str) -> RegistryLogin | None:
         found = ECR.fullmatch(host)
         return (
-            RegistryLogin(*Api(found["region"]).registry_login(found["account"])) if found else None
+            RegistryLogin(*Api(found["region"]).ask_registry_login(found["account"]))
+            if found
+            else None
         )
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        reconcile.destroy(self._api(cluster, folder), cluster, folder, report)
+        reconcile.destroy(self._open_api(cluster, folder), cluster, folder, report)
 
     def _ask_address(self, options: ClusterSpec) -> Future[str]:
         """This machine's, as the internet sees it; "" where nobody has to know."""
@@ -331,10 +333,10 @@ class Ec2Provider:
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
         return Planned(options, found, api, init_cache, address, spot)
 
-    def _api(self, cluster: Cluster, folder: Path) -> Api:
+    def _open_api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""
         known = terraform_module.identify(folder)
-        region = known.region if known else cluster.spec.cloud.region or default_region()
+        region = known.region if known else cluster.spec.cloud.region or choose_region()
         api = self._connect(region)
-        update_rules.check_account(cluster, api.account())
+        update_rules.check_account(cluster, api.find_account())
         return api

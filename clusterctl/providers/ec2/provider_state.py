@@ -32,16 +32,16 @@ class ProviderState(msgspec.Struct, kw_only=True):
 def load(folder: Path) -> ProviderState | None:
     """None where nothing was tried yet."""
     try:
-        return msgspec.json.decode(_file(folder).read_bytes(), type=ProviderState)
+        return msgspec.json.decode(_locate_file(folder).read_bytes(), type=ProviderState)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def save(folder: Path, state: ProviderState) -> None:
-    path = _file(folder)
+    path = _locate_file(folder)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(path, msgspec.json.encode(state))
 
 
-def _file(folder: Path) -> Path:
+def _locate_file(folder: Path) -> Path:
     return folder / "ec2" / "memory.json"

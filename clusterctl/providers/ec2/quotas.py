@@ -41,13 +41,13 @@ def check(
         name = (
             f"All {row.spot_name or row.name} Spot Instance Requests"
             if spot
-            else _on_demand(row.name)
+            else _name_quota(row.name)
         )
         key = (name, row.spot if spot else row.on_demand)
         needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
     if not needed:
         return
-    limits = {code: run_in_background(partial(api.quota, code)) for _, code in needed}
+    limits = {code: run_in_background(partial(api.find_quota, code)) for _, code in needed}
     taken_by_code = _count_used(api, running, report)
     for (name, code), vcpus in needed.items():
         try:
@@ -60,11 +60,11 @@ def check(
             raise ProviderError(
                 f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
                 f" are in use; this cluster needs {vcpus} vCPUs more",
-                hint=ask_for_more(code, taken + vcpus),
+                hint=render_request(code, taken + vcpus),
             )
 
 
-def ask_for_more(code: str, value: int, service: str = "ec2") -> str:
+def render_request(code: str, value: int, service: str = "ec2") -> str:
     """The command that asks AWS for a larger quota."""
     return (
         "request more: aws service-quotas request-service-quota-increase"
@@ -72,7 +72,7 @@ def ask_for_more(code: str, value: int, service: str = "ec2") -> str:
     )
 
 
-def _on_demand(name: str) -> str:
+def _name_quota(name: str) -> str:
     return f"Running On-Demand {name} instances"
 
 
@@ -86,7 +86,7 @@ def _count_used(api: Api, running: Future[list[Instance]], report: Reporter) -> 
 
 def count_used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
     """vCPUs of these instances, by quota code."""
-    kinds = api.instance_types({item.type for item in running}) if running else {}
+    kinds = api.list_instance_types({item.type for item in running}) if running else {}
     vcpus: dict[str, int] = {}
     for item in running:
         row = catalog.quota(item.type)
@@ -130,13 +130,13 @@ def check_part(api: Api, part: Part, id: str) -> None:
     """Raises ProviderError where the region has no room for one more, unless cluster `id` has its
     own. Whoever may not ask is not told."""
     try:
-        found = api.all(part.action, part.key)
+        found = api.list_all(part.action, part.key)
         if any(_is_of(item, id) for item in found) or len(found) < USUAL:
             return
-        account = api.account()
+        account = api.find_account()
         # Also the networks that other accounts share with this one are listed.
         taken = sum(item.get("OwnerId", account) == account for item in found)
-        limit = USUAL if taken < USUAL else api.quota(part.code, part.service)
+        limit = USUAL if taken < USUAL else api.find_quota(part.code, part.service)
     except ProviderError:
         return
     if taken + 1 > limit:
@@ -144,7 +144,7 @@ def check_part(api: Api, part: Part, id: str) -> None:
             f"the quota {part.quota!r} ({part.code}) in {api.region} is {limit:g}, of which {taken}"
             " are in use; this cluster needs one more",
             hint="`clusterctl gc` finds forgotten clusters; use a network that is there (--vpc), or"
-            f" another --region; or {ask_for_more(part.code, taken + 1, part.service)}",
+            f" another --region; or {render_request(part.code, taken + 1, part.service)}",
         )
 
 

@@ -59,21 +59,21 @@ def apply(
     Raises TerraformError, and LeftoverError as `remove_unknown` does.
     """
 
-    def once() -> dict[str, Any]:
+    def apply_once() -> dict[str, Any]:
         return runner.apply(
             variables,
-            terraform_module.reporter(report, nodes),
-            parallelism=layout.parallelism(len(variables["user_data"])),
+            terraform_module.make_reporter(report, nodes),
+            parallelism=layout.choose_parallelism(len(variables["user_data"])),
             may_go=may_go(),
         )
 
-    known, tidied = len(runner.resources()), False
+    known, tidied = len(runner.list_resources()), False
     while True:
         try:
-            return once()
+            return apply_once()
         except terraform.TerraformError as error:
             said = [item.text for item in error.diagnostics]
-            before, known = known, len(runner.resources())
+            before, known = known, len(runner.list_resources())
             if isinstance(failures.from_terraform(said), CapacityError):
                 raise
             if failures.is_transient(said) and known > before:
@@ -150,7 +150,7 @@ def remove_unknown(
     known = make_is_known(runner)
     cleanup.remove(api, cluster_id, report, keep=lambda left: left.id in apart or known(left))
     state = runner.state
-    tables = api.all(
+    tables = api.list_all(
         "describe_route_tables", "RouteTables", Filters=[tags.filter_by_cluster(cluster_id)]
     )
     # Associations have no tags of their own.
@@ -165,7 +165,7 @@ def make_is_known(runner: terraform.Terraform) -> Callable[[Resource], bool]:
     and AWS and people may have put endpoints into the network. A NAT gateway that Terraform would
     replace is not known: `cleanup` notes whether it was there, and so is to be paid for."""
     state = runner.state
-    types = {address.partition(".")[0] for address in runner.resources()}
+    types = {address.partition(".")[0] for address in runner.list_resources()}
     tainted = terraform.find_tainted(state)
     return lambda left: (
         left.managed
@@ -183,7 +183,7 @@ def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
     _destroy_known(api, cluster, folder, report)
     if not find_instances(api, cluster.id):
         with suppress(ProviderError):  # the search below finds what is left
-            eventbridge.remove(api, eventbridge.group_of(cluster.id))
+            eventbridge.remove(api, eventbridge.name_group(cluster.id))
     state = provider_state.load(folder)
     # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
     settle = SETTLE if state and state.unfinished else 0.0
@@ -194,10 +194,10 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
     """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
     try:
         runner = terraform_module.open_terraform(api, folder, cluster.name, report)
-        resources = runner.resources()
+        resources = runner.list_resources()
         if not resources:
             return
-        if leftovers.managed(api, cluster.id):
+        if leftovers.is_managed(api, cluster.id):
             report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
             return
         state = provider_state.load(folder)
@@ -210,10 +210,10 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         runner.init()
         settle = SETTLE if state and state.launching else 0.0
         launches.end_unknown(api, cluster.id, runner.state, report, settle=settle)
-        at_a_time = layout.parallelism(len(resources))
+        at_a_time = layout.choose_parallelism(len(resources))
         if len(resources) > at_a_time:
             # Terraform waits for each: the others would be billed meanwhile.
             terminate_instances(api, cluster.id)
-        runner.destroy(terraform_module.reporter(report), parallelism=at_a_time)
+        runner.destroy(terraform_module.make_reporter(report), parallelism=at_a_time)
     except ProviderError as error:
         report(f"{error.message}; removing by tag")

@@ -74,7 +74,7 @@ def check(api: Api, options: ClusterSpec, workers: int) -> Reservation | None:
             )
     if workers:
         _check_available(id, found, workers)
-    return _reservation(id, found)
+    return _read_reservation(id, found)
 
 
 def check_end(api: Api, id: str, deadline: float) -> None:
@@ -86,7 +86,7 @@ def check_end(api: Api, id: str, deadline: float) -> None:
         if not refused.code.startswith("InvalidCapacityReservationId"):
             raise
         return  # AWS has forgotten it: it ended long ago, and its machines with it
-    latest = _reservation(id, found).latest
+    latest = _read_reservation(id, found).latest
     if latest is not None and deadline > latest:
         left = max(0.0, latest - time.time())
         raise ProviderError(
@@ -119,7 +119,7 @@ def _check_available(id: str, found: dict[str, Any], workers: int) -> None:
         )
 
 
-def _reservation(id: str, found: dict[str, Any]) -> Reservation:
+def _read_reservation(id: str, found: dict[str, Any]) -> Reservation:
     block = found.get("ReservationType") == "capacity-block"
     end = found.get("EndDate")
     return Reservation(

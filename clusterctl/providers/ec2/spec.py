@@ -12,7 +12,7 @@ from clusterctl import catalog
 from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup
 from clusterctl.providers.ec2.reservations import Reservation
-from clusterctl.providers.shared.nodes import LAUNCHER, node_names
+from clusterctl.providers.shared.nodes import LAUNCHER, name_nodes
 
 MAX_WORKERS = 1000
 PARALLELISM = (10, 64)
@@ -38,14 +38,14 @@ class PlannedMachine:
     disk: int
 
 
-def launcher_type(spec: ClusterSpec) -> str:
+def choose_launcher_type(spec: ClusterSpec) -> str:
     return spec.cloud.launcher_type or catalog.LAUNCHER_TYPE
 
 
 def check(spec: ClusterSpec) -> None:
     """What is wrong before AWS is asked: raises UsageError for the number of workers, and for a
     family that there is not."""
-    node_names(spec.workers, most=MAX_WORKERS, what="a cluster on EC2")
+    name_nodes(spec.workers, most=MAX_WORKERS, what="a cluster on EC2")
     for group in spec.groups:
         kind = catalog.choose_instance_type(group)
         if group.family not in ("", "cpu") and kind.partition(".")[0] != group.family:
@@ -57,14 +57,14 @@ def check(spec: ClusterSpec) -> None:
             )
 
 
-def types(spec: ClusterSpec) -> tuple[str, ...]:
+def list_types(spec: ClusterSpec) -> tuple[str, ...]:
     """Every instance type of the cluster, the launcher's last."""
     return tuple(
-        dict.fromkeys((*map(catalog.choose_instance_type, spec.groups), launcher_type(spec)))
+        dict.fromkeys((*map(catalog.choose_instance_type, spec.groups), choose_launcher_type(spec)))
     )
 
 
-def image_kind(group: NodeGroup, gpu_makers: Mapping[str, str]) -> str:
+def choose_image_kind(group: NodeGroup, gpu_makers: Mapping[str, str]) -> str:
     """Which machine image a group needs: by its family, else by the maker of its GPUs."""
     if group.family:
         return catalog.find_family(group.family).image
@@ -72,7 +72,9 @@ def image_kind(group: NodeGroup, gpu_makers: Mapping[str, str]) -> str:
     return kinds.get(gpu_makers.get(group.instance_type, "").lower(), "cpu")
 
 
-def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
+def number_workers(
+    groups: Sequence[NodeGroup], present: Mapping[int, str]
+) -> tuple[tuple[int, ...], ...]:
     """The workers' numbers, per group. `present` are those there are, with their instance types:
     each keeps its number while its type is wanted, so that growing and shrinking touches no other.
     """
@@ -92,13 +94,13 @@ def numbers(groups: Sequence[NodeGroup], present: Mapping[int, str]) -> tuple[tu
     )
 
 
-def machines(
+def plan_machines(
     spec: ClusterSpec, gpu_makers: Mapping[str, str], present: Mapping[int, str]
 ) -> tuple[PlannedMachine, ...]:
     """The launcher, then the workers by number."""
     workers = {}
-    for group, own in zip(spec.groups, numbers(spec.groups, present), strict=True):
-        kind = image_kind(group, gpu_makers)
+    for group, own in zip(spec.groups, number_workers(spec.groups, present), strict=True):
+        kind = choose_image_kind(group, gpu_makers)
         disk = spec.cloud.disk or (CPU_DISK if kind == "cpu" else GPU_DISK)
         for number in own:
             workers[number] = PlannedMachine(
@@ -108,12 +110,15 @@ def machines(
                 disk=disk,
             )
     launcher = PlannedMachine(
-        name=LAUNCHER, instance_type=launcher_type(spec), image="launcher", disk=LAUNCHER_DISK
+        name=LAUNCHER,
+        instance_type=choose_launcher_type(spec),
+        image="launcher",
+        disk=LAUNCHER_DISK,
     )
     return (launcher, *(workers[number] for number in sorted(workers)))
 
 
-def present(nodes: Mapping[str, str]) -> dict[int, str]:
+def read_present(nodes: Mapping[str, str]) -> dict[int, str]:
     """Worker numbers with instance types, from node names with instance types."""
     return {
         int(name.removeprefix("worker-")): kind
@@ -122,13 +127,13 @@ def present(nodes: Mapping[str, str]) -> dict[int, str]:
     }
 
 
-def cidr(cluster_id: str) -> str:
+def choose_cidr(cluster_id: str) -> str:
     """A /16 of the cluster's own: routes and jump hosts of two clusters cannot be confused."""
     digest = hashlib.sha256(cluster_id.encode()).digest()
     return f"10.{64 + digest[0] % 64}.0.0/16"
 
 
-def parallelism(nodes: int) -> int:
+def choose_parallelism(nodes: int) -> int:
     least, most = PARALLELISM
     return max(least, min(most, nodes + 8))
 
@@ -180,14 +185,14 @@ class ModuleVariables:
             "cluster_name": self.name,
             "region": self.region,
             "zone": self.zone,
-            "groups": _groups(self.machines, self.placement),
+            "groups": _group_machines(self.machines, self.placement),
             "launcher_type": self.machines[0].instance_type,
             "amis": dict(self.amis),
             "disk": disks.pop() if len(disks) == 1 else 0,
             "spot": self.spot,
             "efa": self.efa,
             "max_retries": ATTEMPTS[len(self.machines) - len(self.apart) > FEW],
-            "cidr": cidr(self.cluster_id),
+            "cidr": choose_cidr(self.cluster_id),
             "ssh_cidr": self.ssh_cidr,
             "public_key": self.public_key,
             "user_data": dict(self.user_data),
@@ -212,13 +217,15 @@ class ModuleVariables:
             "tags": dict(self.tags),
             "apart": sorted(self.apart),
             "on_demand": sorted(self.on_demand),
-            "reservation": _reservation(self.reservation) if self.reservation else None,
+            "reservation": _render_reservation(self.reservation) if self.reservation else None,
         }
         found = {name: value for name, value in given.items() if value}
         return {**found, "launcher_subnet_id": self.launcher_subnet} if own_launcher else found
 
 
-def _groups(machines: Sequence[PlannedMachine], placement: Container[str]) -> list[dict[str, Any]]:
+def _group_machines(
+    machines: Sequence[PlannedMachine], placement: Container[str]
+) -> list[dict[str, Any]]:
     """Workers of one kind together, with their numbers."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for machine in machines:
@@ -237,10 +244,10 @@ def _groups(machines: Sequence[PlannedMachine], placement: Container[str]) -> li
     ]
 
 
-def _reservation(found: Reservation) -> dict[str, Any]:
+def _render_reservation(found: Reservation) -> dict[str, Any]:
     return {"id": found.id, "block": found.block, "placement_group": found.group}
 
 
-def root(machine: PlannedMachine, cluster_id: str) -> str:
+def name_root(machine: PlannedMachine, cluster_id: str) -> str:
     """The folder of ours on a machine."""
     return f"{catalog.MACHINE_IMAGES[machine.image].home}/.clusterctl/{cluster_id}"

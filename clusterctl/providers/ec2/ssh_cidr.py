@@ -25,7 +25,7 @@ DESCRIPTION = "Whoever made the cluster"
 """Of the rules, as infra/ec2 has it."""
 
 
-def network(option: str, text: str) -> str:
+def parse_network(option: str, text: str) -> str:
     """An IPv4 network as AWS wants it: `203.0.113.7` is `203.0.113.7/32`. UsageError names the
     option."""
     try:
@@ -40,12 +40,12 @@ def network(option: str, text: str) -> str:
         raise UsageError(f"{option} {text!r} {why}", hint="for example 203.0.113.7/32") from error
 
 
-def networks(option: str, text: str) -> str:
-    """As `network`, for several with commas between them."""
-    return ",".join(dict.fromkeys(network(option, one.strip()) for one in text.split(",")))
+def parse_networks(option: str, text: str) -> str:
+    """As `parse_network`, for several with commas between them."""
+    return ",".join(dict.fromkeys(parse_network(option, one.strip()) for one in text.split(",")))
 
 
-def my_address() -> str:
+def ask_my_address() -> str:
     """This machine's public IPv4 address. OSError, ValueError.
 
     SSH takes no proxy: one in HTTPS_PROXY would tell its own address. It is asked where nobody
@@ -76,7 +76,7 @@ def resolve(said: str, before: str, ask: Callable[[], str], report: Reporter) ->
     """`said` with --ssh-cidr, else what `ask` answers, else what it was `before`: "" for nothing.
     Raises UsageError where nobody knows."""
     if said:
-        wanted = networks("--ssh-cidr", said)
+        wanted = parse_networks("--ssh-cidr", said)
         if ANYBODY in wanted.split(","):
             report(
                 f"the launcher's SSH is open to the whole internet ({ANYBODY}); it takes keys only"
@@ -97,7 +97,7 @@ def resolve(said: str, before: str, ask: Callable[[], str], report: Reporter) ->
 def describe(said: str, ask: Callable[[], str], *, old: bool) -> str:
     """Of the plan: from where SSH will be open, and who says so. `old`: the cluster is there."""
     if said:
-        networks_said = networks("--ssh-cidr", said)
+        networks_said = parse_networks("--ssh-cidr", said)
         everybody = ": the whole internet, with keys only" * (ANYBODY in networks_said.split(","))
         return f"SSH to the launcher is open to {networks_said} (--ssh-cidr){everybody}"
     try:
@@ -111,7 +111,7 @@ def describe(said: str, ask: Callable[[], str], *, old: bool) -> str:
         )
 
 
-def shut_out(allowed: str, ask: Callable[[], str]) -> str:
+def explain_shut_out(allowed: str, ask: Callable[[], str]) -> str:
     """Why this machine is not let in; "" where it is, or where that is not known."""
     try:
         address = ask()
@@ -124,7 +124,7 @@ def shut_out(allowed: str, ask: Callable[[], str]) -> str:
 
 def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:
     """Lets SSH in from these networks, then from no others. Raises ProviderError."""
-    found = api.all(
+    found = api.list_all(
         "describe_security_groups", "SecurityGroups", Filters=[tags.filter_by_cluster(cluster_id)]
     )
     group = next((item for item in found if item["GroupName"] == f"{cluster_id}-ssh"), None)
@@ -143,10 +143,10 @@ def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:
         ("revoke_security_group_ingress", sorted(present.difference(wanted))),
     ):
         if networks:
-            api.call(action, GroupId=group["GroupId"], IpPermissions=[_rule(networks)])
+            api.call(action, GroupId=group["GroupId"], IpPermissions=[_build_rule(networks)])
 
 
-def _rule(networks: Sequence[str]) -> dict[str, Any]:
+def _build_rule(networks: Sequence[str]) -> dict[str, Any]:
     return {
         "IpProtocol": "tcp",
         "FromPort": 22,

@@ -15,7 +15,7 @@ MOST_TAGGED = 500
 def label(api: Api, cluster_id: str, key: str, value: str) -> None:
     """Gives all that carries a cluster's tag another tag, whatever else it has."""
     mine = [{"Name": "key", "Values": [TAG]}, {"Name": "value", "Values": [cluster_id]}]
-    ids = [item["ResourceId"] for item in api.all("describe_tags", "Tags", Filters=mine)]
+    ids = [item["ResourceId"] for item in api.list_all("describe_tags", "Tags", Filters=mine)]
     _label(api, ids, {key: value})
 
 
@@ -32,15 +32,15 @@ def label_machines(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
     """Gives a cluster's machines, with their disks and interfaces, those of these tags that they
     lack: what was launched stays as Terraform made it, or is unknown to Terraform."""
 
-    def carriers(key: str, value: str) -> set[str]:
+    def find_carriers(key: str, value: str) -> set[str]:
         search = [{"Name": "key", "Values": [key]}, {"Name": "value", "Values": [value]}]
         search.append({"Name": "resource-type", "Values": list(MACHINES)})
-        found = api.all("describe_tags", "Tags", Filters=search)
+        found = api.list_all("describe_tags", "Tags", Filters=search)
         return {str(item["ResourceId"]) for item in found}
 
-    mine = carriers(TAG, cluster_id)
+    mine = find_carriers(TAG, cluster_id)
     for key, value in tags.items():
-        _label(api, sorted(mine - carriers(key, value)), {key: value})
+        _label(api, sorted(mine - find_carriers(key, value)), {key: value})
 
 
 def _label(api: Api, ids: Sequence[str], tags: Mapping[str, str]) -> None:

@@ -74,18 +74,18 @@ def list_made(folder: Path) -> frozenset[str]:
     state = provider_state.load(folder)
     launched = frozenset(state.launched if state else ())
     try:
-        known = terraform.resources(folder / "terraform", folder.name)
+        known = terraform.list_resources(folder / "terraform", folder.name)
     except terraform.TerraformError:
         return launched  # with the nodes on record, all that is known
-    return launched.union(filter(None, map(node, known)))
+    return launched.union(filter(None, map(find_node, known)))
 
 
-def node(address: str) -> str:
+def find_node(address: str) -> str:
     """Whose machine that is, by Terraform's address of it; "" for what is no machine."""
     return address.split('"')[1] if address.startswith("aws_instance.") else ""
 
 
-def reporter(
+def make_reporter(
     report: Reporter, nodes: NodePhases | None = None
 ) -> Callable[[terraform.Event], None]:
     """Says what happens to each machine, and that the rest is made, in one line each. `nodes` is
@@ -93,7 +93,7 @@ def reporter(
 
     def show(event: terraform.Event) -> None:
         if isinstance(event, terraform.ResourceChange):
-            machine = node(event.address)
+            machine = find_node(event.address)
             what = machine or event.address
             words = {
                 ("create", "start"): "starts" if machine else "",

@@ -61,13 +61,13 @@ class ConnectEndpoint:
 
 
 @cache
-def _api(region: str) -> Api:
+def _open_api(region: str) -> Api:
     return Api(region)
 
 
 def open_to(node: Node, seconds: float) -> Tunnel:
     """As `open_tunnel`, by what the node's record says."""
-    return open_tunnel(_api(ConnectEndpoint.parse(node.tunnel).region), node, seconds)
+    return open_tunnel(_open_api(ConnectEndpoint.parse(node.tunnel).region), node, seconds)
 
 
 def open_tunnel(api: Api, node: Node, seconds: float) -> Tunnel:
@@ -81,16 +81,16 @@ def open_tunnel(api: Api, node: Node, seconds: float) -> Tunnel:
     try:
         opened = deadline.await_result(connecting)
     except InvalidStatus as error:
-        raise _refused(endpoint, error) from error
+        raise _make_refused_error(endpoint, error) from error
     except TimeoutError:
         connecting.add_done_callback(_drop)
         raise
     except (OSError, WebSocketException) as error:
-        raise _unreachable(endpoint, str(error)) from error
+        raise _make_unreachable_error(endpoint, str(error)) from error
     return _Carrier(*opened).start(endpoint.id)
 
 
-def _unreachable(endpoint: ConnectEndpoint, why: str) -> ProviderError:
+def _make_unreachable_error(endpoint: ConnectEndpoint, why: str) -> ProviderError:
     return ProviderError(
         f"{endpoint.id} cannot be reached at {endpoint.dns_name}: {why}",
         hint="check your network and your proxy: HTTPS (port 443) to that name has to be open;"
@@ -107,7 +107,7 @@ def _connect(api: Api, endpoint: ConnectEndpoint, node: Node, deadline: Deadline
     """As long as AWS lets it last."""
     from websockets.exceptions import InvalidStatus
 
-    context = _trust(api.find_ca_bundle())
+    context = _build_context(api.find_ca_bundle())
     proxy = _find_proxy(endpoint.dns_name)
     for duration in DURATIONS:
         query = {
@@ -168,7 +168,7 @@ def _learn_time(api: Api, error: InvalidStatus) -> bool:
     return True
 
 
-def _trust(named: str | None) -> ssl.SSLContext:
+def _build_context(named: str | None) -> ssl.SSLContext:
     """The system's authorities, botocore's, and those of files that are named: a proxy that looks
     into TLS may leave WebSockets alone."""
     from botocore.httpsession import get_cert_path
@@ -225,11 +225,11 @@ def _read(error: InvalidStatus) -> tuple[str, str]:
         return "HTTP" if "x-amzn-requestid" in error.response.headers else "", text
 
 
-def _refused(endpoint: ConnectEndpoint, error: InvalidStatus) -> ProviderError:
+def _make_refused_error(endpoint: ConnectEndpoint, error: InvalidStatus) -> ProviderError:
     code, text = _read(error)
     if error.response.status_code in (401, 403) or code == "AccessDenied":
         if not code:
-            return _unreachable(endpoint, f"not AWS, but maybe a proxy, answers: {text}")
+            return _make_unreachable_error(endpoint, f"not AWS, but maybe a proxy, answers: {text}")
         right = "the right ec2-instance-connect:OpenTunnel is in infra/ec2/policy.json"
         clock = "is this machine's clock right? AWS accepts a signature for a minute"
         is_late = any(word in text.lower() for word in ("expired", "not yet current"))

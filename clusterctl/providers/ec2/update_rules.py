@@ -14,7 +14,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.formats import format_time
 from clusterctl.model import Cluster, ClusterSpec
 from clusterctl.providers.ec2 import ssh_cidr, tags
-from clusterctl.providers.ec2.client import default_region
+from clusterctl.providers.ec2.client import choose_region
 from clusterctl.providers.ec2.spec import PlannedMachine, check
 from clusterctl.providers.shared import budget
 
@@ -48,7 +48,7 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     what is wrong whatever AWS says."""
     check(spec)
     before = current.spec.cloud if current else None
-    region = spec.cloud.region or (before.region if before else "") or default_region()
+    region = spec.cloud.region or (before.region if before else "") or choose_region()
     if before and before.region and before.region != region:
         raise UsageError(
             f"cluster {spec.name} is in {before.region}, not in {region}",
@@ -69,7 +69,7 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     if current is None:
         _check_ttl(spec.ttl or catalog.DEFAULT_TTL)
     if spec.cloud.ssh_cidr:
-        ssh_cidr.networks("--ssh-cidr", spec.cloud.ssh_cidr)
+        ssh_cidr.parse_networks("--ssh-cidr", spec.cloud.ssh_cidr)
     idle = catalog.DEFAULT_IDLE if spec.cloud.idle is None else spec.cloud.idle
     tag = tags.add(before.tag if before else (), spec.cloud.tag)
     return replace(spec, cloud=replace(spec.cloud, region=region, idle=idle, tag=tag))
@@ -127,7 +127,7 @@ def _suggest_another(options: ClusterSpec) -> str:
     return f"`clusterctl down {options.name}` first, or choose another name for another cluster"
 
 
-def deadline(
+def choose_deadline(
     options: ClusterSpec,
     current: Cluster | None,
     present: Mapping[str, str],

@@ -57,7 +57,7 @@ def parse(text: str, source: str) -> tuple[Host, ...]:
     found: dict[str, Host] = {}
     for line in lines:
         values = {**_inherit(line.groups, variables, children), **line.values}
-        host = _host(line, values)
+        host = _build_host(line, values)
         old = found.get(host.name)
         if old is None:
             found[host.name] = host
@@ -80,14 +80,14 @@ def parse(text: str, source: str) -> tuple[Host, ...]:
     return hosts
 
 
-def nodes(hosts: tuple[Host, ...], user: str = "") -> tuple[Node, ...]:
+def build_nodes(hosts: tuple[Host, ...], user: str = "") -> tuple[Node, ...]:
     """The launcher first. Their roots, addresses among each other and facts are found out later."""
     chosen = next((host for host in hosts if host.launcher), None)
     ordered = (chosen, *(h for h in hosts if h is not chosen)) if chosen else hosts
     return tuple(
         Node(
             name=host.name,
-            role=_role(host, index, chosen),
+            role=_choose_role(host, index, chosen),
             address=host.address,
             private_address=host.address,
             ssh_port=host.port,
@@ -101,7 +101,7 @@ def nodes(hosts: tuple[Host, ...], user: str = "") -> tuple[Node, ...]:
     )
 
 
-def _role(host: Host, index: int, chosen: Host | None) -> Role:
+def _choose_role(host: Host, index: int, chosen: Host | None) -> Role:
     if host is chosen:
         return Role.LAUNCHER
     return Role.BOTH if index == 0 and chosen is None else Role.WORKER
@@ -118,7 +118,7 @@ def _read(
     # Windows editors begin a file with this mark.
     for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         where = f"{source}:{number}"
-        words = _words(raw, where)
+        words = _split_words(raw, where)
         if not words:
             continue
         if words[0] == "---" or words[0].endswith(":"):
@@ -138,12 +138,12 @@ def _read(
             for name in _expand(words[0], where, raw):
                 if len(lines) == MOST:
                     raise UsageError(f"{where}: over {MOST} hosts", hint="correct the range")
-                values = _values(words[1:], where, raw)
+                values = _read_values(words[1:], where, raw)
                 lines.append(_Entry(where, name, values, {section} if section else set()))
     return lines, variables, parents
 
 
-def _words(raw: str, where: str) -> list[str]:
+def _split_words(raw: str, where: str) -> list[str]:
     if raw.lstrip()[:1] in ("#", ";"):
         return []
     try:
@@ -169,7 +169,7 @@ def _expand(pattern: str, where: str, raw: str) -> Iterator[str]:
         yield from _expand(f"{head}{middle}{tail}", where, raw)
 
 
-def _values(words: list[str], where: str, raw: str) -> dict[str, str]:
+def _read_values(words: list[str], where: str, raw: str) -> dict[str, str]:
     values = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -218,7 +218,7 @@ _ALIASES = {
 }
 
 
-def _host(line: _Entry, values: dict[str, str]) -> Host:
+def _build_host(line: _Entry, values: dict[str, str]) -> Host:
     said: dict[str, str] = {}
     for key, value in values.items():
         name = _ALIASES.get(key, key)
@@ -247,26 +247,26 @@ def _host(line: _Entry, values: dict[str, str]) -> Host:
     )
 
 
-def _text(value: str, where: str) -> str:
+def _parse_text(value: str, where: str) -> str:
     if value.startswith("-") or not re.fullmatch(r"[\w.@+-]+", value):
         raise _make_error(where, value, "letters, digits, dots and dashes")
     return value
 
 
-def _number(value: str, where: str) -> int:
+def _parse_number(value: str, where: str) -> int:
     if not re.fullmatch(r"\d{1,6}", value) or int(value) < 1:
         raise _make_error(where, value, "a number of at least 1")
     return int(value)
 
 
-def _port(value: str, where: str) -> int:
-    number = _number(value, where)
+def _parse_port(value: str, where: str) -> int:
+    number = _parse_number(value, where)
     if number > 65535:
         raise _make_error(where, value, "ports end at 65535")
     return number
 
 
-def _path(value: str, where: str) -> str:
+def _parse_path(value: str, where: str) -> str:
     if value.startswith("auto"):  # Ansible's words for finding one
         return ""
     if not value.startswith("/"):
@@ -274,20 +274,20 @@ def _path(value: str, where: str) -> str:
     return value
 
 
-def _role_word(value: str, where: str) -> str:
+def _parse_role(value: str, where: str) -> str:
     if value not in ("launcher", "worker"):
         raise _make_error(where, f"role={value}", "role=launcher or role=worker")
     return value
 
 
 _FIELDS: dict[str, Callable[[str, str], str | int]] = {
-    "slots": _number,
-    "user": _text,
-    "port": _port,
-    "gpu": _number,
-    "python": _path,
-    "role": _role_word,
-    "address": _text,
+    "slots": _parse_number,
+    "user": _parse_text,
+    "port": _parse_port,
+    "gpu": _parse_number,
+    "python": _parse_path,
+    "role": _parse_role,
+    "address": _parse_text,
 }
 
 

@@ -8,7 +8,7 @@ from clusterctl.model import Cluster, Reporter
 from clusterctl.providers.protocol import Features
 from clusterctl.providers.shared.take_back import (
     clean_up_hosts,
-    key_mark,
+    make_key_mark,
     render_removal,
     render_shut_out,
 )
@@ -24,7 +24,7 @@ class HostsProvider:
         return dict.fromkeys((node.name for node in cluster.nodes), "running")
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        shut = render_shut_out(key_mark(cluster))
+        shut = render_shut_out(make_key_mark(cluster))
         clean_up_hosts(
             cluster,
             folder,

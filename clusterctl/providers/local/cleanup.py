@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Place, Site
-from clusterctl.providers.local.processes import network_of, pids
+from clusterctl.providers.local.processes import find_network, list_pids
 
 
 def remove_tree(path: Path) -> None:
@@ -38,7 +38,7 @@ def remove_node(place: Place) -> None:
     remove_tree(place.scratch)
 
 
-def scratch_folders(site: Site) -> list[Path]:
+def find_scratch_folders(site: Site) -> list[Path]:
     """The nodes' temporary folders, found by name: no list of nodes is needed."""
     folders = sorted(layout.SCRATCH.glob(f"{site.scratch_prefix}*"))
     return [folder for folder in folders if folder.lstat().st_uid == os.geteuid()]
@@ -50,7 +50,7 @@ def find_surplus(site: Site, names: Iterable[str]) -> list[Place]:
     found: set[str] = set()
     with suppress(FileNotFoundError):
         found = {path.name for path in site.nodes.glob("worker-*")}
-    return [site.place(name) for name in sorted(found - wanted)]
+    return [site.locate(name) for name in sorted(found - wanted)]
 
 
 def find_remnants(site: Site, networks: Iterable[int]) -> list[str]:
@@ -59,8 +59,8 @@ def find_remnants(site: Site, networks: Iterable[int]) -> list[str]:
     `networks` are the namespaces that it had: a stranger who entered one keeps it alive.
     """
     held = set(networks)
-    left = [f"process {pid} inside its network" for pid in pids() if network_of(pid) in held]
+    left = [f"process {pid} inside its network" for pid in list_pids() if find_network(pid) in held]
     if site.interface in (name for _, name in socket.if_nameindex()):
         left.append(f"interface {site.interface}")
-    folders = (site.nodes, site.shared, *scratch_folders(site))
+    folders = (site.nodes, site.shared, *find_scratch_folders(site))
     return left + [str(path) for path in folders if path.exists()]

@@ -15,7 +15,7 @@ from clusterctl.providers.local import cleanup, node_processes, processes, sshd
 from clusterctl.providers.local.layout import SWITCH, Place, Site
 from clusterctl.providers.local.node_processes import NodeProcess
 from clusterctl.providers.local.processes import Process
-from clusterctl.providers.shared.sshd_probe import Endpoint, greet
+from clusterctl.providers.shared.sshd_probe import Endpoint, probe
 
 _ATTEMPTS = 3
 """A loopback port that was free a moment ago may be taken when sshd wants it."""
@@ -36,7 +36,7 @@ class Network(Protocol):
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         """Where a node's sshd listens; the first is where others reach it."""
 
-    def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
+    def build_commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start for these nodes; each command waits for a line on its standard input."""
 
     def write_files(self, places: Sequence[Place]) -> None:
@@ -57,7 +57,7 @@ class Outcome:
 def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Server) -> Outcome:
     """Raises ProviderError, naming the node, where one cannot be started."""
     site.nodes.mkdir(mode=0o700, exist_ok=True)
-    places = {name: site.place(name) for name in names}
+    places = {name: site.locate(name) for name in names}
     kept = _keep_healthy(site, network, places)
     surplus = cleanup.find_surplus(site, names)
     for place in surplus:
@@ -98,7 +98,7 @@ def _keep_healthy(site: Site, network: Network, places: Mapping[str, Place]) -> 
             and place.host_key.exists()
             and sshd.read_endpoint(place) == network.listen(place)[0]
         }
-        answers = greet(candidates, seconds=1)
+        answers = probe(candidates, seconds=1)
         kept = {name for name, trouble in answers.items() if not trouble}
     stay = {*kept, SWITCH, ""} if whole else set()
     if left := processes.end(site, lambda process: process.node not in stay, seconds=2):
@@ -129,7 +129,7 @@ def _start(
     authorized = "".join(
         (site.folder / "ssh" / key).read_text().strip() + "\n" for key in ("user.pub", "mesh.pub")
     )
-    commands = network.commands(list(missing.values()))
+    commands = network.build_commands(list(missing.values()))
     with node_processes.start_waiting(site, commands) as started:
         for name, place in places.items():
             host_keys[name] = sshd.write_files(place, authorized)
@@ -138,11 +138,13 @@ def _start(
             # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
             # start where a namesake of an earlier life has left its folder.
             sshd.clear(place.scratch)
-            text = sshd.render_config(place, site.tag(place.name), network.listen(place), server)
+            text = sshd.render_config(
+                place, site.make_tag(place.name), network.listen(place), server
+            )
             sshd.rewrite(place.config, text)
         network.connect(started)
     troubles = node_processes.wait_until_listening(missing, started)
-    reached = greet(
+    reached = probe(
         {name: network.listen(missing[name])[0] for name in missing if name not in troubles},
         seconds=5,
     )

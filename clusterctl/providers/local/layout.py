@@ -21,11 +21,11 @@ SCRATCH = Path("/tmp")
 """Parent of the nodes' TMPDIR. Fixed and short: a socket's path may have 107 characters."""
 
 
-def node_names(workers: int) -> tuple[str, ...]:
-    return nodes.node_names(workers, most=MAX_WORKERS, what="a local cluster")
+def name_nodes(workers: int) -> tuple[str, ...]:
+    return nodes.name_nodes(workers, most=MAX_WORKERS, what="a local cluster")
 
 
-def index(name: str) -> int:
+def parse_index(name: str) -> int:
     """0 for the launcher, 1… for the workers."""
     return 0 if name == LAUNCHER else int(name.rpartition("-")[2])
 
@@ -111,15 +111,15 @@ class Site:
     def scratch_prefix(self) -> str:
         return f"cctl-{self.short}-"
 
-    def tag(self, name: str) -> str:
+    def make_tag(self, name: str) -> str:
         """The value of CLUSTERCTL_NODE in the environment of the processes that make up a node."""
         return f"{self.id}/{name}"
 
-    def place(self, name: str) -> Place:
-        return Place(name, self.nodes / name, SCRATCH / f"{self.scratch_prefix}{index(name)}")
+    def locate(self, name: str) -> Place:
+        return Place(name, self.nodes / name, SCRATCH / f"{self.scratch_prefix}{parse_index(name)}")
 
 
-def site(cluster_id: str, folder: Path) -> Site:
+def make_site(cluster_id: str, folder: Path) -> Site:
     check_path(folder)
     return Site(cluster_id, folder.resolve())
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from clusterctl.errors import ProviderError
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Place
-from clusterctl.providers.local.node_processes import NodeProcess, script
-from clusterctl.providers.local.processes import Process, pids, read_start
+from clusterctl.providers.local.node_processes import NodeProcess, locate_script
+from clusterctl.providers.local.processes import Process, list_pids, read_start
 from clusterctl.providers.local.sshd import Server, is_locked, read_endpoint
 from clusterctl.providers.shared.sshd_probe import Endpoint
 
@@ -42,18 +42,18 @@ class Loopback:
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         """Where the node listens already, else a free port on its own address."""
         if place.name not in self._ports:
-            self._ports[place.name] = read_endpoint(place) or free_endpoint(
-                layout.index(place.name)
+            self._ports[place.name] = read_endpoint(place) or find_free_endpoint(
+                layout.parse_index(place.name)
             )
         return (self._ports[place.name],)
 
-    def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
+    def build_commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start. Ports are chosen anew: the ones of before may be taken by now."""
         if os.geteuid() == 0:
             self._let_root_in()
         for place in places:
-            self._ports[place.name] = free_endpoint(layout.index(place.name))
-        hold = ["sh", script("hold.sh"), self._server.path, "-D", "-e", "-f"]
+            self._ports[place.name] = find_free_endpoint(layout.parse_index(place.name))
+        hold = ["sh", locate_script("hold.sh"), self._server.path, "-D", "-e", "-f"]
         return {place.name: [*hold, str(place.config)] for place in places}
 
     def write_files(self, places: Sequence[Place]) -> None:
@@ -73,7 +73,7 @@ class Loopback:
             _PRIVSEP.chmod(_OURS)  # whatever our umask
 
 
-def free_endpoint(index: int) -> Endpoint:
+def find_free_endpoint(index: int) -> Endpoint:
     """A free port on 127.0.0.2 (the launcher), .3 …, or on 127.0.0.1 where only that exists."""
     for address in (f"127.0.0.{index + 2}", "127.0.0.1"):
         with socket.socket() as trial, suppress(OSError):
@@ -85,12 +85,12 @@ def free_endpoint(index: int) -> Endpoint:
 def drop_privsep() -> None:
     """Removes sshd's folder if clusterctl made it and no sshd is left that may want it."""
     with suppress(OSError):
-        if _PRIVSEP.stat().st_mode & 0o777 == _OURS and not _sshd_is_running():
+        if _PRIVSEP.stat().st_mode & 0o777 == _OURS and not _is_sshd_running():
             _PRIVSEP.rmdir()
 
 
-def _sshd_is_running() -> bool:
-    for pid in pids():
+def _is_sshd_running() -> bool:
+    for pid in list_pids():
         with suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith(
                 "sshd"

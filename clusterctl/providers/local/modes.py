@@ -55,7 +55,7 @@ def choose(environment: Mapping[str, str] = os.environ) -> Mode:
         )
     if wanted == LOOPBACK:
         return Mode(LOOPBACK, f"{VARIABLE}={LOOPBACK}")
-    obstacle = obstacle_to_namespaces()
+    obstacle = find_obstacle()
     if not obstacle:
         return Mode(NAMESPACES, "you are root")
     if wanted == NAMESPACES:
@@ -67,7 +67,7 @@ def choose(environment: Mapping[str, str] = os.environ) -> Mode:
 
 
 @cache
-def obstacle_to_namespaces() -> str:
+def find_obstacle() -> str:
     """Why nodes cannot have namespaces of their own; nothing if they can. A trial, once."""
     if os.geteuid() != 0:
         return "not root"

@@ -22,8 +22,13 @@ from clusterctl import process
 from clusterctl.errors import ProviderError
 from clusterctl.providers.local import layout, modes
 from clusterctl.providers.local.layout import STARTER, SWITCH, Place, Site
-from clusterctl.providers.local.node_processes import NodeProcess, log_of, read_last_words, script
-from clusterctl.providers.local.processes import Process, network_of
+from clusterctl.providers.local.node_processes import (
+    NodeProcess,
+    locate_log,
+    locate_script,
+    read_last_words,
+)
+from clusterctl.providers.local.processes import Process, find_network
 from clusterctl.providers.local.sshd import SEARCH, Server, is_locked, rewrite, unlock_shadow
 from clusterctl.providers.shared import subnets
 from clusterctl.providers.shared.sshd_probe import Endpoint
@@ -34,7 +39,7 @@ _ROUTES = ("-4", "-j", "route", "show", "table", "all")
 _PATIENCE = 5.0
 
 
-def hosts_text(addresses: Mapping[str, str]) -> str:
+def render_hosts(addresses: Mapping[str, str]) -> str:
     """/etc/hosts of every node. A node's own name gives its real address, never 127.0.0.1: Gloo
     listens where its hostname resolves to. The mapped form is what a peer's address looks like on
     a socket that serves IPv4 and IPv6, torch's for one.
@@ -45,7 +50,7 @@ def hosts_text(addresses: Mapping[str, str]) -> str:
     return "".join(("127.0.0.1\tlocalhost\n", "::1\tlocalhost ip6-localhost\n", *lines))
 
 
-def port_name(pid: int) -> str:
+def name_port(pid: int) -> str:
     """The switch's end of a node's cable, after the node's process: no two ever share one."""
     return f"n{pid}"
 
@@ -54,7 +59,7 @@ def render_cable(port: str, device: str, address: str, pid: int) -> str:
     """`ip -batch` inside the switch: a cable from a new port of the bridge to a new device in the
     network of process `pid`.
     """
-    far = f"name {device} address {subnets.mac(address)} netns {pid}"
+    far = f"name {device} address {subnets.compute_mac(address)} netns {pid}"
     return f"link add name {port} type veth peer {far}\nlink set {port} master br0 up\n"
 
 
@@ -64,7 +69,7 @@ def run_ip(site: Site, *args: str, stdin: str = "", inside: int = 0, check: bool
     It is tagged as a node process is: if we are killed while it runs, the next start has to end it.
     """
     enter = f"nsenter --net=/proc/{inside}/ns/net".split() if inside else []
-    environment = {"PATH": SEARCH, "CLUSTERCTL_NODE": site.tag(STARTER)}
+    environment = {"PATH": SEARCH, "CLUSTERCTL_NODE": site.make_tag(STARTER)}
     result = process.run(
         [*enter, "ip", *args], timeout=_PATIENCE, stdin=stdin.encode(), env=environment
     )
@@ -92,7 +97,7 @@ class Namespaces:
 
     def adopt(self, found: Sequence[Process]) -> bool:
         """The switch is whole once it has become `sleep`: it got our word after all was plugged."""
-        here = network_of()
+        here = find_network()
         whole = [
             one.pid
             for one in found
@@ -118,7 +123,7 @@ class Namespaces:
 
     def prune(self, kept: Sequence[Process]) -> None:
         """Unplugs nodes that are gone: the kernel takes its time, and theirs still answer ARP."""
-        known = {port_name(one.pid) for one in kept} | {"lo", "br0", "uplink"}
+        known = {name_port(one.pid) for one in kept} | {"lo", "br0", "uplink"}
         ports = subnets.parse_links(run_ip(self._site, "-o", "link", "show", inside=self._switch))
         if stale := sorted(ports - known):
             batch = "".join(f"link delete {port}\n" for port in stale)
@@ -127,18 +132,18 @@ class Namespaces:
             )
 
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
-        address = subnets.address(self._subnet, layout.index(place.name))
+        address = subnets.compute_address(self._subnet, layout.parse_index(place.name))
         return ((address, _PORT), ("127.0.0.1", _PORT))
 
-    def commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
+    def build_commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start: the nodes, and first the switch if there is none."""
-        switch = ["unshare", "--net", "sh", script("hold.sh"), "sleep", "infinity"]
+        switch = ["unshare", "--net", "sh", locate_script("hold.sh"), "sleep", "infinity"]
         hidden = layout.find_hidden(self._site.folder, _list_needed())
         shadowed = is_locked(self._server.user)
         shared = self._site.shared
         nodes = {
             place.name: [
-                *(*modes.UNSHARE, "sh", "-eu", script("node.sh")),
+                *(*modes.UNSHARE, "sh", "-eu", locate_script("node.sh")),
                 *(place.name, self.listen(place)[0][0], str(place.folder), str(hidden)),
                 *(str(place.shadow) if shadowed else "", self._server.path),
                 str(shared) if shared.is_dir() else "",
@@ -149,7 +154,7 @@ class Namespaces:
 
     def write_files(self, places: Sequence[Place]) -> None:
         """Tells all nodes, old and new, who is there."""
-        text = hosts_text({place.name: self.listen(place)[0][0] for place in places})
+        text = render_hosts({place.name: self.listen(place)[0][0] for place in places})
         for place in places:
             rewrite(place.hosts, text, 0o644)
         if is_locked(self._server.user):
@@ -163,9 +168,9 @@ class Namespaces:
         nodes = {name: owner for name, owner in started.items() if name != SWITCH}
         batch = "".join(
             render_cable(
-                port_name(owner.pid),
+                name_port(owner.pid),
                 "eth0",
-                subnets.address(self._subnet, layout.index(name)),
+                subnets.compute_address(self._subnet, layout.parse_index(name)),
                 owner.pid,
             )
             for name, owner in nodes.items()
@@ -182,13 +187,13 @@ class Namespaces:
         self._switch = started[SWITCH].pid
 
     def _await_namespaces(self, started: Mapping[str, NodeProcess]) -> None:
-        here, deadline = network_of(), Deadline(_PATIENCE)
+        here, deadline = find_network(), Deadline(_PATIENCE)
         for name, owner in started.items():
-            while (there := network_of(owner.pid)) == here and not deadline.passed:
+            while (there := find_network(owner.pid)) == here and not deadline.passed:
                 time.sleep(0.001)
             if there in (0, here):
                 raise ProviderError(
-                    f"{name} could not be started: {read_last_words(log_of(self._site, name))}"
+                    f"{name} could not be started: {read_last_words(locate_log(self._site, name))}"
                 )
 
 

@@ -36,13 +36,13 @@ class NodeProcess:
         return is_alive(self.pid, self.start)
 
 
-def script(name: str) -> str:
+def locate_script(name: str) -> str:
     """The path of a shell script among the templates; those without variables are run in place."""
     return str(assets.folder("templates") / "local" / name)
 
 
-def log_of(site: Site, name: str) -> Path:
-    return site.nodes / "switch.log" if name == SWITCH else site.place(name).log
+def locate_log(site: Site, name: str) -> Path:
+    return site.nodes / "switch.log" if name == SWITCH else site.locate(name).log
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _start(site: Site, commands: Mapping[str, Sequence[str]], stdin: int) -> lis
         assets.render(
             "local/start.sh.j2",
             processes=[
-                {"tag": site.tag(name), "argv": argv, "log": log_of(site, name)}
+                {"tag": site.make_tag(name), "argv": argv, "log": locate_log(site, name)}
                 for name, argv in commands.items()
             ],
         )
@@ -85,7 +85,7 @@ def _start(site: Site, commands: Mapping[str, Sequence[str]], stdin: int) -> lis
         log=report,
         stdin=stdin,
         cwd=Path("/"),
-        env={"PATH": SEARCH, "CLUSTERCTL_NODE": site.tag(STARTER)},
+        env={"PATH": SEARCH, "CLUSTERCTL_NODE": site.make_tag(STARTER)},
     )
     deadline = Deadline(_PATIENCE)
     try:

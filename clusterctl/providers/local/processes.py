@@ -57,26 +57,26 @@ def is_alive(pid: int, start: int) -> bool:
     return read_start(pid) == start
 
 
-def network_of(pid: int | str = "self") -> int:
+def find_network(pid: int | str = "self") -> int:
     """The inode of a process's network namespace; 0 if it is gone."""
     with suppress(OSError):
         return (_PROC / str(pid) / "ns" / "net").stat().st_ino
     return 0
 
 
-def pids() -> Iterator[int]:
+def list_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir(_PROC) if name.isdigit())
 
 
-def _node(site: Site, pid: int) -> str | None:
+def _find_node(site: Site, pid: int) -> str | None:
     """The node that a process belongs to; None: it is not of this cluster."""
     folder = _PROC / str(pid)
     with suppress(OSError):
         environment = b"\0" + (folder / "environ").read_bytes()
-        mark = b"\0CLUSTERCTL_NODE=" + os.fsencode(site.tag(""))
+        mark = b"\0CLUSTERCTL_NODE=" + os.fsencode(site.make_tag(""))
         if mark in environment:
             return os.fsdecode(environment.partition(mark)[2].partition(b"\0")[0])
-        if b"\0CLUSTERCTL_JOB=" + os.fsencode(site.tag("")) in environment:
+        if b"\0CLUSTERCTL_JOB=" + os.fsencode(site.make_tag("")) in environment:
             return ""
         target = os.readlink(folder / "fd" / "2").removesuffix(" (deleted)")
         name, _, file = target.removeprefix(f"{site.nodes}/").partition("/")
@@ -88,14 +88,14 @@ def _node(site: Site, pid: int) -> str | None:
 def scan(site: Site) -> list[Process]:
     """Every process of the cluster but our own."""
     found = []
-    for pid in pids():
-        node = None if pid == os.getpid() else _node(site, pid)
+    for pid in list_pids():
+        node = None if pid == os.getpid() else _find_node(site, pid)
         start = None if node is None else read_start(pid)
         if node is None or start is None:
             continue
         with suppress(OSError):
             command = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-            found.append(Process(pid, start, command, node, network_of(pid)))
+            found.append(Process(pid, start, command, node, find_network(pid)))
     return found
 
 
@@ -105,7 +105,7 @@ def find_ids(folder: Path) -> set[str]:
     """
     logs = f"{folder.resolve() / 'nodes'}/"
     found: set[str] = set()
-    for pid in pids():
+    for pid in list_pids():
         with suppress(OSError):
             log = _PROC / str(pid) / "fd" / "2"
             if os.readlink(log).startswith(logs):
@@ -120,7 +120,7 @@ def find_ids(folder: Path) -> set[str]:
 def hold_networks(site: Site) -> Iterator[set[int]]:
     """The network namespaces of the cluster's processes. They are kept until the block ends: the
     kernel would give the number of one that is gone to the next, which is a stranger's."""
-    here = network_of()
+    here = find_network()
     held: dict[int, int] = {}
     try:
         for process in scan(site):

@@ -24,7 +24,7 @@ from clusterctl.providers.local.namespaces import Namespaces, drop_interface
 from clusterctl.providers.protocol import Created, Features, Harm, ProviderPlan
 from clusterctl.providers.shared import deadlines
 from clusterctl.providers.shared.nodes import LAUNCHER, name_span
-from clusterctl.providers.shared.sshd_probe import Endpoint, greet
+from clusterctl.providers.shared.sshd_probe import Endpoint, probe
 from clusterctl.timeouts import Deadline
 
 
@@ -49,7 +49,7 @@ class LocalProvider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        names = layout.node_names(spec.workers)
+        names = layout.name_nodes(spec.workers)
         if ahead:
             layout.check_new_path(ahead)  # before there is a record
         sshd.find_server()
@@ -74,10 +74,10 @@ class LocalProvider:
         )
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
-        names = layout.node_names(cluster.spec.workers)
-        site = layout.site(cluster.id, folder)
+        names = layout.name_nodes(cluster.spec.workers)
+        site = layout.make_site(cluster.id, folder)
         server = sshd.find_server()
-        mode = _mode_of(cluster)
+        mode = _read_mode(cluster)
         began = time.monotonic()
         if cluster.spec.shared:
             site.shared.mkdir(mode=0o700, exist_ok=True)
@@ -88,7 +88,7 @@ class LocalProvider:
             outcome = converge(site, network, names, server)
         kept = len(names) - len(outcome.started)
         if cluster.deadline:
-            reaper.arm(site, cluster.name, cluster.deadline, cluster.spec.ttl)
+            reaper.set_deadline(site, cluster.name, cluster.deadline, cluster.spec.ttl)
         report(
             (
                 f"{count(len(outcome.started), 'node')} started in {time.monotonic() - began:.2f} s"
@@ -100,7 +100,7 @@ class LocalProvider:
         )
         return Created(
             nodes=tuple(
-                _node(site, name, outcome.endpoints[name], server.user, cluster.spec.workers)
+                _build_node(site, name, outcome.endpoints[name], server.user, cluster.spec.workers)
                 for name in names
             ),
             host_keys=outcome.host_keys,
@@ -108,26 +108,26 @@ class LocalProvider:
         )
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        site = layout.site(cluster.id, folder)
+        site = layout.make_site(cluster.id, folder)
         troubles = self.list_dead(cluster, folder)
         endpoints: dict[str, Endpoint] = {}
-        names = layout.node_names(cluster.spec.workers)
+        names = layout.name_nodes(cluster.spec.workers)
         for name in names:
             if name not in troubles:
-                endpoint = sshd.read_endpoint(site.place(name))
+                endpoint = sshd.read_endpoint(site.locate(name))
                 if endpoint is None:
-                    troubles[name] = f"damaged: {site.place(name).config} is gone"
+                    troubles[name] = f"damaged: {site.locate(name).config} is gone"
                 else:
                     endpoints[name] = endpoint
-        troubles |= greet(endpoints, seconds=1)
+        troubles |= probe(endpoints, seconds=1)
         return {name: troubles[name] or "running" for name in names}
 
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        site = layout.site(cluster.id, folder)
+        site = layout.make_site(cluster.id, folder)
         present = {process.node for process in processes.scan(site)}
         cut_off = cluster.mode == modes.NAMESPACES and layout.SWITCH not in present
         dead: dict[str, str] = {}
-        for name in layout.node_names(cluster.spec.workers):
+        for name in layout.name_nodes(cluster.spec.workers):
             if name not in present:
                 dead[name] = "gone: it has no process"
             elif cut_off:
@@ -141,31 +141,30 @@ class LocalProvider:
         )
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        reaper.arm(layout.site(cluster.id, folder), cluster.name, deadline)
+        reaper.set_deadline(layout.make_site(cluster.id, folder), cluster.name, deadline)
 
-    def deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        site = layout.site(cluster.id, folder)
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        site = layout.make_site(cluster.id, folder)
         if not cluster.deadline:
             return ""
         if not reaper.is_running(site):
             return "the process that takes it down at its deadline is not running"
         if time.time() > cluster.deadline + reaper.PATIENCE:
-            return (
-                f"it could not be taken down at its deadline ({reaper.log_of(site)} has the reason)"
-            )
+            log = reaper.locate_log(site)
+            return f"it could not be taken down at its deadline ({log} has the reason)"
         return ""
 
-    def harm(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
         if cluster.mode != modes.NAMESPACES:
             raise UsageError(
                 "the nodes of this cluster share this machine's processes and network",
                 hint="run as root, or use --provider docker",
             )
-        site = layout.site(cluster.id, folder)
+        site = layout.make_site(cluster.id, folder)
         if harm in (Harm.KILL, Harm.LOSE, Harm.REBOOT):
             processes.end(site, lambda process: process.node == name)
             if harm is Harm.LOSE:
-                cleanup.remove_tree(site.place(name).root)
+                cleanup.remove_tree(site.locate(name).root)
             elif harm is Harm.REBOOT:
                 self.create(cluster, folder, lambda text: None)
             return
@@ -175,7 +174,7 @@ class LocalProvider:
                 with suppress(ProcessLookupError):
                     os.kill(found.pid, SIGSTOP if harm is Harm.FREEZE else SIGCONT)
             return
-        here, state = processes.network_of(), "down" if harm is Harm.CUT else "up"
+        here, state = processes.find_network(), "down" if harm is Harm.CUT else "up"
         pid = next((found.pid for found in mine if found.network not in (here, 0)), 0)
         words = ("nsenter", "-t", str(pid), "-n", "ip", "link", "set", "eth0", state)
         if not pid or not (result := process.run(words, timeout=10)).ok:
@@ -183,7 +182,7 @@ class LocalProvider:
             raise ProviderError(f"the network of {name} could not be set {state}: {why}")
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        site = layout.site(cluster.id, folder)
+        site = layout.make_site(cluster.id, folder)
         with processes.hold_networks(site) as networks:
             # The network goes last: clients learn through it that their server is gone.
             stubborn = processes.end(site, lambda process: process.node != layout.SWITCH)
@@ -194,13 +193,13 @@ class LocalProvider:
                 for process in dict.fromkeys(stubborn)
                 if processes.is_alive(process.pid, process.start)
             ]
-            for path in (site.nodes, site.shared, *cleanup.scratch_folders(site)):
+            for path in (site.nodes, site.shared, *cleanup.find_scratch_folders(site)):
                 try:
                     cleanup.remove_tree(path)
                 except OSError as error:
                     left.append(f"{path}: {error.strerror}")
             drop_privsep()
-            left += [what for what in _remnants(site, networks) if what not in left]
+            left += [what for what in _find_remnants(site, networks) if what not in left]
         if left:
             raise LeftoverError(
                 f"cluster {cluster.name} was not fully removed: {'; '.join(left)}",
@@ -209,7 +208,7 @@ class LocalProvider:
         report("no process, interface or file is left on this machine")
 
 
-def _remnants(site: layout.Site, networks: set[int]) -> list[str]:
+def _find_remnants(site: layout.Site, networks: set[int]) -> list[str]:
     """What stays. A process that is just ending has lost what it is known by, but not yet its
     network: it gets a moment.
     """
@@ -219,9 +218,9 @@ def _remnants(site: layout.Site, networks: set[int]) -> list[str]:
     return left
 
 
-def _mode_of(cluster: Cluster) -> str:
+def _read_mode(cluster: Cluster) -> str:
     """A cluster keeps the mode that it was made with."""
-    if cluster.mode == modes.NAMESPACES and (obstacle := modes.obstacle_to_namespaces()):
+    if cluster.mode == modes.NAMESPACES and (obstacle := modes.find_obstacle()):
         raise ProviderError(
             f"cluster {cluster.name} was created with namespaces, which are not possible now:"
             f" {obstacle}",
@@ -230,7 +229,7 @@ def _mode_of(cluster: Cluster) -> str:
     return cluster.mode or modes.choose().name
 
 
-def _node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: int) -> Node:
+def _build_node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: int) -> Node:
     """Workers share this machine's cores; the launcher runs no ranks."""
     address, port = endpoint
     cores = len(os.sched_getaffinity(0))
@@ -243,6 +242,6 @@ def _node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: 
         ssh_port=port,
         job_port=port,
         user=user,
-        root=str(site.place(name).root),
+        root=str(site.locate(name).root),
         slots=1 if launcher else max(1, cores // workers),
     )

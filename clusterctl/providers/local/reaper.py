@@ -18,7 +18,7 @@ PATIENCE = 120.0
 """Seconds after the deadline in which a cluster is gone, as a rule: half of it is for saving."""
 
 
-def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
+def set_deadline(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
     """Sets the deadline, in seconds since the epoch, for a cluster that is to live `life` seconds,
     and sees to it that somebody minds it."""
     path = site.folder / "deadline"
@@ -29,25 +29,25 @@ def arm(site: Site, name: str, deadline: float, life: float = 0.0) -> None:
         "local/reaper.sh.j2",
         deadline=path,
         nodes=site.nodes,
-        down=process.own_command("down", name, "--yes", "--discard"),
+        down=process.build_own_command("down", name, "--yes", "--discard"),
     )
     home = site.folder.parent.parent
     # A shell that is gone at once starts it: it is nobody's child, and no zombie when it ends.
     process.spawn(
         ["/bin/sh", "-c", '/bin/sh -c "$1" &', "reaper", script],
-        log=log_of(site),
+        log=locate_log(site),
         cwd=Path("/"),
         # Without settings, which are for what a person types, and may be wrong by then.
         env={
             **{k: v for k, v in os.environ.items() if not k.startswith("CLUSTERCTL_")},
-            "CLUSTERCTL_NODE": site.tag(REAPER),
+            "CLUSTERCTL_NODE": site.make_tag(REAPER),
             "CLUSTERCTL_HOME": str(home),
             "XDG_CONFIG_HOME": str(site.folder),
         },
     ).wait()
 
 
-def log_of(site: Site) -> Path:
+def locate_log(site: Site) -> Path:
     return site.folder / "reaper.log"
 
 

@@ -68,11 +68,11 @@ def find_server() -> Server:
                 "sshd cannot run: its privilege separation user 'sshd' does not exist",
                 hint=_PACKAGES,
             ) from None
-    return Server(path, _version_of(path), user)
+    return Server(path, _ask_version(path), user)
 
 
 @cache
-def _version_of(path: str) -> tuple[int, int]:
+def _ask_version(path: str) -> tuple[int, int]:
     """An sshd that knows no -V (before 9.2) names its version while it complains."""
     answer = process.run([path, "-V"], timeout=5)
     return parse_version(answer.text + answer.stderr.decode(errors="replace"))
@@ -109,7 +109,7 @@ def quote(value: str) -> str:
     return f'"{escaped}"'
 
 
-def user_pattern(user: str) -> str:
+def render_user_pattern(user: str) -> str:
     """For AllowUsers, where @ starts a host and ! a refusal: those become `?`, any character."""
     return quote(re.sub(r"[@!*]", "?", user))
 
@@ -136,7 +136,7 @@ def render_config(place: Place, tag: str, listen: Sequence[Endpoint], server: Se
         pid_file=quote(str(place.pid_file)),
         # sshd expands % in this one
         authorized_keys=quote(str(place.authorized_keys).replace("%", "%%")),
-        user=user_pattern(server.user),
+        user=render_user_pattern(server.user),
         strict=is_safe(place.authorized_keys, os.geteuid()),
         # From 9.8 on it shuts out addresses that connect and leave, as our health checks do.
         penalties=server.version >= (9, 8),

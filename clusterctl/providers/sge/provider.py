@@ -24,7 +24,7 @@ class SgeProvider(BatchSite):
         ("qsub", "qstat", "qdel", "qrsh", "qconf"), "gridengine-client"
     )
 
-    def questions(self) -> dict[str, str]:
+    def list_questions(self) -> dict[str, str]:
         return {
             "version": "qstat -help | head -n 1",
             "pes": "qconf -spl",
@@ -37,14 +37,14 @@ class SgeProvider(BatchSite):
             "pes": " ".join(answers.get("pes", "").split()),
         }
 
-    def node_command(self, words: Sequence[str], seconds: int) -> str:
+    def build_node_command(self, words: Sequence[str], seconds: int) -> str:
         command = shlex.quote(shlex.join(words))
         return f"timeout {seconds} qrsh -now y -l h_rt=60 -N cctl-check {command} </dev/null"
 
-    def status_command(self) -> str:
+    def build_status_command(self) -> str:
         return "qstat -f -F -xml"
 
-    def queues(self, text: str) -> tuple[Queue, ...]:
+    def parse_queues(self, text: str) -> tuple[Queue, ...]:
         """`qstat -f -F -xml`: an entry per queue and host. A state other than a calendar's or an
         owner's means that no job starts there."""
         try:
@@ -55,7 +55,7 @@ class SgeProvider(BatchSite):
         found: dict[str, Queue] = {}
         for row in rows:
             name = (row.findtext("name") or "").partition("@")[0]
-            total, used = _number(row, "slots_total"), _number(row, "slots_used")
+            total, used = _read_number(row, "slots_total"), _read_number(row, "slots_used")
             up = not re.search("[aAudDEsSoc]", row.findtext("state") or "")
             gpus = sum(_round_down(r.text) for r in row.iter("resource") if r.get("name") in _GPU)
             old = found.get(name, Queue(name=name))
@@ -72,7 +72,7 @@ class SgeProvider(BatchSite):
         return tuple(found.values())
 
 
-def _number(row: ElementTree.Element, name: str) -> int:
+def _read_number(row: ElementTree.Element, name: str) -> int:
     return _round_down(row.findtext(name))
 
 

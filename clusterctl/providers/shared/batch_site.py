@@ -25,31 +25,33 @@ class BatchSite:
     """Its name for people."""
     required: ClassVar[Mapping[str, str]]
 
-    def questions(self) -> dict[str, str]:
+    def list_questions(self) -> dict[str, str]:
         raise NotImplementedError
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """What the answers say, as it is kept in the cluster's record."""
         raise NotImplementedError
 
-    def node_command(self, words: Sequence[str], seconds: int) -> str:
+    def build_node_command(self, words: Sequence[str], seconds: int) -> str:
         """Runs `words` on a compute node, if one is free within so many seconds."""
         raise NotImplementedError
 
-    def status_command(self) -> str:
+    def build_status_command(self) -> str:
         raise NotImplementedError
 
-    def queues(self, text: str) -> tuple[Queue, ...]:
+    def parse_queues(self, text: str) -> tuple[Queue, ...]:
         raise NotImplementedError
 
     def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], tuple[Queue, ...]]:
         """Whether the login node answers, and its queues."""
         login = cluster.launcher
         with Pool.of(cluster, folder / "ssh") as pool:
-            result = pool.transport(login.name).run(self.status_command(), timeout=STATUS_TIMEOUT)
+            result = pool.find_transport(login.name).run(
+                self.build_status_command(), timeout=STATUS_TIMEOUT
+            )
         if not result.ok:
             return {login.name: f"no answer: {result.why}"}, ()
-        return {login.name: "answers"}, self.queues(result.text)
+        return {login.name: "answers"}, self.parse_queues(result.text)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return self.look(cluster, folder)[0]

@@ -9,7 +9,7 @@ from clusterctl.charge_model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Cha
 from clusterctl.errors import UsageError
 from clusterctl.formats import format_time
 from clusterctl.model import Cluster, ClusterSpec
-from clusterctl.providers.shared.charges import ENDED, REMOVED, cost_until_removed, hourly
+from clusterctl.providers.shared.charges import ENDED, REMOVED, sum_hourly, sum_until_removed
 
 SHORTEST_MONTH = 28 * 24.0
 """Hours of February: a disk's price per month is due in each one."""
@@ -22,7 +22,7 @@ SHORTEST = 600.0
 
 def check_hourly(most: float, charges: Iterable[Charge]) -> None:
     """Raises UsageError where what is to run costs more per hour, or where a price is unknown."""
-    rate, unknown = hourly(charges)
+    rate, unknown = sum_hourly(charges)
     if most and unknown:
         raise UsageError(
             f"--max-hourly needs every price, but the price of {', '.join(unknown)} is unknown",
@@ -35,7 +35,7 @@ def check_hourly(most: float, charges: Iterable[Charge]) -> None:
         )
 
 
-def cost_after_deadline(charges: Iterable[Charge]) -> float:
+def estimate_after_deadline(charges: Iterable[Charge]) -> float:
     """US dollars that a NAT gateway and its address may cost beyond their price per hour until the
     deadline: every hour that has begun counts, and AWS removes them later than the machines."""
     begun = {GATEWAY: 1.0}
@@ -46,24 +46,24 @@ def cost_after_deadline(charges: Iterable[Charge]) -> float:
     )
 
 
-def overrun(charges: Iterable[Charge]) -> float:
+def estimate_overrun(charges: Iterable[Charge]) -> float:
     """US dollars that machines may cost after the deadline, if they do not end themselves then."""
-    return hourly(i for i in charges if i.part not in NETWORK_PARTS)[0] * ENDED / 3600
+    return sum_hourly(i for i in charges if i.part not in NETWORK_PARTS)[0] * ENDED / 3600
 
 
-def affordable(budget: float, charges: Iterable[Charge], spent: float) -> float:
+def compute_affordable_time(budget: float, charges: Iterable[Charge], spent: float) -> float:
     """Seconds that a budget in US dollars lasts in any month, with what comes after the deadline.
     Raises UsageError where a price is unknown or nothing is left."""
     charges = tuple(charges)
-    rate, unknown = hourly(charges)
-    disks, _ = hourly(item for item in charges if item.part == "disk")
+    rate, unknown = sum_hourly(charges)
+    disks, _ = sum_hourly(item for item in charges if item.part == "disk")
     rate += disks * (HOURS_PER_MONTH / SHORTEST_MONTH - 1)
     if unknown:
         raise UsageError(
             f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
             hint="use --ttl, or an instance type and a region with a known price",
         )
-    left = budget - spent - cost_after_deadline(charges)
+    left = budget - spent - estimate_after_deadline(charges)
     if left <= 0:
         raise UsageError(
             f"--budget ${budget:.2f} is spent: ${budget - left:.2f} so far",
@@ -76,10 +76,10 @@ def limit_life(options: ClusterSpec, charges: Sequence[Charge], now: float) -> f
     """Seconds that machines which are about to start can run for the budget. Raises UsageError
     where they would end before they are ready, too."""
     budget, spent = options.cloud.budget, options.cloud.spent + _sum_spent(charges, now)
-    lasts = affordable(budget, charges, spent)
+    lasts = compute_affordable_time(budget, charges, spent)
     if lasts < SHORTEST:
-        least = spent + hourly(charges)[0] * SHORTEST / 3600
-        least += cost_after_deadline(charges) + overrun(charges)
+        least = spent + sum_hourly(charges)[0] * SHORTEST / 3600
+        least += estimate_after_deadline(charges) + estimate_overrun(charges)
         raise UsageError(
             f"--budget {budget:g} lasts for {lasts:.0f} s: the machines would end"
             " before they are ready",
@@ -93,9 +93,9 @@ def check_until(
 ) -> None:
     """Raises UsageError where the budget does not last until the deadline of machines that run, or
     where a price is unknown."""
-    budget, spent = options.cloud.budget, _cost(options, charges, now)
-    seconds = affordable(budget, charges, spent)
-    total = _cost_until(options, charges, deadline)
+    budget, spent = options.cloud.budget, _sum_cost(options, charges, now)
+    seconds = compute_affordable_time(budget, charges, spent)
+    total = _sum_cost_until(options, charges, deadline)
     if total > budget + 0.005:
         more, minutes = f"--budget {total + 0.01:.2f}", int(seconds / 60)
         sooner = f"first an earlier end: `clusterctl extend {options.name} --ttl {minutes}m`"
@@ -112,31 +112,31 @@ def shorten(options: ClusterSpec, charges: Sequence[Charge], deadline: float, no
     """The deadline, or an earlier one where the budget does not last until then: machines may have
     run in other zones before those that run now."""
     budget = options.cloud.budget
-    if _cost_until(options, charges, deadline) <= budget + ROUNDING or hourly(charges)[1]:
+    if _sum_cost_until(options, charges, deadline) <= budget + ROUNDING or sum_hourly(charges)[1]:
         return deadline
     try:
-        seconds = affordable(budget, charges, _cost(options, charges, now))
+        seconds = compute_affordable_time(budget, charges, _sum_cost(options, charges, now))
     except UsageError:
         seconds = 0.0
     return float(int(min(deadline, now + max(seconds, LEAST))))
 
 
-def _cost(options: ClusterSpec, charges: Iterable[Charge], now: float) -> float:
+def _sum_cost(options: ClusterSpec, charges: Iterable[Charge], now: float) -> float:
     return options.cloud.spent + sum(charge.dollars(now) for charge in charges)
 
 
-def _cost_until(options: ClusterSpec, charges: Sequence[Charge], deadline: float) -> float:
+def _sum_cost_until(options: ClusterSpec, charges: Sequence[Charge], deadline: float) -> float:
     """US dollars if nobody runs `down`."""
-    return options.cloud.spent + cost_until_removed(charges, deadline) + overrun(charges)
+    return options.cloud.spent + sum_until_removed(charges, deadline) + estimate_overrun(charges)
 
 
 def check_extension(cluster: Cluster, end: float, dollars: float) -> None:
     """`dollars`: what a later deadline makes the cluster cost. Raises UsageError where its budget
     is less, or where a price is unknown of what is to run longer."""
     budget, name = cluster.spec.cloud.budget, cluster.name
-    dollars += overrun(cluster.charges) + cluster.spec.cloud.spent
+    dollars += estimate_overrun(cluster.charges) + cluster.spec.cloud.spent
     later = end > (cluster.deadline or 0.0)
-    _, unknown = hourly(cluster.charges)
+    _, unknown = sum_hourly(cluster.charges)
     if budget and later and unknown:
         raise UsageError(
             f"the price of {', '.join(unknown)} is unknown, and the cluster's budget is"

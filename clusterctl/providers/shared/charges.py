@@ -33,7 +33,7 @@ def settle(
     `leaving`: those that may have outlived their planned end, as `find_leaving` has them."""
     gone = Ended(min(now, cluster.deadline or now))
 
-    def bear_out(item: Charge) -> Charge:
+    def end_charge(item: Charge) -> Charge:
         end = ends.get(item.node, gone)
         if item.part in NETWORK_PARTS:  # until `down`, if AWS has not removed it at the deadline
             goes_on = GATEWAY not in ends or item.part in living
@@ -42,7 +42,7 @@ def settle(
             return item.end_at(end.when if item.part in STORED or end.ran is None else end.ran)
         return item.end_at(end.when) if end.stopped and item.part not in STORED else item
 
-    def never_was(item: Charge) -> bool:
+    def was_never_made(item: Charge) -> bool:
         if item.until is not None:
             return False
         end = ends.get(item.node)
@@ -56,9 +56,9 @@ def settle(
         return item.node not in living and item.node not in made
 
     return tuple(
-        bear_out(item)
+        end_charge(item)
         for item in _extend_last(cluster.charges, living, {**dict.fromkeys(leaving, gone), **ends})
-        if not never_was(item)
+        if not was_never_made(item)
     )
 
 
@@ -72,7 +72,7 @@ def find_leaving(cluster: Cluster, made: Collection[str]) -> frozenset[str]:
     return frozenset(node.name for node in cluster.nodes if node.name in ended.intersection(made))
 
 
-def hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
+def sum_hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
     """Dollars per hour of all that runs, and the items whose price is unknown."""
     running = [charge for charge in charges if charge.until is None]
     unknown = dict.fromkeys(charge.item for charge in running if charge.hourly is None)
@@ -92,7 +92,7 @@ REMOVED = dict(zip(NETWORK_PARTS, (ENDED, RELEASE), strict=True))
 """Seconds after the deadline until each part of the network is gone."""
 
 
-def cost_until_removed(charges: Iterable[Charge], deadline: float) -> float:
+def sum_until_removed(charges: Iterable[Charge], deadline: float) -> float:
     """US dollars of all that ends with the deadline, a NAT gateway with every hour that has begun
     by then; without what has no known price."""
     return sum(item.dollars(deadline + REMOVED.get(item.part, 0.0)) for item in charges)
@@ -129,7 +129,7 @@ def correct(charges: Sequence[Charge], lives: Sequence[Life]) -> tuple[Charge, .
             began = [life for life, plan in zip(known, plans, strict=True) if plan == item.since]
             if began:
                 corrected += _charge_lives(item, began, _was_stopped(item, mine))
-            elif not _never_began(item, mine, known):
+            elif not _has_never_begun(item, mine, known):
                 corrected.append(_charge_stored(item, mine, known) if item.part == DISK else item)
     return tuple(corrected)
 
@@ -139,7 +139,7 @@ def _name_owner(item: Charge) -> str:
     return GATEWAY if item.part in NETWORK_PARTS else item.node
 
 
-def _never_began(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> bool:
+def _has_never_begun(item: Charge, mine: Sequence[Charge], lives: Sequence[Life]) -> bool:
     """Of a charge that no life began by: whether there was nothing to pay. What had ended before it
     was planned was another machine; one that was stopped and not started since has no later start.
     """
@@ -250,7 +250,7 @@ def _extend_last(
     for item in charges:
         last[item.node] = max(last.get(item.node, 0.0), item.until or 0.0)
 
-    def go_on(item: Charge) -> Charge:
+    def prolong(item: Charge) -> Charge:
         if item.node in paid or item.until is None or item.until != last[item.node]:
             return item
         if item.node in living:
@@ -258,4 +258,4 @@ def _extend_last(
         end = ends.get(item.node)
         return replace(item, until=max(item.until, end.when)) if end else item
 
-    return tuple(map(go_on, charges))
+    return tuple(map(prolong, charges))

@@ -7,7 +7,7 @@ from clusterctl.errors import UsageError
 LAUNCHER = "launcher"
 
 
-def node_names(workers: int, *, most: int, what: str) -> tuple[str, ...]:
+def name_nodes(workers: int, *, most: int, what: str) -> tuple[str, ...]:
     """The launcher and its workers, in the order of their addresses. UsageError where `what` cannot
     have so many."""
     if not 1 <= workers <= most:

@@ -23,7 +23,7 @@ HOST = 254
 _LINK = re.compile(r"\d+: ([^:@\s]+)(@[^:\s]+)?:")
 
 
-def candidates(cluster_id: str) -> Iterator[IPv4Network]:
+def list_candidates(cluster_id: str) -> Iterator[IPv4Network]:
     """All /24 of the pool, starting at one that depends on the id: rivals seldom meet."""
     subnets = list(POOL.subnets(new_prefix=24))
     first = int.from_bytes(hashlib.sha256(cluster_id.encode()).digest()[:4], "big") % len(subnets)
@@ -36,32 +36,35 @@ def parse_taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
     Routes wider than /8 are left out: those are ways to everywhere else, halved or not.
     """
     texts = [
-        *(f"{entry.get('local')}/{entry.get('prefixlen')}" for _, entry in _entries(addresses)),
-        *(str(route.get("dst")) for route in _objects(routes)),
+        *(
+            f"{entry.get('local')}/{entry.get('prefixlen')}"
+            for _, entry in _list_entries(addresses)
+        ),
+        *(str(route.get("dst")) for route in _parse_objects(routes)),
     ]
-    networks = filter(None, map(_network, texts))
+    networks = filter(None, map(_parse_network, texts))
     return tuple(network for network in networks if network.prefixlen >= 8)
 
 
 def find_own(addresses: str, interface: str) -> IPv4Network | None:
     """The subnet that this cluster has already, from the address on its cable."""
-    for device, entry in _entries(addresses):
-        network = _network(f"{entry.get('local')}/{entry.get('prefixlen')}")
+    for device, entry in _list_entries(addresses):
+        network = _parse_network(f"{entry.get('local')}/{entry.get('prefixlen')}")
         if network and device == interface and network.subnet_of(POOL):
             return network
     return None
 
 
-def _entries(addresses: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _list_entries(addresses: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The addresses, each with the name of its device."""
-    for device in _objects(addresses):
+    for device in _parse_objects(addresses):
         found = device.get("addr_info")
         for entry in found if isinstance(found, list) else ():
             if isinstance(entry, dict):
                 yield str(device.get("ifname")), entry
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
+def _parse_objects(text: str) -> list[dict[str, Any]]:
     """What `ip -j` prints. Other programs of that name print something else: nothing is known."""
     try:
         found = json.loads(text or "[]")
@@ -70,7 +73,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
-def _network(text: str) -> IPv4Network | None:
+def _parse_network(text: str) -> IPv4Network | None:
     """None for what is none, as the destination `default`."""
     try:
         return IPv4Network(text, strict=False)
@@ -88,7 +91,7 @@ def claim(
     given its claim up has an address by then.
     """
     busy: Collection[IPv4Network] = ()
-    for subnet in candidates(cluster_id):
+    for subnet in list_candidates(cluster_id):
         if any(subnet.overlaps(network) for network in busy):
             continue
         with ExitStack() as attempt:
@@ -108,12 +111,12 @@ def claim(
     )
 
 
-def address(subnet: IPv4Network, index: int) -> str:
+def compute_address(subnet: IPv4Network, index: int) -> str:
     """The launcher (0) has .1, worker N has .N+1."""
     return str(subnet[index + 1])
 
 
-def mac(ip: str) -> str:
+def compute_mac(ip: str) -> str:
     """A hardware address that follows from the IP: a replaced node is found where it was.
 
     Where it is given, udev also refrains from changing it behind our back.

@@ -15,7 +15,7 @@ from clusterctl.transport.pool import Pool
 LIMIT = 60.0
 
 
-def key_mark(cluster: Cluster) -> str:
+def make_key_mark(cluster: Cluster) -> str:
     """The comment by which our key is found again among those that a machine lets in."""
     return f"clusterctl:{cluster.id}"
 
@@ -27,10 +27,10 @@ def clean_up_hosts(
     what it removes."""
 
     def clean(name: str) -> NodeResult:
-        return pool.transport(name).run(f"{script(cluster.node(name))}\n:", timeout=LIMIT)
+        return pool.find_transport(name).run(f"{script(cluster.node(name))}\n:", timeout=LIMIT)
 
     with Pool.of(cluster, folder / "ssh") as pool:
-        results = pool.each(clean)
+        results = pool.call_each(clean)
     if cleaned := [result.node for result in results if result.ok]:
         report(f"removed clusterctl's files from {ranges(cleaned)}")
     if failed := [result for result in results if not result.ok]:
