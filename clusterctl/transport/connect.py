@@ -36,11 +36,9 @@ class Destination:
         node = target.node
         theirs = target.use_ssh_config
         try:
-            settings = (
-                ssh_config.load(node.address, node.ssh_port, node.user)
-                if theirs
-                else paramiko.SSHConfig()
-            )
+            settings = paramiko.SSHConfig()
+            if theirs:
+                settings = ssh_config.load(node.address, node.ssh_port, node.user)
             # fabric takes `user@host:port` apart, which ProxyJump may hold.
             self.remote: Any = fabric.Connection(
                 node.address,
@@ -80,28 +78,21 @@ class Destination:
         """The fabric connection over `sock`, whose `transport` is a Connection. Raises
         NodeUnreachable."""
         policy = Pinned(self)
-        made: list[Connection] = []
-
-        def make(sock: Socket, disabled_algorithms: object = None) -> Connection:
-            made.append(Connection(sock, policy.kinds))
-            return made[-1]
-
         self.remote.client.set_missing_host_key_policy(policy)
         try:
             with _list_offers(self) as keys, WATCHDOG.guard(deadline.at, sock.abort):
                 self.remote.connect_kwargs = {
                     "sock": sock,
-                    "transport_factory": make,
-                    "timeout": FAR,
-                    "banner_timeout": FAR,
-                    "auth_timeout": FAR,
+                    "transport_factory": lambda sock, **_: Connection(sock, policy.kinds),
+                    **dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), FAR),
                     **keys,
                 }
                 self.remote.open()
                 return self.remote
         except BaseException as error:
-            stage = made[-1].stage if made else "banner"
-            refused = stage == "auth" and made[-1].is_active()
+            connection: Any = self.remote.client.get_transport()
+            stage = connection.stage if connection else "banner"
+            refused = stage == "auth" and connection.is_active()
             self.remote.client.close()
             sock.close()
             if isinstance(error, ConnectError) or not isinstance(error, LOST):

@@ -64,9 +64,9 @@ class Socket:
         self.received = 0
         """How often something has come."""
         plain = isinstance(sock, socket.socket)
-        self._tcp = plain and sock.family in (socket.AF_INET, socket.AF_INET6)
-        self._quick = self._tcp and hasattr(socket, "TCP_QUICKACK")
-        if self._tcp:
+        tcp = plain and sock.family in (socket.AF_INET, socket.AF_INET6)
+        self._quick = tcp and hasattr(socket, "TCP_QUICKACK")
+        if tcp:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 limit = int(SILENCE * 1000)
@@ -87,8 +87,7 @@ class Socket:
 
     def send(self, data: bytes) -> int:
         self._check()
-        sent: int = self._sock.send(data)
-        return sent
+        return int(self._sock.send(data))
 
     def settimeout(self, seconds: float | None) -> None:
         self._sock.settimeout(seconds)
@@ -97,12 +96,10 @@ class Socket:
         return self._sock.getpeername()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.abort()
-            self._close_sock()
-
-    def _close_sock(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.abort()
         if isinstance(self._sock, socket.socket):
             self._sock.close()
             return
@@ -141,17 +138,11 @@ class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
     """
 
     _preferred_ciphers = (
-        "aes128-gcm@openssh.com",
-        "aes256-gcm@openssh.com",
-        "aes128-ctr",
-        "aes192-ctr",
-        "aes256-ctr",
+        *(f"aes{bits}-gcm@openssh.com" for bits in (128, 256)),
+        *(f"aes{bits}-ctr" for bits in (128, 192, 256)),
     )
-    _preferred_macs = (
-        "hmac-sha2-256-etm@openssh.com",
-        "hmac-sha2-512-etm@openssh.com",
-        "hmac-sha2-256",
-        "hmac-sha2-512",
+    _preferred_macs = tuple(
+        f"hmac-sha2-{bits}{kind}" for kind in ("-etm@openssh.com", "") for bits in (256, 512)
     )
 
     def __init__(self, sock: Socket, host_key_kinds: Sequence[str] = ()) -> None:

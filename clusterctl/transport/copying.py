@@ -13,9 +13,10 @@ import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
@@ -49,31 +50,33 @@ def put(
     start: StartCommand, source: Path, target: str, without: Collection[str] = ()
 ) -> NodeResult:
     """Raises FAILURES."""
-    values = {"target": shell.quote_path(target), "mark": ".clusterctl-" + secrets.token_hex(8)}
-    try:
+    mark = ".clusterctl-" + secrets.token_hex(8)
+    values = {"target": shell.quote_path(target), "mark": mark}
+    with _explain_errors(source, "read"):
         values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
             command = render("transport/put_folder.sh.j2", **values)
-            with (
-                start(command, collect=True) as session,
-                COPIED.count_copy(_measure_size(source)) as copy,
-            ):
-                return _finish_sending(
-                    session, lambda: _send_folder(session, source, without, values["mark"], copy)
-                )
+            send = partial(_send_folder, source, without, mark)
+            return _send(start, command, _measure_size(source), send)
         if not source.is_file():
             raise Failure(f"{source} is neither a file nor a folder")
         with source.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             parent = shell.quote_path(posixpath.dirname(target) or ".")
             command = render("transport/put_file.sh.j2", **values, parent=parent, size=size)
-            with start(command, collect=True) as session, COPIED.count_copy(size) as copy:
-                return _finish_sending(session, lambda: _send_file(session, file, size, copy))
+            return _send(start, command, size, partial(_send_file, file, size))
+
+
+@contextmanager
+def _explain_errors(path: Path, what: str) -> Iterator[None]:
+    """Around what reads or writes files here; errors of the session (without errno) pass."""
+    try:
+        yield
     except OSError as error:
-        if error.errno is None:  # the session's
+        if error.errno is None:
             raise
-        name = error.filename or source
-        raise Failure(f"{name} cannot be read: {error.strerror}") from error
+        name = error.filename or path
+        raise Failure(f"{name} cannot be {what}: {error.strerror}") from error
 
 
 def _measure_size(folder: Path) -> int:
@@ -86,14 +89,17 @@ def _measure_size(folder: Path) -> int:
     return found
 
 
-def _finish_sending(session: Session, send: Callable[[], None]) -> NodeResult:
-    with suppress(BrokenPipeError):  # the node gave up: it says why
-        send()
-    session.send_eof()
-    return _make_result(session)
+def _send(
+    start: StartCommand, command: str, size: int, send: Callable[[Session, Copy], None]
+) -> NodeResult:
+    with start(command, collect=True) as session, COPIED.count_copy(size) as copy:
+        with suppress(BrokenPipeError):  # the node gave up: it says why
+            send(session, copy)
+        session.send_eof()
+        return _make_result(session)
 
 
-def _send_file(session: Session, file: BinaryIO, size: int, copy: Copy) -> None:
+def _send_file(file: BinaryIO, size: int, session: Session, copy: Copy) -> None:
     while size:
         data = file.read(min(CHUNK, size))
         if not data:
@@ -104,7 +110,7 @@ def _send_file(session: Session, file: BinaryIO, size: int, copy: Copy) -> None:
 
 
 def _send_folder(
-    session: Session, source: Path, without: Collection[str], mark: str, copy: Copy
+    source: Path, without: Collection[str], mark: str, session: Session, copy: Copy
 ) -> None:
     there = {f"./{path}" for path in without}
 
@@ -154,7 +160,7 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
             raise Failure("the node sent nothing")
         mode, size = found.groups()
         copy.size = int(size) if mode else None
-        try:
+        with _explain_errors(target, "written"):
             if target.exists() and target.is_dir() == bool(mode):
                 raise Failure(f"{target} is a {'folder' if mode else 'file'} here")
             # On the file system of the target, which may be a mount point.
@@ -182,11 +188,6 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
                 else:
                     part.replace(target)
                 return result
-        except OSError as error:
-            if error.errno is None:  # the session's
-                raise
-            name = error.filename or target
-            raise Failure(f"{name} cannot be written: {error.strerror}") from error
 
 
 def _receive(
@@ -245,17 +246,10 @@ class _Stream(io.RawIOBase):
 
 
 def _make_result(session: Session) -> NodeResult:
+    """The end of the command; of an exit code other than 0, the node's reason as the error."""
     code = session.wait()
     out, err = session.take_output()
-    error = _explain_exit(err, code) if code else ""
+    lines = filter(str.strip, err.decode(errors="replace").splitlines())
+    reasons = [line for line in lines if "Exiting with failure status" not in line]
+    error = [f"exit code {code}", *reasons][-1] if code else ""
     return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=error)
-
-
-def _explain_exit(stderr: bytes, code: int) -> str:
-    """The node's reason for an exit code other than 0."""
-    lines = [
-        line
-        for line in stderr.decode(errors="replace").splitlines()
-        if line.strip() and "Exiting with failure status" not in line
-    ]
-    return lines[-1] if lines else f"exit code {code}"

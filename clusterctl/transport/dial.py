@@ -81,8 +81,6 @@ def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:
     )
     try:
         answer = deadline.await_result(lookup)
-    except TimeoutError:
-        raise diagnosis.explain_unknown_name(target, TimeoutError(), deadline.seconds) from None
     except (OSError, UnicodeError) as error:
         raise diagnosis.explain_unknown_name(target, error, deadline.seconds) from error
     return [(family, address) for family, _, _, _, address in answer]

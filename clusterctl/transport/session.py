@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import paramiko
@@ -111,9 +111,7 @@ class Session(AbstractContextManager["Session"]):
         pause, patience = 0.005, self._deadline.limit(PATIENCE)
         while True:
             try:
-                return self._connection.open_session(
-                    window_size=window, timeout=self._deadline.left
-                )
+                return self._connection.open_session(window, timeout=self._deadline.left)
             except LOST as error:
                 self._fail_if_lost(error)
                 if self._deadline.passed:
@@ -172,9 +170,11 @@ class Session(AbstractContextManager["Session"]):
         deadline = self._deadline if timeout is None else Deadline(timeout)
         with abort_at(self._connection, deadline):
             while True:
-                self._keep_stderr()
                 self._channel.settimeout(min(deadline.left, SLICE))
                 try:
+                    while self._channel.recv_stderr_ready():
+                        more = self._channel.recv_stderr(1 << 20)
+                        self._stderr = (self._stderr + more)[-STDERR_LIMIT:]
                     data: bytes = self._channel.recv(most)
                 except TimeoutError:
                     if deadline.passed:
@@ -187,13 +187,6 @@ class Session(AbstractContextManager["Session"]):
                 if not data and not self._channel.eof_received:
                     self._fail_if_lost(None)
                 return data
-
-    def _keep_stderr(self) -> None:
-        try:
-            while self._channel.recv_stderr_ready():
-                self._stderr = (self._stderr + self._channel.recv_stderr(1 << 20))[-STDERR_LIMIT:]
-        except LOST as error:
-            raise ConnectionLost from error
 
     def wait(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
@@ -227,13 +220,12 @@ class Session(AbstractContextManager["Session"]):
         if self._closed:
             return
         self._closed = True
-        with abort_at(self._connection, Deadline(CLOSING)):
-            try:
+        try:
+            # Where the connection is gone, so is the channel.
+            with suppress(*LOST), abort_at(self._connection, Deadline(CLOSING)):
                 self._channel.close()
-            except LOST:
-                pass  # the connection is gone, and the channel with it
-            finally:
-                self._connection.sessions.release()
+        finally:
+            self._connection.sessions.release()
 
     def __exit__(self, *_: object) -> None:
         self.close()

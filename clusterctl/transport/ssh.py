@@ -15,17 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.errors import ClusterctlError
 from clusterctl.model import NodeResult
 from clusterctl.timeouts import Deadline, run_in_background
-from clusterctl.transport import OnStdout, copying
-from clusterctl.transport.diagnosis import (
-    FAILURES,
-    ConnectError,
-    Target,
-    describe_failure,
-    make_failed_result,
-)
+from clusterctl.transport import OnStdout, copying, diagnosis
+from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target
 from clusterctl.transport.ssh_config import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -81,7 +74,7 @@ class SshTransport:
                     session.send_eof()
                     result = NodeResult(node="", exit_code=session.wait())
                 except FAILURES as error:
-                    result = make_failed_result(error, timeout)
+                    result = diagnosis.make_failed_result(error, timeout)
                 out, err = session.take_output()
                 return replace(result, stdout=out, stderr=err)
 
@@ -90,10 +83,8 @@ class SshTransport:
     def open(self, command: str, *, timeout: float = 30.0) -> Session:
         try:
             return self._start_session(Deadline(timeout), command, collect=False)
-        except ClusterctlError:
-            raise
-        except FAILURES as error:
-            raise self._target.make_error(describe_failure(error, timeout)) from error
+        except (diagnosis.Failure, OSError) as error:
+            raise self._target.make_error(diagnosis.describe_failure(error, timeout)) from error
 
     def put(
         self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
@@ -121,7 +112,7 @@ class SshTransport:
         try:
             result = action(partial(self._start_session, Deadline(timeout)))
         except FAILURES as error:
-            result = make_failed_result(error, timeout)
+            result = diagnosis.make_failed_result(error, timeout)
         return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
     def _start_session(
