@@ -122,7 +122,7 @@ def parts(repeats: int) -> dict[str, float]:
     assert wanted is not None
     worker = cluster.workers[0]
     own = worker.python
-    python = f"{packages.folder(worker, wanted.digest)}/bin/python"
+    python = f"{packages.locate(worker, wanted.digest)}/bin/python"
     names = [node.name for node in cluster.workers]
 
     def find() -> None:

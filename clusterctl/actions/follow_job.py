@@ -89,7 +89,7 @@ def attend(
     ):
         try:
             attempt = 1
-            for pieces in follower.batches(limit=REST_LIMIT):
+            for pieces in follower.read_batches(limit=REST_LIMIT):
                 on_output(pieces)
                 if follower.job.state is not job.state:
                     job = follower.job

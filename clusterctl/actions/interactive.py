@@ -34,7 +34,7 @@ class Terminal:
 def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
     """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
     nothing recorded."""
-    argv = systems.load(require_ready(cluster)).interactive_argv(spec, words)
+    argv = systems.load(require_ready(cluster)).make_interactive_argv(spec, words)
     if cluster.launcher.here:
         return Terminal(argv, Path.cwd())
     argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))

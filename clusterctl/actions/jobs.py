@@ -151,7 +151,7 @@ def _follow(
         mirror.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
     ):
         try:
-            yield from follower.batches(until_ended=follow)
+            yield from follower.read_batches(until_ended=follow)
             if follower.lost:
                 where = [name for name in follower.lost if name in list_rank_nodes(job, cluster)]
                 raise NodeUnreachable(

@@ -65,7 +65,7 @@ def find(store: Store, old: Job, next_job: Job, target: Cluster, report: Reporte
             there = control.find_staged(old, cluster, pool)
             copies = _find_copies(old, cluster, pool, names, there, report)
             if first in there and not copies:
-                found = outputs.find(old, cluster, pool).all()
+                found = outputs.find(old, cluster, pool).require_all()
                 stale = _find_stale(old, found, first)
                 # Of a job with --resume-args, its supervisor brings each node what it lacks.
                 limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
@@ -150,10 +150,10 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
         report(f"using the files of job {old.id} that were fetched from {', '.join(found)}")
     if old.fetched:
         return found
-    folder = copies_here.place(store.locate_job_folder(old.id))
+    folder = copies_here.locate(store.locate_job_folder(old.id))
     wanted = lost and bucket_copies.is_url(old.spec.sync) and not copies_here.list_stored(folder)
     if wanted and bucket_copies.download(old, folder):
-        report(f"copied the files of job {old.id} from {bucket_copies.url(old)}")
+        report(f"copied the files of job {old.id} from {bucket_copies.make_url(old)}")
     for name, copies in sorted(copies_here.list_stored(folder).items()):
         files = found.setdefault(name, {})
         newer = {
@@ -300,7 +300,7 @@ def _bring(
     with open_pool(store, cluster) as pool:
         wanted = [
             output
-            for output in outputs.find(source.old, here, pool).all()
+            for output in outputs.find(source.old, here, pool).require_all()
             if output.node in source.there
         ]
         wanted += source.copies

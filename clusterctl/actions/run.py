@@ -41,8 +41,13 @@ from clusterctl.jobs import (
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import Asked, translate
 from clusterctl.jobs.program import Resolved as Resolved
-from clusterctl.jobs.program import backend_note, launcher_note, resolve_command, resolve_module
 from clusterctl.jobs.program import resolve as resolve_script
+from clusterctl.jobs.program import (
+    resolve_command,
+    resolve_module,
+    warn_of_backend,
+    warn_of_launcher,
+)
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Store
@@ -140,7 +145,7 @@ def prepare(
             hint="leave one of the two out",
         )
     spec = replace(
-        spec, import_paths=own_project.import_paths(resolved.program, resolved.tree.root)
+        spec, import_paths=own_project.find_import_paths(resolved.program, resolved.tree.root)
     )
     if wanted:
         spec = replace(spec, packages=wanted.digest)
@@ -148,7 +153,7 @@ def prepare(
     if asked.launcher:
         launchers = systems.load(cluster).scheduler.launchers
         usual = spec.launcher == "auto"
-        asked = asked.hold(launchers[0] if usual else spec.launcher, launchers)
+        asked = asked.limit_to(launchers[0] if usual else spec.launcher, launchers)
         spec = _follow(asked, spec)
     job, plan = plan_job(cluster, spec, number=number)
     if asked.launcher:
@@ -157,7 +162,7 @@ def prepare(
         chosen_python = packages.choose(cluster, spec.python)
         places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
-    for note in (backend_note(resolved, spec.backend), launcher_note(resolved, job.ranks)):
+    for note in (warn_of_backend(resolved, spec.backend), warn_of_launcher(resolved, job.ranks)):
         if note:
             plan = replace(plan, notes=(*plan.notes, note))
     return Prepared(
@@ -247,7 +252,7 @@ def _ship(
         chosen = packages.choose(cluster, job.spec.python)
         packages.install(job.spec.packages, chosen, names, pool, store.home, report)
         equipped = packages.equip(chosen, job.spec.packages)
-        files = start.node_files(job, equipped, prepared.plan, prepared.secrets)
+        files = start.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
         port = start.put(job, cluster, files, pool, store.home, carry=carry)
         starting = True

@@ -62,7 +62,7 @@ def _save_log(
                 store.read_job(job.id), cluster, pool, store.locate_job_folder(job.id), interrupts
             ) as follower,
         ):
-            for _ in follower.batches(until_ended=False, replay=False, limit=limit):
+            for _ in follower.read_batches(until_ended=False, replay=False, limit=limit):
                 pass
             if cluster.launcher.name in follower.lost:
                 report(

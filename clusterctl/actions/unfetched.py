@@ -96,7 +96,7 @@ def find_unfetched(
             )
             gone = {place.node for place in job.placement if place.node in away}
             copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _say_nothing)
-            made = there.all() + copies
+            made = there.require_all() + copies
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = reason(error)
             continue

@@ -156,7 +156,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
     """Runs the job; exits with its code, unless it runs detached."""
     for note in prepared.plan.notes:
         console.note(note)
-    if large := prepared.tree.large_files():
+    if large := prepared.tree.describe_large_files():
         console.report(f"staging {prepared.tree.describe()}; {large}")
     else:
         console.detail(f"staging {prepared.tree.describe()}")

@@ -113,14 +113,14 @@ class BatchSystem:
             report(f"{name}: {silence}")
         return tuple(self.scheduler.parse_status(job, result.text) for job in jobs)
 
-    def force_argv(self, job: Job) -> tuple[str, ...]:
+    def make_force_argv(self, job: Job) -> tuple[str, ...]:
         return self.scheduler.end_argv(job)
 
     def describe_wait(self, job: Job) -> str:
         why = f": {job.reason}" if job.reason else ""
         return f"job {job.id} ({self._cluster.system} {job.native_id}) is in the queue{why}"
 
-    def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
+    def make_interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
         spec, placement = self.resolve(spec)
         job = Job(
             id=0,

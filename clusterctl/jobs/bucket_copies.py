@@ -27,14 +27,14 @@ def is_url(sync: str) -> bool:
     return sync.startswith("s3://")
 
 
-def url(job: Job) -> str:
+def make_url(job: Job) -> str:
     return f"{job.spec.sync}/job-{job.id}"
 
 
 def _open(job: Job) -> Bucket:
     from clusterctl.s3.bucket import Bucket  # not for every `run`
 
-    return Bucket(url(job))
+    return Bucket(make_url(job))
 
 
 def claim(job: Job) -> None:
@@ -43,7 +43,7 @@ def claim(job: Job) -> None:
     bucket = _open(job)
     if not bucket.is_empty():
         raise UsageError(
-            f"{url(job)} is not empty, so the outputs of job {job.id} cannot be copied there",
+            f"{make_url(job)} is not empty, so the outputs of job {job.id} cannot be copied there",
             hint="move it away, or choose another --sync URL",
         )
     about = {"schema": 1, "job": job.id, "cluster": job.cluster, "program": job.spec.program.target}

@@ -150,7 +150,7 @@ class Connections:
         while watch.channel:
             known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
             try:
-                return watch.channel.send(f"{known} \n".encode(), self._patience())
+                return watch.channel.send(f"{known} \n".encode(), self._choose_timeout())
             except OSError as error:
                 self.lose_or_reconnect(watch, error)
 
@@ -211,7 +211,7 @@ class Connections:
             self._interrupts.check()
         return future.result()
 
-    def _patience(self) -> float:
+    def _choose_timeout(self) -> float:
         """Seconds that a node may take now."""
         return max(GLANCE, min(ANSWER_TIMEOUT, self.deadline - now()))
 
@@ -222,7 +222,7 @@ class Connections:
         answer = min(ANSWER, ANSWERS // len(self.watches))
         script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
         command = f"exec /bin/sh -c {shlex.quote(script)}"
-        return self._pool.find_transport(where).open(command, timeout=self._patience())
+        return self._pool.find_transport(where).open(command, timeout=self._choose_timeout())
 
     def _describe_place(self, name: str) -> str:
         """Who has the node's output: the launcher, or the node itself."""
@@ -288,7 +288,7 @@ class Connections:
         elif watch.channel:
             watch.channel.close()
         watch.channel = None
-        launcher = self._launcher()
+        launcher = self._find_launcher()
         if self.needs_launcher and launcher and (watch is launcher or self._is_silent(launcher)):
             return self._lose_launcher(launcher, watch, why)
         self.lost[watch.node] = why
@@ -299,7 +299,7 @@ class Connections:
             missing = f"the state of job {self._job.id} is as last seen"
         self._report(f"{watch.node} does not answer, {missing}: {why}")
 
-    def _launcher(self) -> Watch | None:
+    def _find_launcher(self) -> Watch | None:
         name = self._cluster.launcher.name
         return next((watch for watch in self.watches if watch.node == name), None)
 
@@ -371,8 +371,8 @@ class Connections:
         if self.needs_launcher and self.launcher_is_away:
             self._check_alive()
             launcher = self._cluster.launcher.name
-            if self._absences.seconds(launcher) > GIVE_UP:
-                raise self._give_up(self._absences.why(launcher))
+            if self._absences.count_seconds(launcher) > GIVE_UP:
+                raise self._give_up(self._absences.explain(launcher))
         return bool(back)
 
     def _connect_anew(self, name: str) -> Channel:

@@ -67,7 +67,7 @@ def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVE
     for result in pool.connect([cluster.launcher.name], timeout=min(HURRY, deadline.left)):
         _require_told(job, result)
     argv = systems.load(cluster).scheduler.cancel_argv(job)
-    _require_told(job, _on_launcher(job, cluster, pool, argv, deadline))
+    _require_told(job, _run_on_launcher(job, cluster, pool, argv, deadline))
 
 
 def _require_told(job: Job, result: NodeResult) -> None:
@@ -84,8 +84,8 @@ def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NE
     here, over our own connections. Returned as it is where it has not ended by the deadline."""
     known, system = job.state.ended, systems.load(cluster)
     job = _wait_for_end(job, cluster, pool, deadline.limit(system.end_limit))
-    if not job.state.ended and (force := system.force_argv(job)):
-        _on_launcher(job, cluster, pool, force, deadline)
+    if not job.state.ended and (force := system.make_force_argv(job)):
+        _run_on_launcher(job, cluster, pool, force, deadline)
         job = _wait_for_end(job, cluster, pool, deadline.limit(FORCE_TIMEOUT))
     if deadline.passed:
         return job
@@ -118,7 +118,8 @@ def kill_processes(
         return pool.find_transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
 
     return {
-        result.node: _survivors(result) for result in pool.call_each(kill, list_nodes(job, cluster))
+        result.node: _count_survivors(result)
+        for result in pool.call_each(kill, list_nodes(job, cluster))
     }
 
 
@@ -150,7 +151,7 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
 def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
     logs = systems.load(cluster).logs
-    result = _on_launcher(
+    result = _run_on_launcher(
         job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
     return direct.unix_lines(result.text).strip()
@@ -159,7 +160,7 @@ def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
 def read_remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher said about ranks that failed, less what everybody knows by then."""
     command = f"tail -c {REMARKS} {systems.load(cluster).errors} 2>/dev/null"
-    return direct.remarks(_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text)
+    return direct.remarks(_run_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text)
 
 
 def describe_survivors(job: Job) -> str:
@@ -175,20 +176,20 @@ def describe_survivors(job: Job) -> str:
     )
 
 
-def _survivors(result: NodeResult) -> int:
+def _count_survivors(result: NodeResult) -> int:
     for line in result.text.splitlines():
         if line.startswith("survivors "):
             return int(line.split()[1])
     return -1
 
 
-def _on_launcher(
+def _run_on_launcher(
     job: Job, cluster: Cluster, pool: Pool, argv: tuple[str, ...], deadline: Deadline = NEVER
 ) -> NodeResult:
-    command = f"cd {_folder(job, cluster)} && {shlex.join(argv)}"
+    command = f"cd {_locate_folder(job, cluster)} && {shlex.join(argv)}"
     limit = min(ASK_TIMEOUT, deadline.left)
     return pool.find_transport(cluster.launcher.name).run(command, timeout=limit)
 
 
-def _folder(job: Job, cluster: Cluster) -> str:
+def _locate_folder(job: Job, cluster: Cluster) -> str:
     return shlex.quote(f"{cluster.launcher.root}/jobs/{job.id}")

@@ -20,7 +20,7 @@ class Copies:
     """How many more outputs there were, and their bytes: as far as the launcher has said so."""
 
 
-def place(job_folder: Path) -> Path:
+def locate(job_folder: Path) -> Path:
     """Where copies of a job's outputs are here."""
     return job_folder / "copies"
 

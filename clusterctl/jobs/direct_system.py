@@ -104,13 +104,13 @@ class DirectSystem:
             return job
         return self.scheduler.parse_status(job, result.text)
 
-    def force_argv(self, job: Job) -> tuple[str, ...]:
+    def make_force_argv(self, job: Job) -> tuple[str, ...]:
         return ()  # what its supervisor leaves is ended on each node
 
     def describe_wait(self, job: Job) -> str:
         return f"job {job.id} is waiting: other jobs use the slots (--now skips the queue)"
 
-    def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
+    def make_interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(
             f"cluster {self._cluster.name!r} has no batch system; --interactive needs one",
             hint="`clusterctl ssh` opens a shell on one of its nodes",

@@ -39,7 +39,7 @@ def note(home: Home, job: Job, nodes: Iterable[str], folder: Path, places: Itera
         with suppress(OSError):  # it may have been left out
             files[place] = read_state(folder / place)
     document = asdict(_FetchNote(str(folder), tuple(nodes), files))
-    write_atomic(_file(home, job), json.dumps(document).encode())
+    write_atomic(_locate(home, job), json.dumps(document).encode())
 
 
 def list_nodes(home: Home, job: Job) -> tuple[str, ...]:
@@ -97,9 +97,9 @@ def read_state(path: Path) -> list[int]:
 def _read(home: Home, job: Job) -> _FetchNote:
     """Nothing where nothing was fetched, or the note of it is damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        return msgspec.convert(json.loads(_file(home, job).read_bytes()), _FetchNote)
+        return msgspec.convert(json.loads(_locate(home, job).read_bytes()), _FetchNote)
     return _FetchNote()
 
 
-def _file(home: Home, job: Job) -> Path:
+def _locate(home: Home, job: Job) -> Path:
     return home.jobs / str(job.id) / "fetched.json"

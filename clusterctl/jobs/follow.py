@@ -45,7 +45,7 @@ def parse_header(line: bytes) -> tuple[str, int, int, int] | None:
 
 
 class Follower:
-    """Iterate over `batches()`; `job` is always the job as its state file last described it.
+    """Iterate over `read_batches()`; `job` is always the job as its state file last described it.
     `report` hears why it waits, and hears it again when that changes. `cut_short`: time was up
     before all output that was there had been read.
 
@@ -100,7 +100,7 @@ class Follower:
         if self._file:
             self._file.close()
 
-    def batches(
+    def read_batches(
         self, *, until_ended: bool = True, replay: bool = True, limit: float = math.inf
     ) -> Iterator[list[Piece]]:
         """What the ranks write, as it comes: a list per look and node, an empty one for a look that
@@ -122,7 +122,7 @@ class Follower:
         nodes.open()
         try:
             if until_ended:
-                self._say()
+                self._report_wait()
                 yield from self._wait_for_end()
             complete = self.job.state.ended
             nodes.needs_launcher = False
@@ -140,12 +140,12 @@ class Follower:
         while not self.job.state.ended:
             self._nodes.check()
             self._nodes.welcome_back()
-            moved = yield from self._round(seal=False)
+            moved = yield from self._ask_all(seal=False)
             if self._nodes.launcher_is_away:
                 clock.last_output = now()  # nobody knows what it has to say
             elif clock.should_ask(moved):
                 self.job = control.refresh(self.job, self._cluster, self._pool)
-                self._say()
+                self._report_wait()
             if self.job.state is JobState.RUNNING and clock.should_tell():
                 self._tell_silence()
             if not moved:
@@ -162,9 +162,9 @@ class Follower:
     def _read_rest(self) -> Iterator[list[Piece]]:
         """Reads the files as far as they go now, also of nodes that are back soon."""
         while True:
-            yield from self._round(seal=True)
+            yield from self._ask_all(seal=True)
             while self._is_behind():
-                yield from self._round(seal=False)
+                yield from self._ask_all(seal=False)
             if not (yield from self._await_lost()):
                 return
 
@@ -181,7 +181,7 @@ class Follower:
             time.sleep(pace.FASTEST)
         return False
 
-    def _say(self) -> None:
+    def _report_wait(self) -> None:
         waiting = self.job.state is JobState.QUEUED
         text = self._system.describe_wait(self.job) if waiting else ""
         if text and text != self._told:
@@ -191,7 +191,7 @@ class Follower:
     def _replay(self, replay: bool) -> Iterator[list[Piece]]:
         for watch in self._nodes.watches:
             for path in sorted((self._folder / watch.node).glob("*-*.*")):
-                file = self._book(watch, f"out/{path.name}")
+                file = self._find_file(watch, f"out/{path.name}")
                 if file is None:
                     continue
                 for chunk, file.offset in logs.read(path):
@@ -199,7 +199,7 @@ class Follower:
                     if replay:
                         yield [Piece(file.rank, watch.node, file.stream, chunk)]
 
-    def _round(self, seal: bool) -> Generator[list[Piece], None, int]:
+    def _ask_all(self, seal: bool) -> Generator[list[Piece], None, int]:
         """Asks all nodes once; returns how many bytes of news they had. `seal` makes the files'
         sizes as they are now the goal."""
         for watch in self._nodes.watches:
@@ -209,7 +209,7 @@ class Follower:
             news: list[tuple[OutputFile, int, bytes]] = []
             while watch.channel:
                 try:
-                    self._answer(watch, watch.channel, seal, news)
+                    self._read_answer(watch, watch.channel, seal, news)
                     watch.reconnected = 0
                     break
                 except OSError as error:
@@ -230,7 +230,9 @@ class Follower:
                 self._apply(file, data)
                 continue
             if missing := offset - file.stored:
-                pieces.append(Piece(file.rank, watch.node, file.stream, logs.marker(missing)))
+                pieces.append(
+                    Piece(file.rank, watch.node, file.stream, logs.render_marker(missing))
+                )
             if file.copy:
                 if missing:
                     logs.leave_out(file.copy, file.stored, offset)
@@ -241,7 +243,7 @@ class Follower:
             pieces.append(Piece(file.rank, watch.node, file.stream, data))
         return pieces
 
-    def _answer(
+    def _read_answer(
         self, watch: Watch, channel: Channel, seal: bool, news: list[tuple[OutputFile, int, bytes]]
     ) -> None:
         """Adds to `news` what the node has; OSError."""
@@ -252,7 +254,7 @@ class Follower:
                 continue  # what a login shell says before it obeys
             name, offset, length, size = found
             data = self._nodes.read(watch, channel, length)
-            file = self._book(watch, name)
+            file = self._find_file(watch, name)
             if file is None:
                 continue
             names.add(name)
@@ -269,7 +271,7 @@ class Follower:
         files = (file for watch in reached for file in watch.files.values())
         return any(file.offset < file.goal for file in files)
 
-    def _book(self, watch: Watch, name: str) -> OutputFile | None:
+    def _find_file(self, watch: Watch, name: str) -> OutputFile | None:
         """The book-keeping for a file a node told us of. Only names that we gave are taken."""
         if name in watch.files:
             return watch.files[name]

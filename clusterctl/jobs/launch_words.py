@@ -35,7 +35,7 @@ class Asked:
     native: Mapping[str, str] = field(default_factory=dict)
     local_rank: str = ""
 
-    def hold(self, launcher: str, launchers: Sequence[str]) -> Asked:
+    def limit_to(self, launcher: str, launchers: Sequence[str]) -> Asked:
         """Without what means nothing to `launcher`, which starts the ranks, or to a cluster with
         these launcher programs."""
         args = self.mpirun_args if launcher == "mpirun" else ()

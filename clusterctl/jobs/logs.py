@@ -43,7 +43,7 @@ class Piece:
     data: bytes
 
 
-def cuts(path: Path) -> list[tuple[int, int]]:
+def read_cuts(path: Path) -> list[tuple[int, int]]:
     """What was left out of a file, in order; nothing twice."""
     found: list[tuple[int, int]] = []
     with suppress(OSError, ValueError):
@@ -65,7 +65,7 @@ def leave_out(path: Path, start: int, end: int) -> None:
                 file.truncate(end)
 
 
-def marker(missing: int) -> bytes:
+def render_marker(missing: int) -> bytes:
     """What is shown instead of so many bytes."""
     return f"\n[clusterctl: {format_bytes(missing)} of output left out here]\n".encode()
 
@@ -74,7 +74,7 @@ def read(path: Path) -> Iterator[tuple[bytes, int]]:
     """The output piece by piece, each with the position in the output behind it."""
     at = 0
     with path.open("rb") as file:
-        for start, end in (*cuts(path), (math.inf, 0)):
+        for start, end in (*read_cuts(path), (math.inf, 0)):
             while at < start and (data := file.read(int(min(CHUNK, start - at)))):
                 at += len(data)
                 yield data, at
@@ -82,7 +82,7 @@ def read(path: Path) -> Iterator[tuple[bytes, int]]:
                 return  # also where a process died before the file was as long
             at = int(end)
             file.seek(at)
-            yield marker(at - int(start)), at
+            yield render_marker(at - int(start)), at
 
 
 def shorten(path: Path, files: int) -> None:
@@ -117,7 +117,7 @@ def was_removed(folder: Path) -> bool:
 
 def read_stored(folder: Path) -> Iterator[list[Piece]]:
     """The output that the state home has, file by file: all there is once the cluster is gone."""
-    for path in sorted(folder.glob("out/*/*-*.*"), key=_natural):
+    for path in sorted(folder.glob("out/*/*-*.*"), key=_make_sort_key):
         match = FILE.fullmatch(f"out/{path.name}")
         if match is None:
             continue
@@ -132,5 +132,5 @@ def is_complete(folder: Path) -> bool:
     return (folder / "out" / ".complete").exists()
 
 
-def _natural(path: Path) -> tuple[str, int]:
+def _make_sort_key(path: Path) -> tuple[str, int]:
     return path.suffix, int("".join(filter(str.isdigit, path.stem)) or 0)

@@ -50,7 +50,9 @@ def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict
     NodeUnreachable."""
     if not names or (cluster.one_host and not job.spec.sync):
         return {}
-    script = assets.render("job/mirrored.sh.j2", folder=_folder(job, cluster), names=sorted(names))
+    script = assets.render(
+        "job/mirrored.sh.j2", folder=_locate_folder(job, cluster), names=sorted(names)
+    )
     launcher = cluster.launcher.name
     result = pool.find_transport(launcher).run(script, timeout=LIST_TIMEOUT)
     if not result.ok:
@@ -102,10 +104,10 @@ def copy(
     for `block_copies.get`."""
     launcher = cluster.launcher.name
     # A folder of links gives the transport one tree that holds them and nothing else.
-    links = f"{_folder(job, cluster)}/.{name}.{secrets.token_hex(4)}"
+    links = f"{_locate_folder(job, cluster)}/.{name}.{secrets.token_hex(4)}"
     held = shlex.quote(links)
     command = (
-        f"rm -rf {held} && mkdir {held} && cd {shlex.quote(_folder(job, cluster))}/{name} &&"
+        f"rm -rf {held} && mkdir {held} && cd {shlex.quote(_locate_folder(job, cluster))}/{name} &&"
         f" xargs -0 -r cp -lP --parents -t {held}"
     )
     transport = pool.find_transport(launcher)
@@ -144,7 +146,7 @@ def describe(copies: Mapping[str, Copies]) -> list[str]:
     return lines
 
 
-def _folder(job: Job, cluster: Cluster) -> str:
+def _locate_folder(job: Job, cluster: Cluster) -> str:
     return f"{cluster.launcher.root}/jobs/{job.id}/mirror"
 
 
@@ -167,14 +169,14 @@ def claim(job: Job, job_folder: Path) -> None:
             )
         (target / stage.MARK).touch()
         make_private(job_folder)
-        copies_here.place(job_folder).symlink_to(target)
+        copies_here.locate(job_folder).symlink_to(target)
 
 
 def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
     """Where --sync has brought the outputs, for people. `missing`: why the last ones are not
     there."""
-    folder = copies_here.place(job_folder).resolve()
-    target = folder if not bucket_copies.is_url(job.spec.sync) else bucket_copies.url(job)
+    folder = copies_here.locate(job_folder).resolve()
+    target = folder if not bucket_copies.is_url(job.spec.sync) else bucket_copies.make_url(job)
     if missing:
         how = f"`clusterctl fetch {job.id}` copies everything that the nodes still have"
         return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
@@ -223,7 +225,7 @@ class Keeper:
     def _bring(self, patience: float = 0) -> str:
         """Why not everything has come; "" where it has. The next look may do better. `patience`:
         seconds that another clusterctl, which follows the job too, may be at it."""
-        target, limit = copies_here.place(self._folder).resolve(), Deadline(patience)
+        target, limit = copies_here.locate(self._folder).resolve(), Deadline(patience)
         try:
             with self._busy:
                 while not self._bring_alone(target):
@@ -264,7 +266,7 @@ class Keeper:
 
     def _describe_late(self, job: Job) -> str:
         """That nodes have not answered the launcher since the end of the job; "" where all have."""
-        known = copies_here.list_stored(copies_here.place(self._folder).resolve())
+        known = copies_here.list_stored(copies_here.locate(self._folder).resolve())
         late = [
             name
             for name in list_rank_nodes(job, self._cluster)

@@ -76,7 +76,7 @@ class FoundOutputs:
     lost: tuple[str, ...] = ()
     """Nodes that were made anew since."""
 
-    def all(self) -> tuple[Output, ...]:
+    def require_all(self) -> tuple[Output, ...]:
         """The outputs; raises the first error where there may be more."""
         if self.failed:
             raise self.failed[0]
@@ -88,7 +88,10 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
 
     def ask(name: str) -> NodeResult:
         root = shlex.quote(cluster.node(name).root)
-        folder, script = shlex.quote(_folder(job, cluster, name)), _script(job, cluster, name)
+        folder, script = (
+            shlex.quote(_locate_folder(job, cluster, name)),
+            _quote_script(job, cluster, name),
+        )
         # Before its start, a job has made nothing, however far its staging got. Afterwards only a
         # machine that was made anew has nothing of it.
         nothing = (
@@ -168,7 +171,7 @@ def fetch(
 @contextmanager
 def _lock(target: Path, home: Home) -> Iterator[None]:
     home.make(home.fetched)
-    path = home.fetched / f"{_digest(target)}.lock"
+    path = home.fetched / f"{_hash_path(target)}.lock"
     with explain_write_errors(path):
         lock = path.open("ab")
     with lock:
@@ -183,7 +186,7 @@ def _lock(target: Path, home: Home) -> Iterator[None]:
         yield
 
 
-def _digest(target: Path) -> str:
+def _hash_path(target: Path) -> str:
     return hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]
 
 
@@ -242,10 +245,12 @@ def copy(
 
     def get(name: str) -> NodeResult:
         mine = [output for output in wanted if output.node == name]
-        before = {output: _state(target / output.place) for output in mine}
+        before = {output: _find_state(target / output.place) for output in mine}
 
         def attempt(number: int) -> NodeResult:
-            here = {o for o in mine if (state := _state(target / o.place)) and state != before[o]}
+            here = {
+                o for o in mine if (state := _find_state(target / o.place)) and state != before[o]
+            }
             left = [output for output in mine if output not in here]
             return get_files(name, left) if left else NodeResult(node=name, exit_code=0)
 
@@ -258,8 +263,8 @@ def copy(
         parts = here / PARTS
         if any(output.copied for output in mine):
             return mirror.copy(job, cluster, pool, name, paths, here, here, parts)
-        command = f"exec /bin/sh {_script(job, cluster, name)} link"
-        folder = _folder(job, cluster, name)
+        command = f"exec /bin/sh {_quote_script(job, cluster, name)} link"
+        folder = _locate_folder(job, cluster, name)
         return block_copies.get(
             pool.find_transport(name),
             command,
@@ -275,7 +280,7 @@ def copy(
     return pool.call_each(get, sorted({output.node for output in wanted}))
 
 
-def _state(path: Path) -> list[int] | None:
+def _find_state(path: Path) -> list[int] | None:
     try:
         return read_state(path)
     except OSError:
@@ -297,7 +302,7 @@ class _Fetched:
 
     @property
     def _file(self) -> Path:
-        return self.home.fetched / f"{_digest(self.target)}.json"
+        return self.home.fetched / f"{_hash_path(self.target)}.json"
 
     def is_someones_else(self, output: Output) -> bool:
         """Whether something is in the place of `output` that no fetch has left as it is."""
@@ -334,13 +339,13 @@ def _make_listing_error(job: Job, cluster: Cluster, result: NodeResult) -> Recor
     return RecordError(
         f"the outputs of job {job.id} on {result.node} cannot be listed: {result.why}",
         hint="copy its working directory: `clusterctl cp"
-        f" {result.node}:{_folder(job, cluster, result.node)}/work FOLDER`",
+        f" {result.node}:{_locate_folder(job, cluster, result.node)}/work FOLDER`",
     )
 
 
-def _folder(job: Job, cluster: Cluster, name: str) -> str:
+def _locate_folder(job: Job, cluster: Cluster, name: str) -> str:
     return f"{cluster.node(name).root}/jobs/{job.id}"
 
 
-def _script(job: Job, cluster: Cluster, name: str) -> str:
-    return shlex.quote(f"{_folder(job, cluster, name)}/outputs.sh")
+def _quote_script(job: Job, cluster: Cluster, name: str) -> str:
+    return shlex.quote(f"{_locate_folder(job, cluster, name)}/outputs.sh")

@@ -30,7 +30,7 @@ sys.exit({function}())
 """
 
 
-def import_paths(program: Program, root: Path) -> tuple[str, ...]:
+def find_import_paths(program: Program, root: Path) -> tuple[str, ...]:
     """Folders of the staged tree at `root` that hold the project's own packages."""
     folder = _find(program, root)
     if folder is None:
@@ -50,7 +50,7 @@ def describe(program: Program, root: Path) -> tuple[Made, ...]:
     version = str(table.get("version") or UNKNOWN)
     info = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version.replace('/', '_')}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    groups = {**_tables(table.get("entry-points")), "console_scripts": _commands(table)}
+    groups = {**_filter_tables(table.get("entry-points")), "console_scripts": _read_commands(table)}
     points = "".join(
         f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
         for group, entries in groups.items()
@@ -58,7 +58,7 @@ def describe(program: Program, root: Path) -> tuple[Made, ...]:
     return (
         (f"{info}/METADATA", metadata, 0o644),
         (f"{info}/entry_points.txt", points, 0o644),
-        *_scripts(_commands(table)),
+        *_make_scripts(_read_commands(table)),
     )
 
 
@@ -66,7 +66,7 @@ def list_commands(folder: Path) -> list[str]:
     """The commands that installing the project in that folder would make."""
     if not (folder / PROJECT).is_file():
         return []
-    made = _scripts(_commands(_read(folder / PROJECT)))
+    made = _make_scripts(_read_commands(_read(folder / PROJECT)))
     return [path.removeprefix("bin/") for path, _, _ in made]
 
 
@@ -74,7 +74,7 @@ def is_command(word: str, here: Path) -> bool:
     """Whether installing the project around the folder `here` would make a command of that name."""
     places = (here, *here.parents)
     folder = next((place for place in places if (place / PROJECT).is_file()), None)
-    return folder is not None and any(_scripts(_commands(_read(folder / PROJECT), word)))
+    return folder is not None and any(_make_scripts(_read_commands(_read(folder / PROJECT), word)))
 
 
 def _find(program: Program, root: Path) -> Path | None:
@@ -97,22 +97,22 @@ def _read(path: Path) -> Mapping[str, Any]:
     whole: Mapping[str, Any] = {}
     with suppress(UsageError):
         whole = config.read_toml(path)
-    tables = _tables(whole)
-    return tables.get("project") or _tables(tables.get("tool")).get("poetry", {})
+    tables = _filter_tables(whole)
+    return tables.get("project") or _filter_tables(tables.get("tool")).get("poetry", {})
 
 
-def _tables(value: Any) -> dict[str, dict[str, Any]]:
+def _filter_tables(value: Any) -> dict[str, dict[str, Any]]:
     pairs = value.items() if isinstance(value, dict) else ()
     return {k: v for k, v in pairs if isinstance(v, dict)}
 
 
-def _commands(table: Mapping[str, Any], only: str = "") -> dict[str, str]:
+def _read_commands(table: Mapping[str, Any], only: str = "") -> dict[str, str]:
     found = table.get("scripts")
     pairs = found.items() if isinstance(found, dict) else ()
     return {k: v for k, v in pairs if isinstance(v, str) and (not only or k == only)}
 
 
-def _scripts(commands: Mapping[str, str]) -> Iterator[Made]:
+def _make_scripts(commands: Mapping[str, str]) -> Iterator[Made]:
     for name, entry in commands.items():
         if (found := _ENTRY.fullmatch(entry)) and _COMMAND.fullmatch(name):
             first = found[2].partition(".")[0]

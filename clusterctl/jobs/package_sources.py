@@ -77,7 +77,7 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
         return None if given == NONE else _read(Path(given), asked=True)
-    script = _script(resolved)
+    script = _find_script(resolved)
     if script is None:
         return None
     if program.kind is ProgramKind.PYTHON and (found := _read_block(script, asked=False)):
@@ -91,7 +91,7 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
     return None
 
 
-def _script(resolved: Resolved) -> Path | None:
+def _find_script(resolved: Resolved) -> Path | None:
     """What has the files that ask for its packages beside it: a Python program, a script of the
     project, or a command that the project makes; None for others, which may need no Python."""
     program, tree = resolved.program, resolved.tree
@@ -130,7 +130,7 @@ def _find_in(folder: Path) -> Wanted | None:
     if (path := folder / "requirements.txt").is_file():
         found = _read(path, asked=False)
         return replace(found, requirements=tuple(_list_lines(found.texts)))
-    if project.is_file() and (names := _dependencies(project)):
+    if project.is_file() and (names := _read_dependencies(project)):
         return replace(_read(project, asked=False), requirements=names)
     for name in _CONDA:
         if (path := folder / name).is_file() and (environment := _read_conda(path, asked=False)):
@@ -140,7 +140,7 @@ def _find_in(folder: Path) -> Wanted | None:
 
 def _read_conda(path: Path, *, asked: bool) -> Wanted | None:
     """None where it names no packages for Python."""
-    found = conda_files.read(path, _text(path))
+    found = conda_files.read(path, _read_text(path))
     if not found.lines:
         return None
     texts: dict[str, str] = {}
@@ -157,7 +157,7 @@ def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
                 yield words
 
 
-def _dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
+def _read_dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
     """`dependencies` of a pyproject.toml, with those of its extras; empty where a program has to
     make them."""
     whole = config.read_toml(project)
@@ -189,7 +189,7 @@ def _read(path: Path, *, asked: bool) -> Wanted:
         )
     if path.name == "uv.lock":
         project = path.absolute().parent
-        locked = {name: _text(project / name) for name in ("uv.lock", "pyproject.toml")}
+        locked = {name: _read_text(project / name) for name in ("uv.lock", "pyproject.toml")}
         pinned = _PINNED.search(locked["pyproject.toml"])
         keeps = "" if asked else NONE if pinned else "pyproject.toml"
         return Wanted(path.name, locked, asked, str(project), keeps_nodes=keeps)
@@ -198,7 +198,7 @@ def _read(path: Path, *, asked: bool) -> Wanted:
             needed = poetry_files.list_requirements(poetry, str(path))
             lines = (*poetry_files.list_indexes(poetry), *needed, "")
             return Wanted(path.name, {f"{path.name}.txt": "\n".join(lines)}, asked)
-        return Wanted(path.name, {path.name: _text(path)}, asked)
+        return Wanted(path.name, {path.name: _read_text(path)}, asked)
     if path.suffix in conda_files.SUFFIXES:
         if environment := _read_conda(path, asked=asked):
             return environment
@@ -226,7 +226,7 @@ def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
             f"{path} is outside {root}, whose requirements include it",
             hint=f"move it there, or `--requirements {NONE}`",
         )
-    text = _text(path)
+    text = _read_text(path)
     if conda:
         text = "".join(f"{line}\n" for line in conda_files.read(path, text).lines)
     needed: list[str] = []
@@ -239,7 +239,7 @@ def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
                 f" `--requirements {NONE}`",
             )
         if (project := path.parent / "pyproject.toml").is_file():
-            needed += _dependencies(project, extras.strip("]").split(","))
+            needed += _read_dependencies(project, extras.strip("]").split(","))
     text = package_indexes.make_absolute(text, path.parent)
     texts[name] = "\n".join((_LOCAL.sub("", text).rstrip("\n"), *needed, "")).lstrip("\n")
     for included in _INCLUDED.findall(text):
@@ -248,13 +248,13 @@ def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
 
 
 def _read_block(script: Path, *, asked: bool) -> Wanted | None:
-    found = _BLOCK.search(_text(script))
+    found = _BLOCK.search(_read_text(script))
     if not found or "dependencies" not in found[0]:
         return None
     return Wanted(script.name, {"script.py": found[0]}, asked)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:

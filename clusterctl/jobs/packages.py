@@ -74,24 +74,24 @@ def equip(cluster: Cluster, digest: str) -> Cluster:
     if not digest:
         return cluster
     nodes = (
-        replace(node, python=f"{folder(node, digest)}/bin/python") if node.facts.python else node
+        replace(node, python=f"{locate(node, digest)}/bin/python") if node.facts.python else node
         for node in cluster.nodes
     )
     return replace(cluster, nodes=tuple(nodes))
 
 
-def folder(node: Node, digest: str) -> str:
+def locate(node: Node, digest: str) -> str:
     """The job's environment on that node."""
-    return f"{node.root}/packages/{_key(digest, node)}"
+    return f"{node.root}/packages/{_make_key(digest, node)}"
 
 
-def _key(digest: str, node: Node) -> str:
-    python = _python_of(node)
+def _make_key(digest: str, node: Node) -> str:
+    python = _require_python(node)
     kept = (f"{name}=={version}" for name, version in _find_kept(python).items())
     return hash_parts(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
 
 
-def _python_of(node: Node) -> Python:
+def _require_python(node: Node) -> Python:
     if node.facts.python is None:
         raise LaunchError(f"no Python on {node.name}", hint="on the node: apt-get install python3")
     return node.facts.python
@@ -103,9 +103,11 @@ def _find_kept(python: Python) -> dict[str, str]:
 
 def describe(wanted: Wanted, nodes: Sequence[Node]) -> str:
     """What is installed, and what of the nodes is kept."""
-    kept = {f"{name} {v}" for node in nodes for name, v in _find_kept(_python_of(node)).items()}
+    kept = {
+        f"{name} {v}" for node in nodes for name, v in _find_kept(_require_python(node)).items()
+    }
     beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
-    python = {_python_of(node).executable for node in nodes} if wanted.texts else set()
+    python = {_require_python(node).executable for node in nodes} if wanted.texts else set()
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
     off = "" if wanted.requirements is None else f" (`--requirements {NONE}` turns this off)"
     return f"using the packages of {wanted.source}{beside}{other}{_describe_left_out(wanted)}{off}"
@@ -123,8 +125,8 @@ def read_versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
     if not digest or node.facts.python is None:
         return ()
     with suppress(OSError):
-        text = (home.packages / f"{_key(digest, node)}.txt").read_text(encoding="utf-8")
-        return tuple(entry.split()[0] for entry in uv.entries(text))
+        text = (home.packages / f"{_make_key(digest, node)}.txt").read_text(encoding="utf-8")
+        return tuple(entry.split()[0] for entry in uv.list_entries(text))
     return ()
 
 
@@ -147,7 +149,7 @@ def install(
     alike: dict[str, list[Node]] = {}
     for name in names:
         node = cluster.node(name)
-        alike.setdefault(_key(digest, node), []).append(node)
+        alike.setdefault(_make_key(digest, node), []).append(node)
     for key, nodes in alike.items():
         _Environment(digest, key, pool, home, report).bring_to(nodes)
 
@@ -164,7 +166,7 @@ class _Environment:
 
     def bring_to(self, nodes: Sequence[Node]) -> None:
         by_name = {node.name: node for node in nodes}
-        questions = {node.name: f"[ -d {quote(folder(node, self._digest))} ]" for node in nodes}
+        questions = {node.name: f"[ -d {quote(locate(node, self._digest))} ]" for node in nodes}
         found = self._pool.run(questions, timeout=ASK_TIMEOUT)
         for result in found:
             if result.exit_code is None:
@@ -188,7 +190,7 @@ class _Environment:
                 missing = missing[len(receivers) :]
         except ClusterctlError:
             left = {
-                node.name: f"rm -rf {quote(self._scratch(node))}"
+                node.name: f"rm -rf {quote(self._locate_scratch(node))}"
                 for node in nodes
                 if node not in holders
             }
@@ -197,16 +199,16 @@ class _Environment:
         where = count(number, "node")
         self._report(f"packages are ready on {where} after {monotonic() - started:.1f} s")
 
-    def _scratch(self, node: Node) -> str:
-        return folder(node, self._digest) + self._part
+    def _locate_scratch(self, node: Node) -> str:
+        return locate(node, self._digest) + self._part
 
-    def _packages(self, node: Node, root: str) -> str:
-        minor = ".".join(_python_of(node).version.split(".")[:2])
+    def _locate_packages(self, node: Node, root: str) -> str:
+        minor = ".".join(_require_python(node).version.split(".")[:2])
         return f"{root}/lib/python{minor}/site-packages"
 
     def _send(self, node: Node) -> None:
         """Downloads the packages, and sends them to the first node."""
-        python = _python_of(node)
+        python = _require_python(node)
         with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
             lock, packages = Path(scratch, "lock.txt"), Path(scratch, "packages")
             packages.mkdir()
@@ -214,19 +216,19 @@ class _Environment:
             text = self._resolve(node, wanted)
             lines = package_indexes.list_lines(wanted.texts)
             lock.write_text("\n".join((*lines, text)), encoding="utf-8")
-            number = len(uv.entries(text))
+            number = len(uv.list_entries(text))
             self._report(f"fetching {count(number, 'package')} for Python {python.version}")
             if number:
                 options = ["--no-deps", "--target", str(packages), "--requirements", str(lock)]
                 # Versions are decided: one that only a later index has is looked for there.
                 options += ["--index-strategy", "unsafe-best-match"]
-                target = uv.target(node)
+                target = uv.make_target_options(node)
                 with COPIED.count_download():
                     uv.call("packages", "pip", "install", "--quiet", *options, *target)
             self._check_platform(packages, node)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {format_bytes(size)} of packages to {node.name}")
-            place = self._packages(node, self._scratch(node))
+            place = self._locate_packages(node, self._locate_scratch(node))
             sent = self._pool.find_transport(node.name).put(
                 packages, place, timeout=uv.FETCH_TIMEOUT
             )
@@ -236,7 +238,7 @@ class _Environment:
 
     def _check_platform(self, packages: Path, node: Node) -> None:
         """What had to be built was built for this machine: only plain Python runs elsewhere."""
-        version = "".join(_python_of(node).version.split(".")[:2])
+        version = "".join(_require_python(node).version.split(".")[:2])
         own = f"cp{sys.version_info[0]}{sys.version_info[1]}-"
         for wheel in packages.glob("*.dist-info/WHEEL"):
             tags = re.findall(r"(?m)^Tag: (\S+)", wheel.read_text(encoding="utf-8"))
@@ -265,7 +267,7 @@ class _Environment:
         path = self._home.packages / f"{self._key}.txt"
         if path.is_file():
             return path.read_text(encoding="utf-8")
-        python = _python_of(node)
+        python = _require_python(node)
         kept = _keep(wanted, node, self._report)
         self._report(f"resolving the packages of {wanted.source} for Python {python.version}")
         text = (
@@ -273,7 +275,7 @@ class _Environment:
         )
         entries = [
             entry
-            for entry in uv.entries(text)
+            for entry in uv.list_entries(text)
             if uv.read_name(entry) not in kept
             and not ("torch" in kept and _CUDA.match(uv.read_name(entry)))
         ]
@@ -293,10 +295,10 @@ class _Environment:
         commands = {}
         for name, target in pairs.items():
             node = nodes[name]
-            place = quote(self._packages(target, self._scratch(target)))
+            place = quote(self._locate_packages(target, self._locate_scratch(target)))
             there = f"mkdir -p {place} && tar -xof - -C {place}"
             commands[name] = (
-                f"tar -C {quote(self._packages(node, folder(node, self._digest)))} -cf - . |"
+                f"tar -C {quote(self._locate_packages(node, locate(node, self._digest)))} -cf - . |"
                 f" {quote(node.root)}/bin/clusterctl-ssh {target.name} {quote(there)}"
             )
         for result in self._pool.run(commands, timeout=uv.FETCH_TIMEOUT):
@@ -307,7 +309,7 @@ class _Environment:
 
     def _find_python(self, nodes: Sequence[Node]) -> None:
         """Raises LaunchError where a Python that was asked for by its version is missing."""
-        wanted = _python_of(nodes[0]).executable
+        wanted = _require_python(nodes[0]).executable
         if wanted.startswith("/"):
             return
         commands = {node.name: _run_inside(node, f"{_PATH} command -v {wanted}") for node in nodes}
@@ -326,8 +328,8 @@ class _Environment:
         script = assets.render("job/environment.py").encode()
         commands = {}
         for node in nodes:
-            words = (self._scratch(node), folder(node, self._digest))
-            command = join((_python_of(node).executable, "-I", "-", *words))
+            words = (self._locate_scratch(node), locate(node, self._digest))
+            command = join((_require_python(node).executable, "-I", "-", *words))
             commands[node.name] = _run_inside(node, f"{_PATH} {command}")
         for result in self._pool.run(commands, stdin=script, timeout=uv.FETCH_TIMEOUT):
             if not result.ok:
@@ -348,7 +350,7 @@ def _run_inside(node: Node, command: str) -> str:
 def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str, str]:
     """What of the node's Python stays: all but what the file pins to another version."""
     kept = {}
-    for name, version in _find_kept(_python_of(node)).items():
+    for name, version in _find_kept(_require_python(node)).items():
         pattern = rf"(?mi)(?:^|[\"'\s]){name}(?:\[[^]]*\])?\s*===?\s*([0-9][\w.+!*]*)"
         pins = [pin for text in wanted.texts.values() for pin in re.findall(pattern, text)]
         if not pins or any(_is_same(pin, version) for pin in pins):

@@ -53,7 +53,7 @@ def resolve(
     makes = not starts and own_project.is_command(script, Path.cwd())
     if (starts or makes) and not Path(script).is_file():
         found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
-        if starts or own_project.import_paths(found.program, found.tree.root):
+        if starts or own_project.find_import_paths(found.program, found.tree.root):
             return found
     if _is_module(script):
         return resolve_module(script, args, chosen=chosen, limit=limit)
@@ -68,16 +68,16 @@ def resolve(
             f"{script} is not inside the staged folder {tree.root}",
             hint="--stage must name a folder that holds the script",
         )
-    working = _folder(tree, location.parent)
+    working = _choose_folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
-    kind, source = _kind(path), ""
+    kind, source = _find_kind(path), ""
     if kind is ProgramKind.SOURCE:
         source, target = target, f"./{Path(target).with_suffix('')}"
     elif sources:
         raise _make_not_compiled_error(script)
     elif kind is ProgramKind.BINARY or target.startswith("-"):
         target = f"./{target}"
-    further = tuple(_place_source(source, tree, working) for source in sources)
+    further = tuple(_locate_source(source, tree, working) for source in sources)
     program = Program(
         kind=kind,
         target=target,
@@ -94,10 +94,10 @@ def _is_module(script: str) -> bool:
     """Whether it is `pkg.train`, as `python -m` takes it, and no file has that name."""
     if not _DOTTED.fullmatch(script) or Path(script).exists():
         return False
-    return any(path.is_file() for path in _module_files(script))
+    return any(path.is_file() for path in _list_module_files(script))
 
 
-def _module_files(module: str) -> list[Path]:
+def _list_module_files(module: str) -> list[Path]:
     """Where `python -m` looks for it, from the current folder; then in `src`, where the ranks of a
     project with a pyproject.toml look, too."""
     parts, here = module.split("."), Path.cwd()
@@ -134,7 +134,7 @@ def resolve_module(
     module: str, args: tuple[str, ...], *, chosen: Path | None = None, limit: int = 0
 ) -> Resolved:
     """`-m MODULE`: found from the current folder, as `python -m` does, or in a project's `src`."""
-    here, candidates = Path.cwd(), _module_files(module)
+    here, candidates = Path.cwd(), _list_module_files(module)
     found = next((path for path in candidates if path.is_file()), None)
     if found is None and here.joinpath(module.split(".")[0]).exists():
         raise UsageError(
@@ -148,7 +148,7 @@ def resolve_module(
             kind=ProgramKind.MODULE,
             target=module,
             args=args,
-            folder=_folder(tree, here.resolve()),
+            folder=_choose_folder(tree, here.resolve()),
         ),
         tree,
     )
@@ -191,7 +191,7 @@ def resolve_command(
         kind=ProgramKind.COMMAND,
         target=word,
         args=rest,
-        folder=_folder(tree, here) if tree else ".",
+        folder=_choose_folder(tree, here) if tree else ".",
     )
     return Resolved(program, tree or stage.Tree(here, (), 0, by_git=False))
 
@@ -226,7 +226,7 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
                 )
 
 
-def backend_note(resolved: Resolved, backend: str) -> str:
+def warn_of_backend(resolved: Resolved, backend: str) -> str:
     """That nothing in the staged files asks for --backend; "" where something may."""
     if backend == "auto" or resolved.program.bundled:
         return ""
@@ -244,7 +244,7 @@ def backend_note(resolved: Resolved, backend: str) -> str:
     )
 
 
-def launcher_note(resolved: Resolved, ranks: int) -> str:
+def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
     """That a shell script of the tree starts ranks of its own on each rank; "" if it does not."""
     program, tree = resolved.program, resolved.tree
     words = program.args if program.target in SHELLS else (program.target,)
@@ -270,7 +270,7 @@ LARGEST = 4 << 20
 """Bytes of a file that are searched for them."""
 
 
-def _folder(tree: stage.Tree, wanted: Path) -> str:
+def _choose_folder(tree: stage.Tree, wanted: Path) -> str:
     """The ranks' working directory: where the user stands if that is in the tree, else `wanted`."""
     for folder in (Path.cwd().resolve(), wanted):
         if folder.is_relative_to(tree.root):
@@ -278,7 +278,7 @@ def _folder(tree: stage.Tree, wanted: Path) -> str:
     return "."
 
 
-def _kind(path: Path) -> ProgramKind:
+def _find_kind(path: Path) -> ProgramKind:
     if path.suffix == ".py":
         return ProgramKind.PYTHON
     if path.suffix in LANGUAGES:
@@ -329,7 +329,7 @@ def _refuse_batch_script(path: Path) -> None:
     )
 
 
-def _place_source(source: Path, tree: stage.Tree, working: str) -> str:
+def _locate_source(source: Path, tree: stage.Tree, working: str) -> str:
     """A further source file, as the compiler finds it in the ranks' working directory."""
     location = source.resolve()
     if not source.is_file():

@@ -36,7 +36,9 @@ def describe(
     return replace(
         source,
         command=plan.argv,
-        machines=tuple(_machine(cluster, place.node, place.count) for place in job.placement),
+        machines=tuple(
+            _describe_machine(cluster, place.node, place.count) for place in job.placement
+        ),
         images=dict(cluster.images) or _list_images(job, cluster),
         site=dict(cluster.site_info),
         requirements=next(versions, ()),
@@ -60,7 +62,7 @@ def read_git(root: Path) -> Provenance:
     return Provenance(commit=commit, branch=branch, patch=text, patch_bytes=len(patch))
 
 
-def _machine(cluster: Cluster, name: str, ranks: int) -> Machine:
+def _describe_machine(cluster: Cluster, name: str, ranks: int) -> Machine:
     if not cluster.has(name):  # a batch system says later where the ranks run
         return Machine(name=name, ranks=ranks)
     node = cluster.node(name)

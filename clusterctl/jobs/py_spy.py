@@ -15,7 +15,7 @@ FILE = "py-spy.gz"
 
 def explain_missing(archs: Collection[str]) -> str:
     """Why nodes of these processors cannot use that of this machine; "" where they can."""
-    if not _path():
+    if not _locate():
         return "py-spy is missing on this machine: pip install py-spy"
     if sys.platform != "linux" or set(archs) - {platform.machine()}:
         return "the nodes run a different system: pip install py-spy there"
@@ -24,9 +24,9 @@ def explain_missing(archs: Collection[str]) -> str:
 
 def compress() -> bytes:
     """That of this machine, compressed by gzip."""
-    return gzip.compress(Path(_path()).read_bytes(), 1, mtime=0)
+    return gzip.compress(Path(_locate()).read_bytes(), 1, mtime=0)
 
 
-def _path() -> str:
+def _locate() -> str:
     path = Path(sys.executable).with_name("py-spy")
     return str(path) if path.is_file() else which("py-spy") or ""

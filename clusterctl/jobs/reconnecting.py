@@ -50,10 +50,10 @@ class Absences:
     def add(self, name: str, why: str) -> None:
         self._away[name] = _Absence(why)
 
-    def why(self, name: str) -> str:
+    def explain(self, name: str) -> str:
         return self._away[name].why
 
-    def seconds(self, name: str) -> float:
+    def count_seconds(self, name: str) -> float:
         """For how long it has been away."""
         return now() - self._away[name].since
 
@@ -67,7 +67,7 @@ class Absences:
                     item.attempt = run_in_background(partial(self._connect, name))
             elif item.attempt.done():
                 try:
-                    found[name] = item.attempt.result(), self.seconds(name)
+                    found[name] = item.attempt.result(), self.count_seconds(name)
                     del self._away[name]
                 except FAILURES as error:
                     item.why = describe_failure(error, ATTEMPT) or item.why

@@ -62,11 +62,11 @@ class Tree:
         """Whether that path, relative to the root, is one of the files."""
         return os.path.normpath(name) in self.files
 
-    def large_files(self) -> str:
+    def describe_large_files(self) -> str:
         """What makes the tree large, for people; "" for one that is not."""
         if self.size < LARGE_TREE:
             return ""
-        return f"largest: {_sizes(self.largest)}"
+        return f"largest: {_list_sizes(self.largest)}"
 
     def describe(self) -> str:
         how = "git's ignore rules" if self.by_git else "whole folder"
@@ -95,15 +95,15 @@ def find_tree(
         if not root.is_dir():
             raise UsageError(f"--stage {chosen}: no such folder", hint="check the path")
         # Our own programs run also from a clone that belongs to somebody else.
-        top = _git_top(root, refuse=root != assets.folder("workloads"))
+        top = _find_git_top(root, refuse=root != assets.folder("workloads"))
     else:
-        top = _git_top(start)
+        top = _find_git_top(start)
         root = top or start.resolve()
     _refuse_whole_machine(root)
     own = find_home().path.resolve()
     fetched: dict[Path, bool] = {}
     ignored = _read_ignored(root)
-    found = _git_files(root) if top else _walk(root, own, ignored)
+    found = _list_git_files(root) if top else _walk(root, own, ignored)
     names: Iterable[str] = (
         name
         for name in found
@@ -165,7 +165,7 @@ def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> U
     reasons = []
     size = sum(sizes.values())
     if size > (limit or MAX_BYTES):
-        reasons.append(f"largest: {_sizes(_find_largest(sizes))}")
+        reasons.append(f"largest: {_list_sizes(_find_largest(sizes))}")
     if len(sizes) > MAX_FILES and not limit:
         folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
         most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
@@ -183,7 +183,7 @@ def _find_largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:NAMED])
 
 
-def _sizes(files: Iterable[tuple[str, int]]) -> str:
+def _list_sizes(files: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{name} ({format_bytes(size)})" for name, size in files)
 
 
@@ -198,7 +198,7 @@ def write_archive(tree: Tree, place: Home) -> str:
     digest = hashlib.sha256()
     try:
         with scratch.open("wb") as sink:
-            for chunk in _members(tree):
+            for chunk in _make_members(tree):
                 digest.update(chunk)
                 sink.write(chunk)
         name = digest.hexdigest()[:32]
@@ -245,7 +245,7 @@ def pack_programs(folder: str) -> bytes:
     return b"".join(make_member(root / name, f"{folder}/{name}") for name in sorted(_walk(root)))
 
 
-def _git_top(folder: Path, *, refuse: bool = True) -> Path | None:
+def _find_git_top(folder: Path, *, refuse: bool = True) -> Path | None:
     """The git work tree around `folder`, if there is one.
 
     With `refuse`, raises UsageError where there is a repository that git refuses or cannot read, or
@@ -279,7 +279,7 @@ def _looks_like_git(folder: Path) -> bool:
         return True
 
 
-def _git_files(root: Path) -> Iterator[str]:
+def _list_git_files(root: Path) -> Iterator[str]:
     """What git tracks or would track below `root`; folders in the list are submodules."""
     argv = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
     result = process.run(argv, timeout=60)
@@ -296,7 +296,7 @@ def _git_files(root: Path) -> Iterator[str]:
         if path.is_symlink() or not path.is_dir():
             yield name
         elif (path / ".git").exists():
-            yield from (f"{name}/{inner}" for inner in _git_files(path))
+            yield from (f"{name}/{inner}" for inner in _list_git_files(path))
 
 
 def _read_ignored(root: Path) -> Callable[[str], bool]:
@@ -361,7 +361,7 @@ def _refuse_whole_machine(root: Path) -> None:
         )
 
 
-def _members(tree: Tree) -> Iterator[bytes]:
+def _make_members(tree: Tree) -> Iterator[bytes]:
     for name in tree.files:
         yield make_member(tree.root / name, f"work/{name}")
     for name, data in tree.written:

@@ -49,7 +49,7 @@ LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
 
-def node_files(
+def make_node_files(
     job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str]
 ) -> FilesByNode:
     """Everything generated, per node: name → (text, mode). `values`: those of the secrets."""
@@ -73,15 +73,18 @@ def node_files(
             "blocks.sh": (block_copies.render_script(MIRROR_RESERVE), 0o755),
         }
         if job.spec.hang_timeout:
-            files[name]["stacks.sh"] = (_stacks_script(job, node, tag, _archs(job, cluster)), 0o755)
+            files[name]["stacks.sh"] = (
+                _render_stacks_script(job, node, tag, _find_archs(job, cluster)),
+                0o755,
+            )
         if name not in plan.programs:
             continue
-        variables = _variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
+        variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
         environment = secrets.render_environment(variables, values)
         files[name][secrets.FILE] = (environment, secrets.MODE)
-        files[name] |= _rank_files(job, node, plan, system.expect_hostname(node))
+        files[name] |= _make_rank_files(job, node, plan, system.expect_hostname(node))
         if job.spec.is_sweep:
-            files[name] |= _point_files(job, folder, tag)
+            files[name] |= _make_point_files(job, folder, tag)
     launcher = files[cluster.launcher.name]
     texts = {**plan.files, **system.scheduler.script(job, cluster, plan)}
     launcher.update({name: (text, 0o755) for name, text in texts.items()})
@@ -91,7 +94,7 @@ def node_files(
 FilesByNode = dict[str, dict[str, tuple[str, int]]]
 
 
-def _rank_files(
+def _make_rank_files(
     job: Job, node: Node, plan: LaunchPlan, hostname: str
 ) -> dict[str, tuple[str, int]]:
     """What a node needs to run ranks, and to say what they have written. `hostname`: what it has to
@@ -131,7 +134,7 @@ def _rank_files(
     return {"outputs.sh": (outputs, 0o755), "rank.sh": (rank, 0o755)}
 
 
-def _variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, str]:
+def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, str]:
     """What a rank on that node finds in its environment: what the user sets wins."""
     spec, folder = job.spec, f"{node.root}/jobs/{job.id}"
     variables = {
@@ -158,12 +161,12 @@ def _variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, st
     return variables
 
 
-def _archs(job: Job, cluster: Cluster) -> set[str]:
+def _find_archs(job: Job, cluster: Cluster) -> set[str]:
     """The processors of the nodes that run its ranks, as far as they are known."""
     return {cluster.node(name).facts.arch for name in list_rank_nodes(job, cluster)} - {""}
 
 
-def _stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
+def _render_stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
     """Notes where the ranks on a node stand, when they have been silent for too long."""
     return assets.render(
         "job/stacks.sh.j2",
@@ -178,7 +181,7 @@ def _stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
     )
 
 
-def _point_files(job: Job, folder: str, tag: str) -> dict[str, tuple[str, int]]:
+def _make_point_files(job: Job, folder: str, tag: str) -> dict[str, tuple[str, int]]:
     """What a node needs to run points of a sweep."""
     return {
         "slot.sh": (assets.render("job/slot.sh.j2", id=job.id, folder=folder, tag=tag), 0o755),
@@ -212,7 +215,7 @@ def put(
     """
     tree, library = home.stages / job.stage, stage.pack_library()
     placed = list_rank_nodes(job, cluster)
-    if job.spec.hang_timeout and not py_spy.explain_missing(_archs(job, cluster)):
+    if job.spec.hang_timeout and not py_spy.explain_missing(_find_archs(job, cluster)):
         library += archives.pack_file(py_spy.FILE, py_spy.compress())
 
     large = tree.stat().st_size > LARGE
@@ -225,14 +228,14 @@ def put(
         sources: dict[str, Path] = {}
         if name in placed:
             members += library if large else library + tree.read_bytes()
-            sources |= {_archive(node, job, "tar"): tree} if large else {}
+            sources |= {_locate_archive(node, job, "tar"): tree} if large else {}
             if isinstance(carry, Mapping):
-                sources[_archive(node, job, "carry.tar")] = carry[name]
+                sources[_locate_archive(node, job, "carry.tar")] = carry[name]
         for target, source in sources.items():
             sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
             if not sent.ok:
                 return sent
-        steps = _unpack(node, job, keep, large and name in placed)
+        steps = _render_unpacking(node, job, keep, large and name in placed)
         if name in placed:
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps += ["/bin/sh ./outputs.sh staged || exit", *_carry_over(node, job, carry)]
@@ -252,12 +255,12 @@ def put(
     return next(result.text.strip() for result in results if result.node == placed[0])
 
 
-def _archive(node: Node, job: Job, kind: str) -> str:
+def _locate_archive(node: Node, job: Job, kind: str) -> str:
     """Where an archive for the job's folder lies on a node until it is unpacked."""
     return f"{node.root}/jobs/{job.id}.{kind}"
 
 
-def _unpack(node: Node, job: Job, keep: list[str], large: bool) -> list[str]:
+def _render_unpacking(node: Node, job: Job, keep: list[str], large: bool) -> list[str]:
     """The sh that makes the job's folder, and unpacks there what comes on stdin, and the `large`
     archive of the program's files."""
     folder = quote(f"{node.root}/jobs/{job.id}")
@@ -270,7 +273,7 @@ def _unpack(node: Node, job: Job, keep: list[str], large: bool) -> list[str]:
         "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
     ]
     if large:
-        archive = quote(_archive(node, job, "tar"))
+        archive = quote(_locate_archive(node, job, "tar"))
         steps.append(f"tar -xof {archive} || exit; rm -f {archive}")
     return steps
 
@@ -284,7 +287,7 @@ def _carry_over(node: Node, job: Job, carry: Carry | None) -> list[str]:
         script = f"{quote(node.root)}/jobs/{carry}/outputs.sh"
         pack = f"/bin/sh {script} pack | tar -xof - -C work || exit"
         return [f"if [ -e {script} ]; then {pack}; fi"]
-    archive = quote(_archive(node, job, "carry.tar"))
+    archive = quote(_locate_archive(node, job, "carry.tar"))
     return [f"tar -xof {archive} -C work || exit; rm -f {archive}"]
 
 

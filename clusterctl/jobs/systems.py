@@ -85,13 +85,13 @@ class JobSystem(Protocol):
         """The jobs as the launcher or the queue knows them now; unchanged where there is no answer
         by the deadline."""
 
-    def force_argv(self, job: Job) -> tuple[str, ...]:
+    def make_force_argv(self, job: Job) -> tuple[str, ...]:
         """Ends a job that has not ended by itself after `cancel_argv`; () for nothing more."""
 
     def describe_wait(self, job: Job) -> str:
         """For people: that a job waits, and for what."""
 
-    def interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
+    def make_interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
         """A terminal on nodes as `spec` asks for them. Raises UsageError where there is none."""
 
 

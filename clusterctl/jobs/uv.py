@@ -50,7 +50,9 @@ def resolve(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
             options += ["--index-strategy", "unsafe-best-match"]
         beside = " and ".join(f"{name} {version}" for name, version in kept.items())
         what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
-        return call(what, "pip", "compile", "--quiet", str(first), *options, *target(node))
+        return call(
+            what, "pip", "compile", "--quiet", str(first), *options, *make_target_options(node)
+        )
 
 
 def _write_stub(place: Path, name: str, version: str) -> None:
@@ -62,7 +64,7 @@ def _write_stub(place: Path, name: str, version: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-def target(node: Node) -> tuple[str, ...]:
+def make_target_options(node: Node) -> tuple[str, ...]:
     """Options for the packages of a node that has a Python."""
     version = node.facts.python.version if node.facts.python else ""
     platform = f"{node.facts.arch}-manylinux_2_28"
@@ -105,7 +107,7 @@ def call(what: str, *words: str) -> str:
     )
 
 
-def entries(text: str) -> list[str]:
+def list_entries(text: str) -> list[str]:
     """The requirements of a file that uv wrote, each with its hashes."""
     parts = re.split(r"\n(?=\S)", text.strip())
     return [part for part in parts if part and not part.startswith(("#", "-"))]

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl import launch, schedulers
 from clusterctl.job_model import Job, JobState
-from clusterctl.jobs.start import node_files
+from clusterctl.jobs.start import make_node_files
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Role
 from clusterctl.schedulers import SCHEDULERS, Scheduler
@@ -97,7 +97,7 @@ def test_scripts_please_shellcheck(
     made, where, plan = make(name, **changes)
     files = {
         path: text
-        for files in node_files(made, where, plan, {}).values()
+        for files in make_node_files(made, where, plan, {}).values()
         for path, (text, _) in files.items()
     }
     made = replace(made, spec=replace(made.spec, secret_names=("KEY",)))

@@ -79,10 +79,10 @@ def test_a_preview_is_a_document(name: str, system: JobSystem) -> None:
 def test_a_terminal_is_given_or_refused(name: str, system: JobSystem) -> None:
     if name == "direct":
         with pytest.raises(UsageError) as caught:
-            system.interactive_argv(spec(), ["true"])
+            system.make_interactive_argv(spec(), ["true"])
         assert "clusterctl ssh" in str(caught.value.hint)
     else:
-        assert system.interactive_argv(spec(), ["true"])[-1] == "true"
+        assert system.make_interactive_argv(spec(), ["true"])[-1] == "true"
 
 
 def test_nobody_is_asked_when_there_is_no_time(name: str, system: JobSystem) -> None:
@@ -110,6 +110,6 @@ def test_a_batch_system_needs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     text = system.scheduler.emit(made, where, plan, beside="")
     assert system.scheduler.emits == "oarsub"
     assert "oarsub" in text
-    assert system.interactive_argv(spec(), []) == ("oarsub", "-I")
+    assert system.make_interactive_argv(spec(), []) == ("oarsub", "-I")
     survey = "@@job 7 99\nqueued 1\nqueue Waiting|no free node\n"
     assert system.scheduler.parse_status(made, survey).reason == "no free node"

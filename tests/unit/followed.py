@@ -64,7 +64,7 @@ class Site:
         ):
             return follower, [
                 piece
-                for pieces in follower.batches(**options)  # type: ignore[arg-type]
+                for pieces in follower.read_batches(**options)  # type: ignore[arg-type]
                 for piece in pieces
             ]
 

@@ -14,7 +14,7 @@ from clusterctl import launch
 from clusterctl.actions import open_store
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs import control, stage
-from clusterctl.jobs.start import Carry, node_files, put
+from clusterctl.jobs.start import Carry, make_node_files, put
 from clusterctl.model import Cluster
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -53,7 +53,7 @@ class Staged:
         plan = launch.load("mpirun").plan(asked)
         made = job(self.where, what, id=number, started=2.0, finished=3.0, state=JobState.SUCCEEDED)
         made = replace(made, stage=stage.write_archive(stage.find_tree(tree), self.store.home))
-        files = node_files(made, self.where, plan, {})
+        files = make_node_files(made, self.where, plan, {})
         with self.pool() as pool:
             put(made, self.where, files, pool, self.store.home, carry=carry)
             control.forget(made, self.where, pool)  # as its end has done

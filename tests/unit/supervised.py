@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl import assets, launch
 from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs.start import node_files
+from clusterctl.jobs.start import make_node_files
 from clusterctl.model import Cluster
 from clusterctl.schedulers.direct import GRACE, Direct
 from tests.e2e.cli import wait_for
@@ -59,7 +59,7 @@ class Site:
             stage="",
             created=time.time(),
         )
-        for name, files in node_files(job, self.where, plan, {"SECRET": "hunter2"}).items():
+        for name, files in make_node_files(job, self.where, plan, {"SECRET": "hunter2"}).items():
             folder = self.folder(name, number)
             for sub in ("out", "work"):
                 (folder / sub).mkdir(parents=True, exist_ok=True)

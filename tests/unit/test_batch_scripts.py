@@ -17,7 +17,7 @@ import pytest
 from clusterctl import launch, schedulers
 from clusterctl.job_model import Job, JobState, ProgramKind, RankFailure
 from clusterctl.jobs import systems
-from clusterctl.jobs.start import node_files
+from clusterctl.jobs.start import make_node_files
 from clusterctl.launch import Request
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Role
@@ -81,7 +81,7 @@ def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:
     (folder / "out").mkdir(parents=True)
     (folder / "work").mkdir()
     (folder / ".staged").touch()
-    for name, (text, mode) in node_files(one, where, plan, {})["login"].items():
+    for name, (text, mode) in make_node_files(one, where, plan, {})["login"].items():
         (folder / name).write_text(text)
         (folder / name).chmod(mode)
     return folder

@@ -83,7 +83,7 @@ class Site:
         """The bytes that came and went."""
         Counting.come = Counting.gone = 0
         with self.pool() as pool:
-            what = outputs.find(self.ran, self.made.where, pool).all()
+            what = outputs.find(self.ran, self.made.where, pool).require_all()
             store = self.made.store
             brought = outputs.fetch(self.ran, self.made.where, pool, what, self.target, store.home)
         assert not brought.failed, brought.failed

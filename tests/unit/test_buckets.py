@@ -122,7 +122,7 @@ def test_a_job_is_resumed_from_the_bucket_alone(
     """The cluster is gone, and so are the copies on this machine."""
     made, ran = site
     follow(made, ran)
-    shutil.rmtree(copies_here.place(made.store.locate_job_folder(7)))
+    shutil.rmtree(copies_here.locate(made.store.locate_job_folder(7)))
     made.store.retire(made.where)
     shutil.rmtree(made.folder)
     new, said = lab(tmp_path / "new", name="other"), list[str]()

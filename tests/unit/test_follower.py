@@ -82,7 +82,7 @@ def test_a_rank_that_writes_all_the_time_is_not_asked_all_the_time(
         Interrupts() as interrupts,
         Follower(site.job, site.cluster, nodes, site.home, interrupts) as follower,
     ):
-        for pieces in follower.batches():
+        for pieces in follower.read_batches():
             looks += bool(pieces)
             if time.monotonic() > until:
                 break
@@ -216,7 +216,7 @@ def test_a_file_that_is_cut_off_meanwhile(site: Site) -> None:
         Interrupts() as interrupts,
         Follower(site.job, site.cluster, pool, site.home, interrupts) as follower,
     ):
-        for pieces in follower.batches():
+        for pieces in follower.read_batches():
             if pieces:
                 path.write_bytes(b"")
     assert follower.job.state is JobState.SUCCEEDED
@@ -236,7 +236,7 @@ def test_memory_does_not_grow_with_a_log(site: Site) -> None:
             Interrupts() as interrupts,
             Follower(site.job, site.cluster, pool, site.home, interrupts) as follower,
         ):
-            for pieces in follower.batches():
+            for pieces in follower.read_batches():
                 size += sum(len(piece.data) for piece in pieces)
         for pieces in read_stored(site.home):
             size += sum(len(piece.data) for piece in pieces)

@@ -137,8 +137,8 @@ def test_options_of_srun_are_for_slurm(call: Call, lab: None) -> None:
     line = "srun -p gpu --gres=gpu:8 -n 2 --kill-on-bad-exit=1 -c 4 --label python train.py"
     asked = translate(line.split())
     assert asked.native == {"partition": "gpu", "gres": "gpu:8", "cpus-per-task": "4"}
-    assert asked.hold("mpirun", ("mpirun", "torchrun")).native == {}
-    assert asked.hold("auto", ("auto", "mpirun", "srun")).native == asked.native
+    assert asked.limit_to("mpirun", ("mpirun", "torchrun")).native == {}
+    assert asked.limit_to("auto", ("auto", "mpirun", "srun")).native == asked.native
     said = call("run", "--dry-run", *line.split())
     assert "instead of srun, with --ranks 2\n" in said.out
 

@@ -96,9 +96,9 @@ def test_a_copy_here_is_bounded_too(tmp_path: Path, need: Callable[[str], str]) 
     assert on_disk(path) == pytest.approx(size, rel=0.01), "it has not more than its share"
     logs.shorten(path, files=1_000_000)
     assert on_disk(path) < LEAST_OUTPUT + 10_000
-    [(start, end)] = logs.cuts(path)
+    [(start, end)] = logs.read_cuts(path)
     shown = b"".join(data for data, _ in logs.read(path))
-    assert shown == b"x" * start + logs.marker(end - start) + b"x" * (size - end)
+    assert shown == b"x" * start + logs.render_marker(end - start) + b"x" * (size - end)
 
 
 def test_a_copy_that_ends_where_something_was_left_out_goes_on_there(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def here(tmp_path: Path) -> Staged:
 
 def found(site: Staged, job: Job) -> list[str]:
     with site.pool() as pool:
-        return [item.place for item in outputs.find(job, site.where, pool).all()]
+        return [item.place for item in outputs.find(job, site.where, pool).require_all()]
 
 
 def test_what_was_staged_is_no_output(here: Staged, tree: Path) -> None:
@@ -184,7 +184,7 @@ def test_outputs_with_old_times_are_carried_over(here: Staged, tree: Path) -> No
 
 def fetch(site: Staged, job: Job, target: Path) -> outputs.Brought:
     with site.pool() as pool:
-        what = outputs.find(job, site.where, pool).all()
+        what = outputs.find(job, site.where, pool).require_all()
         return outputs.fetch(job, site.where, pool, what, target, site.store.home)
 
 
@@ -222,7 +222,9 @@ def fetch_with_losses(
     told: list[str] = []
     known = site.folder / "known_hosts"
     with Breaking(site.where.nodes, identity=None, known_hosts=known) as pool:
-        what = [o for o in outputs.find(job, site.where, pool).all() if o.node == "worker-1"]
+        what = [
+            o for o in outputs.find(job, site.where, pool).require_all() if o.node == "worker-1"
+        ]
         brought = outputs.fetch(job, site.where, pool, what, target, site.store.home, told.append)
     return brought, told
 

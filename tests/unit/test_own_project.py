@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def paths(found: Resolved) -> tuple[str, ...]:
-    return own_project.import_paths(found.program, found.tree.root)
+    return own_project.find_import_paths(found.program, found.tree.root)
 
 
 def unpack(found: Resolved, folder: Path) -> None:

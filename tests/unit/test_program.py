@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import ProgramKind
-from clusterctl.jobs.program import backend_note, check, resolve, resolve_command, resolve_module
+from clusterctl.jobs.program import check, resolve, resolve_command, resolve_module, warn_of_backend
 from clusterctl.model import Python
 from tests.unit.making import cluster, node, program
 
@@ -319,13 +319,13 @@ def test_a_backend_that_no_program_asks_for_is_said(
     text: str, backend: str, noted: bool, here: Path
 ) -> None:
     (here / "train.py").write_text(text)
-    note = backend_note(resolve("train.py", ()), backend)
+    note = warn_of_backend(resolve("train.py", ()), backend)
     assert bool(note) == noted
     assert (f"--backend {backend}" in note) == noted
 
 
 def test_a_bundled_program_heeds_the_backend(here: Path) -> None:
-    assert backend_note(resolve(BUNDLED, ()), "gloo") == ""
+    assert warn_of_backend(resolve(BUNDLED, ()), "gloo") == ""
 
 
 def test_nodes_without_python() -> None:

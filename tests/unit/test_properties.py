@@ -390,7 +390,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          '{"clusterctl": ' + "[" * 5000),
     ),
     "uv": (
-        lambda text: [uv.read_name(entry) for entry in uv.entries(text)],
+        lambda text: [uv.read_name(entry) for entry in uv.list_entries(text)],
         ("torch==2.13.0 \\", "    --hash=sha256:00", "# by uv", "-e .", "a @ https://h", "²==1"),
     ),
     "end of an instance": (

@@ -346,7 +346,7 @@ def test_down_does_not_lose_the_copies_of_lost_nodes(old: Staged, call: Call) ->
 
 def bring(site: Staged) -> Path:
     """What comes to this machine while somebody follows job 7."""
-    target = copies_here.place(site.store.locate_job_folder(7))
+    target = copies_here.locate(site.store.locate_job_folder(7))
     with site.pool() as pool:
         mirror.bring(site.store.read_job(7), site.where, pool, target)
     return target
@@ -391,7 +391,7 @@ def test_copies_come_while_somebody_follows(old: Staged) -> None:
     folder, made = old.store.locate_job_folder(7), old.store.read_job(7)
     where = replace(old.where, shares_machine=False)
     with old.pool() as pool, mirror.Keeper(made, where, pool, folder, interval=0.05):
-        until(lambda: (copies_here.place(folder) / "worker-1" / "snapshot").exists())
+        until(lambda: (copies_here.locate(folder) / "worker-1" / "snapshot").exists())
 
 
 def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
     folder = old.store.locate_job_folder(7)
     mirror.claim(made, folder)
-    target = copies_here.place(folder).resolve()
+    target = copies_here.locate(folder).resolve()
     assert target == tmp_path / "there" / "job-7"
     assert (target / stage.MARK).exists(), "the next job's program would have it"
     copy_to_launcher(old, "worker-1")

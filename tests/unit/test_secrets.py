@@ -15,7 +15,7 @@ import pytest
 from clusterctl import assets, launch
 from clusterctl.job_model import JobState
 from clusterctl.jobs import control, stage
-from clusterctl.jobs.start import node_files, put
+from clusterctl.jobs.start import make_node_files, put
 from clusterctl.model import Role
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request
@@ -122,7 +122,9 @@ def staged(site: Staged, tmp_path: Path) -> list[Path]:
     (tree / "train.py").touch()
     asked = request(site.where, number=7)
     made = job(site.where, id=7, stage=stage.write_archive(stage.find_tree(tree), site.store.home))
-    files = node_files(made, site.where, launch.load("mpirun").plan(asked), {"TOKEN": "hunter2"})
+    files = make_node_files(
+        made, site.where, launch.load("mpirun").plan(asked), {"TOKEN": "hunter2"}
+    )
     with site.pool() as pool:
         put(made, site.where, files, pool, site.store.home)
     kept = [site.work(name).parent / "env" for name in ("worker-1", "worker-2")]

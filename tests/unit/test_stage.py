@@ -289,12 +289,12 @@ def test_where_too_many_files_are_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_large_files_of_a_tree_that_is_staged(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "x"})
-    assert find_tree(tmp_path).large_files() == ""
+    assert find_tree(tmp_path).describe_large_files() == ""
     for number in range(7):
         write(tmp_path, {f"weights-{number}": ""})
         os.truncate(tmp_path / f"weights-{number}", 10_000_000 + number)
     named = ", ".join(f"weights-{number} (10.0 MB)" for number in (6, 5, 4, 3, 2))
-    assert find_tree(tmp_path).large_files() == f"largest: {named}"
+    assert find_tree(tmp_path).describe_large_files() == f"largest: {named}"
 
 
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:

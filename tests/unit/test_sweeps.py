@@ -230,7 +230,7 @@ def test_a_cancelled_array_is_cancelled_whatever_its_points_say() -> None:
 def scripts(where: Cluster, **changes: object) -> dict[str, dict[str, tuple[str, int]]]:
     made = planned(where, **changes)
     request = Request(id=made.id, spec=made.spec, cluster=where, placement=made.placement)
-    return start.node_files(made, where, systems.load(where).plan(request), {})
+    return start.make_node_files(made, where, systems.load(where).plan(request), {})
 
 
 def test_a_point_is_told_its_gpu() -> None:

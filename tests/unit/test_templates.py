@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl import assets, launch
-from clusterctl.jobs.start import node_files
+from clusterctl.jobs.start import make_node_files
 from clusterctl.model import CloudSpec
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import WEIRD
@@ -65,7 +65,7 @@ def files(root: str, **changes: Any) -> dict[str, str]:
     what = spec(program=program(*WEIRD), **changes)
     plan = launch.load(what.launcher).plan(request(where, what))
     one = replace(job(where, what), resumes=bool(what.resume_args))
-    made = node_files(one, where, plan, {"TOKEN": "it's\n$secret"})
+    made = make_node_files(one, where, plan, {"TOKEN": "it's\n$secret"})
     return {
         f"{name}/{path}": text
         for name, group in made.items()
