@@ -26,7 +26,7 @@ from typing import Any
 
 from clusterctl import actions
 from clusterctl.actions import run as run_action
-from clusterctl.actions.follow_job import attend
+from clusterctl.actions.follow_job import follow_to_end
 from clusterctl.job_model import JobSpec
 from clusterctl.state import Store, find_home
 
@@ -207,7 +207,9 @@ def connected_to_start(store: Store) -> float:
         pool.connect(timeout=20)
         connected = time.time()
         job = run_action.submit(store, prepared, pool, lambda text: None)
-        attend(store, job, cluster, pool, on_output=lambda pieces: None, report=lambda text: None)
+        follow_to_end(
+            store, job, cluster, pool, on_output=lambda pieces: None, report=lambda text: None
+        )
     return (job.started or time.time()) - connected
 
 

@@ -77,7 +77,7 @@ class Cluster:
         """
         store = actions.open_store()
         given = _read_options(Up, options)
-        resolved = up_plan.resolve(store, spec.cluster_spec(name, given))
+        resolved = up_plan.resolve(store, spec.make_spec(name, given))
         place = f"the provider is {resolved.provider}"
         given = given.apply_limits(up_plan.find_circumstances(resolved), lambda line: None, place)
         before = store.list_names()
@@ -88,8 +88,8 @@ class Cluster:
                 return True
             raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
 
-        wanted = spec.cluster_spec(name, given)
-        up_action.up(store, wanted, made._report, consent, measure=given.measure)
+        wanted = spec.make_spec(name, given)
+        up_action.bring_up(store, wanted, made._report, consent, measure=given.measure)
         return made
 
     @classmethod
@@ -234,7 +234,9 @@ class Cluster:
             raise UsageError(f"unknown stream {stream!r}", hint="choose stdout or stderr")
         found: dict[int, bytes] = {}
         number = self._number(job)
-        for pieces in job_actions.logs(self._store, number, self.name, self._report, follow=False):
+        for pieces in job_actions.read_logs(
+            self._store, number, self.name, self._report, follow=False
+        ):
             for piece in pieces:
                 if piece.rank is not None and piece.stream == stream:
                     found[piece.rank] = found.get(piece.rank, b"") + piece.data
@@ -273,7 +275,7 @@ class Cluster:
         have unfetched output files, or the shared folder has files, unless `fetch` saves or
         `discard` deletes them."""
         unfetched = Unfetched(fetch=fetch, discard=discard)
-        return down_action.down(
+        return down_action.take_down(
             *(self._store, self.name, self._report, lambda question: True, unfetched), force=force
         )
 

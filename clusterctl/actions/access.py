@@ -37,7 +37,7 @@ def find_node(cluster: Cluster, name: str | None) -> Node:
     raise RecordError(f"cluster {cluster.name!r} has no node {name!r}", hint=f"nodes: {names}")
 
 
-def ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
+def make_ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[str]:
     """The OpenSSH command line for a node (the launcher, unless named), for the cluster's `ssh`
     folder. `words` reach the program there as they are here, but for a single one, which the
     node's shell reads: `-- 'ls | wc'`."""
@@ -70,7 +70,7 @@ def open_shell(
     ssh says 255 when it gets no connection, and programs may say so too: then we try ourselves,
     which raises the NodeUnreachable that says why.
     """
-    argv = ssh_argv(cluster, name, words)
+    argv = make_ssh_argv(cluster, name, words)
     _prepare_ssh(store, cluster)
     if not words and find_node(cluster, name).role is not Role.LOGIN:
         terminal.prepare(store, cluster, report)
@@ -81,9 +81,10 @@ def open_shell(
     return code
 
 
-def forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], str]:
-    """OpenSSH's command line for `NODE:PORT`, as for `ssh_argv`, and the address on this machine.
-    Raises UsageError for a target that is none, and for a port of this machine that is taken."""
+def make_forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], str]:
+    """OpenSSH's command line for `NODE:PORT`, as for `make_ssh_argv`, and the address on this
+    machine. Raises UsageError for a target that is none, and for a port of this machine that is
+    taken."""
     name, _, text = target.rpartition(":")
     if not re.fullmatch(r"\d{1,5}", text) or not 1 <= int(text) <= 65535:
         wrong = f"port {text} is not between 1 and 65535" if text.isdecimal() else ""
@@ -153,13 +154,13 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         if remote_target:
             here = Path(source)
             node, path = remote_target
-            path = _from_home(pool, node, path)
+            path = _make_absolute(pool, node, path)
             if path.endswith(("/.", "/")):
                 path = f"{path.removesuffix('.').rstrip('/')}/{here.name}"
             result = pool.find_transport(node).put(here, path, timeout=timeout)
         elif remote_source:
             node, path = remote_source
-            path = _from_home(pool, node, path)
+            path = _make_absolute(pool, node, path)
             there = Path(target)
             if there.is_dir():
                 there = there / path.rstrip("/").rpartition("/")[2]
@@ -191,7 +192,7 @@ def _prepare_ssh(store: Store, cluster: Cluster) -> None:
     ssh_config.write_config(store, cluster)
 
 
-def _from_home(pool: Pool, node: str, path: str) -> str:
+def _make_absolute(pool: Pool, node: str, path: str) -> str:
     """A relative path on a node counts from the node's own home."""
     if path.startswith("/"):
         return path

@@ -38,7 +38,7 @@ def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) ->
     return allowed
 
 
-def shut_out(store: Store, cluster: Cluster, said: str) -> str:
+def explain_lockout(store: Store, cluster: Cluster, said: str) -> str:
     """Why the nodes do not answer this machine, as far as their provider knows; "" for nothing.
     `said` is what became of connecting to them."""
     provider = providers.load(cluster.spec.provider)
@@ -54,7 +54,7 @@ def explain(error: NodeUnreachable) -> ClusterctlError:
         cluster = store.read_cluster(error.cluster)
         if ended := ended_workers.explain(store, cluster):
             return ended
-        why = shut_out(store, cluster, error.message)
+        why = explain_lockout(store, cluster, error.message)
     except ClusterctlError:
         return error
     return NodeUnreachable(f"{error.message}; {why}", hint=advise(error.cluster)) if why else error

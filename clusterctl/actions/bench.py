@@ -66,8 +66,8 @@ def measure_allreduce(
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
     no backend works."""
     verify.require_measurable(store, cluster, report, now=now)
-    backends = wanted.backends or _backends(cluster)
-    limit = allreduce.find_limit(_figures(store, cluster, report, quick=True, now=now))
+    backends = wanted.backends or _list_backends(cluster)
+    limit = allreduce.find_limit(_find_or_measure(store, cluster, report, quick=True, now=now))
     rows: list[allreduce.Row] = []
     failed: dict[str, str] = {}
     resolved = run.resolve([PROGRAM], None, None)
@@ -118,7 +118,7 @@ def measure_scaling(
     verify.require_measurable(store, cluster, report, now=now)
     for ranks in wanted.ranks:
         _prepare(store, cluster, wanted, ranks, dry=True)
-    measured = _figures(store, cluster, report, quick=False, now=now)
+    measured = _find_or_measure(store, cluster, report, quick=False, now=now)
     machine = scaling.choose_basis(measured, cluster.shares_machine, wanted.spec.backend)
     found = []
     total = len(wanted.ranks) * wanted.repeats
@@ -133,7 +133,7 @@ def measure_scaling(
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
-    curve = scaling.make_curve(wanted.spec.program.target, found, machine, _prices(cluster))
+    curve = scaling.make_curve(wanted.spec.program.target, found, machine, _make_pricing(cluster))
     curve = replace(curve, time=time.time())
     keep(store, cluster, "bench scaling", curve)
     return curve
@@ -162,12 +162,12 @@ def keep(store: Store, cluster: Cluster, verb: str, found: Curves | Curve) -> No
         store.save_measurements(cluster.name, verb, msgspec.json.encode(found))
 
 
-def _backends(cluster: Cluster) -> tuple[str, ...]:
+def _list_backends(cluster: Cluster) -> tuple[str, ...]:
     gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
     return ("gloo", "mpi", *["nccl"] * gpus)
 
 
-def _figures(
+def _find_or_measure(
     store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
 ) -> Measurements:
     """What `verify` has measured of these nodes, or measures now."""
@@ -207,10 +207,10 @@ def _run(
     job, printed = run_quietly(store, prepared, pool)
     if job.state is not JobState.SUCCEEDED:
         raise call.explain_failure(job)
-    return job, _points(printed)
+    return job, _read_points(printed)
 
 
-def _points(printed: Printed) -> list[MetricPoint]:
+def _read_points(printed: Printed) -> list[MetricPoint]:
     reader = Reader()
     found = [
         point
@@ -221,15 +221,15 @@ def _points(printed: Printed) -> list[MetricPoint]:
     return [*found, *reader.finish()]
 
 
-def _prices(cluster: Cluster) -> Callable[[Sequence[str]], float | None]:
+def _make_pricing(cluster: Cluster) -> Callable[[Sequence[str]], float | None]:
     """Dollars per hour of these nodes, the launcher and what all share."""
     names = {node.name for node in cluster.workers}
 
-    def hourly(nodes: Sequence[str]) -> float | None:
+    def sum_price(nodes: Sequence[str]) -> float | None:
         idle = names - set(nodes)
         mine = [charge for charge in cluster.charges if charge.node not in idle]
         if not mine or not cost.is_exact(mine):
             return None
         return cost.sum_hourly(mine)
 
-    return hourly
+    return sum_price

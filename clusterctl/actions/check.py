@@ -19,11 +19,11 @@ SPACE = 1_000_000_000
 def check(store: Store) -> tuple[CheckRow, ...]:
     """Tools, Python packages, the state home, and whether clusters can be made here and in the
     cloud."""
-    clusters = (row for name in providers.PROVIDERS for row in _clusters(name))
-    return (*_tools(), *_packages(), _home(store), *clusters)
+    clusters = (row for name in providers.PROVIDERS for row in _check_clusters(name))
+    return (*_check_tools(), *_check_packages(), _check_home(store), *clusters)
 
 
-def _tools() -> list[CheckRow]:
+def _check_tools() -> list[CheckRow]:
     rows = [
         ("sshd", "error", "apt-get install openssh-server", "local nodes"),
         ("ssh", "error", "apt-get install openssh-client", "mpirun and `clusterctl ssh`"),
@@ -37,10 +37,10 @@ def _tools() -> list[CheckRow]:
             found.append(CheckRow("ok", name, path))
         else:
             found.append(CheckRow(level, name, f"not found; needed for {purpose}", hint))
-    return [*found, _mpirun(), _terraform()]
+    return [*found, _check_mpirun(), _check_terraform()]
 
 
-def _mpirun() -> CheckRow:
+def _check_mpirun() -> CheckRow:
     beside = sys.executable.rpartition("/")[0]
     path = shutil.which("mpirun", path=beside) or shutil.which("mpirun")
     if path is None:
@@ -51,7 +51,7 @@ def _mpirun() -> CheckRow:
     return CheckRow("ok", "mpirun", f"{path}: {said[0] if said else result.error}")
 
 
-def _terraform() -> CheckRow:
+def _check_terraform() -> CheckRow:
     try:
         binary = terraform.find()
     except ClusterctlError as error:
@@ -60,7 +60,7 @@ def _terraform() -> CheckRow:
     return CheckRow("ok", "terraform", f"{binary.path}: {binary.name}")
 
 
-def _packages() -> list[CheckRow]:
+def _check_packages() -> list[CheckRow]:
     found = []
     for name in catalog.BUNDLED:
         try:
@@ -71,7 +71,7 @@ def _packages() -> list[CheckRow]:
     return found
 
 
-def _home(store: Store) -> CheckRow:
+def _check_home(store: Store) -> CheckRow:
     try:
         path = store.home.make(store.home.path)
     except ClusterctlError as error:
@@ -82,7 +82,7 @@ def _home(store: Store) -> CheckRow:
     return CheckRow("ok", "state", f"{path}: {format_bytes(free)} free")
 
 
-def _clusters(name: str) -> tuple[CheckRow, ...]:
+def _check_clusters(name: str) -> tuple[CheckRow, ...]:
     """What the provider says against clusters, else whether one can be planned."""
     provider = providers.load_creator(name)
     if isinstance(provider, Diagnosing):

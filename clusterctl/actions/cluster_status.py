@@ -69,7 +69,7 @@ class ClusterStatus:
     """What is wrong with the cluster and what to do, one line each."""
 
 
-def status(
+def read_status(
     store: Store,
     cluster: Cluster,
     *,
@@ -81,7 +81,7 @@ def status(
     When the deadline is over, nobody has used the cluster for long, or a command that changes it
     has not finished, whoever bills it is asked in any case: the record cannot tell what runs."""
     told = _ask(store, cluster, clock) if live else _Told({})
-    shut = _shut_out(store, cluster, told.answers) if live else ()
+    shut = _warn_of_lockout(store, cluster, told.answers) if live else ()
     now = clock()
     charges, uncertain = find_charges(store, cluster, now)
     if live and charges is cluster.charges and charges and not uncertain:
@@ -105,7 +105,7 @@ def status(
         unknown_prices=cost.list_unpriced(charges),
         asked=charges is not cluster.charges,
         warnings=(
-            *_warnings(store, cluster, now),
+            *_list_warnings(store, cluster, now),
             *uncertain,
             *_warn_of_restarted(cluster, charges),
             *_warn_of_unguarded(cluster, told.dead, told.deadlines),
@@ -116,11 +116,11 @@ def status(
     )
 
 
-def _shut_out(store: Store, cluster: Cluster, told: Mapping[str, str]) -> tuple[str, ...]:
+def _warn_of_lockout(store: Store, cluster: Cluster, told: Mapping[str, str]) -> tuple[str, ...]:
     """A warning where nodes are silent because this machine's address has changed."""
     from clusterctl.actions import allow
 
-    why = allow.shut_out(store, cluster, "; ".join(told.values()))
+    why = allow.explain_lockout(store, cluster, "; ".join(told.values()))
     return (f"{why}: {allow.advise(cluster.name)}",) if why else ()
 
 
@@ -131,15 +131,15 @@ def find_charges(
     long as no command changes the machines or was interrupted at that, and they are not to have
     ended themselves by now."""
     if _is_overdue(cluster, now):
-        return _charge_overdue(store, cluster, now)
+        return _find_overdue(store, cluster, now)
     if _is_unfinished(cluster):
-        return _charge_between(store, cluster, now)
+        return _find_unsettled(store, cluster, now)
     if ended_workers.may_have_ended(store, cluster, now):
-        return _charge_unused(store, cluster, now)
+        return _find_unused(store, cluster, now)
     return cluster.charges, ()
 
 
-def _warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
+def _list_warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
     if not cluster.deadline or cluster.phase not in (Phase.READY, Phase.STOPPED):
         return ()
     provider = providers.load(cluster.spec.provider)
@@ -204,7 +204,7 @@ def _is_unfinished(cluster: Cluster) -> bool:
     return bool(cluster.charges) and changing
 
 
-def _charge_between(
+def _find_unsettled(
     store: Store, cluster: Cluster, now: float
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of what there is, and a warning where that is unknown or is left by an
@@ -231,7 +231,7 @@ def _charge_between(
     )
 
 
-def _charge_overdue(
+def _find_overdue(
     store: Store, cluster: Cluster, now: float
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of what really runs after the deadline, and a warning where something does or
@@ -265,7 +265,7 @@ def _charge_overdue(
     )
 
 
-def _charge_unused(
+def _find_unused(
     store: Store, cluster: Cluster, now: float
 ) -> tuple[Sequence[Charge], tuple[str, ...]]:
     """The charges of a cluster that nobody has used for long, as AWS has them, and which workers
@@ -315,11 +315,11 @@ def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
         _is_overdue(c, now) or _is_unfinished(c) or ended_workers.may_have_ended(store, c, now)
         for c in clusters
     ):
-        return tuple(status(store, cluster) for cluster in clusters)
+        return tuple(read_status(store, cluster) for cluster in clusters)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        return tuple(pool.map(lambda cluster: status(store, cluster), clusters))
+        return tuple(pool.map(lambda cluster: read_status(store, cluster), clusters))
 
 
 def read_live(text: str) -> tuple[str, float | None, bool]:
@@ -343,7 +343,7 @@ class _Told:
     gpus: dict[str, tuple[GpuLook, ...]] = field(default_factory=dict)
 
 
-def _question(node: Node) -> str:
+def _render_live_question(node: Node) -> str:
     """sh for its load, its deadline, its clock, and what its GPUs do."""
     asked = f"cat /proc/loadavg; {render_question()}; {CLOCK}"
     if node.facts.gpus:
@@ -362,7 +362,7 @@ def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     told = found.answers
     running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
     with open_pool(store, cluster) as pool:
-        commands = {name: _question(cluster.node(name)) for name in running}
+        commands = {name: _render_live_question(cluster.node(name)) for name in running}
         results = pool.run(commands, running, timeout=ANSWER)
     shown: dict[str, float | None] = {}
     for result in results:

@@ -10,29 +10,29 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.program import list_bundled
 
 
-def clusters() -> list[str]:
+def list_clusters() -> list[str]:
     with suppress(ClusterctlError, OSError):
         return list(open_store().list_names())
     return []
 
 
-def nodes(cluster: str | None) -> list[str]:
+def list_nodes(cluster: str | None) -> list[str]:
     """Of that cluster, or of the only one."""
     with suppress(ClusterctlError, OSError):
         return [node.name for node in choose(open_store(), cluster).nodes]
     return []
 
 
-def jobs() -> list[str]:
+def list_jobs() -> list[str]:
     """Their numbers, the last first."""
     with suppress(ClusterctlError, OSError):
         return [str(job.id) for job in reversed(open_store().list_jobs())]
     return []
 
 
-def programs() -> list[str]:
+def list_programs() -> list[str]:
     return list_bundled()
 
 
-def data_sets() -> list[str]:
+def list_data_sets() -> list[str]:
     return list(DATASETS)

@@ -102,15 +102,17 @@ def sum_spending(
     jobs = [
         (
             job,
-            cost.sum_between(billed[job.cluster_id], max(since, job.started), _end(job, now), now),
+            cost.sum_between(
+                billed[job.cluster_id], max(since, job.started), _find_end(job, now), now
+            ),
         )
         for job in store.list_jobs()
-        if job.cluster_id in billed and job.started and _end(job, now) > since
+        if job.cluster_id in billed and job.started and _find_end(job, now) > since
     ]
     exact = {id: cost.is_exact(mine) for id, mine in billed.items()}
     days = (
         (day, [cost.sum_between(mine, max(since, a), b, now) for mine in billed.values()])
-        for day, a, b in _days(max(since, _find_first(billed)), now)
+        for day, a, b in _list_days(max(since, _find_first(billed)), now)
     )
     return Spending(
         since,
@@ -144,7 +146,7 @@ def sum_by_job(
     billed, now = find_billed(store), clock()
     return {
         job.id: cost.sum_between(
-            mine.charges, job.started, min(_end(job, now), mine.deadline or now), now
+            mine.charges, job.started, min(_find_end(job, now), mine.deadline or now), now
         )
         for job in jobs
         if job.started and (mine := billed.get(job.cluster_id))
@@ -159,7 +161,7 @@ def _is_over(cluster: Cluster, when: float) -> bool:
     return all(item.until is not None and item.until <= when for item in cluster.charges)
 
 
-def _end(job: Job, now: float) -> float:
+def _find_end(job: Job, now: float) -> float:
     return job.finished or now
 
 
@@ -168,16 +170,16 @@ def _is_exact(each: list[float], exact: list[bool]) -> bool:
     return all(known for dollars, known in zip(each, exact, strict=True) if dollars)
 
 
-def _days(since: float, now: float) -> Iterator[tuple[str, float, float]]:
+def _list_days(since: float, now: float) -> Iterator[tuple[str, float, float]]:
     """Days with their beginnings and ends, the last one first; those of daylight saving are longer
     or shorter, and today has no end: what is billed in advance is of today."""
     day = date.fromtimestamp(now)
-    while (begins := _midnight(day)) > since - 86400 * 1.5:
-        ends = _midnight(day + timedelta(days=1))
+    while (begins := _find_midnight(day)) > since - 86400 * 1.5:
+        ends = _find_midnight(day + timedelta(days=1))
         if ends > since:
             yield day.isoformat(), begins, inf if ends > now else ends
         day -= timedelta(days=1)
 
 
-def _midnight(day: date) -> float:
+def _find_midnight(day: date) -> float:
     return datetime(day.year, day.month, day.day).timestamp()

@@ -32,10 +32,12 @@ def diff(store: Store, first: int, second: int, where: str | None, report: Repor
     one, other = jobs.find_job(store, first, where), jobs.find_job(store, second, where)
     origins = store.read_provenance(first), store.read_provenance(second)
     changes = (*compare.compare_provenance(*origins), *compare.compare(one, other))
-    return Differences(one, other, changes, _files(store, one, other, report))
+    return Differences(one, other, changes, _compare_files(store, one, other, report))
 
 
-def _files(store: Store, first: Job, second: Job, report: Reporter) -> tuple[FileChange, ...]:
+def _compare_files(
+    store: Store, first: Job, second: Job, report: Reporter
+) -> tuple[FileChange, ...]:
     """Equal trees have the same name."""
     if first.stage == second.stage:
         return ()
@@ -43,9 +45,9 @@ def _files(store: Store, first: Job, second: Job, report: Reporter) -> tuple[Fil
         if not (store.home.stages / job.stage).is_file():
             report(f"the files of job {job.id} are not stored: only the records are compared")
             return ()
-    changed = compare.compare_files(_digests(store, first), _digests(store, second))
+    changed = compare.compare_files(_read_digests(store, first), _read_digests(store, second))
     paths = {path for path, _ in changed}
-    before, after = _texts(store, first, paths), _texts(store, second, paths)
+    before, after = _read_texts(store, first, paths), _read_texts(store, second, paths)
     return tuple(
         FileChange(path, how, compare.diff_text(path, before.get(path), after.get(path)))
         for path, how in changed
@@ -59,7 +61,7 @@ def _open(store: Store, job: Job) -> tarfile.TarFile:
     )
 
 
-def _digests(store: Store, job: Job) -> dict[str, str]:
+def _read_digests(store: Store, job: Job) -> dict[str, str]:
     found = {}
     with _open(store, job) as archive:
         for member in archive:
@@ -72,7 +74,7 @@ def _digests(store: Store, job: Job) -> dict[str, str]:
     return found
 
 
-def _texts(store: Store, job: Job, paths: Collection[str]) -> dict[str, bytes]:
+def _read_texts(store: Store, job: Job, paths: Collection[str]) -> dict[str, bytes]:
     found = {}
     with _open(store, job) as archive:
         for member in archive:

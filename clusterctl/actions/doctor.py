@@ -134,13 +134,13 @@ def _collect(
     names = list_nodes(job, cluster)
     views = {view.name: view for view in read_clocks(names, pool, deadline)}
     there = [name for name in names if not views[name].error]
-    scripts = {name: _look_script(job, cluster, name, there) for name in there}
+    scripts = {name: _render_look(job, cluster, name, there) for name in there}
     found = _look(job, cluster, pool, views, scripts, min(ANSWER, deadline.left))
     if any(rank.alive for rank in found.ranks.values()):
         _add_stacks(found, cluster, pool, report, deadline)
     if not job.state.ended and doctor.is_ending(found) and deadline.left > SETTLE + 1:
         time.sleep(SETTLE)
-        scripts = {name: _look_script(job, cluster, name, ()) for name in there}
+        scripts = {name: _render_look(job, cluster, name, ()) for name in there}
         limit = min(ANSWER, deadline.left)
         found = doctor.keep_stacks(found, _look(job, cluster, pool, found.nodes, scripts, limit))
     if any(rank.alive for rank in found.ranks.values()):
@@ -192,7 +192,7 @@ def read_clocks(names: Sequence[str], pool: Pool, deadline: Deadline) -> tuple[N
     return tuple(views)
 
 
-def _look_script(job: Job, cluster: Cluster, name: str, there: Sequence[str]) -> bytes:
+def _render_look(job: Job, cluster: Cluster, name: str, there: Sequence[str]) -> bytes:
     """Each node that runs ranks tries to reach the next one of those that answer."""
     node = cluster.node(name)
     ring = [other for other in list_rank_nodes(job, cluster) if other in there]
@@ -260,7 +260,9 @@ def _add_stacks(
             rank.usage = dumps.usage.get(pid)
             rank.running = pid in dumps.running
             rank.throttled = dumps.throttled.get(pid, 0.0)
-            rank.no_stack = why or result.error or _reason(dumps.failed.get(pid, ""), rank, scope)
+            rank.no_stack = (
+                why or result.error or _explain_no_stack(dumps.failed.get(pid, ""), rank, scope)
+            )
         for pid, rank in helpers[result.node].items():
             work = f"{node.root}/jobs/{found.job.id}/work"
             if stack := stacks.parse(dumps.stacks.get(pid, ""), work):
@@ -329,7 +331,7 @@ def _watch(
     return replace(found, watched=seconds, unwatched=tuple(silent))
 
 
-def _reason(said: str, rank: Rank, scope: int) -> str:
+def _explain_no_stack(said: str, rank: Rank, scope: int) -> str:
     """Why py-spy has no stack of a process."""
     if rank.main and rank.main.command != "python":
         where = f"; the kernel reports that it is in {rank.waits}" if rank.waits else ""

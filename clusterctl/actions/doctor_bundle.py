@@ -39,7 +39,7 @@ def write(
             indent=1,
         ),
         "nodes.json": json.dumps(
-            {name: _plain(view) for name, view in evidence.nodes.items()},
+            {name: _list_fields(view) for name, view in evidence.nodes.items()},
             indent=1,
             default=str,
         ),
@@ -83,6 +83,6 @@ def _redact_all(value: object, redact: Callable[[str], str]) -> object:
     return redact(value) if isinstance(value, str) else value
 
 
-def _plain(view: NodeView) -> Mapping[str, object]:
+def _list_fields(view: NodeView) -> Mapping[str, object]:
     left_out = ("ranks", "launcher_said")
     return {key: value for key, value in asdict(view).items() if key not in left_out}

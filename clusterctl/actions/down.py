@@ -54,7 +54,7 @@ class DownResult:
     provider: str = ""
 
 
-def down(
+def take_down(
     store: Store,
     name: str,
     report: Reporter,
@@ -136,7 +136,7 @@ def finish_down(
     if cluster.charges and cluster.phase is Phase.CREATING:
         cluster = reprice(cluster, folder, report)
     planned = cluster
-    cluster, unseen, ends = _bear_out(planned, folder, clock())
+    cluster, unseen, ends = _confirm_charges(planned, folder, clock())
     cluster = replace(cluster, phase=Phase.DELETING)
     # With what it has cost, which nobody knows any more when it is gone.
     kept = _leave_open(cluster, unseen, planned, ends)
@@ -171,7 +171,7 @@ def finish_down(
     return cluster
 
 
-def _bear_out(
+def _confirm_charges(
     cluster: Cluster, folder: Path, now: float
 ) -> tuple[Cluster, Sequence[Charge], Mapping[str, Ended]]:
     """The cluster with the charges of what there is or was, those of them that nobody has seen (a
@@ -202,7 +202,7 @@ def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> 
     """After a removal that broke off: says what runs, and keeps the ends of what does not, which
     are forgotten an hour later."""
     planned = cluster
-    cluster, unseen, ends = _bear_out(planned, store.locate_folder(cluster.name), now)
+    cluster, unseen, ends = _confirm_charges(planned, store.locate_folder(cluster.name), now)
     with _continue_without(report):
         store.save(_leave_open(cluster, unseen, planned, ends))
     report_left(cluster, report)

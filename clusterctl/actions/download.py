@@ -101,7 +101,7 @@ def _copy_to_nodes(
             )
         try:
             report(f"{first.name} downloads {_describe_source(source)}")
-            channel = pool.find_transport(first.name).open(_command(first))
+            channel = pool.find_transport(first.name).open(_render_command(first))
             listing = _follow(channel, f"{first.root}/data", name, source, progress, report)
         except UnreachableSource as error:
             report(
@@ -109,7 +109,7 @@ def _copy_to_nodes(
                 " instead"
             )
             listing = _send(store, first, name, source, progress, pool, report)
-        mark = _mark(listing)
+        mark = _make_mark(listing)
         _check([first], name, listing, mark, pool, place=name)
         got = _spread(first, others, name, listing, mark, pool, report)
     return CopiedDataSet(name, f"{first.root}/data/{name}", (first.name, *got))
@@ -125,15 +125,15 @@ def _download_here(
     store: Store, name: str, source: Source, progress: Progress, report: Reporter
 ) -> Path:
     root = store.home.make(locate_copies(store))
-    channel = LocalChannel(_command(None))
+    channel = LocalChannel(_render_command(None))
     _follow(channel, str(root), name, source, progress, report)
     return root / name
 
 
-def _command(node: Node | None) -> str:
+def _render_command(node: Node | None) -> str:
     """Starts templates/node/get.py, which is read from stdin: `-c` would show it to everyone, and a
     file would have to be removed."""
-    size = len(_program())
+    size = len(_read_program())
     run = f"-I -c 'import sys; exec(sys.stdin.buffer.read({size}))'"
     if node is None:
         return f"exec {shlex.quote(sys.executable)} {run}"
@@ -146,7 +146,7 @@ def _command(node: Node | None) -> str:
     )
 
 
-def _program() -> bytes:
+def _read_program() -> bytes:
     return (assets.folder("templates") / "node" / "get.py").read_bytes()
 
 
@@ -158,7 +158,7 @@ def _follow(
     ended, buffer = None, b""
     try:
         with suppress(BrokenPipeError):  # it says why
-            channel.send(_program() + json.dumps(order).encode() + b"\n", SILENCE)
+            channel.send(_read_program() + json.dumps(order).encode() + b"\n", SILENCE)
         while data := channel.receive(SILENCE):
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
@@ -209,23 +209,23 @@ def _send(
         (place, entry["size"], entry["sha256"])
         for place, entry in json.loads((path.parent / f".{name}.files").read_bytes()).items()
     ]
-    if _find_holders([node], name, _mark(listing), pool):
+    if _find_holders([node], name, _make_mark(listing), pool):
         return listing
     report(f"copying {name} to {node.name}")
     transport, target = pool.find_transport(node.name), f"{node.root}/data/{name}"
     begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
     sent = begun
     if begun.ok:
-        sent = put_folder(transport, path, target, timeout=_limit(listing), report=report)
+        sent = put_folder(transport, path, target, timeout=_estimate_limit(listing), report=report)
     require_copied([replace(sent, node=node.name)], name)
     return listing
 
 
-def _limit(listing: Listing) -> float:
+def _estimate_limit(listing: Listing) -> float:
     return 3600 + sum(size for _, size, _ in listing) / SLOWEST
 
 
-def _mark(listing: Listing) -> str:
+def _make_mark(listing: Listing) -> str:
     """What a complete copy is marked with."""
     return hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest()
 
@@ -247,9 +247,9 @@ def _spread(
     holders, got = [first], list[str]()
     while missing:
         pairs = list(zip(holders, missing, strict=False))
-        report(f"copying {name} ({format_bytes(size)}) between nodes to {_names(pairs)}")
+        report(f"copying {name} ({format_bytes(size)}) between nodes to {_join_names(pairs)}")
         commands = {s.name: _render_pass(s, t, name, size) for s, t in pairs}
-        results = pool.run(commands, timeout=_limit(listing))
+        results = pool.run(commands, timeout=_estimate_limit(listing))
         target = {source.name: node.name for source, node in pairs}
         require_copied([replace(result, node=target[result.node]) for result in results], name)
         reached = [node for _, node in pairs]
@@ -267,7 +267,7 @@ def _find_holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> se
     return {result.node for result in found if result.text.strip() == mark}
 
 
-def _names(pairs: Sequence[tuple[Node, Node]]) -> str:
+def _join_names(pairs: Sequence[tuple[Node, Node]]) -> str:
     return ", ".join(node.name for _, node in pairs)
 
 
@@ -303,4 +303,4 @@ def _check(
             f"rm -f {done}; (cd {_quote(node, place)} && sha256sum -c --quiet - >&2) &&"
             f" {move}rm -rf {_quote(node, f'.{name}.new')} && echo {mark} >{done}"
         )
-    require_copied(pool.run(commands, stdin=sums.encode(), timeout=_limit(listing)), name)
+    require_copied(pool.run(commands, stdin=sums.encode(), timeout=_estimate_limit(listing)), name)

@@ -19,7 +19,7 @@ from clusterctl import assets, process, providers
 from clusterctl.actions import open_pool
 from clusterctl.actions.drill_faults import FAULTS, Strike
 from clusterctl.actions.drill_judge import Round, Seen, judge
-from clusterctl.actions.up import up
+from clusterctl.actions.up import bring_up
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.mirror import SAVE_LIMIT
@@ -57,7 +57,7 @@ def find(store: Store, name: str) -> Cluster | None:
         raise RecordError(
             f"cluster {name!r} is {cluster.phase.value}", hint=f"clusterctl down {name}"
         )
-    _provider(cluster)
+    _require_provider(cluster)
     if busy := [job.id for job in store.list_jobs_of(cluster) if not job.state.ended]:
         raise RecordError(
             f"cluster {name!r} may be running job {busy[0]}", hint=f"clusterctl cancel {busy[0]}"
@@ -65,7 +65,7 @@ def find(store: Store, name: str) -> Cluster | None:
     return cluster
 
 
-def _provider(cluster: Cluster) -> Breakable:
+def _require_provider(cluster: Cluster) -> Breakable:
     provider = providers.load(cluster.spec.provider)
     if not isinstance(provider, Breakable):
         raise UsageError(
@@ -81,7 +81,7 @@ def prepare(store: Store, spec: ClusterSpec, report: Reporter) -> Iterator[Clust
     """The cluster of the drill. One that it has created is removed at the end."""
     made = store.find(spec.name) is None
     try:
-        cluster = up(store, spec, report, consent=lambda question: False).cluster
+        cluster = bring_up(store, spec, report, consent=lambda question: False).cluster
         if cluster.one_host:
             raise UsageError(
                 "without root, local nodes share this machine's processes and network",
@@ -95,7 +95,9 @@ def prepare(store: Store, spec: ClusterSpec, report: Reporter) -> Iterator[Clust
                 process.build_own_command("down", spec.name, "--discard"), timeout=PATIENCE
             )
             if not gone.ok:
-                raise ProviderError(gone.error or _last_line(gone.stderr.decode(errors="replace")))
+                raise ProviderError(
+                    gone.error or _find_last_line(gone.stderr.decode(errors="replace"))
+                )
 
 
 def run(
@@ -162,7 +164,7 @@ class _Drill:
         if reported is None and said and not self._fault.client:
             reported = took
         outcome, more = self._recover(ended)
-        jobs = self._jobs()
+        jobs = self._list_jobs()
         outputs = [self._read_outputs(job) for job in jobs]
         words = "\n".join((*said, *more))
         seen = Seen(reported, words, outcome, pace, self._steps, jobs, outputs, self._list_left())
@@ -182,7 +184,7 @@ class _Drill:
             if client.poll() is not None or time.monotonic() > until:
                 raise ProviderError(
                     f"the program of the drill did not reach step {self._strike.step}:"
-                    f" {_last_line(self._read_output())}",
+                    f" {_find_last_line(self._read_output())}",
                     hint=f"clusterctl verify {self._name}",
                 )
             time.sleep(0.02)
@@ -193,12 +195,12 @@ class _Drill:
         if fault.client:
             client.kill()
         elif fault.harm:
-            _provider(cluster).inject(cluster, folder, node, fault.harm)
+            _require_provider(cluster).inject(cluster, folder, node, fault.harm)
             if fault.passes:
                 time.sleep(BREAK)
-                _provider(cluster).inject(cluster, folder, node, Harm.JOIN)
+                _require_provider(cluster).inject(cluster, folder, node, Harm.JOIN)
         else:
-            job = self._jobs()[-1]
+            job = self._list_jobs()[-1]
             script = assets.render(
                 "drill/kill.sh.j2",
                 folder=f"{cluster.node(node).root}/jobs/{job.id}",
@@ -212,7 +214,7 @@ class _Drill:
             if not result.stdout:
                 raise ProviderError(f"{self._strike.fault}: the process was not found on {node}")
 
-    def _jobs(self) -> list[Job]:
+    def _list_jobs(self) -> list[Job]:
         return choose_jobs(self._store.list_jobs(), self._before, self._program.name)
 
     def _call(self, *words: str) -> tuple[bool, list[str]]:
@@ -223,9 +225,9 @@ class _Drill:
 
     def _recover(self, ended: int | None) -> tuple[str, list[str]]:
         """How the program was brought to its end, and the messages of the commands for that."""
-        job = self._jobs()[-1]
+        job = self._list_jobs()[-1]
         if ended == 0:
-            if len(self._jobs()) > 1:
+            if len(self._list_jobs()) > 1:
                 return "replaced", []
             return ("retried" if job.attempt > 1 else "continued"), []
         if ended is None:
@@ -235,7 +237,7 @@ class _Drill:
             return "continued", said
         ok, more = self._call("up", self._name)
         said += more
-        ok, more = self._call("rerun", str(self._jobs()[-1].id), "--resume")
+        ok, more = self._call("rerun", str(self._list_jobs()[-1].id), "--resume")
         return ("resumed by rerun" if ok else "lost"), said + more
 
     def _read_outputs(self, job: Job) -> dict[str, str]:
@@ -264,5 +266,5 @@ def _find_our_lines(text: str) -> list[str]:
     return _LINE.findall(text)
 
 
-def _last_line(text: str) -> str:
+def _find_last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no output"])[-1]

@@ -59,7 +59,7 @@ def judge(strike: Strike, seen: Seen) -> Round:
     if fault.harm and not fault.passes and seen.reported is None:
         misses.append("not reported")
     lost = _follow_steps(seen, misses) * seen.pace
-    final = f"weights {weights(seen.steps, last.ranks)}\n"
+    final = f"weights {compute_weights(seen.steps, last.ranks)}\n"
     if last.state is not JobState.SUCCEEDED:
         misses.append(f"job {last.id} is {last.state.value}: {last.reason}")
     elif not seen.outputs[-1] or not all(final in text for text in seen.outputs[-1].values()):
@@ -70,7 +70,7 @@ def judge(strike: Strike, seen: Seen) -> Round:
     return Round(strike, seen.reported, reason, seen.outcome, lost, seen.left, tuple(misses))
 
 
-def weights(steps: int, ranks: int) -> str:
+def compute_weights(steps: int, ranks: int) -> str:
     """The final weights of an undisturbed run of templates/drill/train.py."""
     state: list[object] = [0, ""]
     for step in range(steps):

@@ -19,10 +19,10 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
             f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
             hint=f"--emit {scheduler.emits}",
         )
-    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=copy_command(prepared))
+    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=make_copy_command(prepared))
 
 
-def copy_command(prepared: Prepared) -> str:
+def make_copy_command(prepared: Prepared) -> str:
     """The command that copies here what an emitted script does not hold of a bundled program; ""
     where the program is the user's own."""
     what = prepared.job.spec.program

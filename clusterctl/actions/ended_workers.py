@@ -88,7 +88,7 @@ def _describe(
     hours = format_span(cluster.spec.cloud.idle or 0.0)
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.sum_hourly(running), cost.is_exact(running), 4)
-    rest = f"what still runs costs {rate}/h; {up_again(cluster)}"
+    rest = f"what still runs costs {rate}/h; {suggest_up(cluster)}"
     unused = [name for name in gone if name in report.ended]
     if unused:
         when = format_time(max(report.ended[name] for name in unused))
@@ -108,7 +108,7 @@ def _describe(
     return lines
 
 
-def up_again(cluster: Cluster) -> str:
+def suggest_up(cluster: Cluster) -> str:
     return f"`clusterctl up {cluster.name}` starts them again"
 
 
@@ -155,5 +155,5 @@ def explain(
         return None
     if not found.gone:
         return None
-    hint = f"{up_again(cluster)}, `clusterctl down {cluster.name}` removes the cluster"
+    hint = f"{suggest_up(cluster)}, `clusterctl down {cluster.name}` removes the cluster"
     return RecordError(found.lines[0].partition(";")[0], hint=hint)

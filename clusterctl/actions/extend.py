@@ -108,7 +108,7 @@ def _let_in(
 ) -> None:
     """Opens the cluster to this machine where its address has changed and that is agreed to; raises
     the error otherwise."""
-    why = allowing.shut_out(store, cluster, error.message)
+    why = allowing.explain_lockout(store, cluster, error.message)
     if not why or not isinstance(provider, Guarded):
         raise error
     explained = NodeUnreachable(f"{error.message}; {why}", hint=allowing.advise(cluster.name))

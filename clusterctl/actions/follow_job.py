@@ -71,7 +71,7 @@ def open_follower(
         yield follower
 
 
-def attend(
+def follow_to_end(
     store: Store,
     job: Job,
     cluster: Cluster,

@@ -115,7 +115,7 @@ def find(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
             for item in tagged
             if item.id in over and any(resource.kind == "instance" for resource in item.resources)
         ),
-        _owner(),
+        _find_owner(),
         failed,
     )
 
@@ -157,14 +157,14 @@ def find_adoptable(store: Store, name: str, regions: Iterable[str]) -> Orphan:
             hint="choose one by its id",
         )
     orphan = replace(found[0], name=found[0].name or name)
-    _free(store, check_name(orphan.name))  # a tag may say anything
+    _require_free(store, check_name(orphan.name))  # a tag may say anything
     return orphan
 
 
 def _pick_own(found: list[Orphan]) -> list[Orphan]:
     """Those that are ours. Raises UsageError where there is none: people who share an account call
     their clusters alike."""
-    mine = _owner()
+    mine = _find_owner()
     if own := [item for item in found if is_own(item, mine)]:
         return own
     theirs = found[0]
@@ -182,7 +182,7 @@ def is_own(orphan: Orphan, mine: str) -> bool:
     return not _is_shared(mine) or orphan.client == name_client()
 
 
-def _free(store: Store, name: str) -> None:
+def _require_free(store: Store, name: str) -> None:
     if name in store.list_names() and (store.locate_folder(name) / "cluster.json").exists():
         raise RecordError(
             f"this machine already has a cluster {name!r}", hint=f"`clusterctl down {name}` first"
@@ -193,7 +193,7 @@ def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
     """Gives the cluster a record again. Raises RecordError where its name is taken by now."""
     name = orphan.name
     with ClusterLock(store.home, name, "gc", report):
-        _free(store, name)
+        _require_free(store, name)
         cluster = _load_discoveries()[orphan.provider].adopt(orphan.id, name, orphan.region)
         store.save(cluster)
         store.add_event(name, "adopted", id=orphan.id)
@@ -209,7 +209,7 @@ def _load_discoveries() -> dict[str, Discovery]:
     }
 
 
-def _owner() -> str:
+def _find_owner() -> str:
     """Who we are; "" where that is not told."""
     try:
         return next(iter(_load_discoveries().values())).find_owner()
@@ -241,7 +241,7 @@ def _search(
             yield region, error
 
 
-def _regions(
+def _list_regions(
     provider: Discovery, on_record: Iterable[str]
 ) -> tuple[tuple[str, ...], ProviderError | None]:
     """Where to search: all regions of the account, the usual one, and those of clusters on record.
@@ -276,7 +276,7 @@ def _find_tagged(
     failed: dict[str, ProviderError] = {}
     errors: list[ProviderError] = []
     for name, provider in _load_discoveries().items():
-        regions, unknown = (wanted, None) if wanted else _regions(provider, on_record)
+        regions, unknown = (wanted, None) if wanted else _list_regions(provider, on_record)
         if unknown:
             errors.append(_make_partial_error(regions, unknown))
         for region, resources in _search(provider, regions):

@@ -108,7 +108,7 @@ def _lock(name: str, on_line: Reporter) -> dict[str, str]:
             on_line(f"fetching {what}")
             wanted, wheels = Path(scratch, "requirements.txt"), Path(scratch, row["name"])
             wanted.write_text(f"{row['name']}=={row['version']}\n")
-            _run_pip(name, fetch(wanted, wheels, downloads, hashes=False), downloads)
+            _run_pip(name, make_pip_argv(wanted, wheels, downloads, hashes=False), downloads)
             (wheel,) = wheels.iterdir()
             row["sha256"] = found[what] = hash_file(wheel)
             # Gigabytes each.
@@ -164,7 +164,7 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Report
         (context / path).write_text(text)
     on_line("downloading the wheels")
     wheels = context / "wheels"
-    _run_pip(name, fetch(context / "requirements.txt", wheels, downloads), downloads)
+    _run_pip(name, make_pip_argv(context / "requirements.txt", wheels, downloads), downloads)
     download_sources(recipes.sources(name, downloads), context / "sources", on_line)
 
 
@@ -211,7 +211,7 @@ def _download(url: str, target: Path) -> str:
     return hash_file(target)
 
 
-def fetch(
+def make_pip_argv(
     requirements: Path, wheels: Path, downloads: dict[str, Any], *, hashes: bool = True
 ) -> list[str]:
     """pip's command line: for the Python of the image, whatever runs here."""
@@ -219,7 +219,7 @@ def fetch(
     abi = "cp" + python.replace(".", "")
     words = [*("--python-version", python), *("--implementation", "cp")]
     words += [word for name in (abi, "abi3", "none") for word in ("--abi", name)]
-    words += [word for name in _platforms(downloads) for word in ("--platform", name)]
+    words += [word for name in _list_platforms(downloads) for word in ("--platform", name)]
     return [
         # Isolated: what lies in the current folder would be imported before pip, also as root.
         *(sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"),
@@ -230,7 +230,7 @@ def fetch(
     ]
 
 
-def _platforms(downloads: dict[str, Any]) -> list[str]:
+def _list_platforms(downloads: dict[str, Any]) -> list[str]:
     """Whatever the C library of the base image runs, newest first: pip takes these names literally,
     and does not know that a younger one includes the older."""
     newest = int(downloads["base"]["glibc"].rpartition(".")[2])
@@ -241,7 +241,7 @@ def _platforms(downloads: dict[str, Any]) -> list[str]:
 def _run_watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure: str) -> None:
     last: list[str] = []
 
-    def line(data: bytes) -> None:
+    def pass_on(data: bytes) -> None:
         text = data.decode(errors="replace").strip()
         if text:
             last.append(text)
@@ -251,7 +251,7 @@ def _run_watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure:
     result = process.watch(
         argv,
         log=scratch / "log",
-        on_line=line,
+        on_line=pass_on,
         on_start=lambda pid: None,
         on_interrupt=lambda: on_line("stopping the engine's work"),
         timeout=_PATIENCE,

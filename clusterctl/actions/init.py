@@ -63,11 +63,11 @@ def make_text(folder: Path) -> str:
     lines += [f"#     clusterctl run {program}" for program in programs[:3] or ["SCRIPT"]]
     for verb, samples in SAMPLES.items():
         lines += ["", f"[{verb}]"]
-        lines += _settings(verb, samples)
+        lines += _list_settings(verb, samples)
     return "\n".join([*lines, ""])
 
 
-def _settings(verb: str, samples: Mapping[str, Any]) -> Iterator[str]:
+def _list_settings(verb: str, samples: Mapping[str, Any]) -> Iterator[str]:
     """A line per option, as a comment."""
     options = VERBS[verb].options()
     width = max(len(f"# {key} = {json.dumps(value)}") for key, value in samples.items())

@@ -97,7 +97,7 @@ def require_cluster(store: Store, job: Job) -> Cluster:
     return require_ready(cluster)
 
 
-def logs(
+def read_logs(
     store: Store,
     number: int,
     where: str | None,
@@ -117,10 +117,10 @@ def logs(
             f"job {number} has no {what} {rank}",
             hint=f"its {what}s are {numbers[0]} to {numbers[-1]}",
         )
-    yield from choose(_output(store, job, report, follow, find_dead), choice)
+    yield from choose(_read_output(store, job, report, follow, find_dead), choice)
 
 
-def _output(
+def _read_output(
     store: Store, job: Job, report: Reporter, follow: bool, find_dead: FindDeadNodes | None
 ) -> Iterator[list[Piece]]:
     folder = store.locate_job_folder(job.id)

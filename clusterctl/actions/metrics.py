@@ -31,7 +31,7 @@ def follow(
 ) -> Iterator[list[MetricPoint]]:
     """The metrics of the job as they come: to its end with `follow`, else as far as they are."""
     reader = Reader()
-    for pieces in jobs.logs(store, number, where, report, follow=follow, rank=rank):
+    for pieces in jobs.read_logs(store, number, where, report, follow=follow, rank=rank):
         found = [
             point
             for piece in pieces

@@ -43,7 +43,7 @@ def parse_images(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
             registry.parse(image)
         if kind in by_kind or (everywhere and not kind):
             raise UsageError(
-                f"--image names two images for {_nodes(kind) if kind else 'all nodes'}",
+                f"--image names two images for {_name_nodes(kind) if kind else 'all nodes'}",
                 hint="leave one of the two out",
             )
         if kind:
@@ -91,7 +91,7 @@ def _resolve_recipe(kind: str, recipe: str, ask: Callable[[str], registry.FoundI
     )
     return NodeImage(
         reference=recipes.tag(recipe, listed),
-        line=f"image of {_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
+        line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
         + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
         recipe=recipe,
         bases=bases,
@@ -104,11 +104,11 @@ def _choose_pulled(
 ) -> NodeImage:
     found = ask(wanted)
     name = registry.parse(chosen).tagged
-    line = f"image of {_nodes(kind)}: {name} {_describe(found)}"
+    line = f"image of {_name_nodes(kind)}: {name} {_describe(found)}"
     return NodeImage(found.pinned, line, login=found.login, size=found.size)
 
 
-def _nodes(kind: str) -> str:
+def _name_nodes(kind: str) -> str:
     return "the launcher" if kind == "launcher" else f"{kind} workers"
 
 

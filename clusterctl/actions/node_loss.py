@@ -91,7 +91,7 @@ def run(
         return rerun(
             store,
             job.id,
-            _changes(job, without, secrets),
+            _make_changes(job, without, secrets),
             resume=resume,
             where=None,
             without=without,
@@ -161,7 +161,7 @@ def _follow_losses(
 
 def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) -> None:
     """Starts the nodes again. --on-node-loss replace consents to machines that cost money."""
-    from clusterctl.actions.up import up  # not for every `run`
+    from clusterctl.actions.up import bring_up  # not for every `run`
 
     reclaimed = [name for name in lost if is_reclaimed(job, name)]
     there = all(has_restarted(job, name) for name in lost)
@@ -174,7 +174,9 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
         if cluster.charges:
             _await_end(store, cluster, lost, reclaimed, report)
         _run_when_unlocked(
-            lambda: up(store, spec, report, lambda question: job.spec.on_node_loss == REPLACE),
+            lambda: bring_up(
+                store, spec, report, lambda question: job.spec.on_node_loss == REPLACE
+            ),
             report,
         )
     except ClusterctlError:
@@ -290,7 +292,7 @@ def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
     return wanted if possible else FAIL
 
 
-def _changes(job: Job, without: tuple[str, ...], secrets: Mapping[str, str]) -> Changes:
+def _make_changes(job: Job, without: tuple[str, ...], secrets: Mapping[str, str]) -> Changes:
     """What is given anew when the job continues without these nodes."""
     sweep = job.spec.is_sweep  # takes as many slots as there are
     ranks = _count_left(job, without) if without and not sweep else 0

@@ -22,12 +22,12 @@ _Times = dict[str, dict[str, float]]
 
 def load(home: Home, cluster: Cluster) -> dict[str, float]:
     """Seconds by phase, as `NodePhases.medians` names them, of the last cluster of this sort."""
-    return _read(home).get(_sort(cluster), {})
+    return _read(home).get(_make_key(cluster), {})
 
 
 def save(home: Home, cluster: Cluster, seconds: Mapping[str, float]) -> None:
     """Nothing depends on it: where it cannot be written, it is left out."""
-    times, sort = _read(home), _sort(cluster)
+    times, sort = _read(home), _make_key(cluster)
     times.pop(sort, None)
     kept = list(times.items())[1 - MOST :]
     with suppress(ClusterctlError):
@@ -40,7 +40,7 @@ def _read(home: Home) -> _Times:
     return {}
 
 
-def _sort(cluster: Cluster) -> str:
+def _make_key(cluster: Cluster) -> str:
     """Equal for clusters whose nodes should take equally long."""
     spec = cluster.spec
     groups = (f"{group.family} {group.instance_type}" for group in spec.groups)

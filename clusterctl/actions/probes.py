@@ -57,10 +57,10 @@ class Probes:
         def start(name: str) -> NodeResult:
             transport = self._pool.find_transport(name)
             transport.connect(CONNECT)
-            command = _command(self._cluster.node(name))
-            channel = transport.open(command, timeout=self.seconds(ANSWER))
+            command = _render_command(self._cluster.node(name))
+            channel = transport.open(command, timeout=self.limit_seconds(ANSWER))
             self._channels[name], self._buffers[name] = channel, bytearray()
-            channel.send(code + b"\n", self.seconds(ANSWER))
+            channel.send(code + b"\n", self.limit_seconds(ANSWER))
             return NodeResult(node=name, exit_code=0)
 
         for node in self._cluster.workers:
@@ -81,7 +81,7 @@ class Probes:
     def names(self) -> list[str]:
         return [n.name for n in self._cluster.workers if n.name not in self.failed]
 
-    def seconds(self, most: float) -> float:
+    def limit_seconds(self, most: float) -> float:
         """For one answer; never so few that a node has no chance."""
         return max(LEAST, min(most, self.deadline.left))
 
@@ -90,11 +90,11 @@ class Probes:
             return
         try:
             line = json.dumps({"do": action, **values}).encode() + b"\n"
-            self._channels[name].send(line, self.seconds(ANSWER))
+            self._channels[name].send(line, self.limit_seconds(ANSWER))
         except OSError as error:
             self.failed[name] = reason(error) or "the connection is lost"
 
-    def hear(self, name: str, most: float = ANSWER) -> Answer:
+    def read_answer(self, name: str, most: float = ANSWER) -> Answer:
         """Its next answer; {"error": why} where there is none."""
         deadline = Deadline(most)
         while name not in self.failed:
@@ -125,19 +125,19 @@ class Probes:
         these, a process of its own answers it within so many seconds."""
         for name, values in asked.items():
             self.send(name, action, **values)
-        until = Deadline(self.seconds(most))
+        until = Deadline(self.limit_seconds(most))
         found = {}
         for name, values in asked.items():
             wait = values["limit"] + SLACK if "limit" in values else until.left
-            found[name] = self.hear(name, wait)
+            found[name] = self.read_answer(name, wait)
         return found
 
-    def turns(self, names: Sequence[str]) -> list[list[str]]:
+    def plan_turns(self, names: Sequence[str]) -> list[list[str]]:
         """Who is measured at once: all, or one after the other where they share a machine."""
         return [[name] for name in names] if self.shared else [list(names)]
 
 
-def _command(node: Node) -> str:
+def _render_command(node: Node) -> str:
     """The Python in which ranks run: in the node's container where it has one."""
     program = (
         "import sys; sys.path = [p for p in sys.path if p];"

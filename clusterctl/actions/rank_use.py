@@ -22,7 +22,7 @@ SOON, BETWEEN = 5.0, 2.0
 def look(job: Job, cluster: Cluster, pool: Pool, limit: float = ANSWER) -> dict[str, Look]:
     """What each node with ranks shows now; of one that does not answer, why."""
     names = list_rank_nodes(job, cluster)
-    scripts = {name: _script(job, cluster, cluster.node(name)) for name in names}
+    scripts = {name: _render_script(job, cluster, cluster.node(name)) for name in names}
     found = {}
     for result in pool.run("exec /bin/sh -s", names, stdin=scripts, timeout=limit):
         seen = top.read(result.node, result.text)
@@ -41,7 +41,7 @@ def describe(
     return top.describe_use(before, look(job, cluster, pool, SOON))
 
 
-def _script(job: Job, cluster: Cluster, node: Node) -> bytes:
+def _render_script(job: Job, cluster: Cluster, node: Node) -> bytes:
     devices = (i.device for i in node.facts.interfaces if i.address == node.private_address)
     return assets.render(
         "insight/tick.sh.j2",

@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any
 
 from clusterctl import __version__, terraform
-from clusterctl.actions.down import down
+from clusterctl.actions.down import take_down
 from clusterctl.actions.unfetched import Unfetched
-from clusterctl.actions.up import up
+from clusterctl.actions.up import bring_up
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
 from clusterctl.state import Store
@@ -79,13 +79,13 @@ class CheckReport:
             *((f"{name}, s", f"{seconds:g}") for name, seconds in self.seconds.items()),
             ("cost, $", f"{self.dollars:.2f}"),
         ]
-        text = "\n".join(f"| {name} | {_cell(what)} |" for name, what in rows)
+        text = "\n".join(f"| {name} | {_escape_cell(what)} |" for name, what in rows)
         story = "\n".join(self.story)
         body = f"# clusterctl check --real\n\n| | |\n|---|---|\n{text}\n\n```\n{story}\n```\n"
         write_atomic(self.path, anonymize(body, self.name).encode())
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """As a table of Markdown can hold it."""
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -152,12 +152,12 @@ def run(
         runtime=runtime,
         cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600),
     )
-    summary.rows = _versions()
+    summary.rows = _list_versions()
     aborted = False
     with _end_as_by_ctrl_c() as hold_off:
         try:
             with summary.time_part("up"):
-                made = up(store, spec, note, consent)
+                made = bring_up(store, spec, note, consent)
             summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
         except (UsageError, KeyboardInterrupt):
             aborted = name not in store.list_names()
@@ -166,7 +166,7 @@ def run(
             hold_off()
             try:
                 if name in store.list_names():
-                    summary.rows += _provider_version(store.locate_folder(name))
+                    summary.rows += _read_provider_version(store.locate_folder(name))
                     with summary.time_part("down"):
                         _remove(store, name, summary, note)
             finally:
@@ -204,11 +204,11 @@ def _end_as_by_ctrl_c() -> Iterator[Callable[[], None]]:
 
 def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> None:
     """`down` asks AWS whether anything is left, and raises LeftoverError."""
-    gone = down(store, name, report, lambda question: True, Unfetched(discard=True))
+    gone = take_down(store, name, report, lambda question: True, Unfetched(discard=True))
     summary.dollars = gone.dollars if gone else 0.0
 
 
-def _provider_version(folder: Path) -> list[tuple[str, str]]:
+def _read_provider_version(folder: Path) -> list[tuple[str, str]]:
     """Of Terraform's AWS provider, as `terraform init` has noted it; none where it has not run."""
     for path in (*folder.glob(".terraform.lock.hcl"), *folder.glob("*/.terraform.lock.hcl")):
         with suppress(OSError):
@@ -217,8 +217,8 @@ def _provider_version(folder: Path) -> list[tuple[str, str]]:
     return []
 
 
-def _versions() -> list[tuple[str, str]]:
-    def installed(name: str) -> str:
+def _list_versions() -> list[tuple[str, str]]:
+    def find_version(name: str) -> str:
         try:
             return version(name)
         except PackageNotFoundError:
@@ -233,5 +233,5 @@ def _versions() -> list[tuple[str, str]]:
         ("clusterctl", __version__),
         ("Python", f"{platform.python_version()} on {sys.platform} {platform.machine()}"),
         ("Terraform", binary),
-        ("boto3", installed("boto3")),
+        ("boto3", find_version("boto3")),
     ]

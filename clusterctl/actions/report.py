@@ -86,12 +86,12 @@ def _collect_cluster(
         title=f"Cluster {cluster.name}",
         now=now,
         facts=Table(("", ""), tuple(facts)),
-        nodes=_nodes(cluster),
-        phases=_phases(store, cluster),
+        nodes=_tabulate_nodes(cluster),
+        phases=_list_phases(store, cluster),
         jobs=tuple(mine),
-        job_table=_job_table(store, mine[-LAST_JOBS:], redact),
-        points={job.id: found for job in mine if (found := _points(store, job, report))},
-        cost=_cost(cluster, now),
+        job_table=_tabulate_jobs(store, mine[-LAST_JOBS:], redact),
+        points={job.id: found for job in mine if (found := _find_points(store, job, report))},
+        cost=_tabulate_cost(cluster, now),
         allreduce=bench.recall_allreduce(store, cluster),
         scaling=bench.recall_scaling(store, cluster),
     )
@@ -109,14 +109,14 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
     why = job.reason or (job.failure.text if job.failure else "")
     facts = [
         ("job", str(job.id)),
-        ("program", _command(job, redact)),
+        ("program", _render_command(job, redact)),
         ("state", ": ".join(filter(None, (job.state.value, why)))),
         ("cluster", job.cluster),
         ("ranks", f"{job.ranks} on {count(len(job.placement), 'node')}"),
         ("started", format_time(job.started) if job.started else "-"),
         ("took", _format_duration(job)),
         *([("cost", f"${dollars:.4f}")] if dollars is not None else []),
-        *_origin(found, redact),
+        *_list_origin(found, redact),
     ]
     if job.program_exit_code is not None:
         facts.insert(3, ("exit code", str(job.program_exit_code)))
@@ -124,10 +124,10 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
         title=f"Job {job.id}: {job.spec.program.target}",
         now=time.time(),
         facts=Table(("", ""), tuple(facts)),
-        nodes=_machines(found),
+        nodes=_tabulate_machines(found),
         phases=(UpPhase("waiting", job.created, job.started),) if job.started else (),
         jobs=(job,),
-        points={job.id: points} if (points := _points(store, job, report)) else {},
+        points={job.id: points} if (points := _find_points(store, job, report)) else {},
     )
     return _add_measurements(store, cluster, source) if cluster else source
 
@@ -139,7 +139,7 @@ def _list_jobs(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job
     return store.list_jobs()
 
 
-def _points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint, ...]:
+def _find_points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint, ...]:
     """Of a running job, what its nodes have; else what is on this machine."""
     if job.state is JobState.RUNNING:
         try:
@@ -165,7 +165,7 @@ def _join(*words: str) -> str:
     return ", ".join(dict.fromkeys(word for word in words if word))
 
 
-def _command(job: Job, redact: Redact) -> str:
+def _render_command(job: Job, redact: Redact) -> str:
     return redact(shlex.join((job.spec.program.target, *job.spec.program.args)))
 
 
@@ -176,7 +176,7 @@ def _format_duration(job: Job) -> str:
     return format_seconds(end - job.started) if end else "-"
 
 
-def _origin(found: Provenance, redact: Redact) -> list[tuple[str, str]]:
+def _list_origin(found: Provenance, redact: Redact) -> list[tuple[str, str]]:
     facts = []
     if found.commit:
         changed = f", with {found.patch_bytes} bytes of changes" if found.patch_bytes else ""
@@ -190,7 +190,7 @@ def _origin(found: Provenance, redact: Redact) -> list[tuple[str, str]]:
     return facts
 
 
-def _machines(found: Provenance) -> Table | None:
+def _tabulate_machines(found: Provenance) -> Table | None:
     rows = tuple(
         (
             machine.name,
@@ -207,7 +207,7 @@ def _machines(found: Provenance) -> Table | None:
     return Table(head, rows, frozenset({2, 4})) if rows else None
 
 
-def _nodes(cluster: Cluster) -> Table:
+def _tabulate_nodes(cluster: Cluster) -> Table:
     rows = tuple(
         (
             node.name,
@@ -222,7 +222,7 @@ def _nodes(cluster: Cluster) -> Table:
     return Table(("node", "role", "type", "address", "cores", "GPUs"), rows, frozenset({4}))
 
 
-def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | None:
+def _tabulate_jobs(store: Store, mine: Sequence[Job], redact: Redact) -> Table | None:
     dollars = cost.sum_by_job(store, mine)
     rows = tuple(
         (
@@ -232,7 +232,7 @@ def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | Non
             format_time(job.started) if job.started else "-",
             _format_duration(job),
             f"{dollars[job.id]:.4f}" if job.id in dollars else "-",
-            _command(job, redact),
+            _render_command(job, redact),
         )
         for job in mine
     )
@@ -240,7 +240,7 @@ def _job_table(store: Store, mine: Sequence[Job], redact: Redact) -> Table | Non
     return Table(head, rows, frozenset({0, 2, 4, 5})) if rows else None
 
 
-def _phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
+def _list_phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
     """The steps of the first `up` that ended: they ran one after the other."""
     ready = next((e for e in store.read_events(cluster) if e.get("event") == "ready"), None)
     if ready is None:
@@ -254,7 +254,7 @@ def _phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
     return tuple(found)
 
 
-def _cost(cluster: Cluster, now: float) -> Table | None:
+def _tabulate_cost(cluster: Cluster, now: float) -> Table | None:
     if not cluster.charges:
         return None
     lines = money.make_receipt(cluster.charges, now)

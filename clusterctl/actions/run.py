@@ -15,7 +15,7 @@ from clusterctl.actions.follow_job import (
     FindDeadNodes,
     OnJob,
     OnOutput,
-    attend,
+    follow_to_end,
     stop_on_interrupt,
 )
 from clusterctl.compiling import plan_compilation
@@ -313,7 +313,7 @@ def run(
         on_start(job)
         if detach:
             return job
-        return attend(
+        return follow_to_end(
             store, job, cluster, pool, on_output=on_output, report=report, find_dead=find_dead
         )
 

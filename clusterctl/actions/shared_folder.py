@@ -99,7 +99,7 @@ def bring(
         )
     if not there.files:
         return None
-    target = _free_folder(base, cluster.name)
+    target = _find_free_folder(base, cluster.name)
     report(f"fetching the shared folder: {count(there.files, 'file')}, {format_bytes(there.size)}")
     limit = 3600 + there.size / SLOWEST
 
@@ -119,7 +119,7 @@ def bring(
     return BroughtFolder(target, there.files, tuple(left_out))
 
 
-def _free_folder(base: Path, name: str) -> Path:
+def _find_free_folder(base: Path, name: str) -> Path:
     """One that is not there yet: an earlier copy is kept as it is."""
     target, number = base / f"shared-{name}", 2
     while target.exists() or target.is_symlink():

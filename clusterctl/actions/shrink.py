@@ -36,7 +36,7 @@ def confirm_removal(
 ) -> None:
     """Has a person agree to the removal of workers that cost money, names what is lost with them,
     and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
-    jobs = [_require_ended(store, old, job, names) for job in _jobs(store, old, names)]
+    jobs = [_require_ended(store, old, job, names) for job in _list_jobs(store, old, names)]
     if not jobs:
         _ask(old, names, consent)
         return
@@ -61,7 +61,7 @@ def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
         raise UsageError("aborted; nothing was removed", hint="--dry-run only shows the plan")
 
 
-def _jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:
+def _list_jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:
     """The jobs that have, or will have, ranks on these nodes."""
     return [
         job

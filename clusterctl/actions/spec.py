@@ -11,7 +11,7 @@ from clusterctl.options.clusters import Up
 from clusterctl.options.limits import DOCKER, EC2, LAUNCHER
 
 
-def cluster_spec(name: str, given: Up) -> ClusterSpec:
+def make_spec(name: str, given: Up) -> ClusterSpec:
     """What was given to `up`. Without a provider, the one that the options imply; "" leaves it to
     the cluster that exists."""
     if given.shared and re.fullmatch(r"fs-[0-9a-f]{8,40}", name):
@@ -25,7 +25,7 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
     return ClusterSpec(
         name=name,
         provider=given.provider or implied,
-        groups=_groups(given),
+        groups=_make_groups(given),
         ttl=given.ttl,
         runtime=Runtime(given.runtime) if given.runtime else None,
         image=image,
@@ -38,7 +38,7 @@ def cluster_spec(name: str, given: Up) -> ClusterSpec:
     )
 
 
-def _groups(given: Up) -> tuple[NodeGroup, ...]:
+def _make_groups(given: Up) -> tuple[NodeGroup, ...]:
     """The groups of workers. A count of 0: not given. A number of workers on this command line
     must not contradict the counts of the groups; one in the settings gives way to them."""
     workers, instance_type, typed = given.workers, given.instance_type, "workers" in given.typed

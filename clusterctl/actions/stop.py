@@ -86,7 +86,7 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
             phase=Phase.STOPPED,
             stopping=False,
             charges=tuple(
-                _charge_stopped(item, ends.get(item.node, Ended(when))) for item in charges
+                _close_charge(item, ends.get(item.node, Ended(when))) for item in charges
             ),
         )
         cluster = replace(cluster, charges=correct_times(cluster, folder))
@@ -97,5 +97,5 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
     return Stopped(cluster, ended, cost.sum_hourly(disks), cost.is_exact(disks), what)
 
 
-def _charge_stopped(charge: Charge, end: Ended) -> Charge:
+def _close_charge(charge: Charge, end: Ended) -> Charge:
     return charge if charge.part in measured.STORED else charge.end_at(end.when)

@@ -45,13 +45,13 @@ def watch(
                 sleep(interval)
                 job = control.refresh(job, cluster, pool)
             after = rank_use.look(job, cluster, pool)
-            yield _frame(store, job, before, after, ceilings)
+            yield _make_frame(store, job, before, after, ceilings)
             if once or job.state.ended:
                 return
             before = after
 
 
-def _frame(
+def _make_frame(
     store: Store,
     job: Job,
     before: dict[str, Look],

@@ -69,7 +69,7 @@ def should_measure(charges: Sequence[Charge], wanted: bool | None) -> bool:
     return bool(charges) if wanted is None else wanted
 
 
-def up(
+def bring_up(
     store: Store,
     spec: ClusterSpec,
     report: Reporter,
@@ -91,7 +91,7 @@ def up(
     while True:
         try:
             phases = nodes or NodePhases()
-            return _up(store, here, others, report, consent, measure, phases, wall)
+            return _bring_up(store, here, others, report, consent, measure, phases, wall)
         except NoCapacity as error:
             made = store.find(spec.name)
             if not others or made is None or made.nodes:
@@ -110,7 +110,7 @@ def _agree(question: str) -> bool:
     return True
 
 
-def _up(
+def _bring_up(
     store: Store,
     spec: ClusterSpec,
     others: Sequence[ClusterSpec],
@@ -136,7 +136,7 @@ def _up(
         if intent.plan.recipes:
             with clock.time_phase("images"):
                 _build(intent.plan.recipes, report)
-        intent, cluster = _record(store, spec, intent, report, consent, wall)
+        intent, cluster = _write_record(store, spec, intent, report, consent, wall)
         if intent.old:
             ended_workers.count_as_used(store, intent.old)
         with clock.time_phase("create"):
@@ -165,7 +165,7 @@ def _make_ready(
     with clock.time_phase("connect"):
         connect(pool, cluster, phases)
     with clock.time_phase(BOOTSTRAP):
-        progress = StepReporter(report, nodes=phases, sizes=_sizes(cluster, intent))
+        progress = StepReporter(report, nodes=phases, sizes=_find_sizes(cluster, intent))
         nodes = bootstrap_nodes(
             pool,
             cluster,
@@ -215,7 +215,7 @@ def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Mea
     return measured
 
 
-def _sizes(cluster: Cluster, intent: Intent) -> dict[str, int]:
+def _find_sizes(cluster: Cluster, intent: Intent) -> dict[str, int]:
     """Bytes that each node downloads of its image."""
     kinds = {node.name: steps.find_kind(node) for node in cluster.nodes} if intent.images else {}
     return {name: intent.images[kind].size for name, kind in kinds.items()}
@@ -275,7 +275,7 @@ def _build(recipes: Sequence[str], report: Reporter) -> None:
         images.build(name, on_line=lambda line: None)
 
 
-def _record(
+def _write_record(
     store: Store,
     spec: ClusterSpec,
     intent: Intent,

@@ -73,12 +73,12 @@ def bootstrap_nodes(
 ) -> tuple[Node, ...]:
     """The nodes with what they say of themselves. `folder`: where the cluster's keys are."""
     key = keys.ensure_pair(folder / "mesh")
-    containers = _containers(cluster, images, folder, key.public)
+    containers = _make_containers(cluster, images, folder, key.public)
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
     host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
     mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
     scripts = {
-        node.name: _script(
+        node.name: _render_script(
             *(node, cluster, features, mesh, containers.get(node.name)),
             metered=progress.nodes.watched,
         )
@@ -113,7 +113,7 @@ def bootstrap_nodes(
     return tuple(bootstrap.read(node, result) for node, result in pairs)
 
 
-def _containers(
+def _make_containers(
     cluster: Cluster, images: Mapping[str, NodeImage], folder: Path, mesh_key: str
 ) -> dict[str, steps.NodeContainer]:
     """What each node's container is made from; none where ranks run on the machine itself."""
@@ -134,7 +134,7 @@ def _containers(
     return found
 
 
-def _script(
+def _render_script(
     node: Node,
     cluster: Cluster,
     features: Features,

@@ -114,7 +114,7 @@ def intend(
     plan = provider.plan(options, old, report, ahead=ahead)
     options = plan.spec or options
     folder = [f"shared folder: {provider.features.shared_folder}"] if options.makes_folder else []
-    images = _images(spec, options, old, provider, plan.kinds)
+    images = _choose_images(spec, options, old, provider, plan.kinds)
     surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
     more = [*folder, *(image.line for image in images.values())]
     if surplus:
@@ -176,7 +176,7 @@ def _describe_additions(old: Cluster, workers: int) -> str:
     return "to be added: none (nodes of the cluster that are gone are started again)"
 
 
-def _images(
+def _choose_images(
     given: ClusterSpec,
     options: ClusterSpec,
     old: Cluster | None,

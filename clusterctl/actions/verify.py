@@ -146,21 +146,23 @@ def _measure(
 ) -> tuple[tuple[NodeFigures, ...], tuple[Link, ...], tuple[LeftOut, ...]]:
     """Nodes and links, as far as there is time for them."""
 
-    def until(share: float) -> Deadline:
+    def make_deadline(share: float) -> Deadline:
         return deadline.limit(max(0.0, deadline.left - (1 - share) * deadline.seconds))
 
     report(f"measuring {count(len(cluster.workers), 'node')}")
     with Probes(cluster, pool, deadline) as probes:
         found = verify_nodes.measure(
-            cluster, pool, probes, effort.compute, effort.disk, until(effort.nodes)
+            cluster, pool, probes, effort.compute, effort.disk, make_deadline(effort.nodes)
         )
         if effort.thorough:
             report("measuring GEMM")
-            verify_nodes.measure_gemm(found, probes, effort.compute, until(effort.gemm))
+            verify_nodes.measure_gemm(found, probes, effort.compute, make_deadline(effort.gemm))
         pairs = len(probes.names) * (len(probes.names) - 1) // 2
         if pairs:
             report(f"measuring {count(pairs, 'link')}")
-        links, more = verify_links.measure(cluster, probes, effort.link, until(effort.links))
+        links, more = verify_links.measure(
+            cluster, probes, effort.link, make_deadline(effort.links)
+        )
         if not deadline.passed:
             verify_nodes.look_for_others(found, probes, deadline.left)
         return found.nodes, links, (*found.left_out, *more)

@@ -55,12 +55,12 @@ def _measure_turn(
     }
     for first, _ in turn:
         probes.send(first, "serve", address=address[first], **given)
-    ports = {first: probes.hear(first) for first, _ in turn}
+    ports = {first: probes.read_answer(first) for first, _ in turn}
     called = [(first, second) for first, second in turn if "port" in ports[first]]
     for first, second in called:
         where = {"address": address[first], "port": ports[first]["port"]}
         probes.send(second, "call", **where, **given)
-    answers = {pair: (probes.hear(pair[1]), probes.hear(pair[0])) for pair in called}
+    answers = {pair: (probes.read_answer(pair[1]), probes.read_answer(pair[0])) for pair in called}
     found = []
     for pair in turn:
         call, served = answers.get(pair, (ports[pair[0]], {}))

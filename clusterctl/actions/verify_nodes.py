@@ -87,8 +87,8 @@ def measure(
         found.figures[name].error = str(answer.get("error", ""))
         found.take(name, "cores", answer)
     look_for_others(found, probes, first)
-    _measure_gpus(found, cluster, pool, probes.seconds(first))
-    turns = probes.turns(probes.names)
+    _measure_gpus(found, cluster, pool, probes.limit_seconds(first))
+    turns = probes.plan_turns(probes.names)
     for number, turn in enumerate(turns):
         share = deadline.left / (len(turns) - number) / 6
         brief = max(SHORTEST, min(seconds, share))
@@ -130,7 +130,7 @@ def measure_gemm(found: Measured, probes: Probes, seconds: float, deadline: Dead
             found.leave_out(GEMM, names[begin:], NO_TIME)
             return
         loaded = probes.ask({name: {"limit": limit} for name in group}, "torch")
-        for turn in probes.turns([name for name in group if "error" not in loaded[name]]):
+        for turn in probes.plan_turns([name for name in group if "error" not in loaded[name]]):
             values = {"seconds": seconds, "limit": min(ANSWER, max(LEAST, deadline.left))}
             _ask(found, probes, "gemm", dict.fromkeys(turn, values), deadline)
         for name in group:
@@ -178,7 +178,7 @@ def _start(node: Node) -> NodeFigures:
 def _read_clocks(found: Measured, pool: Pool, probes: Probes, seconds: float) -> None:
     def read_clock(name: str) -> NodeResult:
         before = time.time()
-        result = pool.find_transport(name).run("date +%s.%N", timeout=probes.seconds(seconds))
+        result = pool.find_transport(name).run("date +%s.%N", timeout=probes.limit_seconds(seconds))
         after = time.time()
         if result.error:
             return result

@@ -53,7 +53,7 @@ def forward(given: Forward, console: Console) -> None:
 
     store = actions.open_store()
     chosen = actions.choose(store, given.cluster)
-    argv, here = access.forward_argv(chosen, given.target, given.port)
+    argv, here = access.make_forward_argv(chosen, given.target, given.port)
     console.note(
         f"http://{here} leads to {given.target} of cluster {chosen.name}; press Ctrl-C to stop"
     )

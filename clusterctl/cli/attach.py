@@ -79,7 +79,7 @@ def detach(given: Detach, console: Console) -> None:
     ask = (lambda question: True) if given.yes or given.force else console.confirm
     unfetched = Unfetched(ask=ask)
     with console.show_waiting():
-        gone = down.down(
+        gone = down.take_down(
             store, wanted, console.report, ask, unfetched, force=given.force, verb="detach"
         )
     if gone is None:

@@ -33,11 +33,11 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
 
     called = given.choose_name() or DEFAULT_NAME
     store = actions.open_store()
-    resolved = up_plan.resolve(store, specs.cluster_spec(called, given))
+    resolved = up_plan.resolve(store, specs.make_spec(called, given))
     of = f" of cluster {called!r}" if called in store.list_names() else ""
     place = f"the provider{of} is {resolved.provider}"
     given = given.apply_limits(up_plan.find_circumstances(resolved), console.note, place)
-    spec = specs.cluster_spec(called, given)
+    spec = specs.make_spec(called, given)
     if given.dry_run:
         plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
@@ -51,7 +51,9 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     )
     consent = (lambda question: True) if given.yes else console.consent
     try:
-        made = action.up(store, spec, console.report, consent, measure=given.measure, nodes=nodes)
+        made = action.bring_up(
+            store, spec, console.report, consent, measure=given.measure, nodes=nodes
+        )
     except KeyboardInterrupt:
         if spec.name not in store.list_names():  # nothing was created yet
             console.after_interrupt = ""
@@ -110,7 +112,7 @@ def _down(given: Down, console: Console) -> None:
         discard=given.discard,
         ask=console.confirm if console.interactive and not given.yes else None,
     )
-    gone = action.down(store, wanted, console.report, ask, unfetched, force=given.force)
+    gone = action.take_down(store, wanted, console.report, ask, unfetched, force=given.force)
     if gone is None:
         if wanted in before:
             console.note("aborted; nothing was removed")

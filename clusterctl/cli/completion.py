@@ -27,16 +27,16 @@ def _offer(context: Any, key: str, begun: str) -> list[str]:
     verb = getattr(context.command, "path", "")
     found: list[str] = []
     if key == "cluster" or (key == "name" and not verb.startswith(("image", "data"))):
-        found = completions.clusters()
+        found = completions.list_clusters()
     elif key in JOBS:
-        found = completions.jobs() + (completions.clusters() if key == "wanted" else [])
+        found = completions.list_jobs() + (completions.list_clusters() if key == "wanted" else [])
     elif key == "node" or (verb, key) == ("forward", "target"):
         colon = ":" if verb == "forward" else ""
-        found = [f"{name}{colon}" for name in completions.nodes(context.params.get("cluster"))]
+        found = [f"{name}{colon}" for name in completions.list_nodes(context.params.get("cluster"))]
     elif key == "names" and verb.startswith("data"):
-        found = completions.data_sets() + (_files(begun) if verb == "data push" else [])
+        found = completions.list_data_sets() + (_files(begun) if verb == "data push" else [])
     elif key == "command" and verb in ("run", "launch") and not context.params.get("command"):
-        found = completions.programs() + _files(begun)
+        found = completions.list_programs() + _files(begun)
     return [word for word in found if word.startswith(begun)]
 
 

@@ -160,7 +160,7 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
     last."""
     choice, where = Choice(given.tail, given.grep), (given.cluster, console.report)
     try:
-        for pieces in action.logs(
+        for pieces in action.read_logs(
             store,
             number,
             *where,

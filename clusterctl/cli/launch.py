@@ -128,7 +128,7 @@ def _idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
     wanted = given.pick_options(Up, name=name, cluster=None)
     if not given.detach or wanted.idle is not None:
         return {}
-    spec = up_plan.resolve(store, specs.cluster_spec(name, wanted))
+    spec = up_plan.resolve(store, specs.make_spec(name, wanted))
     where = up_plan.find_circumstances(spec)
     return {} if verbs.limit("up", "--idle", where) else {"idle": detached_launches.IDLE}
 

@@ -143,11 +143,11 @@ def _queue_hint(given: Run, circumstances: set[str], error: UsageError) -> str:
 
 
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:
-    from clusterctl.actions.emit import copy_command, emit  # not for a job that runs
+    from clusterctl.actions.emit import emit, make_copy_command  # not for a job that runs
 
     script = emit(prepared, kind)
     console.result(script, raw=True)
-    if copying := copy_command(prepared):
+    if copying := make_copy_command(prepared):
         console.note(f"the script expects the program in its folder: {copying}")
     console.document({"emit": kind, "script": script})
 

@@ -19,7 +19,9 @@ def status(given: Status, console: Console) -> None:
     store = actions.open_store()
     live = given.live
     with console.show_waiting():
-        found = cluster_status.status(store, actions.choose(store, given.choose_name()), live=live)
+        found = cluster_status.read_status(
+            store, actions.choose(store, given.choose_name()), live=live
+        )
     what = found.cluster
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"

@@ -50,7 +50,7 @@ def test_a_row_is_all_that_a_provider_takes(
         pids = [int(path.read_text()) for path in folder.glob("nodes/*.pid")]
         assert len(pids) == 3
         nodes, spec = NodePhases(watched=True), open_store().read_cluster("default").spec
-        up.up(open_store(), spec, lambda line: None, lambda question: True, nodes=nodes)
+        up.bring_up(open_store(), spec, lambda line: None, lambda question: True, nodes=nodes)
         assert [node.phase for node in nodes.look().nodes] == [READY] * 3
         capfd.readouterr()
         assert execute(["run", "--ranks", "4", "reduce_all.py", "--no-table"]) == 0

@@ -332,7 +332,7 @@ def test_missing_checksums_are_fetched_and_written(
 def test_wheels_of_every_age_are_asked_for() -> None:
     """Whatever C library up to the base image's they were built for: the list holds both names of
     the same platform, which pip does not derive from each other."""
-    argv = images.fetch(Path("requirements.txt"), Path("wheels"), DOWNLOADS)
+    argv = images.make_pip_argv(Path("requirements.txt"), Path("wheels"), DOWNLOADS)
     asked = {argv[index + 1] for index, word in enumerate(argv) if word == "--platform"}
     minors = range(5, 1 + int(DOWNLOADS["base"]["glibc"].removeprefix("2.")))
     assert {f"manylinux_2_{minor}_x86_64" for minor in minors} < asked

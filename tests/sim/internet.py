@@ -183,7 +183,7 @@ def _wheels() -> Path:
         fresh.mkdir()
         file = fresh / "requirements.txt"
         file.write_text(wanted)
-        argv = images.fetch(file, fresh, listed)
+        argv = images.make_pip_argv(file, fresh, listed)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
         if done.returncode:
             argv += ["--extra-index-url", listed["index"]["cpu"]]

@@ -160,10 +160,10 @@ def test_a_live_status_of_nodes_that_do_not_answer_another_address_says_so(
     provide(monkeypatch, "ec2", made)
     store = open_store()
     store.save(cluster(deadline=None))
-    [said] = cluster_status.status(store, store.read_cluster("lab"), live=True).warnings
+    [said] = cluster_status.read_status(store, store.read_cluster("lab"), live=True).warnings
     assert said == f"{WHY}: `clusterctl allow -c lab` opens the cluster to your present address"
     made.allow(store.read_cluster("lab"), Path(), ())
-    assert cluster_status.status(store, store.read_cluster("lab"), live=True).warnings == ()
+    assert cluster_status.read_status(store, store.read_cluster("lab"), live=True).warnings == ()
 
 
 def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:

@@ -113,7 +113,7 @@ def shown(
 ) -> tuple[float, float, str]:
     """What `status` says: money so far and per hour, and its warnings."""
     provide(monkeypatch, "ec2", provider)
-    found = cluster_status.status(open_store(), forgotten(**changes), clock=clock)
+    found = cluster_status.read_status(open_store(), forgotten(**changes), clock=clock)
     return round(found.dollars), found.dollars_per_hour, "".join(found.warnings)
 
 
@@ -181,7 +181,7 @@ def test_a_killed_up_costs_what_its_machines_have_come_to_be(
     open_store().save(forgotten(**cut_off))
     assert round(sum_spending(open_store(), 99 * HOUR, None, clock=clock).dollars) == 72 * 6
     there.price = None
-    state = cluster_status.status(open_store(), forgotten(**cut_off), clock=clock)
+    state = cluster_status.read_status(open_store(), forgotten(**cut_off), clock=clock)
     assert state.unknown_prices == ("x",)
 
 
@@ -243,7 +243,7 @@ def test_the_ends_that_the_cloud_tells_are_those_on_the_bill(
     provide(monkeypatch, "ec2", Ends("launcher", "worker-2", ended=ends))
     store = open_store()
     store.save(early)
-    live = cluster_status.status(store, early, live=True, clock=clock)
+    live = cluster_status.read_status(store, early, live=True, clock=clock)
     assert (round(live.dollars), live.dollars_per_hour) == (72 + 72 + 24, 2.0)
     ended = finish_down(store, early, print, clock=clock)
     assert sum(line.hours for line in cost.make_receipt(ended.charges, NOW)) == 72 + 72 + 24
@@ -258,8 +258,8 @@ def test_machines_of_a_stopped_cluster_that_were_started_elsewhere_are_paid_and_
     rows = (charge("worker-1", until=NOW - 71 * HOUR), charge("worker-1", part="disk", hourly=0.1))
     stopped = forgotten(charges=rows, deadline=NOW + HOUR, phase=Phase.STOPPED)
     provide(monkeypatch, "ec2", provider)
-    assert cluster_status.status(open_store(), stopped, clock=clock).dollars_per_hour == 0.1
-    live = cluster_status.status(open_store(), stopped, live=True, clock=clock)
+    assert cluster_status.read_status(open_store(), stopped, clock=clock).dollars_per_hour == 0.1
+    live = cluster_status.read_status(open_store(), stopped, live=True, clock=clock)
     assert live.dollars_per_hour == 1.1
     assert "is stopped, but worker-1 is running, not started by clusterctl" in live.warnings[0]
     open_store().save(stopped)

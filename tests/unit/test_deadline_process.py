@@ -76,7 +76,7 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     cluster, place = lab
     store = open_store()
     arm(cluster, place, time.time() + HOUR)
-    assert cluster_status.status(store, cluster).warnings == ()
+    assert cluster_status.read_status(store, cluster).warnings == ()
     for process in processes.scan(place):
         with suppress(ProcessLookupError):  # one that has ended by itself since
             os.kill(process.pid, signal.SIGKILL)
@@ -84,18 +84,22 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     while processes.scan(place):
         assert time.monotonic() < until
         time.sleep(0.01)
-    (said,) = cluster_status.status(store, cluster).warnings
+    (said,) = cluster_status.read_status(store, cluster).warnings
     assert "is not running: `clusterctl up lab` starts it again" in said
-    (said,) = cluster_status.status(store, replace(cluster, deadline=time.time() - 1)).warnings
+    (said,) = cluster_status.read_status(store, replace(cluster, deadline=time.time() - 1)).warnings
     assert "`clusterctl down lab` removes it" in said
-    assert cluster_status.status(store, replace(cluster, deadline=None)).warnings == ()
+    assert cluster_status.read_status(store, replace(cluster, deadline=None)).warnings == ()
 
 
 def test_status_says_when_it_cannot_take_the_cluster_down(lab: tuple[Cluster, Site]) -> None:
     cluster, place = lab
     store = open_store()
     arm(cluster, place, time.time() + HOUR)
-    assert cluster_status.status(store, replace(cluster, deadline=time.time() - 1)).warnings == ()
-    (said,) = cluster_status.status(store, replace(cluster, deadline=time.time() - HOUR)).warnings
+    assert (
+        cluster_status.read_status(store, replace(cluster, deadline=time.time() - 1)).warnings == ()
+    )
+    (said,) = cluster_status.read_status(
+        store, replace(cluster, deadline=time.time() - HOUR)
+    ).warnings
     assert "it could not be taken down at its deadline" in said
     assert "`clusterctl down lab` removes it" in said

@@ -163,7 +163,7 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     (tmp_path / name).write_text("read line\n")
 
     def told() -> cluster_status.ClusterStatus:
-        return cluster_status.status(where.store, where.where, live=True)
+        return cluster_status.read_status(where.store, where.where, live=True)
 
     assert told().warnings == (), "they have no deadline"
     (tmp_path / "deadline").write_text("1700000000\n300\n")

@@ -28,7 +28,7 @@ def test_a_job_that_has_not_ended_is_not_ended_unasked(
         return False
 
     asks = Unfetched(ask=no)
-    assert down.down(store, "lab", lambda line: None, no, asks, verb="detach") is None
+    assert down.take_down(store, "lab", lambda line: None, no, asks, verb="detach") is None
     [question] = asked
     assert "job 1 is still running" in question
     assert [line for line in queue.calls() if line.startswith(("scancel", "qdel"))] == []

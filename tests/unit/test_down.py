@@ -201,7 +201,7 @@ def test_a_person_is_asked(answer: bool, here: Staged, unfetched: Path) -> None:
         asked.append(question)
         return answer
 
-    done = down.down(here.store, "lab", print, ask, Unfetched(ask=ask))
+    done = down.take_down(here.store, "lab", print, ask, Unfetched(ask=ask))
     assert asked == ["take the cluster down and lose these files?"]
     assert (done is not None) is answer
     assert here.store.list_names() == (() if answer else ("lab",))
@@ -313,7 +313,7 @@ def test_a_person_is_asked_about_the_shared_folder(
         asked.append(question)
         return answer
 
-    done = down.down(sharing.store, "lab", told.append, ask, Unfetched(ask=ask))
+    done = down.take_down(sharing.store, "lab", told.append, ask, Unfetched(ask=ask))
     assert asked == ["take the cluster down and lose these files?"]
     assert f"the shared folder {shared} has 1 file: 7 B" in told
     assert (done is not None) is answer

@@ -97,7 +97,7 @@ def seen(fault: str, texts: list[str], **changes: Any) -> drill_judge.Round:
     return drill_judge.judge(strike, drill_judge.Seen(**given))
 
 
-RIGHT = f"weights {drill_judge.weights(10, 2)}"
+RIGHT = f"weights {drill_judge.compute_weights(10, 2)}"
 
 
 def test_a_job_that_goes_on_elsewhere_has_no_misses() -> None:

@@ -377,23 +377,23 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         download: ("get",),
         diff: ("diff",),
         doctor: ("diagnose",),
-        down: ("down",),
+        down: ("take_down",),
         extend: ("extend",),
         images: ("build", "lock"),
-        jobs: ("logs", "cancel", "fetch"),
+        jobs: ("read_logs", "cancel", "fetch"),
         metrics: ("collect", "follow"),
         access: ("open_shell", "execute", "copy", "forward"),
         real_check: ("run",),
         rerun: ("rerun",),
         ssh_config: ("install", "uninstall", "include"),
         init: ("write", "make_text"),
-        cluster_status: ("status",),
+        cluster_status: ("read_status",),
         stop: ("stop",),
         top: ("watch",),
         verify: ("measure",),
     }.items():
         for name in names:
-            if (scene.verb, name) != ("list", "status"):
+            if (scene.verb, name) != ("list", "read_status"):
                 monkeypatch.setattr(module, name, recorder(name, reached))
     monkeypatch.setattr(report, "make", recorder("make", reached, "a page"))
     return reached

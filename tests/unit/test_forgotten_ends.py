@@ -137,7 +137,7 @@ def forgotten(
 
 
 def status(made: Cluster) -> tuple[float, tuple[str, ...]]:
-    found = cluster_status.status(open_store(), made, clock=lambda: NOW)
+    found = cluster_status.read_status(open_store(), made, clock=lambda: NOW)
     return round(found.dollars, 2), found.warnings
 
 

@@ -134,7 +134,7 @@ def lab(*charges: Charge, **changes: Any) -> Cluster:
 
 
 def status(made: Cluster, now: float = NOW) -> cluster_status.ClusterStatus:
-    return cluster_status.status(open_store(), made, clock=lambda: now)
+    return cluster_status.read_status(open_store(), made, clock=lambda: now)
 
 
 def test_what_an_interrupted_up_has_started_costs_from_its_launch_on(seen: type[Seen]) -> None:

@@ -90,7 +90,7 @@ def smaller(
 
     wish = replace(cluster.spec, groups=(NodeGroup(count=workers),))
     with suppress(Agreed):
-        up.up(store, wish, told.append, consent)
+        up.bring_up(store, wish, told.append, consent)
     return told, asked
 
 

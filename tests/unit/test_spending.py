@@ -163,7 +163,9 @@ def test_cost_status_and_the_receipt_count_the_same(until: float | None, store: 
     )
     store.save(made("gate", *parts))
     spent = cost.sum_spending(store, 30 * DAY, "gate", lambda: NOON)
-    shown = cluster_status.status(store, store.read_cluster("gate"), clock=lambda: NOON).dollars
+    shown = cluster_status.read_status(
+        store, store.read_cluster("gate"), clock=lambda: NOON
+    ).dollars
     receipt = sum(line.dollars or 0.0 for line in costs.make_receipt(parts, NOON))
     assert spent.dollars == pytest.approx(shown)
     assert spent.dollars == pytest.approx(receipt)

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import launch
 from clusterctl.actions import open_store
-from clusterctl.actions.follow_job import attend, stop_on_interrupt
+from clusterctl.actions.follow_job import follow_to_end, stop_on_interrupt
 from clusterctl.actions.run import Prepared, submit
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document, format_duration, report_result
@@ -68,7 +68,9 @@ def stop(impatient: Impatient) -> list[str]:
     store.save_job(running)
     where, pool = cluster(), cast(Pool, impatient)
     with stop_on_interrupt(store, running.id, where, pool, said.append):
-        attend(store, running, where, pool, on_output=lambda pieces: None, report=said.append)
+        follow_to_end(
+            store, running, where, pool, on_output=lambda pieces: None, report=said.append
+        )
     return said
 
 

@@ -118,7 +118,7 @@ def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
         return True
 
     with pytest.raises(ProviderError, match="the cable is cut"):
-        up.up(store, wanted("a", "bb"), told.append, consent)
+        up.bring_up(store, wanted("a", "bb"), told.append, consent)
     assert there.done == ["create in a", "destroy in a", "create in bb"]
     assert asked == [
         "start 1 machine for up to $1 in a, or else start 1 machine for up to $2 in bb?"
@@ -130,7 +130,7 @@ def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
     there.done.clear()
     there.full = ("a", "bb")
     with pytest.raises(NoCapacity, match="no zone of bb has capacity"):
-        up.up(store, wanted(), told.append, consent)
+        up.bring_up(store, wanted(), told.append, consent)
     assert there.done == ["create in bb"], "it goes on where it was, and not back"
 
 
@@ -147,7 +147,7 @@ def test_what_is_left_of_an_up_without_machines_is_named(monkeypatch: pytest.Mon
     there, told = Made("a"), list[str]()
     provide(monkeypatch, "ec2", there)
     with pytest.raises(ProviderError, match="the cable is cut"):
-        up.up(open_store(), wanted("a", "bb"), told.append, lambda question: True)
+        up.bring_up(open_store(), wanted("a", "bb"), told.append, lambda question: True)
     assert [line for line in told if "left over" in line] == [
         "no machines are running; left over: 1 VPC, 1 subnet, 2 security groups: `clusterctl up"
         " lab` continues, `clusterctl down lab` removes it"
@@ -156,7 +156,7 @@ def test_what_is_left_of_an_up_without_machines_is_named(monkeypatch: pytest.Mon
     told.clear()
     there.spent = 1.0  # a machine runs, and that is said
     with pytest.raises(ProviderError, match="the cable is cut"):
-        up.up(open_store(), wanted(), told.append, lambda question: True)
+        up.bring_up(open_store(), wanted(), told.append, lambda question: True)
     assert not [line for line in told if "left over" in line]
     assert any(line.startswith("1 machine runs") for line in told)
 
@@ -191,7 +191,7 @@ def test_an_answer_that_comes_late_is_asked_for_again(monkeypatch: pytest.Monkey
     provide(monkeypatch, "ec2", Evening())
     store, told = open_store(), list[str]()
     with pytest.raises(ProviderError, match="the cable is cut"):
-        up.up(store, wanted("a"), told.append, consent, wall=lambda: shows[0])
+        up.bring_up(store, wanted("a"), told.append, consent, wall=lambda: shows[0])
     assert "the answer took 8 h: making the plan again" in told
     assert (told.count("a machine in a"), answers) == (2, [])
     assert store.read_cluster("lab").deadline == NOW + 16 * HOUR
@@ -209,7 +209,7 @@ def test_a_region_that_was_left_has_had_its_part_of_the_budget(
     store.save(replace(before, phase=Phase.CREATING, charges=()))
     there.spent = 4.0
     with pytest.raises(ProviderError, match="the cable is cut"):
-        up.up(store, wanted(), lambda line: None, lambda question: True)
+        up.bring_up(store, wanted(), lambda line: None, lambda question: True)
     assert there.done == ["create in a", "destroy in a", "create in bb"]
     moved = store.read_cluster("lab").spec
     assert moved.cloud.budget == 10.0
@@ -220,7 +220,7 @@ def test_a_region_that_was_left_has_had_its_part_of_the_budget(
     there.spent = 10.0
     store.save(replace(before, phase=Phase.CREATING, charges=()))
     with pytest.raises(UsageError, match=r"--budget \$10.00 is spent"):
-        up.up(store, wanted(), lambda line: None, lambda question: True)
+        up.bring_up(store, wanted(), lambda line: None, lambda question: True)
     assert there.done == ["create in a", "destroy in a"]
 
 
@@ -244,7 +244,7 @@ def test_the_same_budget_again_leaves_out_nothing_that_was_spent_elsewhere(
     there.spent = 4.0
     for again in (wanted(), wanted("a", "bb", budget=12.0)):
         with pytest.raises(ProviderError, match="the cable is cut"):
-            up.up(store, again, lambda line: None, lambda question: True)
+            up.bring_up(store, again, lambda line: None, lambda question: True)
     assert given[-2:] == [("bb", 10.0, 4), ("bb", 12.0, 4)]
 
 
@@ -303,7 +303,7 @@ def test_a_cluster_with_nodes_stays_in_its_region(monkeypatch: pytest.MonkeyPatc
     old = lab(spec=wanted("a", "bb", region="a"))
     store.save(old)
     with pytest.raises(NoCapacity):
-        up.up(store, wanted(), lambda line: None, lambda question: True)
+        up.bring_up(store, wanted(), lambda line: None, lambda question: True)
     assert there.done == ["create in a"]
     assert store.read_cluster("lab").nodes == old.nodes
 

@@ -208,7 +208,7 @@ class Life:
 
     def check(self) -> None:
         aws = self.account
-        said = cluster_status.status(self.store, self.cluster, clock=lambda: aws.now)
+        said = cluster_status.read_status(self.store, self.cluster, clock=lambda: aws.now)
         assert said.dollars == pytest.approx(aws.bill(), abs=self.slack)
         assert said.dollars_per_hour == pytest.approx(aws.hourly(), abs=0.0001)
         spent = cost.sum_spending(self.store, 99 * HOUR, None, lambda: aws.now)

@@ -136,9 +136,9 @@ def test_status_says_that_a_cluster_is_from_the_future(tmp_path: Path) -> None:
     made = cluster(created=NOW, provider="local")
     store = lab(tmp_path / "nodes").store
     store.save(made)
-    [said] = cluster_status.status(store, made, clock=lambda: NOW - 2 * HOUR).warnings
+    [said] = cluster_status.read_status(store, made, clock=lambda: NOW - 2 * HOUR).warnings
     assert said.startswith("this machine's clock is at least 2 h behind")
-    assert cluster_status.status(store, made, clock=lambda: NOW + 1).warnings == ()
+    assert cluster_status.read_status(store, made, clock=lambda: NOW + 1).warnings == ()
 
 
 # ------------------------------------------------------------------------------------- a node's
@@ -206,12 +206,12 @@ def test_a_live_status_names_nodes_with_another_time(
     provide(monkeypatch, "local", Running())
     made = replace(where.where, created=0.0)
     ours = time.time() + 7200
-    said = cluster_status.status(where.store, made, live=True, clock=lambda: ours).warnings
+    said = cluster_status.read_status(where.store, made, live=True, clock=lambda: ours).warnings
     assert said == tuple(
         f"the clock of {name} is 2 h behind this machine's: the times of its jobs are wrong"
         for name in ("launcher", "worker-1", "worker-2")
     )
-    assert cluster_status.status(where.store, made, live=True).warnings == ()
+    assert cluster_status.read_status(where.store, made, live=True).warnings == ()
 
 
 def test_ends_that_a_launcher_reports_are_by_our_clock() -> None:

@@ -13,7 +13,7 @@ from clusterctl.actions.attach.ports import check_ports
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
-    new_record,
+    prepare_record,
 )
 from clusterctl.actions.host_keys import write_known_hosts
 from clusterctl.bootstrap import facts
@@ -58,9 +58,9 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = inventory.build_nodes(_hosts(machines.file), machines.user)
+    nodes = inventory.build_nodes(_read_hosts(machines.file), machines.user)
     with ClusterLock(store.home, name, "attach"):
-        cluster = new_record(store, name, "hosts", len(nodes), machines.identity)
+        cluster = prepare_record(store, name, "hosts", len(nodes), machines.identity)
         before = cluster
         # Which keys the hosts may show is found out anew.
         cluster = replace(cluster, nodes=nodes, host_keys={})
@@ -83,7 +83,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
     return cluster
 
 
-def _hosts(file: Path) -> tuple[inventory.Host, ...]:
+def _read_hosts(file: Path) -> tuple[inventory.Host, ...]:
     try:
         return inventory.parse(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:

@@ -40,7 +40,7 @@ def check_ports(pool: Pool, cluster: Cluster) -> None:
     """Launcher ↔ every worker, and a ring among the workers, at a port that each host chooses. What
     has no Python is left out. Raises NodeUnreachable with the edges that do not work."""
     nodes = {node.name: node for node in cluster.nodes if node.python}
-    edges = [edge for edge in _edges(cluster) if set(edge) <= set(nodes)]
+    edges = [edge for edge in _list_edges(cluster) if set(edge) <= set(nodes)]
     with ExitStack() as stack:
         ports = _listen(pool, [nodes[name] for _, name in edges], stack)
         failed = []
@@ -67,7 +67,7 @@ def check_ports(pool: Pool, cluster: Cluster) -> None:
         )
 
 
-def _edges(cluster: Cluster) -> list[tuple[str, str]]:
+def _list_edges(cluster: Cluster) -> list[tuple[str, str]]:
     launcher = cluster.launcher.name
     workers = [node.name for node in cluster.workers if node.name != launcher]
     ring = zip(workers, [*workers[1:], *workers[:1]], strict=True) if len(workers) > 1 else ()

@@ -14,7 +14,7 @@ CONNECT_TIMEOUT = 20.0
 ASK_TIMEOUT = 120.0
 
 
-def new_record(store: Store, name: str, provider: str, count: int, identity: str) -> Cluster:
+def prepare_record(store: Store, name: str, provider: str, count: int, identity: str) -> Cluster:
     """The record to attach to: a new one, or the one that an earlier `attach` has made."""
     old = store.find(name)
     if old and old.spec.provider != provider:

@@ -10,7 +10,7 @@ from clusterctl.actions import check_name, open_pool, ssh_config
 from clusterctl.actions.attach.record import (
     ASK_TIMEOUT,
     CONNECT_TIMEOUT,
-    new_record,
+    prepare_record,
 )
 from clusterctl.bootstrap import REQUIRED, facts
 from clusterctl.errors import BootstrapError, NodeUnreachable, UsageError
@@ -49,7 +49,7 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
     check_name(name)
     site = providers.load_site(login.system)
     with ClusterLock(store.home, name, "attach"):
-        cluster = new_record(store, name, login.system, 1, login.identity)
+        cluster = prepare_record(store, name, login.system, 1, login.identity)
         user, _, host = login.host.rpartition("@")
         node = Node(
             name="login",
