@@ -212,7 +212,7 @@ def until_ssh(ec2: Ec2, folder: Path, rounds: int) -> list[Row]:
 
 def terraform(ec2: Ec2, home: Path, variables: dict[str, object]) -> float:
     folder = home / "raw"
-    shutil.copytree(assets.folder("infra") / "ec2", folder)
+    shutil.copytree(assets.find_folder("infra") / "ec2", folder)
     (folder / "x.auto.tfvars.json").write_text(json.dumps({**variables, "cluster_id": "raw"}))
     env = environment(ec2, home)
 

@@ -211,7 +211,11 @@ class Cluster:
         pairs = (f"{name}={value}" for name, value in env.items())
         variables, secrets = read_variables((*given.variables, *pairs), given.env_file)
         wanted = replace(
-            JobSpec(program=resolved.program, native=given.native(), **given.pick_fields(JobSpec)),
+            JobSpec(
+                program=resolved.program,
+                native=given.collect_native(),
+                **given.pick_fields(JobSpec),
+            ),
             ranks=1 if given.once else given.ranks,
             env=variables,
             secret_names=tuple(sorted(secrets)),
@@ -233,7 +237,7 @@ class Cluster:
         if stream not in ("stdout", "stderr"):
             raise UsageError(f"unknown stream {stream!r}", hint="choose stdout or stderr")
         found: dict[int, bytes] = {}
-        number = self._number(job)
+        number = self._find_number(job)
         for pieces in job_actions.read_logs(
             self._store, number, self.name, self._report, follow=False
         ):
@@ -245,14 +249,14 @@ class Cluster:
     def metrics(self, job: int | None = None) -> list[dict[str, float]]:
         """The metrics that ranks have printed so far, rank by rank, in the order of printing: each
         with `rank` and the names that the program gave them. `job`: default is the last one."""
-        number = self._number(job)
+        number = self._find_number(job)
         points = metrics.collect(self._store, number, self.name, self._report)
         return [{"rank": point.rank, **point.values} for point in points]
 
     def fetch(self, job: int | None = None, to: str | Path | None = None) -> Path:
         """Copies the output files of a job to the folder `to` (default: `job-N` in the current
         folder), with a subfolder for each node, and returns it."""
-        number, target = self._number(job), Path(to) if to else None
+        number, target = self._find_number(job), Path(to) if to else None
         got = job_actions.fetch(self._store, number, self.name, target, self._report)
         if got.failed:
             raise got.failed[0]
@@ -260,7 +264,7 @@ class Cluster:
 
     def cancel(self, job: int | None = None) -> Job:
         """Ends a job on all nodes."""
-        return job_actions.cancel(self._store, self._number(job), self.name, self._report)
+        return job_actions.cancel(self._store, self._find_number(job), self.name, self._report)
 
     def verify(self, *, quick: bool = False) -> Measurements:
         """Measures nodes and links as `clusterctl verify` does. `low` of the report lists what is
@@ -279,7 +283,7 @@ class Cluster:
             *(self._store, self.name, self._report, lambda question: True, unfetched), force=force
         )
 
-    def _number(self, job: int | None) -> int:
+    def _find_number(self, job: int | None) -> int:
         return job_actions.find_last_job(self._store, self.name).id if job is None else job
 
 

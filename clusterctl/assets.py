@@ -12,7 +12,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 @cache
-def folder(name: str) -> Path:
+def find_folder(name: str) -> Path:
     """The folder `templates`, `workloads`, `infra` or `docker`.
 
     A wheel carries them inside the package; a checkout has them beside it.
@@ -26,7 +26,7 @@ def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(folder("templates")),
+        loader=FileSystemLoader(find_folder("templates")),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,

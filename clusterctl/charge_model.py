@@ -65,9 +65,9 @@ class Charge:
 
     def dollars(self, now: float) -> float:
         """What it has cost until `now`; 0 where the price is unknown."""
-        return self.cost_between(self.since, self.since + self.seconds(now))
+        return self.sum_between(self.since, self.since + self.seconds(now))
 
-    def cost_between(self, start: float, end: float) -> float:
+    def sum_between(self, start: float, end: float) -> float:
         """What it costs from one time to a later one, as long as it is billed."""
         if end <= start:
             return 0.0

@@ -74,7 +74,7 @@ def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | 
         return None
     language = LANGUAGES["." + program.source.rpartition(".")[2]]
 
-    def words(name: str) -> list[str]:
+    def split_words(name: str) -> list[str]:
         try:
             return shlex.split(env.get(name, ""))
         except ValueError as error:
@@ -84,16 +84,16 @@ def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | 
 
     return Compilation(
         language=language,
-        chosen=tuple(words(language.chooses)),
+        chosen=tuple(split_words(language.chooses)),
         arguments=(
             "-O2",
-            *words("CPPFLAGS"),
-            *words(language.flags),
-            *words("LDFLAGS"),
+            *split_words("CPPFLAGS"),
+            *split_words(language.flags),
+            *split_words("LDFLAGS"),
             *("-o", program.target),
             # A name may begin with a dash. Modules of Fortran come before what uses them.
             *(f"./{source}" for source in (*program.sources, program.source)),
-            *words("LDLIBS"),
+            *split_words("LDLIBS"),
             "-lm",
         ),
     )

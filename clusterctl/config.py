@@ -69,7 +69,7 @@ def read(verbs: OptionsByVerb) -> Settings:
     _check_variables(verbs)
     merged: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
     for path in find_files():
-        for verb, values in _settings(path, verbs).items():
+        for verb, values in _read_settings(path, verbs).items():
             merged[verb].update(values)
     return merged
 
@@ -78,22 +78,22 @@ def find(verb: str, option: Option[Any], settings: Settings) -> Setting | None:
     """An option's value where the command line has none: a variable's, else a settings file's."""
     if not option.flags:
         return None
-    for name in filter(None, (option.env, *_variables(verb, option))):
+    for name in filter(None, (option.env, *_name_variables(verb, option))):
         if text := os.environ.get(name):
-            return Setting(_from_variable(name, text, option), name, general=name == option.env)
+            return Setting(_read_variable(name, text, option), name, general=name == option.env)
     return settings.get(verb, {}).get(option.key)
 
 
-def _variables(verb: str, option: Option[Any]) -> list[str]:
-    return [f"{prefix(verb)}{key.upper()}" for key in (option.key, option.old) if key]
+def _name_variables(verb: str, option: Option[Any]) -> list[str]:
+    return [f"{name_prefix(verb)}{key.upper()}" for key in (option.key, option.old) if key]
 
 
-def prefix(verb: str) -> str:
+def name_prefix(verb: str) -> str:
     """Of the variables of a verb: shells set none with a dash in its name."""
     return f"CLUSTERCTL_{verb.upper().replace('-', '_')}_"
 
 
-def _from_variable(name: str, text: str, option: Option[Any]) -> Any:
+def _read_variable(name: str, text: str, option: Option[Any]) -> Any:
     if option.many:
         return tuple(text.split(option.separator))
     if option.is_flag:
@@ -112,7 +112,7 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", 
 
 def _check_variables(verbs: OptionsByVerb) -> None:
     """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
-    begin = tuple(map(prefix, verbs))
+    begin = tuple(map(name_prefix, verbs))
     given = [name for name in os.environ if name.startswith(begin)]
     if not given:
         return
@@ -120,14 +120,14 @@ def _check_variables(verbs: OptionsByVerb) -> None:
         name
         for verb, options in verbs.items()
         for option in options.values()
-        for name in _variables(verb, option)
+        for name in _name_variables(verb, option)
     }
     refused = {
         name: option.flag
         for verb, options in verbs.items()
         for option in options.values()
         if not option.settable
-        for name in _variables(verb, option)
+        for name in _name_variables(verb, option)
     }
     for name in given:
         if flag := refused.get(name):
@@ -143,7 +143,7 @@ def _check_variables(verbs: OptionsByVerb) -> None:
             )
 
 
-def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]:
+def _read_settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]:
     """One file's settings per verb; a verb's own table wins over the keys outside."""
     found: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
     tables: dict[str, dict[str, Setting]] = {}
@@ -157,7 +157,9 @@ def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]
                     path, f"{key}.{name}", "key", {f"{key}.{option}" for option in options}
                 )
             tables[key] = {
-                options[n].key: Setting(_value(path, n, v, options[n]), f"{n} in [{key}] of {path}")
+                options[n].key: Setting(
+                    _make_value(path, n, v, options[n]), f"{n} in [{key}] of {path}"
+                )
                 for n, v in value.items()
             }
         else:
@@ -166,7 +168,7 @@ def _settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]
             _check_known(path, key, "key", set().union(*by_verb.values()))
             for verb, options in by_verb.items():
                 if option := options.get(key):
-                    checked = _value(path, key, value, option)
+                    checked = _make_value(path, key, value, option)
                     found[verb][option.key] = Setting(checked, f"{key} in {path}", general=True)
     for verb, table in tables.items():
         found[verb].update(table)
@@ -180,7 +182,7 @@ def _index_by_key(options: Mapping[str, Option[Any]]) -> dict[str, Option[Any]]:
     return {**found, **own}
 
 
-def _value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
+def _make_value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
     """The value as the command line would have it: text, but for flags and lists."""
     if option.many:
         if isinstance(value, str):

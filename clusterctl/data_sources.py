@@ -130,7 +130,7 @@ def _find_on_hub(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     repository, revision = f"{words[0]}/{name}", revision or "main"
     wanted = "/".join(words[2:]).strip("/")
     endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    token = _hub_token()
+    token = _find_hub_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     at = urllib.parse.quote(revision, safe="")
     listing = f"{endpoint}/api/{kind or 'models/'}{repository}/tree/{at}?recursive=true"
@@ -157,7 +157,7 @@ def _find_on_hub(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     return Source(name, tuple(files))
 
 
-def _hub_token() -> str:
+def _find_hub_token() -> str:
     """As Hugging Face's own tools find it."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if os.environ.get(name):

@@ -93,7 +93,7 @@ class LeftoverError(ClusterctlError):
     exit_code = 9
 
 
-def reason(error: Exception) -> str:
+def describe_reason(error: Exception) -> str:
     """What went wrong, in one line without the exception's name."""
     if isinstance(error, ClusterctlError):
         return error.message

@@ -87,10 +87,10 @@ def describe(hang: Hang, name: Callable[[int], str]) -> str:
     odd = [item for item in found if item not in waiting] if waiting else found[1:]
     common = (waiting or found)[0]
     if not odd:
-        where = (f"{name_ranks(ranks)} {_place(note)}" for ranks, note in waiting or found)
+        where = (f"{name_ranks(ranks)} {_describe_place(note)}" for ranks, note in waiting or found)
         return "; ".join(where)
-    told = "; ".join(f"{_name(ranks, name)} {_place(note)}" for ranks, note in odd[:NAMED])
-    return f"{told}, while {name_ranks(common[0])} {_place(common[1])}"
+    told = "; ".join(f"{_name(ranks, name)} {_describe_place(note)}" for ranks, note in odd[:NAMED])
+    return f"{told}, while {name_ranks(common[0])} {_describe_place(common[1])}"
 
 
 def _name(ranks: Sequence[int], name: Callable[[int], str]) -> str:
@@ -98,7 +98,7 @@ def _name(ranks: Sequence[int], name: Callable[[int], str]) -> str:
     return ", ".join(map(name, ranks[:NAMED])) + more
 
 
-def _place(note: Note) -> str:
+def _describe_place(note: Note) -> str:
     stack = note.stack
     at = stack.describe() if stack else ""
     if note.stopped:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from signal import Signals
 
-from clusterctl.sweeps import Point, points
+from clusterctl.sweeps import Point, list_points
 
 
 class JobState(str, Enum):
@@ -129,7 +129,7 @@ class JobSpec:
     @property
     def points(self) -> tuple[Point, ...]:
         """The points that run; () for a job of ranks. Raises UsageError."""
-        found = points(self.sweep, self.array) if self.is_sweep else ()
+        found = list_points(self.sweep, self.array) if self.is_sweep else ()
         return tuple(point for point in found if not self.only or point.number in self.only)
 
     @property
@@ -240,7 +240,7 @@ class Job:
     def ranks(self) -> int:
         return sum(place.count for place in self.placement)
 
-    def node_of(self, rank: int) -> str:
+    def find_node(self, rank: int) -> str:
         """The node that the rank was placed on; "" where that is not known yet."""
         return next((place.node for place in self.placement if rank in place.ranks), "")
 

@@ -23,28 +23,30 @@ class HostKey:
     revoked: bool = False
 
 
-def fingerprint(blob: bytes) -> str:
+def compute_fingerprint(blob: bytes) -> str:
     """As `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def host_name(host: str, port: int) -> str:
+def name_host(host: str, port: int) -> str:
     """The name under which known_hosts files a host."""
     return host if port == 22 else f"[{host}]:{port}"
 
 
-def lookup(text: str, names: Iterable[str]) -> tuple[HostKey, ...]:
+def find_keys(text: str, names: Iterable[str]) -> tuple[HostKey, ...]:
     """The keys that `text`, a known_hosts file, has for any of `names`, in the file's order.
 
     Certificate authorities are passed over, as are lines that make no sense.
     """
     wanted = tuple(name.lower() for name in names)
     return tuple(
-        key for patterns, key in entries(text) if any(_matches(patterns, name) for name in wanted)
+        key
+        for patterns, key in read_entries(text)
+        if any(_matches(patterns, name) for name in wanted)
     )
 
 
-def entries(text: str) -> Iterator[tuple[str, HostKey]]:
+def read_entries(text: str) -> Iterator[tuple[str, HostKey]]:
     """The patterns for hosts and the key of each line that has some."""
     for line in text.splitlines():
         fields = line.split()

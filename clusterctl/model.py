@@ -30,7 +30,7 @@ SHARED = "/shared"
 """Of nodes that are machines or containers of ours: where the folder lies that they all share."""
 
 
-def hostfile_mark(cluster_id: str) -> str:
+def render_hostfile_mark(cluster_id: str) -> str:
     """The first line of a ~/hostfile on a node that is ours to replace and to remove."""
     return f"# Workers of cluster {cluster_id}, written by clusterctl"
 

@@ -103,7 +103,7 @@ class NodePhases:
         """What `medians` has returned for another cluster of this sort."""
         self._earlier = earlier
 
-    def stage(self, text: str) -> None:
+    def show_stage(self, text: str) -> None:
         """What is done with the cluster as a whole."""
         with self._lock:
             self._stage, self._since = text, self._now()
@@ -137,22 +137,22 @@ class NodePhases:
     def look(self) -> Picture:
         with self._lock:
             now = self._now()
-            states = tuple(self._state(name, node, now) for name, node in self._nodes.items())
+            states = tuple(self._make_state(name, node, now) for name, node in self._nodes.items())
             return Picture(self._stage, now - self._since, states)
 
-    def medians(self) -> dict[str, float]:
+    def compute_medians(self) -> dict[str, float]:
         """Seconds that each phase took here, by a key that `compare_with` knows."""
         with self._lock:
-            return {key: round(_median(values), 1) for key, values in self._took.items()}
+            return {key: round(_compute_median(values), 1) for key, values in self._took.items()}
 
-    def _state(self, name: str, node: _Node, now: float) -> NodeState:
+    def _make_state(self, name: str, node: _Node, now: float) -> NodeState:
         seconds, received, rate = now - node.since, node.total - node.before, 0.0
         if len(node.seen) > 1:
             (first, before), (last, total) = node.seen[0], node.seen[-1]
             rate = (total - before) / max(last - first, 1e-3)
         left = None
         took = self._took.get(node.key)
-        usual = _median(took) if took else self._earlier.get(node.key)
+        usual = _compute_median(took) if took else self._earlier.get(node.key)
         if usual is not None:
             left = usual - seconds if usual > seconds else None
         elif node.size > received and rate:
@@ -162,7 +162,7 @@ class NodePhases:
         return NodeState(name, node.phase, node.what, seconds, left, received, rate, node.size)
 
 
-def _median(values: list[float]) -> float:
+def _compute_median(values: list[float]) -> float:
     """Not that of the statistics module, with which every command would load decimal and random."""
     ordered, middle = sorted(values), len(values) // 2
     return (ordered[middle] + ordered[~middle]) / 2

@@ -18,11 +18,11 @@ def fold(results: Iterable[NodeResult]) -> tuple[str, ...]:
     """
     nodes: dict[str, list[str]] = {}
     for result in results:
-        nodes.setdefault(_answer(result), []).append(result.node)
-    return tuple(f"{ranges(names)}: {answer}" for answer, names in nodes.items())
+        nodes.setdefault(_describe_answer(result), []).append(result.node)
+    return tuple(f"{shorten(names)}: {answer}" for answer, names in nodes.items())
 
 
-def ranges(names: Sequence[str]) -> str:
+def shorten(names: Sequence[str]) -> str:
     """Names in short: `launcher,worker-[1-3,5]`. Numbers with leading zeros keep their width."""
     groups: dict[tuple[str, int], list[int]] = {}
     for name in names:
@@ -32,11 +32,13 @@ def ranges(names: Sequence[str]) -> str:
             continue
         prefix, digits = match.groups()
         width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
-        groups.setdefault(_family(groups, prefix, digits, width), []).append(int(digits))
-    return ",".join(_group(prefix, width, numbers) for (prefix, width), numbers in groups.items())
+        groups.setdefault(_find_family(groups, prefix, digits, width), []).append(int(digits))
+    return ",".join(
+        _render_group(prefix, width, numbers) for (prefix, width), numbers in groups.items()
+    )
 
 
-def _family(
+def _find_family(
     groups: dict[tuple[str, int], list[int]], prefix: str, digits: str, width: int
 ) -> tuple[str, int]:
     """node10 belongs to node[08-09] where those came first: it has the same width."""
@@ -44,7 +46,7 @@ def _family(
     return padded if not width and groups.get(padded) and len(digits) > 1 else (prefix, width)
 
 
-def _group(prefix: str, width: int, numbers: Sequence[int]) -> str:
+def _render_group(prefix: str, width: int, numbers: Sequence[int]) -> str:
     if not numbers:
         return prefix
     runs = fold_runs(numbers)
@@ -57,7 +59,7 @@ def _group(prefix: str, width: int, numbers: Sequence[int]) -> str:
     return f"{prefix}[{','.join(texts)}]"
 
 
-def _answer(result: NodeResult) -> str:
+def _describe_answer(result: NodeResult) -> str:
     if result.error:
         return result.error
     out = result.text.strip()

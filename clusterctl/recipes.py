@@ -22,22 +22,22 @@ WHEELS = "python"
 """The stage of every recipe in which the wheels are installed."""
 
 
-def path() -> Path:
+def find_path() -> Path:
     """The file of the list."""
-    return assets.folder("docker") / "downloads.json"
+    return assets.find_folder("docker") / "downloads.json"
 
 
-def downloads() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path().read_text())
+def read_downloads() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(find_path().read_text())
     return found
 
 
-def names() -> tuple[str, ...]:
+def list_names() -> tuple[str, ...]:
     """The images that there is a recipe for."""
     return tuple(catalog.RECIPES)
 
 
-def arguments(name: str, listed: Downloads, base: str = "") -> dict[str, str]:
+def list_arguments(name: str, listed: Downloads, base: str = "") -> dict[str, str]:
     """The recipe's build arguments. Device code is built for every family that gets this image."""
     found = {"BASE": base or listed["base"]["image"]}
     if name in listed["toolkit"]:
@@ -52,20 +52,20 @@ def arguments(name: str, listed: Downloads, base: str = "") -> dict[str, str]:
     return found
 
 
-def bases(name: str, listed: Downloads) -> tuple[str, ...]:
+def list_bases(name: str, listed: Downloads) -> tuple[str, ...]:
     """The public images that it is built on."""
-    given = arguments(name, listed)
+    given = list_arguments(name, listed)
     return tuple(given[key] for key in ("BASE", "TOOLKIT") if key in given)
 
 
-def requirements(name: str, listed: Downloads) -> str:
+def list_requirements(name: str, listed: Downloads) -> str:
     """What pip installs, and nothing else: exact versions with checksums."""
     rows = [row for row in listed["wheels"] if name in row["images"]]
     lines = [f"{row['name']}=={row['version']} --hash=sha256:{row['sha256']}" for row in rows]
     return "\n".join([*lines, ""])
 
 
-def sources(name: str, listed: Downloads) -> dict[str, dict[str, Any]]:
+def list_sources(name: str, listed: Downloads) -> dict[str, dict[str, Any]]:
     """The archives to compile, by the names of their files in the context."""
     return {
         f"{row['name']}-{row['version']}.tar.{row['url'].rpartition('.')[2]}": row
@@ -74,7 +74,7 @@ def sources(name: str, listed: Downloads) -> dict[str, dict[str, Any]]:
     }
 
 
-def cuda(name: str, listed: Downloads) -> str:
+def find_cuda(name: str, listed: Downloads) -> str:
     """The CUDA release of the wheels; "" where there is none."""
     rows = [row for row in listed["wheels"] if name in row["images"]]
     return next((row["version"] for row in rows if row["name"] == "cuda-toolkit"), "")
@@ -99,23 +99,23 @@ def check_complete(name: str, listed: Downloads) -> None:
         )
 
 
-def files(name: str, listed: Downloads) -> dict[str, str]:
+def render_files(name: str, listed: Downloads) -> dict[str, str]:
     """The context of the build, by path, without the wheels and archives themselves. Where it has
     no wheels, the build takes them from the package index: `wheels/index` is one beside PyPI."""
-    folder = assets.folder("docker")
+    folder = assets.find_folder("docker")
     paths = [path for path in sorted((folder / "common").iterdir()) if path.is_file()]
     found = {f"common/{path.name}": path.read_text() for path in paths}
     found["Dockerfile"] = (folder / catalog.RECIPES[name] / "Dockerfile").read_text()
-    found["requirements.txt"] = requirements(name, listed)
+    found["requirements.txt"] = list_requirements(name, listed)
     found["wheels/index"] = f"{listed['index'].get(name, '')}\n"
-    if archives := sources(name, listed):
+    if archives := list_sources(name, listed):
         lines = [f"{row['sha256']}  {file}\n" for file, row in archives.items()]
         found["sources/SHA256SUMS"] = "".join(lines)
     return found
 
 
-def tag(name: str, listed: Downloads) -> str:
+def make_tag(name: str, listed: Downloads) -> str:
     """What the image is called on the nodes that have built it: another recipe, another name."""
-    parts = [*files(name, listed).items(), *arguments(name, listed).items()]
+    parts = [*render_files(name, listed).items(), *list_arguments(name, listed).items()]
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:12]
     return f"clusterctl/{name}:{digest}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import process
-from clusterctl.errors import ProviderError, UsageError, reason
+from clusterctl.errors import ProviderError, UsageError, describe_reason
 from clusterctl.timeouts import Deadline, run_in_background
 
 HUB = "docker.io"
@@ -240,9 +240,11 @@ class _Registry:
             raise
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or error
+            if isinstance(why, OSError):
+                why = describe_reason(why)
             raise ProviderError(
                 f"cannot ask {urllib.parse.urlsplit(url).netloc} for the image"
-                f" {self._reference.text}: {reason(why) if isinstance(why, OSError) else why}",
+                f" {self._reference.text}: {why}",
                 hint="check the network and https_proxy, choose another --image, or use"
                 " --runtime host, which needs none",
                 transient=True,
@@ -311,7 +313,7 @@ def find_saved_login(registry: str) -> RegistryLogin | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is not JSON"
+        why = describe_reason(error) if isinstance(error, OSError) else "it is not JSON"
         raise UsageError(f"{path} cannot be read: {why}", hint="correct it") from error
     name = _HUB_LOGIN if registry == HUB else registry
     try:

@@ -36,12 +36,12 @@ def check(text: str, option: str) -> str:
     return text
 
 
-def shell_words(text: str) -> str:
+def quote_words(text: str) -> str:
     """The arguments for sh, in which the path of the snapshot is `$cctl_snapshot`."""
-    return " ".join(_shell_word(word) for word in shlex.split(text))
+    return " ".join(_quote_word(word) for word in shlex.split(text))
 
 
-def _shell_word(word: str) -> str:
+def _quote_word(word: str) -> str:
     parts = re.split(_PLACE, word)  # every second one is the name of a place
     texts = [PLACES[part] if index % 2 else shlex.quote(part) for index, part in enumerate(parts)]
     return "".join(text for part, text in zip(parts, texts, strict=True) if part or len(parts) == 1)
@@ -53,7 +53,7 @@ def are_given(text: str, arguments: Sequence[str]) -> bool:
     return any(word.partition("=")[0] == option for word in arguments)
 
 
-def predicates(patterns: Sequence[str]) -> tuple[str, ...]:
+def list_predicates(patterns: Sequence[str]) -> tuple[str, ...]:
     """What `find` is to take for snapshots, where these patterns were given to --keep-files."""
     rows = [name_predicate(glob) for glob in patterns or SNAPSHOTS]
     return ("(", *[word for row in rows for word in ("-o", *row)][1:], ")")

@@ -175,12 +175,12 @@ class Stack:
     @property
     def wait(self) -> Wait | None:
         """What it waits for, by the functions that it is in; None where they do not tell."""
-        return blocking.explain(self._natives(), self._libraries())
+        return blocking.explain(self._list_natives(), self._list_libraries())
 
     @property
     def unclear_wait(self) -> Wait | None:
         """The same where the kernel may know more."""
-        return blocking.guess(self._natives())
+        return blocking.guess(self._list_natives())
 
     @property
     def waits(self) -> str:
@@ -188,11 +188,11 @@ class Stack:
         wait = self.wait or self.unclear_wait
         return wait.text if wait else ""
 
-    def _natives(self) -> tuple[str, ...]:
+    def _list_natives(self) -> tuple[str, ...]:
         inner = takewhile(lambda frame: not frame.python, self.frames)
         return tuple(frame.name for frame in inner)
 
-    def _libraries(self) -> tuple[tuple[str, str], ...]:
+    def _list_libraries(self) -> tuple[tuple[str, str], ...]:
         """Python functions between those and the program's own, as name and file."""
         inner = takewhile(lambda frame: frame is not self.own, self.frames)
         return tuple((frame.name, f"/{frame.file}") for frame in inner if frame.python)
@@ -203,7 +203,7 @@ class Stack:
         names = [frame.name for frame in self.frames[:2]]
         return any(re.fullmatch(r"(__)?pthread_cond_\w*wait\w*", name) for name in names)
 
-    def left_by(self, other: Stack) -> Frame | None:
+    def find_left_by(self, other: Stack) -> Frame | None:
         """The innermost line of the program in another thread or process that this one, or what
         started it, is not in: an idle thread has none. A forked process has the frames of both."""
         mine = {(frame.name, frame.file) for frame in self.frames}
@@ -238,14 +238,14 @@ def parse(text: str, folder: str) -> Stack | None:
     try:
         threads = json.loads(text)
         main = next((t for t in threads if t["pid"] == t["os_thread_id"]), threads[0])
-        others = tuple(_thread(t, folder) for t in threads if t is not main)
-        stack = _thread(main, folder)
+        others = tuple(_make_stack(t, folder) for t in threads if t is not main)
+        stack = _make_stack(main, folder)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return replace(stack, others=others) if stack.frames else None
 
 
-def _thread(dump: Mapping[str, Any], folder: str) -> Stack:
+def _make_stack(dump: Mapping[str, Any], folder: str) -> Stack:
     frames = (
         Frame(f["name"], f["filename"].removeprefix(f"{folder}/"), f["line"] or 0)
         for f in dump["frames"]
@@ -289,7 +289,9 @@ def tell_callers(stacks: Mapping[int, Stack]) -> str:
     collective for several others: `rank 0 from step, a.py:3; rank 1 from step, a.py:6`. "" where
     they have come there from the same ones."""
     paths = [stack.path for stack in stacks.values()]
-    depth = next((i for i in range(max(map(len, paths), default=0)) if not _alike(paths, i)), None)
+    depth = next(
+        (i for i in range(max(map(len, paths), default=0)) if not _are_alike(paths, i)), None
+    )
     if depth is None:
         return ""
     groups: dict[str, list[int]] = {}
@@ -314,7 +316,7 @@ def find_outrun(waiting: Sequence[Folded]) -> tuple[Folded, Frame] | None:
     return None
 
 
-def _alike(paths: Sequence[Sequence[Frame]], depth: int) -> bool:
+def _are_alike(paths: Sequence[Sequence[Frame]], depth: int) -> bool:
     return len({tuple(path[depth : depth + 1]) for path in paths}) == 1
 
 

@@ -40,25 +40,25 @@ class Point(NamedTuple):
 
 def check_axis(text: str, option: str) -> str:
     """`lr=0.1,0.01` or `seed=0..4`, checked."""
-    _values(text, option)
+    _parse_values(text, option)
     return text
 
 
 def check_array(text: str, option: str) -> str:
     """`0-99`, `1,3,7`, `0-99:10` or `0-99%8`, as sbatch has them, checked."""
-    _indices(text, option)
+    _parse_indices(text, option)
     return text
 
 
-def points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
+def list_points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
     """All points of a job: every combination of the values, the last one changing first; or those
     of an array. Raises UsageError for too many."""
     if numbers:
-        indices, _ = _indices(numbers, "--array")
+        indices, _ = _parse_indices(numbers, "--array")
         return tuple(
             Point(number=index, env=(("CLUSTERCTL_ARRAY_INDEX", str(index)),)) for index in indices
         )
-    axes = [_values(text, "--sweep") for text in sweep]
+    axes = [_parse_values(text, "--sweep") for text in sweep]
     names = [name for name, _ in axes]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(
@@ -86,14 +86,14 @@ def points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
 
 def parse_concurrency(numbers: str) -> int:
     """How many points may run at a time, of `0-99%8`; 0: as many as there are slots."""
-    return _indices(numbers, "--array")[1] if numbers else 0
+    return _parse_indices(numbers, "--array")[1] if numbers else 0
 
 
 def _name_variable(name: str) -> str:
     return re.sub(r"\W", "_", name, flags=re.ASCII).upper()
 
 
-def _values(text: str, option: str) -> tuple[str, list[str]]:
+def _parse_values(text: str, option: str) -> tuple[str, list[str]]:
     name, equals, values = text.partition("=")
     name = name.removeprefix("--")
     if not (equals and values and re.fullmatch(_NAME, name)):
@@ -123,7 +123,7 @@ def _split(values: str) -> Iterator[tuple[str, bool]]:
         start = found.end() + 1
 
 
-def _indices(text: str, option: str) -> tuple[list[int], int]:
+def _parse_indices(text: str, option: str) -> tuple[list[int], int]:
     wrong = UsageError(
         f"{option} {text!r} is not a list of numbers",
         hint="for example --array 0-99, --array 1,3,7 or --array 0-99%8 (at most 8 at a time)",

@@ -37,7 +37,7 @@ def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -
     modes: list[tuple[Path, int]] = []
     links: list[tuple[Path, str]] = []
     for member in archive:
-        parts = inner_parts(member.name)
+        parts = split_inner_parts(member.name)
         path = folder.joinpath(*parts)
         if member.isdir():
             path.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -
                 left_out.append(f"{member.name}: leads out of the folder, to {member.linkname}")
         elif member.islnk():
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(folder.joinpath(*inner_parts(member.linkname)), path)
+            os.link(folder.joinpath(*split_inner_parts(member.linkname)), path)
         elif member.isreg():
             path.parent.mkdir(parents=True, exist_ok=True)
             with (
@@ -87,7 +87,7 @@ def _remove_on_failure(path: Path, broken: Path | None) -> Iterator[None]:
         raise
 
 
-def inner_parts(name: str) -> list[str]:
+def split_inner_parts(name: str) -> list[str]:
     """The parts of a member's name, none of which leads up or out. Raises UnsafeArchive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
@@ -125,7 +125,7 @@ def move_into(source: Path, target: Path) -> None:
             os.rename(entry.path, there)
 
 
-def reader_of(file: BinaryIO) -> tarfile.TarFile:
+def open_reader(file: BinaryIO) -> tarfile.TarFile:
     """An archive that is read once, from front to back."""
     return tarfile.open(
         fileobj=file, mode="r|", bufsize=CHUNK, encoding="utf-8", errors="surrogateescape"

@@ -66,14 +66,14 @@ def read_results(store: Store, job: Job) -> list[Any]:
                 hint="check the nodes with `clusterctl status --live`",
                 job=job.id,
                 rank=rank,
-                node=job.node_of(rank),
+                node=job.find_node(rank),
             )
         values.append(_load(job, rank, outcomes[rank], outcomes[rank]))
     return values
 
 
 def _make_error(job: Job, rank: int, outcome: RankOutcome) -> JobError:
-    node = job.node_of(rank)
+    node = job.find_node(rank)
     return JobError(
         f"rank {rank} on {node}: {outcome.said}",
         hint=f"`traceback` of this error shows where; `clusterctl logs {job.id}` shows the output",
@@ -96,5 +96,5 @@ def _load(job: Job, rank: int, outcome: RankOutcome, needed: RankOutcome | None)
             hint="return plain values, or install the packages of their types on this machine too",
             job=job.id,
             rank=rank,
-            node=job.node_of(rank),
+            node=job.find_node(rank),
         ) from error

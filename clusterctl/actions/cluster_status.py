@@ -10,13 +10,13 @@ from clusterctl import assets, providers
 from clusterctl.actions import ended_workers
 from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.charge_model import GATEWAY, Charge
-from clusterctl.errors import ClusterctlError, reason
+from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.formats import count, format_span
 from clusterctl.insight import cost, gpus
 from clusterctl.insight.gpus import GpuLook
 from clusterctl.job_model import Job
 from clusterctl.model import Cluster, Node, Phase
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.protocol import Expiring, Queue, Repricing
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.batch_site import BatchSite
@@ -174,7 +174,7 @@ def _warn_of_restarted(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str
         return ()
     are = "is" if len(running) == 1 else "are"
     return (
-        f"cluster {cluster.name} is stopped, but {ranges(running)} {are} running, not started by"
+        f"cluster {cluster.name} is stopped, but {shorten(running)} {are} running, not started by"
         f" clusterctl: `clusterctl stop {cluster.name}` stops what runs",
     )
 
@@ -187,7 +187,7 @@ def _warn_of_unguarded(
     if not dead:
         return tuple(filter(None, (describe_difference(cluster, kept),)))
     return (
-        f"the deadline agent on {ranges(dead)} has died, and the deadline ends nothing there:"
+        f"the deadline agent on {shorten(dead)} has died, and the deadline ends nothing there:"
         f" `clusterctl down {cluster.name}` removes the cluster",
     )
 
@@ -213,8 +213,9 @@ def _find_unsettled(
         _, charges, doubts = _settle(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
-            f"it is unknown which machines of cluster {cluster.name} are running ({reason(error)});"
-            " the costs shown are those that were planned, and assume that all are",
+            f"it is unknown which machines of cluster {cluster.name} are running"
+            f" ({describe_reason(error)}); the costs shown are those that were planned, and assume"
+            " that all are",
         )
     if not cluster.stopping:
         return charges, doubts
@@ -242,8 +243,8 @@ def _find_overdue(
     except ClusterctlError as error:
         return cluster.charges, (
             f"the deadline of cluster {cluster.name} has passed, and it is unknown whether its"
-            f" machines are still running ({reason(error)}); the costs assume that they are:"
-            f" {remove}",
+            f" machines are still running ({describe_reason(error)}); the costs assume that they"
+            f" are: {remove}",
         )
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
@@ -261,7 +262,7 @@ def _find_overdue(
     return charges, (
         *doubts,
         f"the deadline of cluster {cluster.name} has passed, but {many}"
-        f" ({ranges(sorted(there))}), {rate}/h: {remove}",
+        f" ({shorten(sorted(there))}), {rate}/h: {remove}",
     )
 
 
@@ -274,8 +275,8 @@ def _find_unused(
         found = ended_workers.look(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
-            f"it is unknown whether unused workers have ended ({reason(error)}); the costs shown"
-            " assume that they are still running",
+            f"it is unknown whether unused workers have ended ({describe_reason(error)}); the costs"
+            " shown assume that they are still running",
         )
     return found.charges, found.lines
 

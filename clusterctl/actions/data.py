@@ -199,5 +199,5 @@ def require_copied(results: Sequence[NodeResult], name: str) -> None:
 
 def write_index(words: Sequence[str]) -> int:
     """Runs `make_dataset_yaml.py` of the bundled programs on this machine; its exit code."""
-    program = assets.folder("workloads") / "make_dataset_yaml.py"
+    program = assets.find_folder("workloads") / "make_dataset_yaml.py"
     return process.run_in_foreground([sys.executable, str(program), *words], cwd=Path.cwd())

@@ -147,7 +147,7 @@ def _render_command(node: Node | None) -> str:
 
 
 def _read_program() -> bytes:
-    return (assets.folder("templates") / "node" / "get.py").read_bytes()
+    return (assets.find_folder("templates") / "node" / "get.py").read_bytes()
 
 
 def _follow(

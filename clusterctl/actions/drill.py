@@ -108,7 +108,7 @@ def run(
         folder = Path(scratch)
         program = folder / "train" / "train.py"
         program.parent.mkdir()
-        program.write_text((assets.folder("templates") / "drill" / "train.py").read_text())
+        program.write_text((assets.find_folder("templates") / "drill" / "train.py").read_text())
         for number, strike in enumerate(strikes, 1):
             report(f"{number} of {len(strikes)}: {strike.fault}, {strike.node}, step {strike.step}")
             drill = _Drill(store, cluster.name, strike, steps, program, folder / str(number))

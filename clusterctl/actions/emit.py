@@ -30,5 +30,5 @@ def make_copy_command(prepared: Prepared) -> str:
         return ""
     library = ("trainlib", "data") if what.kind is ProgramKind.PYTHON else ()
     names = (what.source or what.target, *library)
-    root = assets.folder("workloads")
+    root = assets.find_folder("workloads")
     return shlex.join(("cp", "-r", *(str(root / name) for name in names), "."))

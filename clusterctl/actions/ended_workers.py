@@ -14,11 +14,11 @@ from clusterctl.actions import open_pool
 from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.bootstrap import idle_agent as agent
 from clusterctl.charge_model import Charge
-from clusterctl.errors import ClusterctlError, RecordError, reason
+from clusterctl.errors import ClusterctlError, RecordError, describe_reason
 from clusterctl.formats import format_span, format_time
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Phase, Reporter
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared import charges as measured
 from clusterctl.state import Store
@@ -93,15 +93,15 @@ def _describe(
     if unused:
         when = format_time(max(report.ended[name] for name in unused))
         lines.append(
-            f"{ranges(unused)} ended after {hours} idle at {when}; the launcher has copies of all"
+            f"{shorten(unused)} ended after {hours} idle at {when}; the launcher has copies of all"
             f" logs and outputs; {rest}"
         )
     if others := [name for name in gone if name not in unused]:
         are = "is" if len(others) == 1 else "are"
-        lines.append(f"{ranges(others)} {are} no longer running (reason unknown); {rest}")
+        lines.append(f"{shorten(others)} {are} no longer running (reason unknown); {rest}")
     if kept := [name for name in report.kept if name not in gone]:
         lines.append(
-            f"{ranges(kept)} kept running after {hours} idle: not all files could be copied to the"
+            f"{shorten(kept)} kept running after {hours} idle: not all files could be copied to the"
             " launcher; look at its disk with `clusterctl ssh launcher -- df -h`, or save the"
             " outputs with `clusterctl fetch`"
         )
@@ -122,7 +122,7 @@ def settle(
     try:
         found = look(store, cluster, now())
     except ClusterctlError as error:
-        report(f"it is unknown whether unused workers have ended: {reason(error)}")
+        report(f"it is unknown whether unused workers have ended: {describe_reason(error)}")
         return cluster
     for line in found.lines:
         report(line)

@@ -16,7 +16,7 @@ from clusterctl.formats import format_time
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
 from clusterctl.model import Cluster, Consent, Phase, Reporter
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.protocol import Expiring, Guarded, Labelling, Timekeeping
 from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
@@ -157,4 +157,4 @@ def _require_whole(cluster: Cluster, folder: Path, now: float) -> None:
     require_machines(cluster, there)
     if strangers := sorted(node for node in there if not cluster.has(node)):
         are = "is no node" if len(strangers) == 1 else "are no nodes"
-        raise UsageError(f"{ranges(strangers)} of cluster {name} {are} yet", hint=first)
+        raise UsageError(f"{shorten(strangers)} of cluster {name} {are} yet", hint=first)

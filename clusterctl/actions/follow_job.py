@@ -16,7 +16,7 @@ from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece
 from clusterctl.model import Cluster, Reporter
-from clusterctl.schedulers.job_state import never_started
+from clusterctl.schedulers.job_state import has_never_started
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 
@@ -108,7 +108,7 @@ def follow_to_end(
         if synced := keeper.finish(job):
             report(synced)
     said = ""
-    if never_started(job):
+    if has_never_started(job):
         said = control.read_messages(job, cluster, pool)
     elif job.state is JobState.FAILED and (remarks := control.read_remarks(job, cluster, pool)):
         report(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")

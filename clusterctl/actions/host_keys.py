@@ -13,7 +13,7 @@ from clusterctl.state.home import write_atomic
 
 
 def name_in_known_hosts(node: Node) -> str:
-    return known_hosts.host_name(node.address, node.ssh_port or 22)
+    return known_hosts.name_host(node.address, node.ssh_port or 22)
 
 
 def write_known_hosts(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> Cluster:
@@ -45,7 +45,7 @@ def _complete(text: str, keys: Mapping[str, str]) -> str:
     has none for that host. If it lacks one, lines that make no sense are left out."""
     good, there = [], set[str]()
     for line in text.splitlines():
-        for patterns, key in known_hosts.entries(line):
+        for patterns, key in known_hosts.read_entries(line):
             if _is_whole(key):
                 good.append(line)
                 there.update(patterns.split(","))

@@ -23,7 +23,7 @@ from typing import Any
 
 from clusterctl import catalog, process, recipes
 from clusterctl.datasets import hash_file
-from clusterctl.errors import ProviderError, UsageError, reason
+from clusterctl.errors import ProviderError, UsageError, describe_reason
 from clusterctl.meter import COPIED
 from clusterctl.model import Reporter
 from clusterctl.providers.docker import engine
@@ -60,12 +60,12 @@ def _build(name: str, push: str, base: str, on_line: Reporter) -> Built:
         raise UsageError(
             f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
         )
-    downloads = recipes.downloads()
+    downloads = recipes.read_downloads()
     recipes.check_complete(name, downloads)
     engine.require()
-    given = recipes.arguments(name, downloads, base)
+    given = recipes.list_arguments(name, downloads, base)
     _pull(name, given, on_line)
-    reference = catalog.local_image(name)
+    reference = catalog.name_local_image(name)
     if push:
         reference = f"{push}/{reference.rpartition('/')[2]}"
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
@@ -99,7 +99,7 @@ def lock(name: str, *, on_line: Reporter) -> dict[str, str]:
 
 def _lock(name: str, on_line: Reporter) -> dict[str, str]:
     _check_known(name)
-    downloads = recipes.downloads()
+    downloads = recipes.read_downloads()
     rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
     found = {}
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
@@ -116,18 +116,18 @@ def _lock(name: str, on_line: Reporter) -> dict[str, str]:
     if not found:
         return found
     try:
-        recipes.path().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
+        recipes.find_path().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         lines = ", ".join(f"{what}: {digest}" for what, digest in found.items())
         raise ProviderError(
-            f"{recipes.path()} could not be written: {reason(error)}",
+            f"{recipes.find_path()} could not be written: {describe_reason(error)}",
             hint=f"write there: {lines}",
         ) from None
     return found
 
 
 def _check_known(name: str) -> None:
-    known = recipes.names()
+    known = recipes.list_names()
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}"
@@ -159,13 +159,13 @@ def _pull(name: str, given: dict[str, str], on_line: Reporter) -> None:
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Reporter) -> None:
     """Lays out all that the recipe takes: its files, and the wheels with their checksums."""
-    for path, text in recipes.files(name, downloads).items():
+    for path, text in recipes.render_files(name, downloads).items():
         (context / path).parent.mkdir(parents=True, exist_ok=True)
         (context / path).write_text(text)
     on_line("downloading the wheels")
     wheels = context / "wheels"
     _run_pip(name, make_pip_argv(context / "requirements.txt", wheels, downloads), downloads)
-    download_sources(recipes.sources(name, downloads), context / "sources", on_line)
+    download_sources(recipes.list_sources(name, downloads), context / "sources", on_line)
 
 
 def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
@@ -204,7 +204,7 @@ def _download(url: str, target: Path) -> str:
             shutil.copyfileobj(source, sink)
     except OSError as error:
         raise ProviderError(
-            f"{url} could not be fetched: {reason(error)}",
+            f"{url} could not be fetched: {describe_reason(error)}",
             hint="check the network and https_proxy",
             transient=True,
         ) from None

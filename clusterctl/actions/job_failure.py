@@ -6,7 +6,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.insight import messages
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import missing_files
-from clusterctl.schedulers.job_state import NO_RANK, is_disk_full, never_started
+from clusterctl.schedulers.job_state import NO_RANK, has_never_started, is_disk_full
 from clusterctl.state import Store
 
 REMARKS = 64_000
@@ -49,7 +49,7 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
     if job.state is not JobState.FAILED or job.program_exit_code is not None:
         return None
     kind: type[ClusterctlError] = LaunchError
-    if never_started(job):
+    if has_never_started(job):
         what = f"could not be started: {job.reason.removeprefix(f'{NO_RANK}: ') or NO_RANK}"
         hint = "`clusterctl run --dry-run …` shows the command and the reason for each flag"
     else:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clusterctl.actions import jobs
-from clusterctl.errors import UsageError, reason
+from clusterctl.errors import UsageError, describe_reason
 from clusterctl.insight import event_files
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.metrics import find_last as find_last
@@ -65,7 +65,7 @@ def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path,
         return event_files.write(points, target / f"job-{job.id}", started)
     except OSError as error:
         raise UsageError(
-            f"the metrics cannot be written to {target}: {reason(error)}",
+            f"the metrics cannot be written to {target}: {describe_reason(error)}",
             hint="choose another folder or FILE.csv with --export",
         ) from error
 

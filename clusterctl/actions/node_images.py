@@ -81,16 +81,16 @@ def resolve(
 
 
 def _resolve_recipe(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) -> NodeImage:
-    listed = recipes.downloads()
+    listed = recipes.read_downloads()
     recipes.check_complete(recipe, listed)
-    bases = recipes.bases(recipe, listed)
+    bases = recipes.list_bases(recipe, listed)
     found = [ask(base) for base in bases]
     on = ", ".join(
         f"{registry.parse(base).tagged} {_describe(answer)}"
         for base, answer in zip(bases, found, strict=True)
     )
     return NodeImage(
-        reference=recipes.tag(recipe, listed),
+        reference=recipes.make_tag(recipe, listed),
         line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
         + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
         recipe=recipe,

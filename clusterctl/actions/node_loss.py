@@ -26,10 +26,10 @@ from clusterctl.job_model import Job, JobState
 from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter
 from clusterctl.schedulers.job_state import (
+    has_never_started,
     has_restarted,
     is_cut_off,
     is_reclaimed,
-    never_started,
     note_restart,
 )
 from clusterctl.state import Store
@@ -266,7 +266,7 @@ def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
     """The nodes that had ranks of a job that has failed, and that did not answer at its end, had
     restarted, or whose end EC2 had announced; nor now, where ranks ended without an exit code: a
     node may just have been going then."""
-    if job.state is not JobState.FAILED or never_started(job):
+    if job.state is not JobState.FAILED or has_never_started(job):
         return ()
     lost = [
         place.node

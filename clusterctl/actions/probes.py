@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterctl import assets
-from clusterctl.errors import reason
+from clusterctl.errors import describe_reason
 from clusterctl.model import Cluster, Node, NodeResult
 from clusterctl.timeouts import Deadline
 from clusterctl.transport import Channel
@@ -51,7 +51,7 @@ class Probes:
         """Some of the nodes are one machine, and would disturb each other."""
 
     def __enter__(self) -> Probes:
-        folder = assets.folder("templates")
+        folder = assets.find_folder("templates")
         code = base64.b64encode(b"".join((folder / part).read_bytes() for part in PROGRAM))
 
         def start(name: str) -> NodeResult:
@@ -92,7 +92,7 @@ class Probes:
             line = json.dumps({"do": action, **values}).encode() + b"\n"
             self._channels[name].send(line, self.limit_seconds(ANSWER))
         except OSError as error:
-            self.failed[name] = reason(error) or "the connection is lost"
+            self.failed[name] = describe_reason(error) or "the connection is lost"
 
     def read_answer(self, name: str, most: float = ANSWER) -> Answer:
         """Its next answer; {"error": why} where there is none."""
@@ -111,7 +111,7 @@ class Probes:
             except TimeoutError:
                 self.failed[name] = f"no answer in {deadline.seconds:.2g} s"
             except OSError as error:
-                self.failed[name] = reason(error) or "the connection is lost"
+                self.failed[name] = describe_reason(error) or "the connection is lost"
             else:
                 if not data:
                     self.failed[name] = "its Python process ended"

@@ -10,7 +10,7 @@ from clusterctl.errors import ClusterctlError, ProviderError
 from clusterctl.formats import count, format_time
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Phase, Reporter
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.protocol import Ended
 from clusterctl.providers.shared.charges import SHOWN
 
@@ -61,7 +61,7 @@ def describe_doubts(
     missing = [i for i in cluster.charges if i.until is None and i.node not in seen]
     if cluster.stopping or not unfinished or now < end + SHOWN or not missing:
         return doubts
-    exact, names = cost.is_exact(missing), ranges(sorted({item.node for item in missing}))
+    exact, names = cost.is_exact(missing), shorten(sorted({item.node for item in missing}))
     most = f" (up to ${cost.sum_dollars(missing, end):.2f})" if exact else ""
     return (
         *doubts,
@@ -81,8 +81,8 @@ def _describe_unknown(
     if cost.is_exact(charges):
         most = f"are up to ${cost.sum_dollars(charges, now):.2f}"
     return (
-        f"the end of {ranges(sorted(whose))} is unknown: EC2 no longer shows it, and CloudTrail has"
-        f" not told it ({next(iter(whose.values()))}); the costs {most}",
+        f"the end of {shorten(sorted(whose))} is unknown: EC2 no longer shows it, and CloudTrail"
+        f" has not told it ({next(iter(whose.values()))}); the costs {most}",
     )
 
 

@@ -19,7 +19,7 @@ from clusterctl.actions.unfetched import (
     find_unfetched,
     list_numbers,
 )
-from clusterctl.errors import ClusterctlError, reason
+from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
 from clusterctl.model import Cluster, Consent, Phase, Reporter, Role
@@ -87,7 +87,7 @@ def save(
         try:
             jobs = _refresh(store, jobs, here, pool, look)
         except (ClusterctlError, OSError) as error:
-            report(f"not everything can be saved: {reason(error)}")
+            report(f"not everything can be saved: {describe_reason(error)}")
         found, unknown = find_unfetched(jobs, here, pool, look, away)
         loss = describe_loss(found, unknown)
         if shares:
@@ -127,7 +127,7 @@ def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...
                     store.save_job(control.cancel(job, here, pool))
                     ended.append(job.id)
             except (ClusterctlError, OSError) as error:
-                report(f"job {job.id} could not be ended cleanly: {reason(error)}")
+                report(f"job {job.id} could not be ended cleanly: {describe_reason(error)}")
     return tuple(ended)
 
 
@@ -161,7 +161,7 @@ def _cancel(
             try:
                 control.ask_to_end(job, cluster, pool, deadline)
             except (ClusterctlError, OSError) as error:
-                failed[job.id] = reason(error)
+                failed[job.id] = describe_reason(error)
     ended, late = list[int](), list[Job]()
     for job in jobs:
         if job.id in failed:
@@ -174,7 +174,7 @@ def _cancel(
             else:
                 late.append(job)
         except (ClusterctlError, OSError) as error:
-            failed[job.id] = reason(error)
+            failed[job.id] = describe_reason(error)
     for number, why in failed.items():
         report(f"job {number} could not be ended cleanly: {why}")
     if late:

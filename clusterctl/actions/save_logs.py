@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from clusterctl.actions.unfetched import list_numbers
-from clusterctl.errors import ClusterctlError, reason
+from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.job_model import Job
 from clusterctl.jobs.connections import find_saved
 from clusterctl.jobs.follow import Follower
@@ -71,5 +71,5 @@ def _save_log(
                 )
             return not follower.cut_short
     except (ClusterctlError, OSError) as error:
-        report(f"the logs of job {job.id} could not be saved: {reason(error)}")
+        report(f"the logs of job {job.id} could not be saved: {describe_reason(error)}")
         return True

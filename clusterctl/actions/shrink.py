@@ -14,7 +14,7 @@ from clusterctl.formats import format_bytes
 from clusterctl.job_model import Job
 from clusterctl.jobs import control
 from clusterctl.model import Cluster, Consent, Reporter
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
@@ -57,7 +57,7 @@ def confirm_removal(
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
-    if old.charges and not consent(f"remove {ranges(names)}?"):
+    if old.charges and not consent(f"remove {shorten(names)}?"):
         raise UsageError("aborted; nothing was removed", hint="--dry-run only shows the plan")
 
 

@@ -13,7 +13,7 @@ from clusterctl import __version__, assets
 from clusterctl.actions import open_pool
 from clusterctl.jobs import archives, stage
 from clusterctl.launch import terminal_settings
-from clusterctl.model import Cluster, Node, NodeResult, Reporter, hostfile_mark
+from clusterctl.model import Cluster, Node, NodeResult, Reporter, render_hostfile_mark
 from clusterctl.node_results import fold
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
@@ -39,7 +39,7 @@ def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
 
     def send(name: str) -> NodeResult:
         node = cluster.node(name)
-        texts = terminal_settings.files(cluster, node).items()
+        texts = terminal_settings.render_files(cluster, node).items()
         archive = archives.pack_texts((path, text, mode) for path, (text, mode) in texts)
         return pool.find_transport(name).run(
             _install(cluster, node),
@@ -59,7 +59,7 @@ def _install(cluster: Cluster, node: Node) -> str:
     script = assets.render(
         "terminal/install.sh.j2",
         node=node,
-        mark=hostfile_mark(cluster.id),
+        mark=render_hostfile_mark(cluster.id),
         container=terminal_settings.is_contained(node),
     )
     return f"exec /bin/sh -c {quote(script)}"

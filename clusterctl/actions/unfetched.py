@@ -9,7 +9,7 @@ from pathlib import Path
 from clusterctl.actions import shared_folder
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.running_costs import report_price
-from clusterctl.errors import ClusterctlError, UsageError, reason
+from clusterctl.errors import ClusterctlError, UsageError, describe_reason
 from clusterctl.formats import count, format_bytes
 from clusterctl.job_model import Job
 from clusterctl.jobs import outputs
@@ -98,7 +98,7 @@ def find_unfetched(
             copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _say_nothing)
             made = there.require_all() + copies
         except (ClusterctlError, OSError) as error:
-            unknown[job.id] = reason(error)
+            unknown[job.id] = describe_reason(error)
             continue
         if made:
             found.append((job.id, sum(output.size for output in made)))
@@ -176,7 +176,7 @@ def bring(
             whole.append(got)
     named = failed if unfetched.discard else failed[1:]
     for number, trouble in named:
-        report(f"the outputs of job {number} cannot be fetched: {reason(trouble)}")
+        report(f"the outputs of job {number} cannot be fetched: {describe_reason(trouble)}")
     if len(named) < len(failed):
         raise failed[0][1]
     return whole
@@ -194,7 +194,7 @@ def bring_shared(
     except ClusterctlError as error:
         if not unfetched.discard:
             raise
-        report(reason(error))
+        report(describe_reason(error))
         return None
 
 

@@ -199,7 +199,7 @@ def _make_ready(
     store.save(cluster)
     store.add_event(cluster.name, "ready", phases=dict(clock.all))
     if phases.watched and not (intent.old or features.instant):
-        phase_times.save(store.home, cluster, phases.medians())
+        phase_times.save(store.home, cluster, phases.compute_medians())
     return cluster
 
 

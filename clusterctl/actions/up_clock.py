@@ -43,7 +43,7 @@ class Clock:
     def time_phase(self, name: str) -> Iterator[None]:
         if self.report and self.phases:
             self.report(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
-        self.nodes.stage(STAGES.get(name, ""))
+        self.nodes.show_stage(STAGES.get(name, ""))
         began = time.monotonic()
         yield
         self.phases.append((name, round(time.monotonic() - began, 3)))

@@ -14,10 +14,16 @@ from typing import Any
 from clusterctl import catalog, providers
 from clusterctl.actions import check_name, node_images, require_owned, shrink
 from clusterctl.actions.node_images import NodeImage
-from clusterctl.errors import NodeUnreachable, ProviderError, RecordError, UsageError, reason
+from clusterctl.errors import (
+    NodeUnreachable,
+    ProviderError,
+    RecordError,
+    UsageError,
+    describe_reason,
+)
 from clusterctl.formats import count, format_span, format_time
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.protocol import (
     Creator,
     Expiring,
@@ -118,7 +124,7 @@ def intend(
     surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
     more = [*folder, *(image.line for image in images.values())]
     if surplus:
-        more.append(f"to be removed: {ranges(surplus)}")
+        more.append(f"to be removed: {shorten(surplus)}")
     elif old and old.nodes and not plan.nodes:
         more.append(_describe_additions(old, options.workers))
     plan = replace(plan, lines=(*plan.lines, *more))
@@ -172,7 +178,7 @@ def _describe_additions(old: Cluster, workers: int) -> str:
     wanted = [f"worker-{number}" for number in range(1, workers + 1)]
     added = [name for name in wanted if name not in there]
     if added:
-        return f"to be added: {ranges(added)} (the cluster has {count(len(there), 'node')})"
+        return f"to be added: {shorten(added)} (the cluster has {count(len(there), 'node')})"
     return "to be added: none (nodes of the cluster that are gone are started again)"
 
 
@@ -300,7 +306,8 @@ def keep_budget(
         report(
             f"machines in other zones have spent a part of --budget {options.cloud.budget:g}, which"
             f" does not last until {format_time(end)}; that could not be changed"
-            f" ({reason(error)}): `clusterctl extend {cluster.name} --ttl …` sets an earlier end"
+            f" ({describe_reason(error)}): `clusterctl extend {cluster.name} --ttl …` sets an"
+            " earlier end"
         )
         return cluster
     report(

@@ -13,7 +13,13 @@ from clusterctl import schedulers, timeouts
 from clusterctl.actions import jobs, open_pool, require_ready, run, verify_links, verify_nodes
 from clusterctl.actions.probes import NO_TIME, Probes, list_machines
 from clusterctl.actions.quiet_run import run_quietly
-from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError, reason
+from clusterctl.errors import (
+    ClusterctlError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+    describe_reason,
+)
 from clusterctl.formats import count
 from clusterctl.insight import verify, verify_output
 from clusterctl.insight.figures import LeftOut, Link, NodeFigures, Reduction
@@ -111,7 +117,7 @@ def measure_after_up(
         until = deadline or Deadline(AFTER_UP)
         nodes, links, left_out = _measure(cluster, pool, QUICK, report, until)
     except (ClusterctlError, OSError, LookupError, ValueError) as error:
-        why = error.message if isinstance(error, ClusterctlError) else reason(error)
+        why = error.message if isinstance(error, ClusterctlError) else describe_reason(error)
         report(
             f"the nodes were not measured: {why}; `clusterctl verify {cluster.name}` tries again"
         )

@@ -158,7 +158,7 @@ def list_facts(
     `only`, no other may be the node's Python. `tools`: commands to look for besides TOOLS."""
     import shlex
 
-    script = (assets.folder("templates") / "bootstrap/packages.py").read_text()
+    script = (assets.find_folder("templates") / "bootstrap/packages.py").read_text()
     about = shlex.join(["-c", script, *PACKAGES])
     asked = " ".join(shlex.quote(path) for path in pythons)
     candidates = asked if only else f'{asked} "$(command -v python3)"'

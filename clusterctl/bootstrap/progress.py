@@ -10,7 +10,7 @@ from clusterctl import node_phases
 from clusterctl.bootstrap import facts
 from clusterctl.model import Reporter
 from clusterctl.node_phases import NodePhases
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 
 MARKER = "@@step"
 """A script prints it with the name of a step, and what the node is about to get."""
@@ -104,7 +104,7 @@ class StepReporter:
         with self._lock:
             news, self._news = self._news, {}
         for what, nodes in news.items():
-            self._report(f"{ranges(nodes)}: {what}")
+            self._report(f"{shorten(nodes)}: {what}")
 
     def __enter__(self) -> StepReporter:
         self._thread.start()

@@ -93,7 +93,7 @@ class NodeContainer:
 
     def list_files(self, node: Node) -> dict[str, str]:
         """What it reads, below the node root, and what its image is built from."""
-        context = recipes.files(self.recipe, recipes.downloads()) if self.recipe else {}
+        context = recipes.render_files(self.recipe, recipes.read_downloads()) if self.recipe else {}
         return {
             **{f"{CONTEXT}/{path}": text for path, text in context.items()},
             "container/host_key": self.host_key.private,
@@ -163,7 +163,9 @@ def list_steps(
         "digest": container.compute_digest(node),
         "shared": container.shared,
         "drivers": catalog.DRIVER_FOR_CUDA,
-        "cuda": recipes.cuda(container.recipe, recipes.downloads()) if container.recipe else "",
+        "cuda": recipes.find_cuda(container.recipe, recipes.read_downloads())
+        if container.recipe
+        else "",
     }
     found.extend(_list_image_steps(node, container))
     found.append(Template("container", "the node container", values))
@@ -182,13 +184,13 @@ def _list_image_steps(node: Node, container: NodeContainer) -> Iterator[Template
         login = registry.render_settings(image, container.login) if container.login else ""
         yield Template("image", f"pulling {image}", {"image": image, "login": login})
         return
-    listed = recipes.downloads()
+    listed = recipes.read_downloads()
     unfinished = f"{image}-{recipes.WHEELS}"
     values = {"image": image, "unfinished": unfinished, "folder": f"{node.root}/{CONTEXT}"}
-    given = recipes.arguments(container.recipe, listed).items()
+    given = recipes.list_arguments(container.recipe, listed).items()
     words = [word for name, value in given for word in ("--build-arg", f"{name}={value}")]
     yield Template("base", "base image", {**values, "bases": container.bases})
-    if archives := recipes.sources(container.recipe, listed):
+    if archives := recipes.list_sources(container.recipe, listed):
         urls = {file: row["url"] for file, row in archives.items()}
         yield Template("sources", "sources", {**values, "sources": urls})
     stage = [*words, "--target", recipes.WHEELS, "--tag", unfinished]

@@ -10,8 +10,8 @@ from clusterctl.catalog.families import (
     MORE_ARCHES,
     ONE_SIZE,
     Family,
-    baseline,
     choose_instance_type,
+    find_baseline,
     find_family,
     name_workers,
 )
@@ -24,11 +24,11 @@ from clusterctl.catalog.images import (
     ContainerImage,
     MachineImage,
     choose_images,
-    local_image,
+    name_local_image,
 )
 from clusterctl.catalog.packages import BUNDLED, NODE_PACKAGES, ROCM, TORCH_INDEX
 from clusterctl.catalog.prices import PRICE_REGION, PRICES
-from clusterctl.catalog.quotas import QUOTAS, Quota, quota
+from clusterctl.catalog.quotas import QUOTAS, Quota, find_quota
 
 __all__ = [
     "BUNDLED",
@@ -55,13 +55,13 @@ __all__ = [
     "Family",
     "MachineImage",
     "Quota",
-    "baseline",
     "choose_images",
     "choose_instance_type",
+    "find_baseline",
     "find_family",
-    "local_image",
+    "find_quota",
+    "name_local_image",
     "name_workers",
-    "quota",
 ]
 
 DEFAULT_TTL = 8 * 3600.0

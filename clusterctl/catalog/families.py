@@ -101,7 +101,7 @@ BASELINES = {
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-credits-baseline-concepts.html"""
 
 
-def baseline(instance_type: str) -> int | None:
+def find_baseline(instance_type: str) -> int | None:
     """As in BASELINES; None for a type that is not burstable. T2 has less, where it differs."""
     family, _, size = instance_type.partition(".")
     if not re.fullmatch(r"t\d\w*", family):

@@ -19,7 +19,7 @@ class MachineImage:
     home: str = "/home/ubuntu"
     elsewhere: tuple[tuple[str, str], ...] = ()
 
-    def owner_in(self, region: str) -> str:
+    def find_owner(self, region: str) -> str:
         others = (owner for prefix, owner in self.elsewhere if region.startswith(prefix))
         return next(others, self.owner)
 
@@ -90,7 +90,7 @@ def choose_images(kinds: Iterable[str], image: str, images: Mapping[str, str]) -
     return found
 
 
-def local_image(recipe: str) -> str:
+def name_local_image(recipe: str) -> str:
     """What `image build` calls an image on this machine's engine."""
     return f"clusterctl/{recipe}:1"
 

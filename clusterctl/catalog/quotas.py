@@ -41,7 +41,7 @@ list-service-quotas --service-code ec2` prints them; hpc and u types are never s
 accounts have no quota of P5's own any more: L-7212CCBC counts all of P there."""
 
 
-def quota(instance_type: str) -> Quota | None:
+def find_quota(instance_type: str) -> Quota | None:
     """The limit that an instance type counts towards, as far as we know it."""
     if instance_type.startswith("mac"):
         return None  # whole hosts

@@ -71,7 +71,7 @@ def _answer(console: Console, arguments: list[str]) -> int:
     where a disk is full."""
     try:
         _refuse_bytes(arguments)
-        command = parser.command()
+        command = parser.make_command()
         if "_CLUSTERCTL_COMPLETE" in os.environ:
             command.main(args=arguments, prog_name="clusterctl")
         # Not main(): it would make a silent exit code of Ctrl-C.
@@ -93,7 +93,9 @@ def _answer(console: Console, arguments: list[str]) -> int:
         return 130
     except SystemExit as error:
         # Typer turns a broken pipe into an exit of its own.
-        return _end_unheard() if isinstance(error.__context__, BrokenPipeError) else _code(error)
+        return (
+            _end_unheard() if isinstance(error.__context__, BrokenPipeError) else _find_code(error)
+        )
     except OSError:
         raise
     except Exception as error:
@@ -137,7 +139,7 @@ def _drop_output() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
-def _code(error: SystemExit) -> int:
+def _find_code(error: SystemExit) -> int:
     return error.code if isinstance(error.code, int) else 1
 
 

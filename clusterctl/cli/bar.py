@@ -11,7 +11,7 @@ WIDTH = 24
 """Characters."""
 
 
-def bar(done: int, size: int) -> str:
+def render_bar(done: int, size: int) -> str:
     """Without colours, so that it can be a part of any line; in ASCII where stderr has no more."""
     screen = Console(file=sys.stderr, width=WIDTH, color_system=None)
     with screen.capture() as captured:

@@ -28,10 +28,10 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     )
     found = action.measure_allreduce(store, cluster, sizes, console.report, now=given.now)
     head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
-    console.result(format_table([head, *(_size(row, found) for row in found.rows)]))
+    console.result(format_table([head, *(_format_size(row, found) for row in found.rows)]))
     for backend, why in found.failed.items():
         console.note(f"{backend}: {why}")
-    for line in _notes(found):
+    for line in _describe_limits(found):
         console.note(line)
     console.document(
         {
@@ -50,7 +50,7 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     )
 
 
-def _size(row: Row, found: Curves) -> tuple[str, ...]:
+def _format_size(row: Row, found: Curves) -> tuple[str, ...]:
     share = f"{row.bus.value / found.limit.rate:.0%}" if found.limit.rate else "-"
     return (
         row.backend,
@@ -62,7 +62,7 @@ def _size(row: Row, found: Curves) -> tuple[str, ...]:
     )
 
 
-def _notes(found: Curves) -> Iterator[str]:
+def _describe_limits(found: Curves) -> Iterator[str]:
     ranks = found.rows[0].ranks
     if found.repeats > 1:
         yield f"{count(ranks, 'rank')}; median of {found.repeats} (smallest-largest)"
@@ -91,8 +91,10 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
         repeats=given.repeats or REPEATS,
     )
     curve = action.measure_scaling(store, cluster, series, console.report, now=given.now)
-    console.result(format_table([_head(curve), *(_step(step, curve) for step in curve.steps)]))
-    for line in _conclusions(curve):
+    console.result(
+        format_table([_list_columns(curve), *(_format_step(step, curve) for step in curve.steps)])
+    )
+    for line in _conclude(curve):
         console.note(line)
     console.document(
         {
@@ -110,12 +112,12 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     )
 
 
-def _head(curve: Curve) -> tuple[str, ...]:
+def _list_columns(curve: Curve) -> tuple[str, ...]:
     times = (f"s/{curve.unit}", "predicted", "speed-up", "efficiency")
     return ("ranks", "nodes", *times, "compute", "communication", "waiting", f"$/{curve.unit}")
 
 
-def _step(step: ScalingStep, curve: Curve) -> tuple[str, ...]:
+def _format_step(step: ScalingStep, curve: Curve) -> tuple[str, ...]:
     predicted = "-" if step.predicted is None else action.describe(step.predicted)
     split = (
         [action.describe(seconds) for seconds in step.split] if step.split else ["-"] * len(SPLIT)
@@ -132,7 +134,7 @@ def _step(step: ScalingStep, curve: Curve) -> tuple[str, ...]:
     )
 
 
-def _conclusions(curve: Curve) -> Iterator[str]:
+def _conclude(curve: Curve) -> Iterator[str]:
     yield f"predicted from {curve.assumes}"
     if all(step.split is None for step in curve.steps):
         yield "the program does not report where its time goes: see docs/performance.md"

@@ -9,7 +9,7 @@ import typer
 
 from clusterctl.cli import node_view
 from clusterctl.cli.console import Console, ago, format_table, pick
-from clusterctl.cli.job_output import fetched_document, note_fetched
+from clusterctl.cli.job_output import document_fetched, note_fetched
 from clusterctl.errors import UsageError
 from clusterctl.formats import count, format_time
 from clusterctl.model import Cluster
@@ -76,8 +76,8 @@ def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
             "cluster": up_cluster.name,
             **pick(up_cluster, "id", "phase", "mode", "deadline", "shared", "shared_source"),
             "seconds": dict(made.phases),
-            "nodes": [node_document(node) for node in up_cluster.nodes],
-            "verify": made.measured and verify_document(made.measured),
+            "nodes": [document_node(node) for node in up_cluster.nodes],
+            "verify": made.measured and document_checks(made.measured),
         }
     )
 
@@ -125,7 +125,7 @@ def _down(given: Down, console: Console) -> None:
     cost = f"{least}${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
     lived = f": {count(gone.nodes, 'node')}, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
     if gone.receipt:
-        console.note(format_table(_receipt(gone.receipt)))
+        console.note(format_table(_list_receipt(gone.receipt)))
     for brought in gone.fetched:
         note_fetched(console, brought)
     console.note(f"cluster {gone.name} was removed{lived}")
@@ -136,7 +136,7 @@ def _down(given: Down, console: Console) -> None:
             **pick(gone, "nodes", "dollars", "receipt", "jobs_cancelled"),
             "hours": round(gone.hours, 4),
             "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
-            "fetched": [fetched_document(brought) for brought in gone.fetched],
+            "fetched": [document_fetched(brought) for brought in gone.fetched],
             "shared": gone.shared and pick(gone.shared, "folder", "files", "left_out"),
         }
     )
@@ -145,7 +145,7 @@ def _down(given: Down, console: Console) -> None:
 def _suggest_next(cluster: Cluster, *, alone: bool) -> str:
     option, argument = ("", "") if alone else (f"-c {cluster.name} ", f" {cluster.name}")
     return (
-        f". Next:\n  clusterctl run {option}{_program(cluster)} 1000 1000\n"
+        f". Next:\n  clusterctl run {option}{_choose_program(cluster)} 1000 1000\n"
         f"  clusterctl status{argument}\n  clusterctl down{argument}"
     )
 
@@ -158,14 +158,14 @@ def describe_end(cluster: Cluster) -> str:
     return f", {word} {format_time(cluster.deadline)}"
 
 
-def _program(cluster: Cluster) -> str:
+def _choose_program(cluster: Cluster) -> str:
     """The bundled program that shows what the cluster is for."""
     gpu = any(node.accelerator.value != "none" for node in cluster.workers)
     named = any(group.family not in ("", "cpu") for group in cluster.spec.groups)
     return "multinode_ddp_mpi_gpu.py" if gpu or named else "multinode_ddp_mpi.py"
 
 
-def _receipt(lines: Any) -> list[list[object]]:
+def _list_receipt(lines: Any) -> list[list[object]]:
     rows: list[list[object]] = [["part", "item", "count", "hours", "$/h", "$"]]
     for line in lines:
         known = line.hourly is not None
@@ -174,7 +174,7 @@ def _receipt(lines: Any) -> list[list[object]]:
     return rows
 
 
-def verify_document(report: Any) -> dict[str, Any]:
+def document_checks(report: Any) -> dict[str, Any]:
     """What was measured, for --json."""
     verdicts = [
         pick(v, "subject", "what", "state", "text", "value", "limit") for v in report.verdicts
@@ -182,7 +182,7 @@ def verify_document(report: Any) -> dict[str, Any]:
     return {"ok": not report.low, "seconds": report.seconds, "verdicts": verdicts}
 
 
-def node_document(node: Any) -> dict[str, Any]:
+def document_node(node: Any) -> dict[str, Any]:
     """A node for --json."""
     where = pick(node, "name", "role", "address", "private_address", "ssh_port", "user", "root")
     return {**where, **pick(node, "slots", "accelerator"), **pick(node.facts, "mpi", "python")}

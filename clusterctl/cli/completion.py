@@ -34,13 +34,13 @@ def _offer(context: Any, key: str, begun: str) -> list[str]:
         colon = ":" if verb == "forward" else ""
         found = [f"{name}{colon}" for name in completions.list_nodes(context.params.get("cluster"))]
     elif key == "names" and verb.startswith("data"):
-        found = completions.list_data_sets() + (_files(begun) if verb == "data push" else [])
+        found = completions.list_data_sets() + (_list_files(begun) if verb == "data push" else [])
     elif key == "command" and verb in ("run", "launch") and not context.params.get("command"):
-        found = completions.list_programs() + _files(begun)
+        found = completions.list_programs() + _list_files(begun)
     return [word for word in found if word.startswith(begun)]
 
 
-def _files(begun: str) -> list[str]:
+def _list_files(begun: str) -> list[str]:
     """Files and folders here whose path begins so."""
     folder, _, name = begun.rpartition("/")
     base = Path(folder or ("/" if begun.startswith("/") else ".")).expanduser()

@@ -77,7 +77,7 @@ class Console:
         self.story.append(line)
         self._doing = text
         if not self.quiet:
-            self._stderr(line)
+            self._write_stderr(line)
 
     @contextlib.contextmanager
     def show_waiting(
@@ -117,11 +117,11 @@ class Console:
                     continue
                 if copied and sys.stderr.isatty():
                     drawn = _draw(size - start, left)
-                    self.show(f"{self._time()}  {drawn}{self._doing}{copied}")
+                    self.show(f"{self._format_time()}  {drawn}{self._doing}{copied}")
                 elif now - self._spoke >= silence:
                     doing = escape_lines(self._doing).partition(";")[0]
                     after = f"; last step: {doing}" if doing else ""
-                    self._stderr(f"{self._time()}  still working{after}{copied}")
+                    self._write_stderr(f"{self._format_time()}  still working{after}{copied}")
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")
         thread.start()
@@ -144,12 +144,12 @@ class Console:
             return
         self._doing = text
         if not self.quiet and sys.stderr.isatty():
-            self.show(f"{self._time()}  {text}")
+            self.show(f"{self._format_time()}  {text}")
 
     def note(self, text: str) -> None:
         """A line of prose for people, without a time."""
         if not self.quiet:
-            self._stderr(text)
+            self._write_stderr(text)
 
     def show(self, text: str) -> None:
         """A line that stands on the terminal until the next one, or until `leave`."""
@@ -178,7 +178,7 @@ class Console:
                 picture()
                 self._spoke = self._clock()
 
-    def _time(self) -> str:
+    def _format_time(self) -> str:
         return f"{self._clock() - self._began:6.1f} s"
 
     def result(self, text: str, *, raw: bool = False) -> None:
@@ -195,11 +195,11 @@ class Console:
             print(json.dumps({"schema": 1, **make_plain(value)}), flush=True)
 
     def error(self, message: str, hint: str, code: int, log: str = "") -> None:
-        self._stderr(f"clusterctl: {message}")
+        self._write_stderr(f"clusterctl: {message}")
         if hint:
-            self._stderr(f"  → {hint}")
+            self._write_stderr(f"  → {hint}")
         if log:
-            self._stderr(f"  log: {log}")
+            self._write_stderr(f"  log: {log}")
         if not self.reported:
             with contextlib.suppress(OSError):
                 self.document({"error": {"code": code, "message": message, "hint": hint}})
@@ -224,7 +224,7 @@ class Console:
             return True
         self._asking, answer = True, ""
         try:
-            self._stderr(f"{question} [y/N] ", end="")
+            self._write_stderr(f"{question} [y/N] ", end="")
             answer = sys.stdin.readline()
             return answer.strip().lower() in ("y", "yes")
         finally:
@@ -240,7 +240,7 @@ class Console:
             )
         return self.confirm(question)
 
-    def _stderr(self, text: str, end: str = "\n") -> None:
+    def _write_stderr(self, text: str, end: str = "\n") -> None:
         with self._writing:
             self._spoke = self._clock()
             if self.before_message:
@@ -317,9 +317,9 @@ def _draw(done: int, left: int | None) -> str:
     """A bar before the words, where it is known how much there is to copy."""
     if left is None:
         return ""
-    from clusterctl.cli.bar import bar  # on a terminal alone: rich takes its time to load
+    from clusterctl.cli.bar import render_bar  # on a terminal alone: rich takes its time to load
 
-    return f"{bar(done, done + left)} "
+    return f"{render_bar(done, done + left)} "
 
 
 def describe_copy(size: int, rate: float, left: int | None) -> str:

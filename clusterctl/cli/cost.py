@@ -30,7 +30,7 @@ def show(given: Cost, console: Console) -> None:
             writer.writerows(chosen)
     elif chosen:
         head = [name for name in chosen[0] if name not in ("exact", "dollars")]
-        cells = ([*(row[name] for name in head), _money(row)] for row in chosen)
+        cells = ([*(row[name] for name in head), _format_money(row)] for row in chosen)
         console.result(format_table([[*head, "$"], *cells]))
     for line in found.warnings:
         console.note(f"warning: {line}")
@@ -49,5 +49,5 @@ def show(given: Cost, console: Console) -> None:
     )
 
 
-def _money(row: dict[str, Any]) -> str:
+def _format_money(row: dict[str, Any]) -> str:
     return f"{'' if row['exact'] else '>= '}{row['dollars']:.4f}"

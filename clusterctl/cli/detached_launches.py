@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from clusterctl.cli.console import Console
-from clusterctl.errors import ClusterctlError, reason
+from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.options.clusters import CLUSTERS, Down
 from clusterctl.options.run import Launch
 from clusterctl.options.shared import JOBS
@@ -61,7 +61,7 @@ def _bring(store: Store, names: tuple[str, ...], given: Verb, console: Console) 
             if ended:
                 _remove(store, name, given, console)
         except ClusterctlError as error:
-            console.report(f"cluster {name} was not removed: {reason(error)}")
+            console.report(f"cluster {name} was not removed: {describe_reason(error)}")
             if error.hint:
                 console.note(f"  → {error.hint}")
 

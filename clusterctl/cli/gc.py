@@ -32,7 +32,7 @@ def gc(given: Gc, console: Console) -> None:
     if not found:
         console.note(f"no EC2 clusters without a local record ({looked})")
     if found:
-        rows = [(*_row(store, item), _kinds(item)) for item in found]
+        rows = [(*_list_cells(store, item), _count_kinds(item)) for item in found]
         console.result(format_table([(*HEAD, "resources"), *rows]))
         console.note(looked)
     removed: list[str] = []
@@ -57,7 +57,7 @@ def gc(given: Gc, console: Console) -> None:
         {
             "found": [
                 {
-                    **cloud_document(store, item),
+                    **document_cloud(store, item),
                     "left": [pick(resource, "kind", "id") for resource in item.resources],
                 }
                 for item in found
@@ -98,7 +98,7 @@ def describe_searched(regions: Sequence[str]) -> str:
     return f"searched {where}; --region searches other regions"
 
 
-def _row(store: Store, item: action.Orphan) -> tuple[object, ...]:
+def _list_cells(store: Store, item: action.Orphan) -> tuple[object, ...]:
     """One row below HEAD. The jobs that run are known of the clusters of this machine."""
     known = any(cluster.id == item.id for cluster in store.list_clusters())
     return (
@@ -106,22 +106,22 @@ def _row(store: Store, item: action.Orphan) -> tuple[object, ...]:
         ago(time.time() - item.made) if item.made else "-",
         format_time(item.deadline) if item.deadline else "-",
         f"{'' if item.priced else '>= '}{item.hourly:.2f}",
-        len(_running(store, item)) if known else "?",
+        len(_list_running(store, item)) if known else "?",
     )
 
 
-def _running(store: Store, item: action.Orphan) -> list[int]:
+def _list_running(store: Store, item: action.Orphan) -> list[int]:
     return [
         job.id for job in store.list_jobs() if job.cluster_id == item.id and not job.state.ended
     ]
 
 
-def cloud_document(store: Store, item: action.Orphan) -> dict[str, Any]:
+def document_cloud(store: Store, item: action.Orphan) -> dict[str, Any]:
     """A cluster as the cloud knows it, for --json."""
     return {
         **pick(item, "id", "name", "region", "owner", "client", "deadline", "made", "hourly"),
         "every_price_known": item.priced,
-        "jobs": _running(store, item),
+        "jobs": _list_running(store, item),
     }
 
 
@@ -130,18 +130,18 @@ def list_all(console: Console) -> dict[str, Any]:
     store = actions.open_store()
     with console.show_waiting():
         search = action.find(store)
-    console.result(format_table([HEAD, *(_row(store, item) for item in search.tagged)]))
+    console.result(format_table([HEAD, *(_list_cells(store, item) for item in search.tagged)]))
     console.note(describe_searched(search.regions).partition(";")[0])
     for error in search.failed:
         console.note(f"warning: {error.message}")
     return {
-        "cloud": [cloud_document(store, item) for item in search.tagged],
+        "cloud": [document_cloud(store, item) for item in search.tagged],
         "regions": search.regions,
         "failed": [error.message for error in search.failed],
     }
 
 
-def _kinds(orphan: Any) -> str:
+def _count_kinds(orphan: Any) -> str:
     counts: dict[str, int] = {}
     for resource in orphan.resources:
         counts[resource.kind] = counts.get(resource.kind, 0) + 1

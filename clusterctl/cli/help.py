@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from clusterctl.config import prefix
+from clusterctl.config import name_prefix
 from clusterctl.options.table import ARGUMENTS, GENERAL, Option, Verb
 from clusterctl.options.verbs import FAMILIES, VERBS
 
@@ -24,7 +24,11 @@ def render_verb(name: str) -> str:
     verb = VERBS[name]
     options = [option for option in verb.options().values() if not option.never]
     arguments = [option.metavar for option in options if not option.flags]
-    lines = [f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}", "", *_prose(verb)]
+    lines = [
+        f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}",
+        "",
+        *_list_paragraphs(verb),
+    ]
     rows: dict[str, list[tuple[str, str]]] = {ARGUMENTS.heading: []}
     bare: dict[str, dict[str, list[str]]] = {}
     for option in options:
@@ -33,18 +37,20 @@ def render_verb(name: str) -> str:
         if of := _find_source(verb, option):
             bare.setdefault(heading, {}).setdefault(f"As for `{of}`", []).append(option.flag)
         elif option.help:
-            rows[heading].append(_row(option))
+            rows[heading].append(_make_row(option))
         elif option.flags:  # the text of the verb explains an argument without a help
             bare.setdefault(heading, {}).setdefault(lead, []).append(option.flag)
     rows[GENERAL.heading] = [*rows.pop(GENERAL.heading), HELP]  # what all verbs have stands last
-    column = _column(row for section in rows.values() for row in section)
+    column = _choose_column(row for section in rows.values() for row in section)
     for heading, section in rows.items():
-        lines += _section(heading, _format_table(section, column) + _lists(bare.get(heading, {})))
-    lines += _wrap(_settings(name, options))
+        lines += _render_section(
+            heading, _format_table(section, column) + _render_bare(bare.get(heading, {}))
+        )
+    lines += _wrap(_describe_settings(name, options))
     if len(verb.examples) == 1:
         lines.append(f"  Example: {verb.examples[0]}")
     else:
-        lines += _section("Examples", [f"  {text}" for text in verb.examples])
+        lines += _render_section("Examples", [f"  {text}" for text in verb.examples])
     return "\n".join(lines)
 
 
@@ -63,7 +69,7 @@ def render_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
     for path, verb in VERBS.items():
         if path.startswith(prefix):
             word = path.removeprefix(prefix).partition(" ")[0]
-            row = (word, summary(verb) if name else FAMILIES.get(word, summary(verb)))
+            row = (word, summarize(verb) if name else FAMILIES.get(word, summarize(verb)))
             section = sections.setdefault(verb.heading, [])
             section += [row] if row not in section else []
     about = FAMILIES.get(name, "Create a cluster, run training jobs on it, and remove it again.")
@@ -71,36 +77,36 @@ def render_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
     sections["Options"] = [*rows, HELP]
     column = 4 + max(len(first) for members in sections.values() for first, _ in members)
     for heading, members in sections.items():
-        lines += _section(heading, _format_table(members, column))
+        lines += _render_section(heading, _format_table(members, column))
     return "\n".join([*lines, "", f"`clusterctl {prefix}COMMAND --help` shows its options."])
 
 
-def _section(heading: str, lines: list[str]) -> list[str]:
+def _render_section(heading: str, lines: list[str]) -> list[str]:
     return ["", f"{heading}:", *lines] if lines else []
 
 
-def summary(verb: type[Verb]) -> str:
+def summarize(verb: type[Verb]) -> str:
     """A verb in one line."""
     text = inspect.cleandoc(verb.__doc__ or "").replace("\n", " ")
     return text.partition(". ")[0].partition("  ")[0].rstrip(".") + "."
 
 
-def _prose(verb: type[Verb]) -> Iterator[str]:
+def _list_paragraphs(verb: type[Verb]) -> Iterator[str]:
     for number, paragraph in enumerate(inspect.cleandoc(verb.__doc__ or "").split("\n\n")):
-        yield from ([""] if number else []) + textwrap.wrap(paragraph, _width())
+        yield from ([""] if number else []) + textwrap.wrap(paragraph, _choose_width())
 
 
-def _settings(name: str, options: Iterable[Option[Any]]) -> str:
+def _describe_settings(name: str, options: Iterable[Option[Any]]) -> str:
     """How an option is set for many command lines."""
     example = next(
         (o for o in options if o.metavar and o.flags and o.settable and not o.env), Verb.quiet
     )
-    variable = f"{prefix(name.partition(' ')[0])}{example.key.upper()}"
+    variable = f"{name_prefix(name.partition(' ')[0])}{example.key.upper()}"
     known = [variable, *(item.env for item in options if item.env)]
     return f"Set defaults in clusterctl.toml, {', '.join(known)}, ..."
 
 
-def _row(option: Option[Any]) -> tuple[str, str]:
+def _make_row(option: Option[Any]) -> tuple[str, str]:
     """`-c, --cluster NAME` and its help, with room for a short flag where there is none."""
     flags, metavar, help = option.flags, option.metavar, option.help
     lead = "    " if flags and flags[0][:2] == "--" else ""
@@ -115,16 +121,16 @@ def _row(option: Option[Any]) -> tuple[str, str]:
     return first, help
 
 
-def _column(rows: Iterable[tuple[str, str]]) -> int:
+def _choose_column(rows: Iterable[tuple[str, str]]) -> int:
     """Where the second column begins: where the fewest lines are needed, and else far right."""
     rows = list(rows)
-    wide = {len(first) for first, _ in rows if len(first) <= _WIDEST * _width()}
+    wide = {len(first) for first, _ in rows if len(first) <= _WIDEST * _choose_width()}
     return min((4 + width for width in wide), key=lambda at: (len(_format_table(rows, at)), -at))
 
 
 def _format_table(rows: list[tuple[str, str]], column: int) -> list[str]:
     """Two columns, the second one wrapped."""
-    lines, room = [], _width() - column
+    lines, room = [], _choose_width() - column
     for first, second in rows:
         fits = len(second) <= room
         wrapped = [second] if fits else textwrap.wrap(second, room, break_on_hyphens=False)
@@ -135,16 +141,16 @@ def _format_table(rows: list[tuple[str, str]], column: int) -> list[str]:
     return lines
 
 
-def _lists(bare: Mapping[str, list[str]]) -> list[str]:
+def _render_bare(bare: Mapping[str, list[str]]) -> list[str]:
     """Options without a help of their own."""
     return _wrap(". ".join(f"{lead}: {' '.join(sorted(flags))}" for lead, flags in bare.items()))
 
 
 def _wrap(text: str) -> list[str]:
     return textwrap.wrap(
-        text, _width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        text, _choose_width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )
 
 
-def _width() -> int:
+def _choose_width() -> int:
     return max(60, min(100, shutil.get_terminal_size().columns))

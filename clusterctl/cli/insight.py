@@ -10,7 +10,7 @@ from clusterctl import actions
 from clusterctl.actions import diff as comparing
 from clusterctl.actions import doctor as action
 from clusterctl.actions import verify as measuring
-from clusterctl.cli.clusters import verify_document
+from clusterctl.cli.clusters import document_checks
 from clusterctl.cli.console import Console, format_table, pick, redact
 from clusterctl.cli.jobs import choose_number
 from clusterctl.formats import count
@@ -32,7 +32,7 @@ def doctor(given: Doctor, console: Console) -> None:
     )
     job = found.job
     console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")
-    console.result("\n\n".join([*_findings(found), *_stacks(found, console.verbose)]))
+    console.result("\n\n".join([*_render_findings(found), *_render_stacks(found, console.verbose)]))
     if given.bundle:
         console.note(f"wrote {given.bundle}: review it before you publish it")
     console.document(
@@ -45,13 +45,13 @@ def doctor(given: Doctor, console: Console) -> None:
                 pick(item, "kind", "serious", "text", "advice", "lines", "ranks", "nodes")
                 for item in found.findings
             ],
-            "stacks": [_stack(item) for item in found.stacks],
+            "stacks": [_document_stack(item) for item in found.stacks],
             "bundle": given.bundle,
         }
     )
 
 
-def _findings(found: action.Diagnosis) -> list[str]:
+def _render_findings(found: action.Diagnosis) -> list[str]:
     texts = [found.summary] if found.summary else []
     for number, item in enumerate(found.findings):
         word = "also" if item.serious else "note"
@@ -62,7 +62,7 @@ def _findings(found: action.Diagnosis) -> list[str]:
     return texts
 
 
-def _stacks(found: action.Diagnosis, all_frames: bool) -> list[str]:
+def _render_stacks(found: action.Diagnosis, all_frames: bool) -> list[str]:
     texts = []
     for item in found.stacks:
         frames = item.stack.shown
@@ -73,7 +73,7 @@ def _stacks(found: action.Diagnosis, all_frames: bool) -> list[str]:
     return texts
 
 
-def _stack(item: Any) -> dict[str, Any]:
+def _document_stack(item: Any) -> dict[str, Any]:
     stack = item.stack
     frames = [pick(frame, "name", "file", "line") for frame in stack.frames]
     return {"ranks": item.ranks, "collective": stack.collective, "frames": frames}
@@ -95,7 +95,7 @@ def verify(given: Verify, console: Console) -> None:
     console.document(
         {
             "cluster": cluster.name,
-            **verify_document(found),
+            **document_checks(found),
             "nodes": found.nodes,
             "links": found.links,
             "reductions": found.reductions,

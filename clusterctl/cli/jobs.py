@@ -21,7 +21,7 @@ from clusterctl.cli.console import Console, escape, format_table
 from clusterctl.cli.job_output import (
     announce,
     describe_size,
-    fetched_document,
+    document_fetched,
     finish,
     format_duration,
     note_fetched,
@@ -43,8 +43,10 @@ def jobs(given: Jobs, console: Console) -> None:
         wanted = action.find_job(store, given.job, given.cluster).id
         found = tuple(job for job in found if job.id == wanted)
     dollars = cost.sum_by_job(store, found)
-    chosen = job_columns.values(store, found, dollars, given.columns) if given.columns else None
-    document = _documents(found, dollars, chosen)
+    chosen = (
+        job_columns.collect_values(store, found, dollars, given.columns) if given.columns else None
+    )
+    document = _document_jobs(found, dollars, chosen)
     if chosen:
         console.result(job_columns.show(chosen, given.columns))
         console.document(document)
@@ -54,24 +56,24 @@ def jobs(given: Jobs, console: Console) -> None:
     head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
     head += ["exit", "ranks", "started", "took", *["$"] * bool(dollars), "program"]
     if found:
-        money = {job.id: [_money(dollars, job)] if dollars else [] for job in found}
-        rows = (_row(job, batch, waiting, money[job.id]) for job in found)
+        money = {job.id: [_format_money(dollars, job)] if dollars else [] for job in found}
+        rows = (_list_cells(job, batch, waiting, money[job.id]) for job in found)
         console.result(format_table([head, *rows]))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     if given.job is not None and found[0].spec.is_sweep:
-        document["jobs"][0]["points"]["table"] = _points(store, found[0], console)
+        document["jobs"][0]["points"]["table"] = _list_points(store, found[0], console)
     console.document(document)
 
 
-def _points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
+def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
     """Of a sweep, what became of each point, with the last value of each metric."""
-    found = sweep_points.rows(job, metrics.find_last_by_rank(store, job, console.report))
-    console.result("\n" + format_table(sweep_points.cells(found)))
-    return sweep_points.document(found)
+    found = sweep_points.list_rows(job, metrics.find_last_by_rank(store, job, console.report))
+    console.result("\n" + format_table(sweep_points.render_cells(found)))
+    return sweep_points.document_points(found)
 
 
-def _documents(
+def _document_jobs(
     jobs: Sequence[Job], dollars: Mapping[int, float], chosen: Sequence[Mapping[str, Any]] | None
 ) -> dict[str, Any]:
     found = [{**job_document(job), "dollars": dollars.get(job.id)} for job in jobs]
@@ -80,14 +82,14 @@ def _documents(
     return {"jobs": found}
 
 
-def _money(dollars: Mapping[int, float], job: Job) -> str:
+def _format_money(dollars: Mapping[int, float], job: Job) -> str:
     return f"{dollars[job.id]:.4f}" if job.id in dollars else "-"
 
 
-def _row(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]:
+def _list_cells(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]:
     code = "-" if job.program_exit_code is None else job.program_exit_code
     started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
-    command = _command(job)
+    command = _quote_command(job)
     where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
     waits = [_describe_wait(job) or "-"] * waiting
     return [
@@ -112,21 +114,21 @@ def choose_number(
         return given.job
     # `rerun` names the cluster where it is to run, not the one where it ran.
     last = action.find_last_job(store, None if isinstance(given, Rerun) else given.cluster)
-    console.report(f"job {last.id}: {_command(last)}")
+    console.report(f"job {last.id}: {_quote_command(last)}")
     return last.id
 
 
-def _command(job: Job) -> str:
+def _quote_command(job: Job) -> str:
     """In one cell: nothing in a command line can reach the terminal as a command."""
-    return _cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
+    return _format_cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
 
 
 def _describe_wait(job: Job) -> str:
     """What the queue says of a job that is in it, in one cell."""
-    return _cell(job.reason) if job.state is JobState.QUEUED else ""
+    return _format_cell(job.reason) if job.state is JobState.QUEUED else ""
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     text = escape(text)
     return text if len(text) <= 60 else f"{text[:59]}…"
 
@@ -138,7 +140,7 @@ def logs(given: Logs, console: Console) -> None:
     job = choose_number(given, store, console)
     try:
         if given.metrics:
-            _metrics(given, store, job, console)
+            _show_metrics(given, store, job, console)
         else:
             with Printer(console, only=given.rank, exact=not follow) as printer:
                 job = _print(given, store, job, console, printer)
@@ -193,7 +195,7 @@ def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job
     )
 
 
-def _metrics(given: Logs, store: Store, job: int, console: Console) -> None:
+def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None:
     """One line for each line of metrics; a table with --csv, files with --export."""
     where = (store, job, given.cluster, console.report)
     if given.export:
@@ -255,7 +257,7 @@ def fetch(given: Fetch, console: Console) -> None:
     elif not (brought.kept or brought.left_out or got.failed):
         console.note(f"job {job} wrote no files")
     note_fetched(console, got)
-    console.document(fetched_document(got))
+    console.document(document_fetched(got))
     console.raise_first(got.failed)
     if got.missing:
         raise typer.Exit(4)

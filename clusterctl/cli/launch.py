@@ -15,7 +15,7 @@ from clusterctl.actions import run as action
 from clusterctl.actions import spec as specs
 from clusterctl.cli import clusters, run
 from clusterctl.cli.console import Console
-from clusterctl.cli.job_output import fetched_document, note_fetched
+from clusterctl.cli.job_output import document_fetched, note_fetched
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
 from clusterctl.options import limits, verbs
 from clusterctl.options.clusters import Down, Up
@@ -44,13 +44,13 @@ def launch(given: Launch, console: Console) -> None:
         _run_there(store, there.name, given, console)
         return
     _check(running, given.detach)
-    name = typed or _free_name(store.list_names(), resolved.program.target)
+    name = typed or _choose_name(store.list_names(), resolved.program.target)
     if name in store.list_names():
         raise RecordError(
             f"cluster {name!r} already exists", hint=f"`clusterctl run -c {name}` uses it"
         )
     new = {"name": name, "cluster": None, "dry_run": given.dry_run}
-    creation = given.pick_options(Up, **new, **_idle(given, store, name))
+    creation = given.pick_options(Up, **new, **_choose_idle(given, store, name))
     if given.dry_run:
         clusters.up(creation, console)
         return
@@ -117,12 +117,12 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
         if got.brought.outputs:
             console.note(f"output files of job {number} are in {got.folder}")
         note_fetched(console, got)
-        console.document(fetched_document(got))
+        console.document(document_fetched(got))
         console.raise_first(got.failed)
     raise typer.Exit(code)
 
 
-def _idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
+def _choose_idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
     """Nobody watches a detached launch: its workers end soon after the program, where they cost
     money."""
     wanted = given.pick_options(Up, name=name, cluster=None)
@@ -130,7 +130,7 @@ def _idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
         return {}
     spec = up_plan.resolve(store, specs.make_spec(name, wanted))
     where = up_plan.find_circumstances(spec)
-    return {} if verbs.limit("up", "--idle", where) else {"idle": detached_launches.IDLE}
+    return {} if verbs.find_limit("up", "--idle", where) else {"idle": detached_launches.IDLE}
 
 
 def _run(given: Run, console: Console) -> int:
@@ -150,7 +150,7 @@ def _describe_kept(name: str) -> str:
     return f"cluster {name} is kept: `clusterctl down {name}` removes it"
 
 
-def _free_name(taken: Collection[str], program: str) -> str:
+def _choose_name(taken: Collection[str], program: str) -> str:
     """That of the program, with a number if there is such a cluster already."""
     stem = re.sub(r"[^a-z0-9]+", "-", PurePath(program).stem.lower()).strip("-")[:20].strip("-")
     stem = stem if stem[:1].isalpha() else f"job-{stem}".rstrip("-")

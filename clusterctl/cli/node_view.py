@@ -124,16 +124,16 @@ def describe(picture: Picture, width: int, height: int) -> list[tuple[str, str]]
     if len(chosen) > room:
         counts = textwrap.wrap(_count(picture.nodes), width)[: room - 1]
         lines += [(text, "") for text in counts]
-        slow = sorted((n for n in chosen if n.phase != READY), key=_rank)
+        slow = sorted((n for n in chosen if n.phase != READY), key=_order_by)
         chosen = slow[: min(SLOWEST, room - len(counts))]
     if chosen:
-        texts = format_table(_row(node) for node in chosen).splitlines()
+        texts = format_table(_list_cells(node) for node in chosen).splitlines()
         colours = (COLOURS.get(node.phase, "") for node in chosen)
         lines += zip(texts, colours, strict=True)
     return [(text[:width], colour) for text, colour in (*lines, *([last] if last else ()))]
 
 
-def _rank(node: NodeState) -> tuple[bool, int, float]:
+def _order_by(node: NodeState) -> tuple[bool, int, float]:
     """First what failed, then the slowest."""
     return node.phase != FAILED, ORDER.index(node.phase), -node.seconds
 
@@ -145,7 +145,7 @@ def _count(nodes: Sequence[NodeState]) -> str:
     return f"{len(nodes)} nodes: {', '.join(parts)}"
 
 
-def _row(node: NodeState) -> tuple[str, str, str, str]:
+def _list_cells(node: NodeState) -> tuple[str, str, str, str]:
     since = "" if node.phase in ENDS else ago(node.seconds)
     more = [node.what] if node.what else []
     if node.phase not in ENDS and node.received >= NOTEWORTHY:

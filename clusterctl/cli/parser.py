@@ -29,8 +29,8 @@ class Command(TyperCommand):
         self.path, self.verb = path, VERBS[path]
         super().__init__(
             path.rpartition(" ")[2],
-            params=[_parameter(option) for option in self.verb.options().values()],
-            short_help=help.summary(self.verb),
+            params=[_make_parameter(option) for option in self.verb.options().values()],
+            short_help=help.summarize(self.verb),
             context_settings={
                 "help_option_names": ["-h", "--help"],
                 "allow_interspersed_args": not self.verb.ends_at_argument,
@@ -114,7 +114,7 @@ class Verbs(TyperGroup):
         return help.render_group(self.prefix.rstrip(), rows)
 
 
-def command() -> Any:
+def make_command() -> Any:
     """The whole command line."""
     application = typer.Typer(
         name="clusterctl",
@@ -138,7 +138,7 @@ def group_by_word() -> dict[str, dict[str, Option[Any]]]:
     return found
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"clusterctl {__version__}")
         raise typer.Exit
@@ -146,12 +146,12 @@ def _version(wanted: bool) -> None:
 
 def _top(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version"
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version"
     ),
 ) -> None: ...
 
 
-def _parameter(option: Option[Any]) -> Any:
+def _make_parameter(option: Option[Any]) -> Any:
     if option.flags:
         return TyperOption(
             param_decls=[option.key, *option.flags],
@@ -181,7 +181,7 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
         key: setting
         for key, option in options.items()
         if parsed[key] in (None, False, ())
-        and (setting := _setting(verb, path.partition(" ")[0], option, settings))
+        and (setting := _find_setting(verb, path.partition(" ")[0], option, settings))
     }
     raw = {**parsed, **{key: setting.value for key, setting in found.items()}}
     Console.get_current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])
@@ -203,7 +203,7 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     )
 
 
-def _setting(
+def _find_setting(
     verb: type[Verb], word: str, option: Option[Any], settings: config.Settings
 ) -> config.Setting | None:
     """One made for the verb, else for a verb that it stands for, else for all verbs."""

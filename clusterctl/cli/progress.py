@@ -58,9 +58,11 @@ class Transfer:
         return text
 
     def _draw(self, done: int, size: int, percent: int) -> None:
-        from clusterctl.cli.bar import bar  # on a terminal alone: rich takes its time to load
+        from clusterctl.cli.bar import (
+            render_bar,  # on a terminal alone: rich takes its time to load
+        )
 
-        drawn = f"{bar(done, size)} " if size else ""
+        drawn = f"{render_bar(done, size)} " if size else ""
         self._console.show(f"{drawn}{self._name} {self._describe(done, size, percent)}")
         if done == size:
             self._console.leave()

@@ -198,16 +198,16 @@ class Json:
 
     def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
         for line in lines:
-            self._row(source, line)
+            self._add_row(source, line)
 
     def show_part(self, source: RankStream, text: bytes) -> None:
-        self._row(source, text, cut=True)
+        self._add_row(source, text, cut=True)
 
     def show_progress(self, source: RankStream) -> None:
         if source.bar:
-            self._row(source, source.bar, progress=True)
+            self._add_row(source, source.bar, progress=True)
 
-    def _row(self, source: RankStream, text: bytes, **more: bool) -> None:
+    def _add_row(self, source: RankStream, text: bytes, **more: bool) -> None:
         line = text.decode(errors="replace")
         row = {"rank": source.rank, "stream": source.stream, "line": line, **more}
         self._rows.append(json.dumps(row) + "\n")
@@ -255,20 +255,20 @@ class Text:
             return  # its last state stands there already
         if source.stream in self._terminals:
             lines = [_make_printable(line) for line in lines]
-        self._write(source, (b"\n" + self._tag(source)).join(lines) + b"\n")
-        self._unfinished.pop(self._place(source.stream), None)
+        self._write(source, (b"\n" + self._render_tag(source)).join(lines) + b"\n")
+        self._unfinished.pop(self._name_place(source.stream), None)
 
     def show_part(self, source: RankStream, text: bytes) -> None:
         if source.stream in self._terminals:
             text = _make_printable(text)
         self._write(source, text)
-        self._unfinished[self._place(source.stream)] = source
+        self._unfinished[self._name_place(source.stream)] = source
 
     def show_progress(self, source: RankStream) -> None:
         if source.stream not in self._terminals:
             if source.bar:
                 self._begin_anew(source.stream)
-                self._texts[source.stream].append(self._tag(source) + source.bar + b"\n")
+                self._texts[source.stream].append(self._render_tag(source) + source.bar + b"\n")
             return
         if source.bar:
             self._bars[source] = None
@@ -291,24 +291,24 @@ class Text:
         if self._terminals:
             self._console.before_message = None
 
-    def _tag(self, source: RankStream) -> bytes:
+    def _render_tag(self, source: RankStream) -> bytes:
         """On a terminal in a colour, by which neighbouring ranks can be told apart."""
         if source.stream not in self._terminals or os.environ.get("NO_COLOR"):
             return source.tag
         colour = COLOURS[(source.rank or 0) % len(COLOURS)]
         return b"\x1b[%dm%b\x1b[0m " % (colour, source.tag.rstrip())
 
-    def _place(self, stream: str) -> str:
+    def _name_place(self, stream: str) -> str:
         return "terminal" if stream in self._terminals else stream
 
     def _begin_anew(self, stream: str) -> None:
-        if self._unfinished.pop(self._place(stream), None):
+        if self._unfinished.pop(self._name_place(stream), None):
             self._texts[stream].append(b"\n")
 
     def _write(self, source: RankStream, text: bytes) -> None:
-        if self._unfinished.get(self._place(source.stream)) is not source:
+        if self._unfinished.get(self._name_place(source.stream)) is not source:
             self._begin_anew(source.stream)
-            text = self._tag(source) + text
+            text = self._render_tag(source) + text
         self._texts[source.stream].append(text)
 
     def _write_texts(self) -> None:
@@ -338,8 +338,8 @@ class Text:
         for stream in self._terminals:
             self._begin_anew(stream)
         self._write_texts()
-        room = max(1, self._height() // 2)
-        bars = [self._tag(source) + _make_printable(source.shown) for source in self._bars]
+        room = max(1, self._measure_height() // 2)
+        bars = [self._render_tag(source) + _make_printable(source.shown) for source in self._bars]
         if len(bars) > room:
             bars = [*bars[: room - 1], b"(%d more)" % (len(bars) - room + 1)]
         # Without automatic margins, a bar that is too long stays on its line.
@@ -351,7 +351,7 @@ class Text:
         stream.write(data)
         stream.flush()
 
-    def _height(self) -> int:
+    def _measure_height(self) -> int:
         try:
             return os.get_terminal_size(self._streams[self._terminals[-1]].fileno()).lines or 24
         except OSError:

@@ -33,7 +33,7 @@ def run(given: Run, console: Console) -> None:
         raise UsageError("nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
     store = actions.open_store()
     chosen = _choose(store, given.cluster)
-    circumstances = _circumstances(given, chosen)
+    circumstances = _list_circumstances(given, chosen)
     place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
     given = given.apply_limits(circumstances, console.note, place)
     if given.interactive:
@@ -42,7 +42,7 @@ def run(given: Run, console: Console) -> None:
     try:
         resolved, spec, secrets = read_program(given)
     except UsageError as error:
-        error.hint = _queue_hint(given, circumstances, error) or error.hint
+        error.hint = _suggest_queue(given, circumstances, error) or error.hint
         raise
     spec = replace(spec, ranks=_count(given))
     node_loss.check(spec.on_node_loss, chosen)
@@ -70,7 +70,7 @@ def read_program(given: Run) -> tuple[Resolved, JobSpec, dict[str, str]]:
     )
     variables, secrets = read_variables(given.variables, files)
     spec = replace(
-        _spec(given, resolved.program),
+        _make_spec(given, resolved.program),
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in files),
@@ -87,7 +87,7 @@ def _choose(store: Store, cluster: str | None) -> Cluster:
     return actions.choose(store, cluster)
 
 
-def _circumstances(given: Run, chosen: Cluster) -> set[str]:
+def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
     """Which of those of `limits` hold for this command line."""
     doing = {
         "interactive": given.interactive,
@@ -99,8 +99,8 @@ def _circumstances(given: Run, chosen: Cluster) -> set[str]:
     return {chosen.system, given.launcher, *ways, *(f"{word} {chosen.system}" for word in ways)}
 
 
-def _spec(given: Run, program: Program) -> JobSpec:
-    return JobSpec(program=program, native=given.native(), **given.pick_fields(JobSpec))
+def _make_spec(given: Run, program: Program) -> JobSpec:
+    return JobSpec(program=program, native=given.collect_native(), **given.pick_fields(JobSpec))
 
 
 def _count(given: Run) -> int:
@@ -122,7 +122,7 @@ def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) 
     from clusterctl.actions.interactive import plan_terminal  # not for a job
 
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    terminal = plan_terminal(store, chosen, _spec(given, program), _drop_dashes(given.command))
+    terminal = plan_terminal(store, chosen, _make_spec(given, program), _drop_dashes(given.command))
     if not given.dry_run:
         raise typer.Exit(terminal.open())
     console.result(terminal.text)
@@ -134,9 +134,9 @@ def _drop_dashes(words: tuple[str, ...]) -> list[str]:
     return list(words[words[:1] == ("--",) :])
 
 
-def _queue_hint(given: Run, circumstances: set[str], error: UsageError) -> str:
+def _suggest_queue(given: Run, circumstances: set[str], error: UsageError) -> str:
     """What somebody meant who wrote `-q NAME` as for sbatch or qsub."""
-    queues = [name for name in batch.DASH_Q if verbs.limit("run", name, circumstances) is None]
+    queues = [name for name in batch.DASH_Q if verbs.find_limit("run", name, circumstances) is None]
     if not (queues and given.quiet and given.command and "no script" in error.message):
         return ""
     return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(_drop_dashes(given.command)[0])}?"
@@ -218,7 +218,7 @@ def rerun(given: Rerun, console: Console) -> None:
     ):
         seen: Any = {"on_output": printer, "report": console.report}
 
-        def again(note: OnJob) -> Job:
+        def repeat(note: OnJob) -> Job:
             return repeating.rerun(
                 store,
                 job,
@@ -232,14 +232,14 @@ def rerun(given: Rerun, console: Console) -> None:
             )
 
         if given.detach:
-            again(on_start)
+            repeat(on_start)
         else:
-            ended = node_loss.run(store, number, again, secrets, on_start=on_start, **seen)
+            ended = node_loss.run(store, number, repeat, secrets, on_start=on_start, **seen)
     if not given.detach:
         raise typer.Exit(finish(console, ended))
 
 
-def _conditions(spec: JobSpec, detach: bool) -> list[str]:
+def _describe_conditions(spec: JobSpec, detach: bool) -> list[str]:
     """What a job is subject to that its command does not show."""
     later = "by the next `clusterctl logs -f`"
     by = later if detach else f"by this command, or {later} if this one has ended"
@@ -261,7 +261,7 @@ def _conditions(spec: JobSpec, detach: bool) -> list[str]:
 def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
     job, plan = prepared.job, prepared.plan
     secrets = dict.fromkeys(prepared.secrets, "***")
-    conditions, stage = _conditions(job.spec, detach), prepared.tree.describe()
+    conditions, stage = _describe_conditions(job.spec, detach), prepared.tree.describe()
     preview = prepared.preview
     placed = {place.node for place in job.placement}
     lines = [f"# {note}" for note in (*plan.notes, *conditions)]

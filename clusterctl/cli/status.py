@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from clusterctl.cli.clusters import describe_end, node_document
+from clusterctl.cli.clusters import describe_end, document_node
 from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
 from clusterctl.formats import format_time
 from clusterctl.model import Cluster
@@ -23,10 +23,12 @@ def status(given: Status, console: Console) -> None:
             store, actions.choose(store, given.choose_name()), live=live
         )
     what = found.cluster
+    spent = _format_dollars(found.dollars, found)
+    hourly = _format_dollars(found.dollars_per_hour, found)
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
-        f" {_mode(what)}, age {ago(found.age)}, {_dollars(found.dollars, found)} so far"
-        f" ({_dollars(found.dollars_per_hour, found)}/h{_source(found)}){describe_end(what)}"
+        f" {_describe_mode(what)}, age {ago(found.age)}, {spent} so far"
+        f" ({hourly}/h{_name_source(found)}){describe_end(what)}"
     ]
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
@@ -41,18 +43,18 @@ def status(given: Status, console: Console) -> None:
     head += ["live", "node deadline"] if live else []
     rows = (
         [
-            *_node_row(item),
-            *([_gpus(item.node)] * gpus),
+            *_list_node(item),
+            *([_describe_gpus(item.node)] * gpus),
             *([_list_jobs_on(item.node, found.jobs)] * bool(found.jobs)),
-            *(_live(item) if live else []),
+            *(_list_live(item) if live else []),
         ]
         for item in found.nodes
     )
     lines.append(format_table([head, *rows]))
     if any(item.gpus for item in found.nodes):
-        lines.append(format_table(_gpu_rows(found.nodes)))
+        lines.append(format_table(_list_gpus(found.nodes)))
     if found.queues:
-        lines.append(format_table(_queues(found.queues)))
+        lines.append(format_table(_list_queues(found.queues)))
     if console.verbose:
         for item in found.nodes:
             lines.append(f"{item.node.name}: root {item.node.root}")
@@ -63,7 +65,7 @@ def status(given: Status, console: Console) -> None:
     for job in found.jobs:
         lines.append(f"job {job.id}: {job.spec.program.target}, {job.state.value}")
     console.result("\n".join(lines))
-    console.document(_status(found, live))
+    console.document(_document_status(found, live))
 
 
 def list_clusters(given: List, console: Console) -> None:
@@ -94,30 +96,30 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
         console.note("no clusters; create one with `clusterctl up`")
     elif found:
         head = ["name", "provider", "mode", "phase", "workers", "age", "$/h"]
-        console.result(format_table([head, *map(_cluster_row, found)]))
+        console.result(format_table([head, *map(_list_cluster, found)]))
         for line in (line for item in found for line in item.warnings):
             console.note(f"warning: {line}")
-    return {"clusters": [_status(item, False) for item in found], "damage": damage}
+    return {"clusters": [_document_status(item, False) for item in found], "damage": damage}
 
 
-def _node_row(item: Any) -> list[object]:
+def _list_node(item: Any) -> list[object]:
     node, mpi, python = item.node, item.node.facts.mpi, item.node.facts.python
     place = f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here"
     versions = f"{mpi.flavour} {mpi.version}" if mpi else "-", python.version if python else "-"
     return [node.name, node.role.value, place, node.slots, *versions]
 
 
-def _live(item: Any) -> list[object]:
+def _list_live(item: Any) -> list[object]:
     return [item.live, format_time(item.deadline) if item.deadline else "-"]
 
 
-def _gpus(node: Any) -> str:
+def _describe_gpus(node: Any) -> str:
     """`4 x Tesla T4`; of several models, each."""
     models = Counter(node.facts.gpus)
     return ", ".join(f"{number} x {model}" for model, number in models.items()) or "-"
 
 
-def _gpu_rows(nodes: Any) -> list[list[object]]:
+def _list_gpus(nodes: Any) -> list[list[object]]:
     """What each GPU does now, and for which jobs."""
     rows: list[list[object]] = [["node", "gpu", "model", "use", "memory", "job"]]
     for item in nodes:
@@ -137,22 +139,22 @@ def _list_jobs_on(node: Any, jobs: Any) -> str:
     return ", ".join(numbers) or "-"
 
 
-def _cluster_row(item: Any) -> list[object]:
+def _list_cluster(item: Any) -> list[object]:
     what = item.cluster
     rate = f"{'>= ' * bool(item.unknown_prices)}{item.dollars_per_hour:.2f}"
     kind = [what.name, what.spec.provider, what.mode, what.phase.value]
     return [*kind, what.spec.workers, ago(item.age), rate]
 
 
-def _source(found: Any) -> str:
+def _name_source(found: Any) -> str:
     return ", from the record" if found.cluster.charges and not found.asked else ""
 
 
-def _dollars(dollars: float, found: Any) -> str:
+def _format_dollars(dollars: float, found: Any) -> str:
     return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
 
 
-def _queues(queues: Any) -> list[list[object]]:
+def _list_queues(queues: Any) -> list[list[object]]:
     """Partitions or queues: what is free, of what there is."""
     rows: list[list[object]] = [["queue", "nodes free", "slots free", "gpus free", "nodes down"]]
     for queue in queues:
@@ -171,12 +173,12 @@ def _describe_stay(cluster: Cluster) -> str:
     return "`down` deletes it"
 
 
-def _mode(cluster: Cluster) -> str:
+def _describe_mode(cluster: Cluster) -> str:
     reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
     return f"{cluster.mode}{reason}"
 
 
-def _status(found: Any, live: bool) -> dict[str, Any]:
+def _document_status(found: Any, live: bool) -> dict[str, Any]:
     what = found.cluster
     return {
         "cluster": what.name,
@@ -199,7 +201,7 @@ def _status(found: Any, live: bool) -> dict[str, Any]:
         **(pick(found, "queues") if live else {}),
         "nodes": [
             {
-                **node_document(item.node),
+                **document_node(item.node),
                 "gpus": list(item.node.facts.gpus),
                 **(pick(item, "live", "deadline") if live else {}),
                 **({"gpu_use": make_plain(item.gpus)} if live else {}),

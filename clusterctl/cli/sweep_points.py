@@ -10,7 +10,7 @@ from clusterctl.actions import metrics
 from clusterctl.job_model import Job
 
 
-def rows(job: Job, values: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
+def list_rows(job: Job, values: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
     """Its number, its values, its exit code (None: it has not ended), its metrics."""
     return [
         {
@@ -23,7 +23,7 @@ def rows(job: Job, values: Mapping[int, Mapping[str, float]]) -> list[dict[str, 
     ]
 
 
-def document(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def document_points(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """As JSON has it: what is not finite is null."""
     return [
         {**row, "metrics": {n: v if isfinite(v) else None for n, v in row["metrics"].items()}}
@@ -31,7 +31,7 @@ def document(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def cells(found: Sequence[Mapping[str, Any]]) -> list[list[object]]:
+def render_cells(found: Sequence[Mapping[str, Any]]) -> list[list[object]]:
     """For people, with a head."""
     swept = dict.fromkeys(name for row in found for name in row["values"])
     measured = dict.fromkeys(name for row in found for name in row["metrics"])
@@ -42,12 +42,12 @@ def cells(found: Sequence[Mapping[str, Any]]) -> list[list[object]]:
                 row["point"],
                 *(row["values"][name] for name in swept),
                 "-" if row["exit_code"] is None else row["exit_code"],
-                *(_metric(row["metrics"].get(name)) for name in measured),
+                *(_format_metric(row["metrics"].get(name)) for name in measured),
             ]
             for row in found
         ),
     ]
 
 
-def _metric(value: float | None) -> str:
+def _format_metric(value: float | None) -> str:
     return "-" if value is None else metrics.render(value)

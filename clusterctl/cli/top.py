@@ -73,10 +73,10 @@ def render(frame: TopFrame, height: int | None = None) -> str:
                 str(line.rank),
                 line.node if line.alive else f"{line.node} (ended)",
                 "-" if line.step is None else f"{line.step:g}",
-                _number(line.step_seconds),
-                _number(line.loss),
+                _format_number(line.step_seconds),
+                _format_number(line.loss),
                 "-" if line.cpu is None else f"{line.cpu:.2f}",
-                _size(line.memory),
+                _format_size(line.memory),
             )
         )
     gpus = any(node.gpus for node in frame.nodes)
@@ -87,9 +87,9 @@ def render(frame: TopFrame, height: int | None = None) -> str:
             lines.append((node.node, node.error, *[""] * (len(names) - 2)))
             continue
         cpu = "-" if node.cpu is None else f"{node.cpu:.0%}"
-        memory = f"{_size(node.memory)} of {_size(node.total)}"
-        cells = _gpu_cells(node.gpus) if gpus else ()
-        rates = (_share(node.received, node.ceiling), _share(node.sent, node.ceiling))
+        memory = f"{_format_size(node.memory)} of {_format_size(node.total)}"
+        cells = _format_gpus(node.gpus) if gpus else ()
+        rates = (_format_share(node.received, node.ceiling), _format_share(node.sent, node.ceiling))
         lines.append((node.node, cpu, memory, *cells, *rates))
     return "\n\n".join(
         (", ".join(head), format_table(rows), "\n".join((format_table(lines), *notes)))
@@ -115,24 +115,24 @@ def _choose(
     return sorted(behind, key=lambda line: line.rank), silent, (note,)
 
 
-def _gpu_cells(gpus: Sequence[GpuLook]) -> tuple[str, str]:
+def _format_gpus(gpus: Sequence[GpuLook]) -> tuple[str, str]:
     """Of all GPUs of a node: each one's use, and their memory together."""
     used = " ".join("-" if gpu.used is None else f"{gpu.used:.0%}" for gpu in gpus)
     memory, total = sum(gpu.memory for gpu in gpus), sum(gpu.total for gpu in gpus)
-    return used or "-", f"{_size(memory)} of {_size(total)}" if total else "-"
+    return used or "-", f"{_format_size(memory)} of {_format_size(total)}" if total else "-"
 
 
-def _share(rate: float | None, ceiling: float | None) -> str:
+def _format_share(rate: float | None, ceiling: float | None) -> str:
     """`12 MB (10%)`: with its part of what the network carries."""
     share = f" ({rate / ceiling:.0%})" if rate is not None and ceiling else ""
-    return _size(rate) + share
+    return _format_size(rate) + share
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _size(value: float | None) -> str:
+def _format_size(value: float | None) -> str:
     """Bytes for people, in decimal units."""
     if value is None:
         return "-"

@@ -26,7 +26,7 @@ def list_unpriced(charges: Iterable[Charge]) -> tuple[str, ...]:
 def sum_between(charges: Iterable[Charge], start: float, end: float, now: float) -> float:
     """Spent from `start` to `end`; the minute that is billed at least begins with the charge."""
     return sum(
-        item.cost_between(max(start, item.since), min(end, item.since + item.seconds(now)))
+        item.sum_between(max(start, item.since), min(end, item.since + item.seconds(now)))
         for item in charges
     )
 

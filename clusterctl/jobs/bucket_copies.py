@@ -85,7 +85,7 @@ def download(job: Job, folder: Path) -> bool:
                 hint="copy the files from the bucket by hand",
             )
         for path, _, modified in copies.files:
-            file = folder.joinpath(node, *unpack.inner_parts(path))
+            file = folder.joinpath(node, *unpack.split_inner_parts(path))
             make_private(file.parent)
             bucket.download(_name(node, path), file)
             os.utime(file, (modified, modified))

@@ -75,7 +75,9 @@ def resolve(
     library = Path(cloudpickle.__file__).parent
     written = [(f"{FOLDER}/function.pickle", data)]
     written.append((f"{FOLDER}/limits.json", json.dumps([PYTHON, MAX_RESULT]).encode()))
-    written.append((f"{FOLDER}/call.py", (assets.folder("templates") / "job/call.py").read_bytes()))
+    written.append(
+        (f"{FOLDER}/call.py", (assets.find_folder("templates") / "job/call.py").read_bytes())
+    )
     for path in sorted(library.glob("*.py")):  # nodes need not have it
         written.append((f"{FOLDER}/{library.name}/{path.name}", path.read_bytes()))
     program = Program(

@@ -19,7 +19,7 @@ from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.reconnecting import ATTEMPT, Absences, FindDead
 from clusterctl.jobs.start import list_nodes
 from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.options.checks import MIN_IDLE
 from clusterctl.timeouts import now, run_in_background
 from clusterctl.transport import Channel, uptime
@@ -235,7 +235,7 @@ class Connections:
         gone together."""
         for why, names in _fold(self._probe()).items():
             verb = "have" if len(names) > 1 else "has"
-            self._report(f"{ranges(names)} {verb} not answered for {NOTICE:g} s: {why}")
+            self._report(f"{shorten(names)} {verb} not answered for {NOTICE:g} s: {why}")
 
     def _probe(self) -> dict[str, str]:
         """What is known about nodes that are not as they were."""
@@ -325,7 +325,7 @@ class Connections:
             self._interrupts.check()
             time.sleep(BLINK)
             self._check_alive()
-        names = ranges(sorted(gone))
+        names = shorten(sorted(gone))
         self._report(
             f"lost the connection to {names}: {why}; job {self._job.id} keeps running. Trying"
             f" to reconnect for {GIVE_UP / 60:g} minutes; press Ctrl-C to stop trying"
@@ -367,7 +367,7 @@ class Connections:
                 self.lost.pop(watch.node, None)
         if back:
             seconds = max(away for _, away in back.values())
-            self._report(f"reconnected to {ranges(sorted(back))} after {seconds:.0f} s")
+            self._report(f"reconnected to {shorten(sorted(back))} after {seconds:.0f} s")
         if self.needs_launcher and self.launcher_is_away:
             self._check_alive()
             launcher = self._cluster.launcher.name

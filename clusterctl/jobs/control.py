@@ -154,13 +154,15 @@ def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     result = _run_on_launcher(
         job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
-    return direct.unix_lines(result.text).strip()
+    return direct.drop_carriage_returns(result.text).strip()
 
 
 def read_remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher said about ranks that failed, less what everybody knows by then."""
     command = f"tail -c {REMARKS} {systems.load(cluster).errors} 2>/dev/null"
-    return direct.remarks(_run_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text)
+    return direct.drop_known_remarks(
+        _run_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text
+    )
 
 
 def describe_survivors(job: Job) -> str:

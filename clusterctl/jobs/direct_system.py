@@ -17,7 +17,7 @@ from clusterctl.launch.placement import place
 from clusterctl.launch.points import place_points
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node, NodeResult
-from clusterctl.schedulers.direct import GRACE, command_line
+from clusterctl.schedulers.direct import GRACE, render_command_line
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
@@ -60,7 +60,7 @@ class DirectSystem:
         hostfile = plan.files.get("hostfile")
         sections = [
             *([("hostfile", hostfile)] if hostfile else []),
-            (f"on {self._cluster.launcher.name}", f"{command_line(plan.argv)}\n"),
+            (f"on {self._cluster.launcher.name}", f"{render_command_line(plan.argv)}\n"),
         ]
         if plan.agents:
             agents = "".join(f"{name}: {line}\n" for name, line in plan.agents.items())

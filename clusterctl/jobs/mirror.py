@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl import assets, unpack
-from clusterctl.errors import ClusterctlError, RecordError, UsageError, reason
+from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.formats import count, format_bytes, format_time
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import block_copies, bucket_copies, copies_here, stage, systems
@@ -235,7 +235,7 @@ class Keeper:
                 if bucket_copies.is_url(self._job.spec.sync):
                     bucket_copies.upload(self._job, target)
         except (ClusterctlError, OSError) as error:
-            return reason(error)
+            return describe_reason(error)
         return ""
 
     def _bring_alone(self, target: Path) -> bool:

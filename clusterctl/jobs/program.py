@@ -351,7 +351,7 @@ def list_bundled() -> list[str]:
     """The names of the programs that travel with clusterctl."""
     from clusterctl import assets
 
-    paths = assets.folder("workloads").glob("*")
+    paths = assets.find_folder("workloads").glob("*")
     return sorted(path.name for path in paths if path.suffix in {".py", *LANGUAGES})
 
 

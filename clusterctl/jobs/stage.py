@@ -77,7 +77,7 @@ def find_bundled(name: str) -> Path | None:
     """The bundled workload of that file name, if there is one."""
     if "/" in name or name.startswith("."):
         return None
-    found = assets.folder("workloads").iterdir()
+    found = assets.find_folder("workloads").iterdir()
     return next((path for path in found if path.name == name and path.is_file()), None)
 
 
@@ -95,7 +95,7 @@ def find_tree(
         if not root.is_dir():
             raise UsageError(f"--stage {chosen}: no such folder", hint="check the path")
         # Our own programs run also from a clone that belongs to somebody else.
-        top = _find_git_top(root, refuse=root != assets.folder("workloads"))
+        top = _find_git_top(root, refuse=root != assets.find_folder("workloads"))
     else:
         top = _find_git_top(start)
         root = top or start.resolve()
@@ -234,14 +234,14 @@ def remove_old(store: Store) -> None:
 
 def pack_library() -> bytes:
     """The archive of the package that programs may import on the nodes: `lib/…`."""
-    root = assets.folder("workloads")
+    root = assets.find_folder("workloads")
     names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/"))]
     return b"".join(make_member(root / name, f"lib/{name}") for name in sorted(names))
 
 
 def pack_programs(folder: str) -> bytes:
     """The archive of the bundled programs, with the package that they import: `FOLDER/…`."""
-    root = assets.folder("workloads")
+    root = assets.find_folder("workloads")
     return b"".join(make_member(root / name, f"{folder}/{name}") for name in sorted(_walk(root)))
 
 

@@ -13,7 +13,7 @@ from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import archives, block_copies, py_spy, secrets, stage, systems
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
-from clusterctl.resume_args import SNAPSHOTS, shell_words
+from clusterctl.resume_args import SNAPSHOTS, quote_words
 from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
     GRACE,
@@ -120,7 +120,7 @@ def _make_rank_files(
         hostname=hostname,
         working=job.spec.program.folder,
         program=plan.programs[node.name],
-        resume_args=shell_words(job.spec.resume_args),
+        resume_args=quote_words(job.spec.resume_args),
         agent=plan.agents.get(node.name, ""),
         device_env=plan.device_env,
         points=job.spec.is_sweep,

@@ -111,8 +111,8 @@ def check_options(options: Sequence[str], launcher: str, cluster: Cluster) -> No
     have been made for one of another kind."""
     name = cluster.system
     for option in options:
-        if limit := verbs.limit("run", option, (name, launcher)):
-            raise UsageError(f"{option} {limit.says}", hint=limit.advice((name,)))
+        if limit := verbs.find_limit("run", option, (name, launcher)):
+            raise UsageError(f"{option} {limit.says}", hint=limit.suggest_instead((name,)))
     launchers = load(cluster).scheduler.launchers
     if launcher not in launchers:
         raise UsageError(

@@ -32,7 +32,7 @@ class Request:
         a search for job 1 does not find job 11."""
         return f"{self.cluster.id}/{self.id};"
 
-    def folder(self, node: str) -> str:
+    def find_folder(self, node: str) -> str:
         """The job's folder on that node."""
         return f"{self.cluster.node(node).root}/jobs/{self.id}"
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, environment, points
-from clusterctl.launch.environment import variables
+from clusterctl.launch.environment import build_variables
 from clusterctl.launch.mpirun import IN_BATCH_JOB, plan_batch_calls
 from clusterctl.launch_plan import LaunchPlan, Reason
 
@@ -30,10 +30,10 @@ class BatchScript:
     def plan(self, request: Request) -> LaunchPlan:
         """Raises LaunchError where there is no Python for a script."""
         login = request.cluster.launcher
-        env, reasons = variables(request)
+        env, reasons = build_variables(request)
         files = {}
         if request.spec.is_sweep:
-            env = points.own_variables(env, request.spec)
+            env = points.list_own_variables(env, request.spec)
             reasons = tuple(item for item in reasons if item.item.partition("=")[0] in env)
             files = {points.TODO: points.render_todo(request.spec)}
         late = "MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, OMP_NUM_THREADS"
@@ -41,12 +41,12 @@ class BatchScript:
             argv=("/bin/sh", "rank.sh"),
             env=env,
             node_env={login.name: {}},
-            programs={login.name: program(request)},
+            programs={login.name: list_program(request)},
             files=files,
-            path=_path(request),
+            path=_find_mpirun(request),
             mpirun=plan_batch_calls(request.spec.mpirun_args),
             device_env={
-                **IN_BATCH_JOB.node_env()[""],
+                **IN_BATCH_JOB.build_node_env()[""],
                 "OMPI_MCA_btl_tcp_if_include": IN_BATCH_JOB.devices[""],
             },
             reasons=(
@@ -56,23 +56,23 @@ class BatchScript:
         )
 
 
-def program(request: Request) -> tuple[str, ...]:
+def list_program(request: Request) -> tuple[str, ...]:
     """The argv of a rank, on whichever node it runs."""
     spec, login = request.spec, request.cluster.launcher
     if spec.program.needs_python:
-        login = replace(login, python=python(request))
-    words = environment.program(request, login)
+        login = replace(login, python=choose_python(request))
+    words = environment.list_program(request, login)
     if spec.container:
         return ("/bin/sh", "-c", _CONTAINER, "container", spec.container, *words)
     return words
 
 
-def python(request: Request) -> str:
+def choose_python(request: Request) -> str:
     """Which Python runs the ranks: the venv's, whatever a module or an image brings, else the one
     found on the login node."""
     spec, login = request.spec, request.cluster.launcher
     if spec.venv:
-        return f"{_venv(request)}/bin/python"
+        return f"{_find_venv(request)}/bin/python"
     if spec.modules or spec.container:
         return "python3"
     if not login.python:
@@ -83,17 +83,17 @@ def python(request: Request) -> str:
     return login.python
 
 
-def _venv(request: Request) -> str:
+def _find_venv(request: Request) -> str:
     """Its folder; a `~` is the home on the login node."""
     folder, home = request.spec.venv.rstrip("/"), request.cluster.site_info.get("home", "")
     return f"{home}{folder[1:]}" if home and folder[:2] in ("~", "~/") else folder
 
 
-def _path(request: Request) -> str:
+def _find_mpirun(request: Request) -> str:
     """Where the mpirun is that belongs to the ranks' Python."""
     spec, login = request.spec, request.cluster.launcher
     if spec.venv:
-        return f"{_venv(request)}/bin"
+        return f"{_find_venv(request)}/bin"
     if spec.modules or spec.container or not login.mpi_prefix:
         return ""
     return f"{login.mpi_prefix}/bin"

@@ -24,7 +24,7 @@ gives them. By itself it hands arrays of megabytes back, and every step pays for
 32 MiB is the largest threshold that glibc takes; what does not know these names ignores them."""
 
 
-def environment(
+def build_environment(
     request: Request, more: Sequence[Variable] = ()
 ) -> tuple[dict[str, str], tuple[Reason, ...]]:
     """Variables that are the same on all nodes, with reasons: ours, those of the transport
@@ -32,17 +32,17 @@ def environment(
     first = request.cluster.node(request.placement[0].node)
     master = "127.0.0.1" if request.cluster.one_host else first.private_address
     own = [
-        ("OMP_NUM_THREADS", str(_threads(request)), "cores ÷ ranks of a machine"),
+        ("OMP_NUM_THREADS", str(_count_threads(request)), "cores ÷ ranks of a machine"),
         ("GLIBC_TUNABLES", _KEEP_MEMORY, "freed arrays are reused, not handed back to the kernel"),
         ("MASTER_ADDR", master, f"the first worker, {first.name}"),
     ]
     if request.spec.launcher == "mpirun":
         yields, why = choose_waiting(request)
         own.append((YIELD, str(int(yields)), why))
-    return variables(request, own, more)
+    return build_variables(request, own, more)
 
 
-def variables(
+def build_variables(
     request: Request, own: Sequence[Variable] = (), more: Sequence[Variable] = ()
 ) -> tuple[dict[str, str], tuple[Reason, ...]]:
     """What every launcher sets, with a launcher's own variables and those of its transport, and
@@ -69,7 +69,7 @@ def variables(
     return env, tuple(Reason(item=f"{name}={env[name]}", why=why) for name, _, why in rows)
 
 
-def program(request: Request, node: Node) -> tuple[str, ...]:
+def list_program(request: Request, node: Node) -> tuple[str, ...]:
     """The argv of a rank on that node; relative paths start at the rank's working directory."""
     wanted = request.spec.program
     starts = {ProgramKind.PYTHON: (node.python,), ProgramKind.MODULE: (node.python, "-m")}
@@ -83,7 +83,7 @@ def program(request: Request, node: Node) -> tuple[str, ...]:
     return (wanted.target, *wanted.args)
 
 
-def _threads(request: Request) -> int:
+def _count_threads(request: Request) -> int:
     """Threads per rank so that all ranks of one machine together use its cores once; no more than
     the hardware threads that a rank is bound to.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.model import Cluster, hostfile_mark
+from clusterctl.model import Cluster, render_hostfile_mark
 
 
 def render_hostfile(cluster: Cluster, counts: dict[str, int]) -> str:
@@ -19,4 +19,4 @@ def render_whole_hostfile(cluster: Cluster) -> str:
     lines = [f"{node.private_address} slots={node.slots} # {node.name}" for node in cluster.workers]
     if cluster.one_host:
         lines = [f"localhost slots={sum(node.slots for node in cluster.workers)}"]
-    return "\n".join((hostfile_mark(cluster.id), *lines, ""))
+    return "\n".join((render_hostfile_mark(cluster.id), *lines, ""))

@@ -27,7 +27,7 @@ class Interconnect:
     ucx_devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """RDMA devices that UCX is to use beside the node's device, by node."""
 
-    def node_env(self) -> dict[str, dict[str, str]]:
+    def build_node_env(self) -> dict[str, dict[str, str]]:
         """Variables per node for the libraries that take device names.
 
         `=` makes NCCL match the whole name: `eth1` would also match `eth10`. UCX knows a TCP
@@ -43,7 +43,7 @@ class Interconnect:
             for node, device in self.devices.items()
         }
 
-    def reasons(self) -> tuple[Reason, ...]:
+    def explain_reasons(self) -> tuple[Reason, ...]:
         item = "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, UCX_NET_DEVICES"
         devices = ", ".join(f"{device} on {node}" for node, device in self.devices.items())
         return (Reason(item=item, why=f"the same network for these libraries: {devices}"),)
@@ -58,7 +58,7 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
     holds the nodes' private addresses wins, then the one with the longest prefix.
     Nodes that share none (routed subnets) are each taken at their private address.
     """
-    networks = {_network(item) for node in nodes for item in _list_usable(node)}
+    networks = {_compute_network(item) for node in nodes for item in _list_usable(node)}
     candidates = {
         network: chosen
         for network in sorted(networks, key=lambda net: (-net.prefixlen, net))
@@ -67,14 +67,14 @@ def solve(nodes: Sequence[Node]) -> Interconnect:
     private = {node.private_address for node in nodes}
     for network, chosen in candidates.items():
         if {item.address for item in chosen.values()} == private:
-            return _result([network], chosen, f"the nodes' private addresses lie in {network}")
+            return _make_result([network], chosen, f"the nodes' private addresses lie in {network}")
     at_private = {node.name: found for node in nodes if (found := _find_with_address(node))}
     if len(at_private) == len(nodes):
-        routed = sorted({_network(item) for item in at_private.values()})
-        return _result(routed, at_private, "the nodes are routed to each other")
+        routed = sorted({_compute_network(item) for item in at_private.values()})
+        return _make_result(routed, at_private, "the nodes are routed to each other")
     if candidates:
         network, chosen = next(iter(candidates.items()))
-        return _result([network], chosen, f"{network} is the network that all nodes share")
+        return _make_result([network], chosen, f"{network} is the network that all nodes share")
     names = ", ".join(node.name for node in nodes)
     raise LaunchError(
         f"no network connects {names}",
@@ -87,7 +87,7 @@ def use_loopback(nodes: Sequence[Node]) -> Interconnect:
     return Interconnect(cidrs=("127.0.0.0/8",), devices={node.name: "lo" for node in nodes})
 
 
-def _result(
+def _make_result(
     networks: Sequence[IPv4Network], chosen: dict[str, Interface], reason: str
 ) -> Interconnect:
     return Interconnect(
@@ -98,7 +98,7 @@ def _result(
     )
 
 
-def _network(item: Interface) -> IPv4Network:
+def _compute_network(item: Interface) -> IPv4Network:
     return IPv4Interface(f"{item.address}/{item.prefix}").network
 
 
@@ -112,7 +112,7 @@ def _choose_distinct(nodes: Sequence[Node], network: IPv4Network) -> dict[str, I
     """Each node's interface in `network`; empty unless all have one, with addresses that differ."""
     chosen: dict[str, Interface] = {}
     for node in nodes:
-        inside = [item for item in _list_usable(node) if _network(item) == network]
+        inside = [item for item in _list_usable(node) if _compute_network(item) == network]
         if not inside:
             return {}
         preferred = [item for item in inside if item.address == node.private_address]

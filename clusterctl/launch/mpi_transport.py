@@ -120,7 +120,7 @@ class MpiTransport:
 
 def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
     """Raises LaunchError for NCCL among GPUs of two vendors."""
-    can = _abilities(backend, nodes)
+    can = _list_abilities(backend, nodes)
     if "mixed" in can and backend == "nccl":
         raise LaunchError(
             "NCCL and RCCL cannot talk to each other, and this job has AMD and NVIDIA GPUs",
@@ -133,24 +133,26 @@ def choose(backend: str, nodes: Sequence[Node]) -> MpiTransport:
         why = "NCCL and RCCL cannot talk to each other: gradients of both go over MPI"
         rows.append(("CLUSTERCTL_BACKEND", "mpi", why))
     rows += [row for needs, more in VARIABLES if can.issuperset(needs) for row in more]
-    by_node = {node.name: rdma_devices(node) for node in nodes} if {"ucx", "rdma"} <= can else {}
+    by_node = (
+        {node.name: list_rdma_devices(node) for node in nodes} if {"ucx", "rdma"} <= can else {}
+    )
     return MpiTransport(
         engine=engine.name,
         flags=engine.flags + (UCC if can.issuperset(UCC_NEEDS) else ()),
         env=tuple(dict.fromkeys(rows)),
         ucx_devices=by_node,
-        notes=_notes(can, nodes),
+        notes=_note_limits(can, nodes),
     )
 
 
-def _abilities(backend: str, nodes: Sequence[Node]) -> frozenset[str]:
+def _list_abilities(backend: str, nodes: Sequence[Node]) -> frozenset[str]:
     """What the nodes of a job can do together, in the words of `Engine.needs`."""
     with_gpu = [node for node in nodes if node.facts.gpus]
     vendors = {node.facts.accelerator for node in with_gpu}
     mixed = len(vendors) > 1
     over_mpi = bool(vendors) and (backend == "mpi" or (mixed and backend == "auto"))
     words = {
-        "rdma": all(rdma_devices(node) for node in nodes),
+        "rdma": all(list_rdma_devices(node) for node in nodes),
         "efa": all("efa" in node.facts.fabrics for node in nodes),
         "gpu": over_mpi,
         "host": not over_mpi,
@@ -163,7 +165,7 @@ def _abilities(backend: str, nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset.intersection(*built) | {word for word, holds in words.items() if holds}
 
 
-def rdma_devices(node: Node) -> tuple[str, ...]:
+def list_rdma_devices(node: Node) -> tuple[str, ...]:
     """Such as `mlx5_0:1`, from what `ucx_info -d` said."""
     pairs = (item.partition("/") for item in node.facts.ucx)
     found = (device for transport, _, device in pairs if transport.startswith(RDMA) and device)
@@ -180,7 +182,7 @@ def _find_blind(nodes: Sequence[Node]) -> list[str]:
     ]
 
 
-def _notes(can: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
+def _note_limits(can: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
     notes = []
     if "gpu" in can and "ucx" not in can:
         no_pml = [node.name for node in nodes if "pml:ucx" not in node.facts.mpi_components]

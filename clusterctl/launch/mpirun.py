@@ -12,7 +12,7 @@ from shlex import quote
 
 from clusterctl.errors import LaunchError
 from clusterctl.launch import Request, interconnect, mpi_transport
-from clusterctl.launch.environment import environment, program
+from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.launch.hostfile import render_hostfile
 from clusterctl.launch.interconnect import Interconnect
 from clusterctl.launch.mpi_transport import Flag, MpiTransport
@@ -109,14 +109,14 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     cluster = request.cluster
     nodes = [cluster.node(place.node) for place in request.placement]
     involved = list({node.name: node for node in (cluster.launcher, *nodes)}.values())
-    mpi = common_mpi(involved)
+    mpi = find_common_mpi(involved)
     network = interconnect.use_loopback(nodes) if cluster.one_host else interconnect.solve(involved)
     counts = {place.node: 1 if per_node else place.count for place in request.placement}
     transport = mpi_transport.choose(request.spec.backend, nodes)
     if not cluster.one_host:
         network = replace(network, ucx_devices=transport.ucx_devices)
-    flags = merge(_flags(request, mpi, network, counts, transport), request.spec.mpirun_args)
-    env, reasons = environment(request, transport.env)
+    flags = merge(_list_flags(request, mpi, network, counts, transport), request.spec.mpirun_args)
+    env, reasons = build_environment(request, transport.env)
     notes = list(transport.notes)
     if is_oversubscribed(cluster, request.placement):
         notes.append("oversubscribed: more ranks than slots, they share the processor")
@@ -124,28 +124,28 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
         notes.append(f"the nodes are one host ({cluster.mode}): mpirun forks, slots are summed")
     return LaunchPlan(
         argv=(
-            *_memory_apart(request, mpi, counts),
+            *_keep_memory_apart(request, mpi, counts),
             f"{mpi.prefix}/bin/mpirun",
             *(word for words, _ in flags for word in words),
-            *rank_command(request),
+            *build_rank_command(request),
         ),
         env=env,
-        node_env=network.node_env(),
-        programs={node.name: program(request, node) for node in nodes},
+        node_env=network.build_node_env(),
+        programs={node.name: list_program(request, node) for node in nodes},
         files={"hostfile": render_hostfile(cluster, counts)},
         reasons=(
             *(Reason(item=" ".join(words), why=why) for words, why in flags),
-            *network.reasons(),
+            *network.explain_reasons(),
             *reasons,
         ),
         notes=tuple(notes),
     )
 
 
-def rank_command(request: Request) -> tuple[str, ...]:
+def build_rank_command(request: Request) -> tuple[str, ...]:
     """The rank wrapper. mpirun gives all ranks one command line, but roots may differ by node: then
     a line of sh picks the folder by rank, which the hostfile's order has decided."""
-    folders = {place.node: request.folder(place.node) for place in request.placement}
+    folders = {place.node: request.find_folder(place.node) for place in request.placement}
     if len(set(folders.values())) == 1:
         return ("/bin/sh", f"{next(iter(folders.values()))}/rank.sh")
     per_node = request.spec.launcher == "torchrun"
@@ -157,7 +157,7 @@ def rank_command(request: Request) -> tuple[str, ...]:
     return ("/bin/sh", "-c", script)
 
 
-def common_mpi(nodes: list[Node]) -> Mpi:
+def find_common_mpi(nodes: list[Node]) -> Mpi:
     """The MPI of the launcher, which all nodes must have in the same major.minor version."""
     missing = [node.name for node in nodes if node.facts.mpi is None]
     if missing:
@@ -183,7 +183,7 @@ def common_mpi(nodes: list[Node]) -> Mpi:
     return launcher
 
 
-def _flags(
+def _list_flags(
     request: Request,
     mpi: Mpi,
     network: Interconnect,
@@ -198,7 +198,7 @@ def _flags(
         flags.append(
             (("--allow-run-as-root",), "the nodes' user is root; mpirun requires this flag")
         )
-    flags.append((("-np", str(total)), _ranks_reason(request)))
+    flags.append((("-np", str(total)), _explain_ranks(request)))
     flags.append(
         (
             # Relative to the job's folder, where mpirun starts: PRRTE splits the path at commas.
@@ -210,7 +210,7 @@ def _flags(
     several = f":PE={binding.cores}" if binding.cores > 1 else ""
     flags += [
         (("--map-by", f"slot{several}"), "ranks fill the nodes in the hostfile's order"),
-        *_one_thread(words),
+        *_limit_to_one_thread(words),
         (words.spawn, "MPI_Comm_spawn may start more processes than there are slots"),
         (("--bind-to", "core" if binding.cores else "none"), binding.why),
     ]
@@ -218,7 +218,7 @@ def _flags(
     if cluster.one_host:
         flags += [
             (
-                _messages(network)[0],
+                _route_messages(network)[0],
                 "one host: TCP only between ranks and what MPI_Comm_spawn has started",
             ),
             (
@@ -228,14 +228,14 @@ def _flags(
         ]
     else:
         flags += [
-            *_agent(words, AGENT),
-            _daemons(words, network),
+            *_name_agent(words, AGENT),
+            _route_daemons(words, network),
             *_split_words(words),
-            _messages(network),
-            _btl(words),
+            _route_messages(network),
+            _choose_btl(words),
         ]
     if transport.engine == "TCP" and max(counts.values()) > 1:
-        flags.append(_at_once(words))
+        flags.append(_limit_starts(words))
     flags += transport.flags
     flags.append(
         (("-x", "MASTER_PORT=$MASTER_PORT"), "a port that is free on the first worker at the start")
@@ -254,51 +254,51 @@ PLACED: tuple[Flag, ...] = (
 def plan_batch_calls(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
     """The same flags in a job of a batch system, where the nodes and mpirun itself are known only
     when it starts. `args`: as in JobSpec.mpirun_args."""
-    placed = _words(merge(PLACED, args))
+    placed = _list_words(merge(PLACED, args))
     found = {major: _plan_batch_call(words) for major, words in GENERATIONS.items()}
     return {major: replace(call, placed=placed) for major, call in found.items()}
 
 
 def _plan_batch_call(words: Generation) -> BatchMpirun:
     engines = [
-        (row.needs, row.pml, _words(row.flags)) for row in mpi_transport.ENGINES if row.needs
+        (row.needs, row.pml, _list_words(row.flags)) for row in mpi_transport.ENGINES if row.needs
     ]
     # Sites have fabrics that the table does not know: on those, Open MPI chooses by itself.
-    tcp = (*mpi_transport.TCP.flags, _btl(words), _at_once(words))
-    engines.append((("no-fabric",), mpi_transport.TCP.pml, _words(tcp)))
+    tcp = (*mpi_transport.TCP.flags, _choose_btl(words), _limit_starts(words))
+    engines.append((("no-fabric",), mpi_transport.TCP.pml, _list_words(tcp)))
     variables = [
         (needs, tuple(word for name, value, _ in rows for word in ("-x", f"{name}={value}")))
         for needs, rows in mpi_transport.VARIABLES
     ]
     by_subnet, by_device = (
-        _words((_daemons(words, network), _messages(network)))
+        _list_words((_route_daemons(words, network), _route_messages(network)))
         for network in (IN_BATCH_JOB, replace(IN_BATCH_JOB, alone=False))
     )
     return BatchMpirun(
         command=(*(("env", f"{APART}=1") if words.memory_apart else ()), "mpirun"),
         flags=(
             *(word for flag in (*words.alone, *words.one_thread, words.spawn) for word in flag),
-            *_words((*_agent(words, BATCH_AGENT), *_split_words(words))),
+            *_list_words((*_name_agent(words, BATCH_AGENT), *_split_words(words))),
         ),
         by_subnet=by_subnet,
         by_device=by_device,
         engines=tuple(engines),
-        more=((mpi_transport.UCC_NEEDS, _words(mpi_transport.UCC)), *variables),
+        more=((mpi_transport.UCC_NEEDS, _list_words(mpi_transport.UCC)), *variables),
     )
 
 
-def _words(flags: Iterable[Flag]) -> tuple[str, ...]:
+def _list_words(flags: Iterable[Flag]) -> tuple[str, ...]:
     return tuple(word for words, _ in flags for word in words)
 
 
-def _agent(words: Generation, name: str) -> list[Flag]:
+def _name_agent(words: Generation, name: str) -> list[Flag]:
     return [
         ((*words.agent, name), "ssh with this cluster's keys, ports and known hosts"),
         ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
     ]
 
 
-def _one_thread(words: Generation) -> list[Flag]:
+def _limit_to_one_thread(words: Generation) -> list[Flag]:
     why = "PRRTE misses the end of a short program that another thread has started"
     return [(flag, why) for flag in words.one_thread]
 
@@ -308,12 +308,12 @@ def _split_words(words: Generation) -> list[Flag]:
     return [(flag, why) for flag in words.memory_apart]
 
 
-def _btl(words: Generation) -> Flag:
+def _choose_btl(words: Generation) -> Flag:
     btl = f"self,{words.shared_memory},tcp"
     return ("--mca", "btl", btl), "shared memory within a node, TCP between nodes"
 
 
-def _at_once(words: Generation) -> Flag:
+def _limit_starts(words: Generation) -> Flag:
     limit = f"btl_{words.shared_memory}_eager_limit"
     return (
         ("--mca", limit, str(AT_ONCE)),
@@ -321,7 +321,7 @@ def _at_once(words: Generation) -> Flag:
     )
 
 
-def _memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[str, ...]:
+def _keep_memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[str, ...]:
     """mpirun is itself the daemon of a launcher that has ranks."""
     cluster = request.cluster
     if cluster.one_host or cluster.launcher.name not in counts:
@@ -329,12 +329,12 @@ def _memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[s
     return ("env", f"{APART}=1") if GENERATIONS[mpi.major].memory_apart else ()
 
 
-def _messages(network: Interconnect) -> Flag:
+def _route_messages(network: Interconnect) -> Flag:
     cidrs = ",".join(network.cidrs)
     return ("--mca", "btl_tcp_if_include", cidrs), f"MPI messages: {network.reason}"
 
 
-def _daemons(words: Generation, network: Interconnect) -> Flag:
+def _route_daemons(words: Generation, network: Interconnect) -> Flag:
     """PRRTE matches a subnet against the first address of each device alone, an IPv6 one included,
     and ignores the flag when that does not match (seen with 5.0.11)."""
     if words.first_address_only and not network.alone:
@@ -346,7 +346,7 @@ def _daemons(words: Generation, network: Interconnect) -> Flag:
     return (*words.daemons, ",".join(network.cidrs)), f"daemons: {network.reason}"
 
 
-def _ranks_reason(request: Request) -> str:
+def _explain_ranks(request: Request) -> str:
     if request.spec.launcher == "torchrun":
         return "one torchrun per node"
     if request.spec.ranks or request.spec.ranks_per_node:

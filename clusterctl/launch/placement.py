@@ -28,8 +28,8 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     evenly, the first nodes taking one more. More ranks than slots is a LaunchError, except where
     nodes share one machine with us (local): there it runs, oversubscribed.
     """
-    workers = _workers(cluster, spec)
-    counts = _counts(workers, spec)
+    workers = _choose_workers(cluster, spec)
+    counts = _count_ranks(workers, spec)
     if not cluster.shares_machine:
         for node, count in zip(workers, counts, strict=True):
             if count > node.slots:
@@ -116,7 +116,7 @@ def _find_most(workers: Sequence[Node]) -> int:
     return fewest * len(workers) + slots.index(fewest)
 
 
-def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
+def _choose_workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
     workers = cluster.workers
     if spec.nodes > len(workers):
         raise LaunchError(
@@ -128,7 +128,7 @@ def _workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
     return workers[: spec.nodes] if spec.nodes else workers
 
 
-def _counts(workers: Sequence[Node], spec: JobSpec) -> list[int]:
+def _count_ranks(workers: Sequence[Node], spec: JobSpec) -> list[int]:
     if spec.ranks and spec.ranks_per_node:
         if spec.ranks != spec.ranks_per_node * len(workers):
             raise UsageError(

@@ -11,7 +11,7 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.formats import count
 from clusterctl.job_model import JobSpec, Placement
 from clusterctl.launch import Request
-from clusterctl.launch.environment import environment, program
+from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
 from clusterctl.sweeps import parse_concurrency
@@ -29,15 +29,15 @@ class Points:
 
     def plan(self, request: Request) -> LaunchPlan:
         spec = request.spec
-        env, reasons = environment(request)
-        env = own_variables(env, spec)
+        env, reasons = build_environment(request)
+        env = list_own_variables(env, spec)
         nodes = [request.cluster.node(place.node) for place in request.placement]
         slots = sum(place.count for place in request.placement)
         return LaunchPlan(
             argv=("/bin/sh", "./points.sh"),
             env=env,
             node_env={node.name: {} for node in nodes},
-            programs={node.name: program(request, node) for node in nodes},
+            programs={node.name: list_program(request, node) for node in nodes},
             files={TODO: render_todo(spec)},
             reasons=(
                 Reason(item=f"CLUSTERCTL_POINTS={len(spec.points)}", why="points of the sweep"),
@@ -52,7 +52,7 @@ def render_todo(spec: JobSpec) -> str:
     return "".join(f"{point.number}\n" for point in spec.points)
 
 
-def own_variables(env: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
+def list_own_variables(env: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
     """What all points are told, of what ranks would be."""
     kept = {n: value for n, value in env.items() if n not in NOT_OF_A_POINT or n in spec.env}
     return {**kept, "CLUSTERCTL_POINTS": str(len(spec.points))}

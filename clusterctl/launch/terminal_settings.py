@@ -34,46 +34,48 @@ def is_contained(node: Node) -> bool:
     return node.job_port != node.ssh_port
 
 
-def files(cluster: Cluster, node: Node) -> Texts:
+def render_files(cluster: Cluster, node: Node) -> Texts:
     """What a shell on that node needs, below `shell` in the node's root."""
     plan = _plan(cluster)
     values = {"node": node, "nodes": cluster.nodes, "container": is_contained(node)}
     folder = f"{node.root}/ssh".replace("%", "%%")  # ssh would expand it
 
-    def script(template: str, **more: str) -> tuple[str, int]:
+    def render_script(template: str, **more: str) -> tuple[str, int]:
         return assets.render(f"terminal/{template}.sh.j2", **values, **more), 0o755
 
     found: Texts = {
-        "enter": script("enter"),
+        "enter": render_script("enter"),
         "env": (
             assets.render(
                 "terminal/env.sh.j2",
                 node=node,
-                variables=sorted(_variables(cluster, node, plan).items()),
-                path=":".join(_path(node)),
+                variables=sorted(_list_variables(cluster, node, plan).items()),
+                path=":".join(_list_path(node)),
             ),
             0o644,
         ),
         "hostfile": (render_whole_hostfile(cluster), 0o644),
         "ssh_config": (assets.render("terminal/ssh_config.j2", **values, folder=folder), 0o644),
-        f"bin/{HAND_AGENT}": script("agent"),
-        **{f"bin/{name}": script("ssh", name=name) for name in ("ssh", "scp", "sftp")},
+        f"bin/{HAND_AGENT}": render_script("agent"),
+        **{f"bin/{name}": render_script("ssh", name=name) for name in ("ssh", "scp", "sftp")},
     }
     if node.mpi_prefix:
-        found |= {f"bin/{name}": script("mpirun", name=name) for name in ("mpirun", "mpiexec")}
+        found |= {
+            f"bin/{name}": render_script("mpirun", name=name) for name in ("mpirun", "mpiexec")
+        }
     if node.python:
-        found |= {f"bin/{name}": script("python") for name in ("python", "python3")}
+        found |= {f"bin/{name}": render_script("python") for name in ("python", "python3")}
     return found
 
 
-def _path(node: Node) -> list[str]:
+def _list_path(node: Node) -> list[str]:
     """Folders of programs: those of ours first, then what belongs to the node's Python."""
     mpi = [f"{node.mpi_prefix}/bin"] if node.mpi_prefix else []
     beside = [node.python.rpartition("/")[0]] if node.python.startswith("/") else []
     return list(dict.fromkeys((f"{node.root}/shell/bin", *mpi, *beside)))
 
 
-def _variables(cluster: Cluster, node: Node, plan: LaunchPlan | None) -> dict[str, str]:
+def _list_variables(cluster: Cluster, node: Node, plan: LaunchPlan | None) -> dict[str, str]:
     found = {"CLUSTERCTL_DATA": f"{node.root}/data"}
     if cluster.shared:
         found["CLUSTERCTL_SHARED"] = cluster.shared
@@ -83,10 +85,10 @@ def _variables(cluster: Cluster, node: Node, plan: LaunchPlan | None) -> dict[st
     found |= plan.node_env.get(node.name, plan.node_env[cluster.workers[0].name])
     if cluster.launcher.user == "root":
         found |= _AS_ROOT
-    return {**found, **_parameters(plan, cluster)}
+    return {**found, **_list_parameters(plan, cluster)}
 
 
-def _parameters(plan: LaunchPlan, cluster: Cluster) -> dict[str, str]:
+def _list_parameters(plan: LaunchPlan, cluster: Cluster) -> dict[str, str]:
     """mpirun's own flags, as the variables that mean the same."""
     launcher = cluster.launcher
     left_out = _SPAWNING if cluster.shares_machine else (*_SPAWNING, *_BEYOND_SLOTS)

@@ -27,7 +27,7 @@ class Torchrun:
             )
         nodes = {place.node: request.cluster.node(place.node) for place in request.placement}
         for node in nodes.values():
-            _need_torch(node)
+            _require_torch(node)
         counts = {place.count for place in request.placement}
         if len(counts) > 1:
             raise LaunchError(
@@ -37,7 +37,7 @@ class Torchrun:
         base = plan_mpirun(request, per_node=True)
         return replace(
             base,
-            agents={name: agent(request, node, base.env) for name, node in nodes.items()},
+            agents={name: render_agent(request, node, base.env) for name, node in nodes.items()},
             reasons=(
                 *base.reasons,
                 Reason(
@@ -47,7 +47,7 @@ class Torchrun:
         )
 
 
-def agent(request: Request, node: Node, env: Mapping[str, str]) -> str:
+def render_agent(request: Request, node: Node, env: Mapping[str, str]) -> str:
     """The sh line that turns one process per node into torchrun. The rank wrapper evaluates it,
     before the job's variables `env` are set."""
     count = next(place.count for place in request.placement if place.node == node.name)
@@ -68,7 +68,7 @@ def agent(request: Request, node: Node, env: Mapping[str, str]) -> str:
     return f"{shlex.join(fixed)} {late}"
 
 
-def _need_torch(node: Node) -> None:
+def _require_torch(node: Node) -> None:
     python = node.facts.python
     if python is None or "torch" not in python.packages:
         raise LaunchError(

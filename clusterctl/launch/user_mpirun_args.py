@@ -63,12 +63,12 @@ def _check(words: tuple[str, ...]) -> None:
 def merge(flags: Sequence[Flag], values: Sequence[str]) -> list[Flag]:
     """clusterctl's flags, less those that these options set, and these."""
     own = parse(values)
-    set_here = {_what(words) for words in own}
-    kept = [flag for flag in flags if _what(flag[0]) not in set_here]
+    set_here = {_name_target(words) for words in own}
+    kept = [flag for flag in flags if _name_target(flag[0]) not in set_here]
     return [*kept, *((words, WHY) for words in own)]
 
 
-def _what(words: Sequence[str]) -> tuple[str, ...]:
+def _name_target(words: Sequence[str]) -> tuple[str, ...]:
     """What a flag sets: its name, and that of the parameter, where it has one."""
     name = "--mca" if words[0] == "-mca" else words[0]
     return (name, *words[1:2]) if name in _NAMED else (name,)

@@ -21,7 +21,7 @@ def _load(row: str) -> BatchOptions:
 SYSTEMS: Mapping[str, BatchOptions] = {name: _load(row) for name, row in BATCH_SYSTEMS.items()}
 
 
-def _titles(names: Iterable[str], last: str = "and") -> str:
+def _join_titles(names: Iterable[str], last: str = "and") -> str:
     return join_words([SYSTEMS[name].title for name in names], last)
 
 
@@ -35,19 +35,19 @@ _FIRST, *_OTHERS = FLAGS
 
 ONLY = Limit(
     only=frozenset(SYSTEMS),
-    says=f"works only with {_titles(SYSTEMS)}",
+    says=f"works only with {_join_titles(SYSTEMS)}",
     hint="leave it out, or attach a batch system: "
     + join_words([f"`clusterctl attach NAME {_FIRST}`", *(f"`{word}`" for word in _OTHERS)], "or"),
 )
 TERMINAL = ONLY._replace(hint="`clusterctl ssh` opens a shell on a node of this cluster")
 NODES = Limit(
     only=frozenset({"direct", *SYSTEMS}.difference(_SLOTS)),
-    says=f"has no effect with {_titles(_SLOTS)}, which allocates slots",
+    says=f"has no effect with {_join_titles(_SLOTS)}, which allocates slots",
     instead=_SLOTS,
 )
 RANKS = Limit(
     never=frozenset(f"interactive {name}" for name in _SLOTS),
-    says=f"has no effect with --interactive on {_titles(_SLOTS, 'or')}",
+    says=f"has no effect with --interactive on {_join_titles(_SLOTS, 'or')}",
     hint="; ".join(_SLOTS.values()),
 )
 NOT_MOUNTED = Limit(
@@ -59,18 +59,18 @@ NOT_MOUNTED = Limit(
     ),
 )
 
-GROUP = Group(f"Batch systems ({_titles(SYSTEMS)})", (ONLY, where.STAGED))
+GROUP = Group(f"Batch systems ({_join_titles(SYSTEMS)})", (ONLY, where.STAGED))
 _ALL = Group(GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(SYSTEMS) == 2 else 'any'}")
 
 
-def _limit(names: Sequence[str]) -> Limit:
+def _make_limit(names: Sequence[str]) -> Limit:
     """Of the options that only these batch systems have."""
-    return Limit(only=frozenset(names), says=f"works only with {_titles(names)}")
+    return Limit(only=frozenset(names), says=f"works only with {_join_titles(names)}")
 
 
-def _group(names: Sequence[str]) -> Group:
+def _make_group(names: Sequence[str]) -> Group:
     """Their heading."""
-    return Group(GROUP.heading, (_limit(names),), True, f"Passed to {_titles(names)}")
+    return Group(GROUP.heading, (_make_limit(names),), True, f"Passed to {_join_titles(names)}")
 
 
 def _collect() -> Iterator[Option[Any]]:
@@ -79,13 +79,13 @@ def _collect() -> Iterator[Option[Any]]:
     found: dict[str, Option[Any]] = {}
     owners: dict[str, list[str]] = {}
     for name, system in SYSTEMS.items():
-        for option in system.passed(_group([name])):
+        for option in system.passed(_make_group([name])):
             found.setdefault(option.flag, option)
             owners.setdefault(option.flag, []).append(name)
     for word, option in found.items():
-        option.group = _group(owners[word])
+        option.group = _make_group(owners[word])
         instead = {name: row.instead[word] for name, row in SYSTEMS.items() if word in row.instead}
-        own = _limit(owners[word])._replace(instead=instead)
+        own = _make_limit(owners[word])._replace(instead=instead)
         option.limits = (own, *option.limits[1:])
         yield option
 

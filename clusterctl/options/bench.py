@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterctl.errors import UsageError
 from clusterctl.options.checks import byte_size, integer, names, one_of
-from clusterctl.options.run import Run, Started, of_verb
+from clusterctl.options.run import Run, Started, copy_options
 from clusterctl.options.shared import JOBS, OPTIONS
 from clusterctl.options.table import Common, Option, flag, number
 
@@ -13,12 +13,12 @@ SMALLEST = 8
 """Bytes of the first message that `reduce_all.py` sends."""
 
 
-def backends(text: str, option: str) -> tuple[str, ...]:
+def parse_backends(text: str, option: str) -> tuple[str, ...]:
     check = one_of(*BACKENDS)
     return tuple(check(name, option) for name in names(text, option))
 
 
-def counts(text: str, option: str) -> tuple[int, ...]:
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """Different numbers of ranks, the smallest first."""
     check = integer(1, 100_000)
     found = tuple(sorted({check(word, option) for word in names(text, option)}))
@@ -27,7 +27,7 @@ def counts(text: str, option: str) -> tuple[int, ...]:
     return found
 
 
-def message_size(text: str, option: str) -> int:
+def parse_message_size(text: str, option: str) -> int:
     size = byte_size(text, option)
     if size < SMALLEST:
         raise UsageError(
@@ -55,10 +55,10 @@ class BenchAllreduce(Common, heading=JOBS, module="bench"):
     backends = Option[tuple[str, ...]](
         *("--backends", OPTIONS, "Backends (default: all that the nodes have)", "gloo,mpi,nccl"),
         empty=(),
-        check=backends,
+        check=parse_backends,
     )
     max_size = number(
-        "--max-size", OPTIONS, "Largest message (default: 8MB)", "SIZE", check=message_size
+        "--max-size", OPTIONS, "Largest message (default: 8MB)", "SIZE", check=parse_message_size
     )
     ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: one per GPU or worker)")
     repeats = REPEATS
@@ -78,9 +78,9 @@ class BenchScaling(Started, heading=JOBS, module="bench"):
     counts = Option[tuple[int, ...]](
         *("-n --ranks", OPTIONS, "Numbers of ranks: 1,2,4", "N,N,..."),
         empty=(),
-        check=counts,
+        check=parse_counts,
         settable=False,
     )
     repeats = REPEATS
     now = NOW
-    of_run = (Run.backend, Run.launcher, *of_verb(Run, groups=(Run.PROGRAM,)), Run.timeout)
+    of_run = (Run.backend, Run.launcher, *copy_options(Run, groups=(Run.PROGRAM,)), Run.timeout)

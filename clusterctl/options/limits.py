@@ -36,7 +36,7 @@ class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the 
         wanted = self.only is None or not self.only.isdisjoint(circumstances)
         return wanted and self.never.isdisjoint(circumstances)
 
-    def advice(self, circumstances: Collection[str]) -> str:
+    def suggest_instead(self, circumstances: Collection[str]) -> str:
         """What to do about it."""
         found = (text for word, text in self.instead.items() if word in circumstances)
         return next(found, self.hint)
@@ -65,18 +65,18 @@ class ProviderLimit(NamedTuple):
         )
 
 
-def _only(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
+def _limit_to(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
     return Limit(only=frozenset(words), says=says, hint=hint)
 
 
-def _never(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
+def _exclude(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
     return Limit(never=frozenset(words), says=says, hint=hint)
 
 
 EC2 = ProviderLimit(owner="ec2")
 SSH_CIDR = (
     EC2,
-    _never(
+    _exclude(
         "instance-connect",
         says="has no effect with --instance-connect, which opens SSH to no network",
         hint=ONE_OF_TWO,
@@ -96,70 +96,72 @@ RUNTIME = ProviderLimit(
 )
 IMAGE = (
     ProviderLimit(owner="docker"),
-    _never("host", says="needs containers, which --runtime host does not use", hint=ONE_OF_TWO),
+    _exclude("host", says="needs containers, which --runtime host does not use", hint=ONE_OF_TWO),
 )
 
-DIRECT = _only(
+DIRECT = _limit_to(
     "direct",
     says="has no effect with a batch system",
     hint="leave it out: the queue decides when a job starts",
 )
-COPIED = _only(
+COPIED = _limit_to(
     "direct", says="has no effect with a batch system, where nodes that are lost lose no files"
 )
-REPLACED = _only("direct", says="has no effect with a batch system", hint="use --requeue")
+REPLACED = _limit_to("direct", says="has no effect with a batch system", hint="use --requeue")
 MPIRUN = Limit(
     only=frozenset({"direct", "mpirun"}),
     never=frozenset({"torchrun", "srun", "interactive"}),
     says="works only with --launcher mpirun",
     hint="add --launcher mpirun, or leave it out",
 )
-STAGED = _never(
+STAGED = _exclude(
     "interactive",
     says="has no effect with --interactive, which stages and records nothing",
     hint=ONE_OF_TWO,
 )
-SUPERVISED = _never(
+SUPERVISED = _exclude(
     "emit",
     says="is not part of an emitted script, which runs without clusterctl",
     hint="leave it out, or run the job without --emit",
 )
 
 
-NOT_TERMINAL = _never(
+NOT_TERMINAL = _exclude(
     "terminal",
     says="cannot be combined with --interactive, whose output goes to the terminal",
     hint="leave one of the two out, or add --dry-run",
 )
-ENDS_ONCE = _never("interactive", says="has no effect with --interactive")
-HERE = _never("here", says="has no effect: this machine is the login node")
-HOSTS = _only(
+ENDS_ONCE = _exclude("interactive", says="has no effect with --interactive")
+HERE = _exclude("here", says="has no effect: this machine is the login node")
+HOSTS = _limit_to(
     "hosts",
     says="works only with --hosts",
     hint="leave it out: nothing is installed on a batch system's machines",
 )
-WITH_JSON = _only("json", says="works only with --json", hint="add --json, or leave it out")
-NO_JSON = _only(says="has no effect with `data index`, whose program writes a file")
-NOT_ADOPT = _never("adopt", says="cannot be combined with --adopt, which already names the cluster")
-ATTENDED = _never("detach", says="needs a clusterctl that follows the job", hint=ONE_OF_TWO)
-FOLLOWED = _never("follow", says="cannot be combined with --follow", hint=ONE_OF_TWO)
-WITH_METRICS = _only(
+WITH_JSON = _limit_to("json", says="works only with --json", hint="add --json, or leave it out")
+NO_JSON = _limit_to(says="has no effect with `data index`, whose program writes a file")
+NOT_ADOPT = _exclude(
+    "adopt", says="cannot be combined with --adopt, which already names the cluster"
+)
+ATTENDED = _exclude("detach", says="needs a clusterctl that follows the job", hint=ONE_OF_TWO)
+FOLLOWED = _exclude("follow", says="cannot be combined with --follow", hint=ONE_OF_TWO)
+WITH_METRICS = _limit_to(
     "metrics", says="works only with --metrics", hint="add --metrics, or leave it out"
 )
-NOT_METRICS = _never("metrics", says="cannot be combined with --metrics", hint=ONE_OF_TWO)
-NOT_EXPORTED = _never("export", says="cannot be combined with --export", hint=ONE_OF_TWO)
-NOT_FOLLOWED_OR_JSON = _never(
+NOT_METRICS = _exclude("metrics", says="cannot be combined with --metrics", hint=ONE_OF_TWO)
+NOT_EXPORTED = _exclude("export", says="cannot be combined with --export", hint=ONE_OF_TWO)
+NOT_FOLLOWED_OR_JSON = _exclude(
     *("follow", "json"), says="cannot be combined with --follow or --json", hint=ONE_OF_TWO
 )
-PUSHED = _never("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
-URL = _only("url", says="works only with a URL", hint="leave it out")
-ONLY_LOCAL_DATA = _only(says="has no effect: this command works on this machine")
-BUILT_HERE = _only(says="has no effect: images are built on this machine")
-ALL_CLUSTERS = _only(says="has no effect: the line is for all clusters")
-FOR_A_FOLDER = _only(says="has no effect: the settings are for a folder, not for a cluster")
-NOT_PRINTED = _never("print", says="cannot be combined with --print", hint=ONE_OF_TWO)
-REAL = _only("real", says="works only with --real", hint="add --real, or leave it out")
-ONLY_THIS_MACHINE = _only(
+PUSHED = _exclude("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
+URL = _limit_to("url", says="works only with a URL", hint="leave it out")
+ONLY_LOCAL_DATA = _limit_to(says="has no effect: this command works on this machine")
+BUILT_HERE = _limit_to(says="has no effect: images are built on this machine")
+ALL_CLUSTERS = _limit_to(says="has no effect: the line is for all clusters")
+FOR_A_FOLDER = _limit_to(says="has no effect: the settings are for a folder, not for a cluster")
+NOT_PRINTED = _exclude("print", says="cannot be combined with --print", hint=ONE_OF_TWO)
+REAL = _limit_to("real", says="works only with --real", hint="add --real, or leave it out")
+ONLY_THIS_MACHINE = _limit_to(
     says="has no effect: `check` checks this machine",
     hint="leave it out; `clusterctl status --live` checks a cluster",
 )

@@ -208,7 +208,7 @@ class Run(Started, heading=JOBS, module="run"):
     passed = batch.PASSED
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
 
-    def native(self) -> dict[str, str]:
+    def collect_native(self) -> dict[str, str]:
         """What was given of the batch system's own options, by its names; a flag has no value."""
         given = {
             key.replace("_", "-"): self.values[key]
@@ -221,7 +221,9 @@ class Run(Started, heading=JOBS, module="run"):
         }
 
 
-def of_verb(verb: type[Verb], *without: str, groups: tuple[Group, ...]) -> tuple[Option[Any], ...]:
+def copy_options(
+    verb: type[Verb], *without: str, groups: tuple[Group, ...]
+) -> tuple[Option[Any], ...]:
     """The options of another verb that stand under these headings."""
     found = (item for item in verb.options().values() if item.group in groups and item.flags)
     return tuple(item for item in found if item.flag not in without)
@@ -247,11 +249,11 @@ class Launch(Started, heading=JOBS, module="launch"):
         "-d --detach", OPTIONS, "Return once the program runs; a later command removes the cluster"
     )
     keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
-    of_up = of_verb(Up, groups=(Up.MACHINE, Up.EC2))
-    of_run = of_verb(
+    of_up = copy_options(Up, groups=(Up.MACHINE, Up.EC2))
+    of_run = copy_options(
         Run, "--detach", "--now", "--emit", "--dry-run", groups=(Run.RANKS, Run.PROGRAM, Run.JOB)
     )
-    of_batch = of_verb(
+    of_batch = copy_options(
         # `up` has options of the names of the last two.
         *(Run, "--interactive", "--reservation", "--gpus"),
         groups=(batch.GROUP, *(option.group for option in batch.PASSED)),

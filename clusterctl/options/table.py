@@ -338,7 +338,9 @@ class Verb:
                 continue
             why = failing.says + (f"; {place}" if place and failing.only else "")
             if key in self.typed:
-                raise UsageError(f"{option.flag} {why}", hint=failing.advice(circumstances))
+                raise UsageError(
+                    f"{option.flag} {why}", hint=failing.suggest_instead(circumstances)
+                )
             if self.settings[key]:
                 note(f"ignoring {self.settings[key]}: it {why}")
             found.values[key] = option.empty

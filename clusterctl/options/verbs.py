@@ -58,7 +58,7 @@ FAMILIES = {
 """Words that verbs of two words begin with."""
 
 
-def limit(verb: str, option: str, circumstances: Collection[str]) -> Limit | None:
+def find_limit(verb: str, option: str, circumstances: Collection[str]) -> Limit | None:
     """Why the option (as it is written: `--spot`, `-pe`) has no effect there; None where it has."""
     found = next(item for item in VERBS[verb].options().values() if option in item.flags)
     return next((item for item in found.limits if not item.holds(circumstances)), None)

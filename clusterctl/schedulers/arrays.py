@@ -17,7 +17,7 @@ SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
 """What a batch system may say of a job, or of a task, whose own notes say more."""
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def render_ranges(numbers: Sequence[int]) -> str:
     """`0-4,7`: as sbatch takes them."""
     runs = fold_runs(numbers)
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -40,7 +40,7 @@ LEAD = 60
 _SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
 
 
-def value(name: str, text: str) -> str:
+def check_value(name: str, text: str) -> str:
     """A value for a directive in a script's head, where nothing can be quoted reliably."""
     if not _SAFE.fullmatch(text):
         raise UsageError(
@@ -50,7 +50,7 @@ def value(name: str, text: str) -> str:
     return text
 
 
-def job_name(job: Job) -> str:
+def make_job_name(job: Job) -> str:
     """The program's name and the job's number, in letters that every queue takes."""
     stem = job.spec.program.target.rpartition("/")[2].partition(".")[0]
     plain = re.sub(r"[^A-Za-z0-9_-]", "", stem).strip("-") or "job"
@@ -114,7 +114,7 @@ class Batch(ABC):
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         if job.spec.is_sweep:
-            return {"job.sh": self._array(job, cluster, plan)}
+            return {"job.sh": self._render_array(job, cluster, plan)}
         root = cluster.launcher.root
         timers = []
         if job.spec.timeout:
@@ -142,7 +142,7 @@ class Batch(ABC):
         )
         return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
 
-    def _array(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> str:
+    def _render_array(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> str:
         return assets.render(
             "batch/points.sh.j2",
             directives=[f"{self.prefix} {line}" for line in self.directives(job)],
@@ -169,7 +169,7 @@ class Batch(ABC):
             title=" ".join((what.target, *what.args)),
             version=__version__,
             secrets=secrets,
-            delimiter=direct.delimiter(job),
+            delimiter=direct.make_delimiter(job),
             env=sorted(plan.env.items()),
             working=what.folder,
             program=next(iter(plan.programs.values())),
@@ -221,7 +221,7 @@ class Batch(ABC):
             receipt=self.receipt,
             end=self.end,
             down=self.down,
-            name=job.spec.native.get("job-name", job_name(job)),
+            name=job.spec.native.get("job-name", make_job_name(job)),
             patience=HAND_IN,
             status=shlex.join(self.status_argv(job)),
         )

@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.job_model import Job
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster
-from clusterctl.resume_args import SNAPSHOTS, name_predicate, predicates
+from clusterctl.resume_args import SNAPSHOTS, list_predicates, name_predicate
 from clusterctl.schedulers import job_state
 
 GRACE = 5
@@ -114,7 +114,7 @@ class Direct:
                 folder=where[launcher.name],
                 container="" if launcher.job_port == launcher.ssh_port else launcher.name,
                 tag=tag,
-                command=command_line(plan.argv),
+                command=render_command_line(plan.argv),
             ),
             "supervise.sh": assets.render(
                 "job/supervise.sh.j2",
@@ -128,12 +128,12 @@ class Direct:
                 holders=_list_holders(job, where),
                 rerun_of=job.rerun_of,
                 restores=mirrored and not job.spec.is_sweep,
-                kept=shlex.join(predicates(job.spec.keep_files)),
+                kept=shlex.join(list_predicates(job.spec.keep_files)),
                 ranks=len(job.processes),
                 first=cluster.node(job.placement[0].node),
                 mirrored=mirrored,
                 synced=bool(job.spec.sync),
-                predicates=shlex.join(_predicates(job)),
+                predicates=shlex.join(_list_predicates(job)),
                 **mirror,
                 **shared,
             ),
@@ -141,7 +141,7 @@ class Direct:
         }
         if job.spec.is_sweep:
             found["points.sh"] = assets.render(
-                "job/points.sh.j2", slots=_slots(job, where), **shared
+                "job/points.sh.j2", slots=_list_slots(job, where), **shared
             )
         if cluster.spec.cloud.idle is not None:
             found["save.sh"] = assets.render("job/save.sh.j2", predicates="", **mirror, **shared)
@@ -184,7 +184,7 @@ class Direct:
             )
         wrapper = next(index for index, word in enumerate(plan.argv) if word == "/bin/sh")
         words = [
-            '"$cctl_scratch/hostfile"' if word == "hostfile" else command_line((word,))
+            '"$cctl_scratch/hostfile"' if word == "hostfile" else render_command_line((word,))
             for word in plan.argv[:wrapper]
         ]
         what = job.spec.program
@@ -206,19 +206,19 @@ class Direct:
                 {
                     "name": item.node,
                     "ranks": "|".join(map(str, item.ranks)),
-                    "env": sorted(_own_env(job, cluster, plan, item.node).items()),
+                    "env": sorted(_list_own_env(job, cluster, plan, item.node).items()),
                     "program": plan.programs[item.node],
                 }
                 for item in job.placement
             ],
-            delimiter=delimiter(job),
+            delimiter=make_delimiter(job),
             secrets=job.spec.secret_names,
             reasons=plan.reasons,
             command=" ".join(words),
         )
 
 
-def _slots(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
+def _list_slots(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
     """Each slot that the job takes: its node, the job's folder there, its number on the node."""
     return [
         {"node": place.node, "folder": where[place.node], "slot": slot}
@@ -281,26 +281,26 @@ def list_resume_values(job: Job) -> dict[str, object]:
     take for one; "": nothing is to be looked for."""
     spec = job.spec
     return {
-        "snapshots": shlex.join(predicates(spec.keep_files)) if spec.resume_args else "",
+        "snapshots": shlex.join(list_predicates(spec.keep_files)) if spec.resume_args else "",
         "resumes": job.resumes,
     }
 
 
-def _predicates(job: Job) -> list[str]:
+def _list_predicates(job: Job) -> list[str]:
     """What `find` is to choose of the outputs for the copies on the launcher."""
     rows = [["-size", f"-{SMALL + 1}c"]] if not job.spec.keep_files else []
     rows += [[*name_predicate(glob)] for glob in job.spec.keep_files or SNAPSHOTS]
     return ["(", *[word for row in rows for word in ("-o", *row)][1:], ")"]
 
 
-def delimiter(job: Job) -> str:
+def make_delimiter(job: Job) -> str:
     """A line that ends a text in an emitted script, and that no argument or variable holds."""
     what = job.spec.program
     text = "\0".join((what.target, *what.args, *job.spec.env.values()))
     return f"END_{sha256(text.encode(errors='surrogateescape')).hexdigest()[:16]}"
 
 
-def _own_env(job: Job, cluster: Cluster, plan: LaunchPlan, node: str) -> dict[str, str]:
+def _list_own_env(job: Job, cluster: Cluster, plan: LaunchPlan, node: str) -> dict[str, str]:
     """What is the node's own in an emitted script. What the user sets wins, as in a job."""
     data = {"CLUSTERCTL_DATA": f"{cluster.node(node).root}/data"}
     own = {**data, **plan.node_env[node]}
@@ -327,20 +327,22 @@ _NOISE = re.compile(
 )
 
 
-def unix_lines(text: str) -> str:
+def drop_carriage_returns(text: str) -> str:
     """`text` without the carriage returns that ssh ends the lines of its own messages with."""
     return re.sub(r"\r+$", "", text, flags=re.MULTILINE)
 
 
-def remarks(text: str) -> str:
+def drop_known_remarks(text: str) -> str:
     """Of what mpirun (or srun) wrote to its stderr: what a person cannot know from the exit codes
     of the ranks. That is how a failed MPI_Comm_spawn or MPI_Abort explains itself."""
     # PRRTE ends some of its messages with a byte 0.
-    blocks = (_NOISE.sub("", block).strip("\0 \n") for block in _RULE.split(unix_lines(text)))
+    blocks = (
+        _NOISE.sub("", block).strip("\0 \n") for block in _RULE.split(drop_carriage_returns(text))
+    )
     return "\n".join(block for block in blocks if block and not _KNOWN.search(block))
 
 
-def command_line(argv: tuple[str, ...]) -> str:
+def render_command_line(argv: tuple[str, ...]) -> str:
     """`argv` for sh: every word quoted, but for the variables that get their value at the start."""
     words = []
     for word in argv:

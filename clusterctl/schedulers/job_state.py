@@ -52,15 +52,15 @@ def judge(job: Job, text: str) -> Job:
         return replace(job, state=JobState.QUEUED)
     if not last.number:
         return job
-    return replace(job, state=JobState.RUNNING, reason=_why_again(job, facts.before))
+    return replace(job, state=JobState.RUNNING, reason=_explain_again(job, facts.before))
 
 
-def _why_again(job: Job, before: Attempt | None) -> str:
+def _explain_again(job: Job, before: Attempt | None) -> str:
     """How the attempt before has failed; "" where that is not known, or there was none."""
     if before is None:
         return ""
-    failure = None if before.hung else _first_failure(job, before)
-    reason = _reason(job, JobState.FAILED, before, failure)
+    failure = None if before.hung else _find_first_failure(job, before)
+    reason = _explain(job, JobState.FAILED, before, failure)
     return "; ".join(filter(None, (failure.text if failure else "", reason)))
 
 
@@ -73,7 +73,7 @@ def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:
     return replace(job, state=JobState.LOST, finished=finished, reason=reason)
 
 
-def never_started(job: Job) -> bool:
+def has_never_started(job: Job) -> bool:
     """Whether a job failed before any of its ranks ran."""
     return job.state is JobState.FAILED and (job.started is None or job.reason.startswith(NO_RANK))
 
@@ -106,9 +106,9 @@ def note_restart(job: Job, names: Sequence[str]) -> Job:
 
 
 def _end(job: Job, last: Attempt) -> Job:
-    state = last.said or _state(job, last)
+    state = last.said or _judge_state(job, last)
     failed = state is JobState.FAILED and not last.hung
-    failure = _first_failure(job, last) if failed else None
+    failure = _find_first_failure(job, last) if failed else None
     code = 0 if state is JobState.SUCCEEDED else None
     if failure:
         code = failure.exit_code
@@ -119,11 +119,11 @@ def _end(job: Job, last: Attempt) -> Job:
         program_exit_code=code,
         failure=failure,
         survivors=last.survivors,
-        reason=_reason(job, state, last, failure),
+        reason=_explain(job, state, last, failure),
     )
 
 
-def _state(job: Job, last: Attempt) -> JobState:
+def _judge_state(job: Job, last: Attempt) -> JobState:
     """A launcher may say 0 after it has lost a node, or after MPI_Abort(comm, 0), and something
     else after it has only lost its connections: how every rank has ended counts. Who was told to
     end may do so with 0, and has not finished."""
@@ -141,9 +141,9 @@ def _count_well(last: Attempt) -> int:
     return sum(code == 0 for _, code in last.exits.values())
 
 
-def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
+def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
     """Who has only SIGTERM to show did not fail, unless the launcher itself ended with the same."""
-    where = {rank: last.where.get(rank) or job.node_of(rank) for rank in last.exits}
+    where = {rank: last.where.get(rank) or job.find_node(rank) for rank in last.exits}
     failed = sort_failures(
         RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))))
         for rank, (when, code) in last.exits.items()
@@ -154,7 +154,7 @@ def _first_failure(job: Job, last: Attempt) -> RankFailure | None:
     return RankFailure(rank=first.rank, node=where[first.rank], exit_code=first.code)
 
 
-def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
+def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
     """Why a job is lost, or failed, where that is not the exit code of a rank."""
     silent = ", ".join(name for name, count in last.survivors.items() if count < 0)
     if state is JobState.LOST:
@@ -197,7 +197,7 @@ def _reason(job: Job, state: JobState, last: Attempt, failure: RankFailure | Non
 
 def describe_hang(job: Job, hang: Hang) -> str:
     """That an attempt hung, and which of its ranks stood elsewhere than the others."""
-    where = hangs.describe(hang, lambda rank: f"rank {rank} on {job.node_of(rank)}")
+    where = hangs.describe(hang, lambda rank: f"rank {rank} on {job.find_node(rank)}")
     silence = f"hung: no rank printed anything for {hang.seconds:g} s"
     return f"{silence}; {where}" if where else silence
 
@@ -244,13 +244,13 @@ def _describe_silence(code: int, text: str) -> str:
 def _abort(job: Job, last: Attempt) -> str:
     """Who has ended the others, as MPI_Abort(comm, 0) does."""
     others = [rank for rank in range(job.ranks) if rank not in last.told]
-    who = f"rank {others[0]} on {job.node_of(others[0])}" if len(others) == 1 else "a rank"
+    who = f"rank {others[0]} on {job.find_node(others[0])}" if len(others) == 1 else "a rank"
     return f"{who} ended the other ranks before they had finished, with MPI_Abort(…, 0)"
 
 
 def _describe_killed(job: Job, missing: Sequence[int]) -> str:
     """The ranks that have left no exit code, while others have."""
-    names = [f"rank {rank} on {job.node_of(rank)}" for rank in missing[:_NAMED]]
+    names = [f"rank {rank} on {job.find_node(rank)}" for rank in missing[:_NAMED]]
     if more := len(missing) - len(names):
         names.append(f"{more} more")
     were, they = ("was", "it") if len(missing) == 1 else ("were", "they")

@@ -55,7 +55,7 @@ class Sge(batch.Batch):
 
     def check(self, spec: JobSpec) -> None:
         if "time" in spec.native:
-            seconds(spec.native["time"])
+            parse_seconds(spec.native["time"])
         if "mail-type" in spec.native:
             translate_mail_type(spec.native["mail-type"])
         for item in spec.native["l"].split(",") if "l" in spec.native else ():
@@ -66,7 +66,7 @@ class Sge(batch.Batch):
                 )
         for name in ("l", "queue", "project", "account", "mail-user", "job-name"):
             if name in spec.native:
-                batch.value(OPTIONS[name], spec.native[name])
+                batch.check_value(OPTIONS[name], spec.native[name])
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         """Grid Engine counts slots, one rank each. UsageError for more ranks than slots."""
@@ -81,9 +81,9 @@ class Sge(batch.Batch):
 
     def directives(self, job: Job) -> list[str]:
         native = job.spec.native
-        name = native.get("job-name", batch.job_name(job))
+        name = native.get("job-name", batch.make_job_name(job))
         lines = [
-            f"-N {batch.value('--job-name', name if name[:1].isalpha() else f'j{name}')}",
+            f"-N {batch.check_value('--job-name', name if name[:1].isalpha() else f'j{name}')}",
             "-S /bin/sh",
             "-cwd",
             "-j y",
@@ -97,16 +97,18 @@ class Sge(batch.Batch):
                 lines.append(f"-tc {most}")
         if "pe" in native:
             pe, _, slots = native["pe"].rpartition(" ")
-            lines.append(f"-pe {batch.value('-pe', pe)} {batch.value('-pe', slots)}")
+            lines.append(f"-pe {batch.check_value('-pe', pe)} {batch.check_value('-pe', slots)}")
         if "l" in native:
-            lines.append(f"-l {batch.value('-l', native['l'])}")
+            lines.append(f"-l {batch.check_value('-l', native['l'])}")
         if "time" in native:
-            lines.append(f"-l h_rt={seconds(native['time'])}")
+            lines.append(f"-l h_rt={parse_seconds(native['time'])}")
         if "mail-type" in native:
             lines.append(f"-m {translate_mail_type(native['mail-type'])}")
         for option in ("queue", "project", "account", "mail-user"):
             if option in native:
-                lines.append(f"{OPTIONS[option]} {batch.value(f'--{option}', native[option])}")
+                lines.append(
+                    f"{OPTIONS[option]} {batch.check_value(f'--{option}', native[option])}"
+                )
         return lines
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
@@ -118,7 +120,7 @@ class Sge(batch.Batch):
         return JobState.RUNNING, ""
 
     def warn_after(self, job: Job) -> float:
-        limit = time_limit(job.spec)
+        limit = find_time_limit(job.spec)
         return max(1, limit - batch.LEAD) if limit else 0
 
     def pass_on(self, secrets: Sequence[str]) -> list[str]:
@@ -130,7 +132,7 @@ class Sge(batch.Batch):
         return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
 
 
-def seconds(text: str) -> int:
+def parse_seconds(text: str) -> int:
     """`12:00:00`. Slurm would read a bare number as minutes, Grid Engine as seconds."""
     match = re.fullmatch(r"(\d+):(\d\d?):(\d\d?)", text)
     if match is None:
@@ -139,10 +141,10 @@ def seconds(text: str) -> int:
     return hours * 3600 + minutes * 60 + rest
 
 
-def time_limit(spec: JobSpec) -> int:
+def find_time_limit(spec: JobSpec) -> int:
     """Seconds until the job is killed: `--time`, or h_rt in `-l`; 0 where none was asked for."""
     if "time" in spec.native:
-        return seconds(spec.native["time"])
+        return parse_seconds(spec.native["time"])
     match = re.search(r"\bh_rt=(\d+)(?::(\d+):(\d+))?(?:,|$)", spec.native.get("l", ""))
     if match is None:
         return 0

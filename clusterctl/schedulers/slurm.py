@@ -86,8 +86,8 @@ class Slurm(batch.Batch):
     def check(self, spec: JobSpec) -> None:
         for name, text in spec.native.items():
             if text:
-                batch.value(f"--{name}", text)
-        warning(spec)
+                batch.check_value(f"--{name}", text)
+        choose_warning(spec)
         limit = spec.native.get("time", "")
         if limit and not TIME.fullmatch(limit):
             raise UsageError(
@@ -99,7 +99,7 @@ class Slurm(batch.Batch):
         """One rank per GPU that was asked for, else one per node."""
         if spec.ranks and not (spec.nodes or spec.ranks_per_node):
             return spec
-        if not (spec.ranks or spec.ranks_per_node) and (total := _gpus(spec, "gpus")):
+        if not (spec.ranks or spec.ranks_per_node) and (total := _count_gpus(spec, "gpus")):
             return _place_one_per_gpu(spec, total)
         nodes = spec.nodes or 1
         if spec.ranks and not spec.ranks_per_node:
@@ -109,7 +109,7 @@ class Slurm(batch.Batch):
                     hint="at least one rank per node",
                 )
             return replace(spec, nodes=nodes)
-        each = spec.ranks_per_node or _gpus_per_node(spec) // _gpus_per_rank(spec) or 1
+        each = spec.ranks_per_node or _count_gpus_per_node(spec) // _count_gpus_per_rank(spec) or 1
         if spec.ranks and spec.ranks != nodes * each:
             if spec.nodes or spec.ranks % each:
                 raise UsageError(
@@ -121,21 +121,21 @@ class Slurm(batch.Batch):
 
     def directives(self, job: Job) -> list[str]:
         spec = job.spec
-        name = spec.native.get("job-name", batch.job_name(job))
+        name = spec.native.get("job-name", batch.make_job_name(job))
         lines = [
-            f"--job-name={batch.value('--job-name', name)}",
+            f"--job-name={batch.check_value('--job-name', name)}",
             "--output=batch.out",
             "--open-mode=append",
         ]
-        lines += _array(spec) if spec.is_sweep else size(spec)
+        lines += _list_array(spec) if spec.is_sweep else list_size(spec)
         for option, text in spec.native.items():
             if option in ("job-name", "requeue", "signal"):
                 continue
             lines.append(
-                f"--{option}={batch.value(f'--{option}', text)}" if text else f"--{option}"
+                f"--{option}={batch.check_value(f'--{option}', text)}" if text else f"--{option}"
             )
         lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
-        lines.append(f"--signal=B:USR1@{warning(spec)}")
+        lines.append(f"--signal=B:USR1@{choose_warning(spec)}")
         return lines
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
@@ -149,10 +149,10 @@ class Slurm(batch.Batch):
         spec = job.spec
         options = [f"--{k}={v}" if v else f"--{k}" for k, v in spec.native.items()]
         command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
-        return ("srun", "--pty", *size(spec), *options, *command)
+        return ("srun", "--pty", *list_size(spec), *options, *command)
 
 
-def warning(spec: JobSpec) -> int:
+def choose_warning(spec: JobSpec) -> int:
     """Seconds before its time limit at which the script is warned. Without `B:` Slurm would warn
     the ranks alone, and only the script can put the job back into the queue."""
     match = SIGNAL.fullmatch(spec.native.get("signal", f"USR1@{batch.LEAD}"))
@@ -164,14 +164,14 @@ def warning(spec: JobSpec) -> int:
     return int(match[1] or batch.LEAD)
 
 
-def _array(spec: JobSpec) -> list[str]:
+def _list_array(spec: JobSpec) -> list[str]:
     """A task for each point, under its number: programs that are written for arrays read that."""
     most = parse_concurrency(spec.array)
-    numbers = arrays.ranges([point.number for point in spec.points])
+    numbers = arrays.render_ranges([point.number for point in spec.points])
     return ["--ntasks=1", f"--array={numbers}{f'%{most}' if most else ''}"]
 
 
-def size(spec: JobSpec) -> list[str]:
+def list_size(spec: JobSpec) -> list[str]:
     """How many nodes and tasks."""
     lines = [f"--nodes={spec.nodes}"] if spec.nodes else []
     if spec.ranks_per_node:
@@ -184,7 +184,7 @@ def size(spec: JobSpec) -> list[str]:
 def _place_one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
     """`--gpus 4`, for the whole job: told to Slurm by rank, for it might put more ranks than GPUs
     on a node."""
-    per_rank = _gpus_per_rank(spec)
+    per_rank = _count_gpus_per_rank(spec)
     kind, colon, _ = spec.native["gpus"].rpartition(":")
     ranks, nodes = gpus // per_rank, spec.nodes
     if "," in kind or not ranks or gpus % per_rank or (nodes and ranks % nodes):
@@ -200,16 +200,16 @@ def _place_one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
     return replace(spec, ranks=ranks, native=native)
 
 
-def _gpus(spec: JobSpec, option: str) -> int:
+def _count_gpus(spec: JobSpec, option: str) -> int:
     """`2` or `a100:2`; several types add up."""
     counts = [item.rpartition(":")[2] for item in spec.native.get(option, "").split(",")]
     return sum(int(count) for count in counts if count.isdecimal())
 
 
-def _gpus_per_node(spec: JobSpec) -> int:
+def _count_gpus_per_node(spec: JobSpec) -> int:
     """By --gpus-per-node, or by --gres: `gpu`, `gpu:2`, `gpu:a100:2`, among other things."""
     if "gpus-per-node" in spec.native:
-        return _gpus(spec, "gpus-per-node")
+        return _count_gpus(spec, "gpus-per-node")
     found = 0
     for item in spec.native.get("gres", "").split(","):
         name, *rest = item.removeprefix("gres/").split(":")
@@ -218,5 +218,5 @@ def _gpus_per_node(spec: JobSpec) -> int:
     return found
 
 
-def _gpus_per_rank(spec: JobSpec) -> int:
-    return max(1, _gpus(spec, "gpus-per-task"))
+def _count_gpus_per_rank(spec: JobSpec) -> int:
+    return max(1, _count_gpus(spec, "gpus-per-task"))

@@ -124,7 +124,7 @@ class Facts:
             self.before = last if last.launcher_code is not None and attempt > last.number else None
             self.last = Attempt(number=attempt)
         elif word == "placed":
-            self.placement = _placed(rest[0]) or self.placement
+            self.placement = _read_placements(rest[0]) or self.placement
         elif word == "stop" and rest[0] in CAUSES:
             last.stop = rest[0]
         elif word == "hung":
@@ -166,7 +166,7 @@ class Facts:
                 _add_old(last, when, rest)
             last.ended = last.ended or when
         elif word == "swept":  # of earlier versions, as the next
-            last.survivors = _survivors(rest[0].removeprefix("survivors="))
+            last.survivors = _read_survivors(rest[0].removeprefix("survivors="))
         elif word == "stopped":
             last.stop = word
 
@@ -191,12 +191,12 @@ def _add_old(last: Attempt, when: float, rest: list[str]) -> None:
         last.exits[int(values["rank"])] = (when, code)
     last.launcher_code = int(values.get("mpirun") or code)
     last.started = int(values.get("started") or 1)
-    last.survivors = _survivors(values.get("survivors", ""))
+    last.survivors = _read_survivors(values.get("survivors", ""))
     last.full = [name for name in values.get("full", "").split(",") if name]
     last.said = JobState(values["state"])
 
 
-def _placed(text: str) -> tuple[Placement, ...]:
+def _read_placements(text: str) -> tuple[Placement, ...]:
     """`node-1:2,node-2:1,` in rank order."""
     places: list[Placement] = []
     for item in text.split(","):
@@ -207,7 +207,7 @@ def _placed(text: str) -> tuple[Placement, ...]:
     return tuple(places)
 
 
-def _survivors(text: str) -> dict[str, int]:
+def _read_survivors(text: str) -> dict[str, int]:
     """`worker-1:0,worker-2:?,` of earlier versions."""
     pairs = (item.split(":") for item in text.split(",") if item)
     return {name: -1 if count == "?" else int(count) for name, count in pairs}

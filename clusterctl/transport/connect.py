@@ -116,18 +116,18 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
     def __init__(self, destination: Destination) -> None:
         self._target = target = destination.target
         port = target.node.ssh_port
-        names = [known_hosts.host_name(name, port) for name in destination.names]
+        names = [known_hosts.name_host(name, port) for name in destination.names]
         self._files = [target.known_hosts]
-        self._keys = known_hosts.lookup(_read_text(target.known_hosts), names)
+        self._keys = known_hosts.find_keys(_read_text(target.known_hosts), names)
         if target.use_ssh_config and not self._keys:
             # A user's host on which our own file is silent: what the user's files say.
             alias = destination.settings.get("hostkeyalias")
-            theirs = [alias or known_hosts.host_name(target.node.address, port)]
+            theirs = [alias or known_hosts.name_host(target.node.address, port)]
             self._files += ssh_config.list_known_hosts_files(destination.settings)
             self._keys = tuple(
                 key
                 for path in self._files[1:]
-                for key in known_hosts.lookup(_read_text(path), theirs)
+                for key in known_hosts.find_keys(_read_text(path), theirs)
             )
 
     @property
@@ -135,7 +135,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
         return [key.kind for key in self._keys if not key.revoked]
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        offered = known_hosts.fingerprint(key.asbytes())
+        offered = known_hosts.compute_fingerprint(key.asbytes())
         same = [known for known in self._keys if known.blob == key.asbytes()]
         good = [known for known in self._keys if not known.revoked]
         hint = ""
@@ -145,7 +145,7 @@ class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             return
         elif good:
             alike = [known for known in good if known.kind == key.get_name()] or good
-            expected = " or ".join(known_hosts.fingerprint(known.blob) for known in alike)
+            expected = " or ".join(known_hosts.compute_fingerprint(known.blob) for known in alike)
             what = f"its host key has changed: expected {expected}, offered {offered}"
             hint = (
                 "someone may be between you and the node; if it was reinstalled, create or attach "

@@ -203,7 +203,7 @@ def _receive(
         return [], "" if written == int(size) else f"{written} of {int(size)} bytes arrived"
     part.mkdir()
     try:
-        with unpack.reader_of(stream) as archive:
+        with unpack.open_reader(stream) as archive:
             left_out = unpack.unpack(archive, part, broken)
     except tarfile.TarError as error:
         return [], f"the archive is damaged: {error}"

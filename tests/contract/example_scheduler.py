@@ -15,7 +15,7 @@ from clusterctl.options.batch_options import BatchOptions
 from clusterctl.options.table import Group, Option, text
 from clusterctl.providers.protocol import Queue
 from clusterctl.providers.shared.batch_site import BatchSite
-from clusterctl.schedulers.batch import Batch, job_name, value
+from clusterctl.schedulers.batch import Batch, check_value, make_job_name
 
 
 class Oar(Batch):
@@ -41,11 +41,11 @@ class Oar(Batch):
         spec = job.spec
         size = f"-l nodes={spec.nodes}/core={spec.ranks_per_node}"
         wanted = [
-            f"{flag} {value(f'--{name}', spec.native[name])}"
+            f"{flag} {check_value(f'--{name}', spec.native[name])}"
             for name, flag in {"queue": "-q", "property": "-p"}.items()
             if name in spec.native
         ]
-        return [f"-n {job_name(job)}", size, "--stdout=batch.out", *wanted]
+        return [f"-n {make_job_name(job)}", size, "--stdout=batch.out", *wanted]
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         return (JobState.QUEUED if state == "Waiting" else JobState.RUNNING), reason

@@ -12,7 +12,7 @@ from clusterctl.job_model import UNPLACED, Placement, ProgramKind
 from clusterctl.launch import LAUNCHERS, Request
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Role
-from clusterctl.schedulers.direct import Direct, command_line
+from clusterctl.schedulers.direct import Direct, render_command_line
 from tests.unit.making import cluster, node, program, request, spec
 
 WEIRD = ("two words", "it's", 'a "b" $HOME `id` \\', "-dash", "line\nbreak", "", "--json")
@@ -83,7 +83,9 @@ def test_what_the_user_asked_for_is_passed_on(any_name: str) -> None:
 def test_the_command_is_sound_sh(name: str) -> None:
     for where in (None, cluster(one_host=True, provider="local", mode="loopback")):
         made = plan(name, where)
-        done = subprocess.run(["/bin/sh", "-nc", command_line(made.argv)], capture_output=True)
+        done = subprocess.run(
+            ["/bin/sh", "-nc", render_command_line(made.argv)], capture_output=True
+        )
         assert (done.returncode, done.stderr) == (0, b"")
         for agent in made.agents.values():
             done = subprocess.run(["/bin/sh", "-nc", f"exec {agent} true"], capture_output=True)

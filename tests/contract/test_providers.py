@@ -18,7 +18,7 @@ import pytest
 from clusterctl import keys, providers
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.formats import format_time
-from clusterctl.known_hosts import host_name
+from clusterctl.known_hosts import name_host
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
 from clusterctl.options.provider_options import PROVIDER_OPTIONS
 from clusterctl.providers.protocol import Attesting, Breakable, Created
@@ -104,7 +104,7 @@ class Machines:
         known = self.folder / "ssh" / "known_hosts"
         known.write_text(
             "".join(
-                f"{host_name(item.address, item.ssh_port)} {made.host_keys[item.name]}\n"
+                f"{name_host(item.address, item.ssh_port)} {made.host_keys[item.name]}\n"
                 for item in made.nodes
             )
         )

@@ -145,7 +145,7 @@ class World:
 
 def policy() -> dict[str, Any]:
     """The rights that a person gives to who uses clusterctl."""
-    text = (assets.folder("infra") / "ec2" / "policy.json").read_text()
+    text = (assets.find_folder("infra") / "ec2" / "policy.json").read_text()
     found: dict[str, Any] = json.loads(text)
     return found
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from clusterctl.known_hosts import fingerprint
+from clusterctl.known_hosts import compute_fingerprint
 from tests.ec2.conftest import World
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
@@ -21,7 +21,7 @@ def counted(world: World) -> tuple[dict[str, int], dict[str, int]]:
     """Connections and commands per node that came with the cluster's user key: from us, not from
     its other nodes. The logs are empty afterwards."""
     public = (world.home / "clusters/default/ssh/user.pub").read_text().split()[1]
-    ours = fingerprint(base64.b64decode(public))
+    ours = compute_fingerprint(base64.b64decode(public))
     connections, commands = {}, {}
     for name in NODES:
         machine = world.ec2.machine(name)

@@ -18,7 +18,7 @@ from tests.ec2.conftest import World
 from tests.sim.ec2.client import provider_mirror, terraform_environment
 from tests.sim.ec2.provider import StayingProvider, programs
 
-MODULE = assets.folder("infra") / "ec2"
+MODULE = assets.find_folder("infra") / "ec2"
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(300)]
 
 

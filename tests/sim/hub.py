@@ -78,9 +78,9 @@ class Hub:
 
     def serve_bases(self) -> None:
         """All that the recipes are built on, under the digests that they name."""
-        listed = recipes.downloads()
+        listed = recipes.read_downloads()
         for name in catalog.RECIPES:
-            for base in recipes.bases(name, listed):
+            for base in recipes.list_bases(name, listed):
                 tagged, _, digest = base.partition("@")
                 path, _, tag = tagged.partition(":")
                 repository = path if "/" in path else f"library/{path}"

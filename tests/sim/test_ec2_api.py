@@ -138,7 +138,7 @@ def test_prices(lab: Lab) -> None:
 
 def test_calls_are_written_down_with_what_iam_is_asked(lab: Lab) -> None:
     """Who has clusterctl's policy and no other cannot come near somebody else's instance."""
-    policy = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    policy = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
     tags = [{"Key": "clusterctl:cluster", "Value": "c"}]
     own = [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")]
 

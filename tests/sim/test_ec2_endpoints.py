@@ -32,7 +32,7 @@ from tests.unit.making import node
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
-RIGHTS = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+RIGHTS = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
 
 
 @pytest.fixture

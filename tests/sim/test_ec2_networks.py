@@ -81,7 +81,7 @@ def test_an_account_without_room_for_a_network_is_named_before_it_costs(lab: Lab
         assert survey(api, "lab-1").zones, "it has its network"
         lab.ec2.grant(6, "L-F678F1CE")
         assert survey(api).zones
-        rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+        rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
         rights["Statement"][0]["Action"].remove("servicequotas:GetServiceQuota")
         lab.ec2.policy(rights)
         assert survey(api).zones, "whoever may not ask is told nothing of this"
@@ -118,7 +118,7 @@ def test_who_may_make_no_network_is_told_before_it_costs(
     lab: Lab, api: Api, action: str, private: bool
 ) -> None:
     """As in many organizations; asked by dry runs, of which nothing stays."""
-    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
     lab.ec2.policy(rights)
     before = lab.ec2.left()
     assert survey(api, private=private).zones
@@ -143,7 +143,7 @@ def test_a_network_of_theirs_without_dns_is_refused_before_it_costs(lab: Lab, ap
         with pytest.raises(UsageError, match=f"{vpc} has DNS switched off") as caught:
             survey(api, vpc=vpc)
         assert "--enable-dns-support" in caught.value.hint
-        rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+        rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
         lab.ec2.policy(rights)
         for servers, works in ((["AmazonProvidedDNS"], False), (["10.0.0.2"], True)):
             options = lab.api.create_dhcp_options(
@@ -165,7 +165,7 @@ def test_a_network_of_theirs_without_dns_is_refused_before_it_costs(lab: Lab, ap
 def test_who_may_make_no_security_group_in_a_network_of_theirs_is_told_before_it_costs(
     lab: Lab, api: Api
 ) -> None:
-    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
     with their_network(lab.api, "us-east-1a") as (vpc, _):
         lab.ec2.policy(rights)
         before = lab.ec2.left()

@@ -77,7 +77,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     assert kept.pop("VPC endpoint")
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"
     assert not any(kept.values())
-    lab.ec2.policy(json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()))
+    lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
     cleanup.remove(api, "lab-1", lambda line: None)
     assert lab.ec2.left() == []
 
@@ -177,7 +177,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     """AWS says AuthFailure for the address of one that goes, as if we had no rights. Whether it
     deletes one that comes, its documents do not say."""
     monkeypatch.setattr(cleanup, "PAUSE", 0.05)
-    lab.ec2.policy(json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()))
+    lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
     lab.ec2.fault("slow_end", seconds=1)
     make = api.call
     vpc = make("create_vpc", CidrBlock="10.66.0.0/16", TagSpecifications=tagged("lab", "vpc"))[

@@ -208,7 +208,7 @@ def test_down_removes_nothing_from_a_network_of_theirs(
     rights than infra/ec2/policy.json gives."""
     monkeypatch.setattr(cleanup, "PAUSE", 0.05)
     lab.ec2.fault("never_boot")
-    lab.ec2.policy(json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text()))
+    lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
     with their_network(lab.api, "us-east-1a") as (vpc, subnet):
         end = lab.api.create_vpc_endpoint(
             VpcEndpointType="Interface",
@@ -274,7 +274,7 @@ def launch_encrypted(lab: Lab, api: Api) -> dict[str, Any]:
 def test_a_key_that_cannot_encrypt_disks_is_named_before_it_costs(lab: Lab, api: Api) -> None:
     """EC2 starts the machines, and ends them at once."""
     lab.ec2.fault("never_boot")
-    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
     lab.ec2.policy(rights)
     assert survey(api).account, "AWS's own key is no trouble"
     kms = lab.ec2.client("kms")
@@ -316,7 +316,7 @@ def test_an_account_that_keeps_its_networks_closed_is_named(lab: Lab, api: Api) 
     assert "--vpc that is excluded" in caught.value.hint
     with their_network(lab.api, "us-east-1a") as (vpc, _):
         assert survey(api, vpc=vpc).zones, "its subnets tell themselves that they are excluded"
-    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
     rights["Statement"][0]["Action"].remove("ec2:DescribeVpcBlockPublicAccessOptions")
     lab.ec2.policy(rights)
     assert survey(api).zones, "whoever may not ask is told nothing"
@@ -397,7 +397,7 @@ def test_a_capacity_block_is_paid_and_has_an_end(lab: Lab, api: Api) -> None:
 
 def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> None:
     """By a dry run, with the tags that the policy's conditions look at."""
-    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
     lab.ec2.policy(rights)
     lab.ec2.fault("ice", calls=1)
     assert survey(api, spot=True).account == "123456789012"
@@ -440,7 +440,7 @@ def denied(kind: str, operator: str, key: str, value: str) -> dict[str, Any]:
 
 def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) -> None:
     """The dry run says what the launch is going to say, so that one is denied as the other is."""
-    rights = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
     rights["Statement"] += [denied(*row) for row in GUARDRAILS]
     lab.ec2.policy(rights)
     assert survey(api).zones

@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl import known_hosts
 from clusterctl.model import NodeResult
-from clusterctl.node_results import fold, ranges
+from clusterctl.node_results import fold, shorten
 from clusterctl.timeouts import Watchdog
 from clusterctl.transport import shell, ssh_config
 
@@ -97,13 +97,13 @@ HASHED = "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg="  # 192.1
     ],
 )
 def test_known_hosts_line(line: str, name: str, found: bool) -> None:
-    keys = known_hosts.lookup(line, [name])
+    keys = known_hosts.find_keys(line, [name])
     assert [key.blob for key in keys] == [b"one"] * found
 
 
 def test_known_hosts_keeps_all_keys_of_a_host() -> None:
     text = f"a ssh-ed25519 {KEY}\na ssh-ed25519 {OTHER}\n@revoked a ssh-rsa {KEY}\n"
-    keys = known_hosts.lookup(text, ["a"])
+    keys = known_hosts.find_keys(text, ["a"])
     assert [(key.kind, key.blob, key.revoked) for key in keys] == [
         ("ssh-ed25519", b"one", False),
         ("ssh-ed25519", b"two", False),
@@ -113,32 +113,35 @@ def test_known_hosts_keeps_all_keys_of_a_host() -> None:
 
 def test_a_line_that_makes_no_sense_hides_no_other() -> None:
     text = f"# a comment\n\na ssh-ed25519 !!!\n@cert-authority a ssh-rsa {KEY}\na ssh-rsa {OTHER}\n"
-    assert [key.blob for key in known_hosts.lookup(text, ["a"])] == [b"two"]
+    assert [key.blob for key in known_hosts.find_keys(text, ["a"])] == [b"two"]
 
 
 def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
     """GitHub's key, and the fingerprint that GitHub publishes."""
     blob = "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
-    (key,) = known_hosts.lookup(f"github.com ssh-ed25519 {blob}", ["github.com"])
-    assert known_hosts.fingerprint(key.blob) == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
+    (key,) = known_hosts.find_keys(f"github.com ssh-ed25519 {blob}", ["github.com"])
+    assert (
+        known_hosts.compute_fingerprint(key.blob)
+        == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
+    )
 
 
 def test_host_name() -> None:
-    assert known_hosts.host_name("a", 22) == "a"
-    assert known_hosts.host_name("a", 2222) == "[a]:2222"
+    assert known_hosts.name_host("a", 22) == "a"
+    assert known_hosts.name_host("a", 2222) == "[a]:2222"
 
 
 def test_ranges() -> None:
     workers = [f"worker-{i}" for i in range(1, 64)]
-    assert ranges(workers) == "worker-[1-63]"
-    assert ranges(["launcher", *workers[:3], "worker-5"]) == "launcher,worker-[1-3,5]"
-    assert ranges(["worker-1"]) == "worker-1"
-    assert ranges(["worker-3", "worker-1", "worker-2", "worker-2"]) == "worker-[1-3]"
-    assert ranges(["n08", "n09", "n10"]) == "n[08-10]"
-    assert ranges(["n8", "n9", "n10"]) == "n[8-10]"
-    assert ranges(["n1", "n01"]) == "n1,n01"
-    assert ranges(["ip-10-0-0-7", "login"]) == "ip-10-0-0-7,login"
-    assert ranges(["7", "8"]) == "[7-8]"
+    assert shorten(workers) == "worker-[1-63]"
+    assert shorten(["launcher", *workers[:3], "worker-5"]) == "launcher,worker-[1-3,5]"
+    assert shorten(["worker-1"]) == "worker-1"
+    assert shorten(["worker-3", "worker-1", "worker-2", "worker-2"]) == "worker-[1-3]"
+    assert shorten(["n08", "n09", "n10"]) == "n[08-10]"
+    assert shorten(["n8", "n9", "n10"]) == "n[8-10]"
+    assert shorten(["n1", "n01"]) == "n1,n01"
+    assert shorten(["ip-10-0-0-7", "login"]) == "ip-10-0-0-7,login"
+    assert shorten(["7", "8"]) == "[7-8]"
 
 
 def result(node: str, **fields: object) -> NodeResult:

@@ -329,7 +329,7 @@ def test_a_dry_run_says_what_srun_is_told(
 )
 def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
     made = batch_job("slurm", **changes)
-    assert slurm_scheduler.size(made.spec) == size
+    assert slurm_scheduler.list_size(made.spec) == size
     assert made.ranks == ranks
 
 

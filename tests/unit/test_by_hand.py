@@ -14,7 +14,7 @@ from clusterctl.jobs import systems
 from clusterctl.launch import terminal_settings
 from clusterctl.launch.hostfile import render_whole_hostfile
 from clusterctl.launch.mpirun import Mpirun
-from clusterctl.model import Cluster, hostfile_mark
+from clusterctl.model import Cluster, render_hostfile_mark
 from tests.unit.making import cluster, node, request, spec
 
 
@@ -23,7 +23,7 @@ def written(made: Cluster, name: str, folder: Path) -> Path:
     chosen = replace(made.node(name), root=str(folder), mpi_prefix=str(folder / "mpi"))
     chosen = replace(chosen, python=str(folder / "py" / "bin" / "python"))
     nodes = tuple(chosen if item.name == name else item for item in made.nodes)
-    texts = terminal_settings.files(replace(made, nodes=nodes), chosen)
+    texts = terminal_settings.render_files(replace(made, nodes=nodes), chosen)
     texts["../bin/free-port"] = ("echo 23456\n", 0o755)
     for program in ("../mpi/bin/mpirun", "../py/bin/python"):
         said = 'echo "$MASTER_ADDR:$MASTER_PORT" "$@"; env >"$0.env"\n'
@@ -96,7 +96,7 @@ def test_mpirun_gets_what_jobs_tell_it(version: str, prefix: str, tmp_path: Path
 def test_slots_are_advice_only_where_nodes_share_a_machine() -> None:
     nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
     local = cluster(*nodes, provider="local")
-    text = terminal_settings.files(local, local.launcher)["env"][0]
+    text = terminal_settings.render_files(local, local.launcher)["env"][0]
     assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in text
 
 
@@ -113,7 +113,7 @@ def test_a_bundled_program_is_found_by_its_name(tmp_path: Path) -> None:
 def test_the_hostfile_has_all_workers_and_says_whose_it_is() -> None:
     made = cluster()
     assert render_whole_hostfile(made).splitlines() == [
-        hostfile_mark(made.id),
+        render_hostfile_mark(made.id),
         "10.0.0.11 slots=4 # worker-1",
         "10.0.0.12 slots=4 # worker-2",
     ]
@@ -140,7 +140,7 @@ def test_plain_ssh_checks_host_keys_of_nodes_and_knows_other_hosts_as_before(
 def test_without_mpi_the_rest_works(tmp_path: Path) -> None:
     nodes = [node("launcher", "10.0.0.10", mpi=""), node("worker-1", "10.0.0.11", mpi="")]
     made = cluster(*(replace(item, mpi_prefix="") for item in nodes))
-    assert "bin/mpirun" not in terminal_settings.files(made, made.launcher)
+    assert "bin/mpirun" not in terminal_settings.render_files(made, made.launcher)
     assert inside(written(made, "launcher", tmp_path), "python", "-V") == ": -V\n"
 
 

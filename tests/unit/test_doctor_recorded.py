@@ -117,7 +117,9 @@ def judge(*calls: Sequence[Call], ranks: Sequence[int] = ()) -> list[Finding]:
         members = list(ranks or range(len(calls)))
         group = {"title": "default_pg", "ranks": members, "calls": made}
         told = b64encode(json.dumps({"0": group}).encode()).decode()
-        lines.setdefault(ended.node_of(rank), []).extend((f"rank {rank}", f"flight {rank} {told}"))
+        lines.setdefault(ended.find_node(rank), []).extend(
+            (f"rank {rank}", f"flight {rank} {told}")
+        )
     views = {name: evidence.read_look(name, "\n".join([*lines[name], "done"])) for name in lines}
     found = doctor.judge(doctor.assemble(ended, views))
     return [finding for finding in found if finding.kind == "recorded"]

@@ -156,7 +156,7 @@ def test_clusters_have_networks_of_their_own() -> None:
     ],
 )
 def test_types_count_towards_their_quota(kind: str, code: str | None) -> None:
-    row = catalog.quota(kind)
+    row = catalog.find_quota(kind)
     assert (row.on_demand if row else None) == code
 
 
@@ -177,7 +177,7 @@ def test_types_count_towards_their_quota(kind: str, code: str | None) -> None:
     ],
 )
 def test_spot_instances_have_quotas_of_their_own(kind: str, name: str, code: str) -> None:
-    row = catalog.quota(kind)
+    row = catalog.find_quota(kind)
     assert row
     assert (row.spot_name, row.spot) == (name, code)
 
@@ -222,13 +222,13 @@ def test_many_machines_wait_for_their_turn_and_few_leave_a_full_zone_soon() -> N
     ],
 )
 def test_a_burstable_type_has_a_baseline(kind: str, percent: int | None) -> None:
-    assert catalog.baseline(kind) == percent
+    assert catalog.find_baseline(kind) == percent
 
 
 def test_no_default_worker_is_burstable_or_without_a_price() -> None:
     """A worker that computes all the time is throttled, or costs more than the table says."""
     kinds = {family.name: family.instance_type for family in catalog.FAMILIES.values()}
-    assert [catalog.baseline(kind) for kind in kinds.values()] == [None] * len(kinds)
+    assert [catalog.find_baseline(kind) for kind in kinds.values()] == [None] * len(kinds)
     assert kinds["cpu"] in catalog.PRICES
 
 

@@ -21,7 +21,7 @@ from clusterctl import errors
     ids=repr,
 )
 def test_a_reason_is_one_line(error: Exception, said: str) -> None:
-    assert errors.reason(error) == said
+    assert errors.describe_reason(error) == said
 
 
 def test_what_an_error_carries() -> None:

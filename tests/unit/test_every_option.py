@@ -478,7 +478,7 @@ def test_every_option_has_an_effect_or_is_refused(
         words = scene.line(*given(scene, option))
         before = state()
         said = call(*words)
-        limit = verbs.limit(scene.verb, option, scene.circumstances)
+        limit = verbs.find_limit(scene.verb, option, scene.circumstances)
         if {"--dry-run", "--emit"}.intersection(words) and new(before):
             wrong.append(f"{' '.join(words)}: only to be shown, and something was done")
         if limit:

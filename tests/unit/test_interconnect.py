@@ -179,14 +179,14 @@ def test_every_library_is_told_the_same() -> None:
         nodes(("10.0.0.1", ["ens5 10.0.0.1/24"]), ("10.0.0.2", ["eth1 10.0.0.2/24"]))
     )
     for name, device in {"worker-1": "ens5", "worker-2": "eth1"}.items():
-        assert found.node_env()[name] == {
+        assert found.build_node_env()[name] == {
             "GLOO_SOCKET_IFNAME": device,
             "TP_SOCKET_IFNAME": device,
             "NCCL_SOCKET_IFNAME": f"={device}",  # the whole name: eth1 is not eth10
             "UCX_NET_DEVICES": device,
         }
-    [reason] = found.reasons()
-    assert all(name in reason.item for name in found.node_env()["worker-1"])
+    [reason] = found.explain_reasons()
+    assert all(name in reason.item for name in found.build_node_env()["worker-1"])
     assert "ens5 on worker-1" in reason.why
 
 

@@ -24,7 +24,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.job_model import ProgramKind
 from clusterctl.jobs import systems
 from clusterctl.model import Accelerator, Mpi, Python, Role
-from clusterctl.schedulers.direct import command_line
+from clusterctl.schedulers.direct import render_command_line
 from tests.unit.launch_cases import (
     CASES,
     base_of,
@@ -102,7 +102,7 @@ def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -
     show.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
     show.chmod(0o755)
     done = subprocess.run(
-        ["/bin/sh", "-c", command_line((str(show), *plan.argv[1:]))],
+        ["/bin/sh", "-c", render_command_line((str(show), *plan.argv[1:]))],
         capture_output=True,
         env={"MASTER_PORT": "29123", "CLUSTERCTL_ATTEMPT": "2"},
         check=True,

@@ -42,11 +42,11 @@ def resolve(of: ClusterSpec, *kinds: str, **known: str) -> dict[str, node_images
 
 def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
     found = resolve(spec())
-    listed = recipes.downloads()
+    listed = recipes.read_downloads()
     base = listed["base"]["image"]
     assert {kind: image.recipe for kind, image in found.items()} == {kind: kind for kind in KINDS}
     assert {image.bases for image in found.values()} == {(base,)}
-    assert found["nvidia"].reference == recipes.tag("nvidia", listed)
+    assert found["nvidia"].reference == recipes.make_tag("nvidia", listed)
     tagged, _, digest = base.partition("@")
     assert found["launcher"].line == (
         "image of the launcher: built there from the recipe 'launcher', on"

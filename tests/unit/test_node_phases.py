@@ -59,7 +59,7 @@ def test_the_time_left_of_the_first_nodes_comes_from_an_earlier_cluster() -> Non
     earlier.enter(["worker-1"], READY)
 
     phases, clock = begin("worker-1")
-    phases.compare_with(earlier.medians())
+    phases.compare_with(earlier.compute_medians())
     clock.time += 3
     assert states(phases)["worker-1"].left == 5.0
     phases.enter(["worker-1"], BOOTING)

@@ -155,7 +155,7 @@ try:
     with node_view.watch(console) as nodes:
         print("rich" in sys.modules, flush=True)
         nodes.expect({"launcher": "launcher", "worker-1": "worker"})
-        nodes.stage("creating nodes")
+        nodes.show_stage("creating nodes")
         wait("go")
         SCENE
         wait("end")
@@ -237,7 +237,7 @@ def test_ctrl_c_at_the_question(play: Play) -> None:
 
 
 def test_a_window_that_becomes_smaller(play: Play, tmp_path: Path) -> None:
-    terminal = play("nodes.stage('measuring the whole of it')")
+    terminal = play("nodes.show_stage('measuring the whole of it')")
     read(terminal, "measuring the whole of it")
     terminal.resize(14)
     read(terminal, "measuring the")

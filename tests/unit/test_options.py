@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import catalog
-from clusterctl.config import prefix
+from clusterctl.config import name_prefix
 from clusterctl.errors import UsageError
 from clusterctl.options.checks import duration
 from clusterctl.options.verbs import VERBS
@@ -52,7 +52,7 @@ def test_help_names_a_variable_that_is_read(verb: str, call: Call) -> None:
     said = re.sub(r"\s+", " ", call(*verb.split(), "--help").out)
     found = re.search(r"in clusterctl.toml, (CLUSTERCTL_\w+)", said)
     assert found
-    key = found[1].removeprefix(prefix(verb.partition(" ")[0])).lower()
+    key = found[1].removeprefix(name_prefix(verb.partition(" ")[0])).lower()
     option = VERBS[verb].options()[key]
     assert option.settable
 

@@ -135,4 +135,4 @@ def test_local_nodes_share_a_machine_and_may_be_oversubscribed() -> None:
 def test_a_job_knows_the_node_of_each_rank_and_of_none_beyond() -> None:
     places = (Placement(node="a", first=0, count=2), Placement(node="b", first=2, count=1))
     placed = replace(job(cluster(), spec()), placement=places)
-    assert [placed.node_of(rank) for rank in range(4)] == ["a", "a", "b", ""]
+    assert [placed.find_node(rank) for rank in range(4)] == ["a", "a", "b", ""]

@@ -16,7 +16,7 @@ from tests.sim.ec2.authorization import asks
 from tests.sim.ec2.iam import allows
 from tests.sim.ec2.wire import Request
 
-POLICY = json.loads((assets.folder("infra") / "ec2" / "policy.json").read_text())
+POLICY = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
 TAG = "clusterctl:cluster"
 OWN, FOREIGN, UNTAGGED = {TAG: "lab-1"}, {"owner": "somebody"}, dict[str, str]()
 
@@ -315,7 +315,7 @@ def test_nobody_gets_the_right_to_make_roles() -> None:
     ],
 )
 def test_the_role_of_schedules_ends_what_is_ours_and_nothing_else(action: str, thing: str) -> None:
-    text = (assets.folder("infra") / "ec2" / "deadline-role.json").read_text()
+    text = (assets.find_folder("infra") / "ec2" / "deadline-role.json").read_text()
     arn = f"arn:aws:ec2:us-east-1:123456789012:{thing}"
     ours = {f"aws:ResourceTag/{TAG}": "lab-1"}
     assert allows(json.loads(text), f"ec2:{action}", arn, ours)

@@ -21,7 +21,7 @@ from clusterctl.launch.mpi_transport import ENGINES
 from clusterctl.launch.mpirun import plan_batch_calls
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Interface
-from clusterctl.schedulers.direct import command_line
+from clusterctl.schedulers.direct import render_command_line
 from tests.unit.making import cluster, node, request, spec
 
 
@@ -61,7 +61,7 @@ def really(
     sink = folder / "out"  # Open MPI 5 loses lines through a pipe
     with sink.open("w") as out:
         done = subprocess.run(
-            ["/bin/sh", "-c", command_line((*words, "/bin/sh", "-c", script))],
+            ["/bin/sh", "-c", render_command_line((*words, "/bin/sh", "-c", script))],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.PIPE,

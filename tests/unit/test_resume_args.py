@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.job_model import JobState
-from clusterctl.resume_args import are_given, check, shell_words
+from clusterctl.resume_args import are_given, check, quote_words
 from tests.unit.supervised import BOTH, Site, site
 from tests.unit.test_batch_scripts import Batch, made, slurm, staged, start
 
@@ -140,7 +140,7 @@ def test_a_batch_job_that_resumes_another_has_it_from_its_first_attempt(
 )
 def test_words(text: str, words: list[str]) -> None:
     assert check(text, "--resume-args") == text
-    script = f'cctl_snapshot="/a b/x.pt"; printf "%s\\n" {shell_words(text)}'
+    script = f'cctl_snapshot="/a b/x.pt"; printf "%s\\n" {quote_words(text)}'
     said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.split("\n")[:-1] == words
 

@@ -28,11 +28,11 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
     container = None
     if runtime is Runtime.DOCKER:
         kind = steps.find_kind(worker)
-        listed = recipes.downloads()
+        listed = recipes.read_downloads()
         container = steps.NodeContainer(
-            image=recipes.tag(recipe or kind, listed),
+            image=recipes.make_tag(recipe or kind, listed),
             recipe=recipe,
-            bases=recipes.bases(recipe, listed) if recipe else (),
+            bases=recipes.list_bases(recipe, listed) if recipe else (),
             login=None if recipe else RegistryLogin("me", "secret"),
             host_key=key,
             mesh_key=key.public,

@@ -79,7 +79,7 @@ def shown(file: Path) -> dict[str, list[str]]:
     return {
         node.name: [
             f"{key.kind} {b64encode(key.blob).decode()}"
-            for key in known_hosts.lookup(text, [node.address])
+            for key in known_hosts.find_keys(text, [node.address])
         ]
         for node in NODES.nodes
     }
@@ -123,7 +123,7 @@ def test_a_host_key_that_is_another_one_stays_so(store: Store) -> None:
     file.unlink()
     moved = replace(made, nodes=(replace(first, address="10.0.0.99"),))
     mend_known_hosts(store, moved)
-    assert not known_hosts.lookup(file.read_text(), ["10.0.0.99"]), "keys belong to addresses"
+    assert not known_hosts.find_keys(file.read_text(), ["10.0.0.99"]), "keys belong to addresses"
 
 
 def test_plain_ssh_knows_the_nodes(store: Store, need: Need, tmp_path: Path) -> None:

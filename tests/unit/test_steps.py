@@ -53,9 +53,9 @@ def chosen(
 
 def built(recipe: str) -> NodeContainer:
     """One whose image the node makes."""
-    listed = recipes.downloads()
-    bases = recipes.bases(recipe, listed)
-    return container(recipes.tag(recipe, listed), recipe=recipe, bases=bases)
+    listed = recipes.read_downloads()
+    bases = recipes.list_bases(recipe, listed)
+    return container(recipes.make_tag(recipe, listed), recipe=recipe, bases=bases)
 
 
 def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:

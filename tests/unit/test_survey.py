@@ -235,7 +235,7 @@ def test_a_queue_that_hangs_is_given_up_in_time(
     done = submit(login, "hangs")
     assert done.returncode != 0
     assert "no answer from the queue in 1 s" in done.stderr
-    assert batch.job_name(replace(batch_job("slurm"), id=1)) in done.stderr
+    assert batch.make_job_name(replace(batch_job("slurm"), id=1)) in done.stderr
     assert not (login / "jobs" / "1" / "native").exists()
 
 

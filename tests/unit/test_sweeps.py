@@ -15,12 +15,12 @@ from clusterctl.jobs import start, systems
 from clusterctl.launch import Request
 from clusterctl.model import Accelerator, Cluster, Role
 from clusterctl.schedulers import job_state
-from clusterctl.sweeps import MOST, parse_concurrency, points
+from clusterctl.sweeps import MOST, list_points, parse_concurrency
 from tests.unit.making import cluster, job, node, spec
 
 
 def test_every_combination_is_a_point_and_the_last_value_changes_first() -> None:
-    found = points(("lr=0.1,0.01", "seed=0..2"), "")
+    found = list_points(("lr=0.1,0.01", "seed=0..2"), "")
     assert [point.number for point in found] == list(range(6))
     assert found[1].args == ("--lr", "0.1", "--seed", "1")
     assert found[3].args == ("--lr", "0.01", "--seed", "0")
@@ -28,7 +28,7 @@ def test_every_combination_is_a_point_and_the_last_value_changes_first() -> None
 
 
 def test_values_are_taken_as_they_are() -> None:
-    (first, second, *rest) = points(("--model.name=a b,$x,", "n=3..1"), "")
+    (first, second, *rest) = list_points(("--model.name=a b,$x,", "n=3..1"), "")
     assert first.args == ("--model.name", "a b", "--n", "3")
     assert second.args[-1] == "2"
     assert dict(first.env)["CLUSTERCTL_SWEEP_MODEL_NAME"] == "a b"
@@ -45,7 +45,7 @@ def test_values_are_taken_as_they_are() -> None:
     ],
 )
 def test_arrays_are_written_as_for_sbatch(text: str, numbers: list[int], most: int) -> None:
-    found = points((), text)
+    found = list_points((), text)
     assert [point.number for point in found] == numbers
     assert [dict(point.env)["CLUSTERCTL_ARRAY_INDEX"] for point in found] == list(map(str, numbers))
     assert (found[0].args, parse_concurrency(text)) == ((), most)
@@ -54,7 +54,7 @@ def test_arrays_are_written_as_for_sbatch(text: str, numbers: list[int], most: i
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "0-9:0", "0-9%0", "1;2", "1 2"])
 def test_a_bad_array_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a list of numbers"):
-        points((), text or ",")
+        list_points((), text or ",")
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_a_bad_array_is_refused(text: str) -> None:
 )
 def test_a_value_in_quotes_may_hold_commas(text: str, values: list[str]) -> None:
     name = text.partition("=")[0]
-    assert [point.settings[name] for point in points((text,), "")] == values
+    assert [point.settings[name] for point in list_points((text,), "")] == values
 
 
 @pytest.mark.parametrize("text", ["lr", "lr=", "=1", "a b=1", "1x=2", "$(x)=1"])
 def test_a_bad_sweep_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not NAME=VALUE"):
-        points((text,), "")
+        list_points((text,), "")
 
 
 def test_too_many_points_and_names_given_twice_are_refused() -> None:
@@ -86,9 +86,9 @@ def test_too_many_points_and_names_given_twice_are_refused() -> None:
         ((), f"0-{MOST}"),
     ):
         with pytest.raises(UsageError, match="points are more than a job may have"):
-            points(sweep, array)
+            list_points(sweep, array)
     with pytest.raises(UsageError, match="--sweep a was given twice"):
-        points(("a=1", "a=2"), "")
+        list_points(("a=1", "a=2"), "")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_too_many_points_and_names_given_twice_are_refused() -> None:
 )
 def test_the_points_of_an_array_are_counted_over_all_parts(array: str, total: int) -> None:
     with pytest.raises(UsageError, match=f"^{total} points are more than a job may have"):
-        points((), array)
+        list_points((), array)
 
 
 def test_an_array_may_name_a_point_twice_and_have_as_many_as_allowed() -> None:
-    assert len(points((), f"0-{MOST - 1},0-99")) == MOST
-    assert len(points((), f"0-{2 * MOST - 1}:2")) == MOST
+    assert len(list_points((), f"0-{MOST - 1},0-99")) == MOST
+    assert len(list_points((), f"0-{2 * MOST - 1}:2")) == MOST
 
 
 def planned(where: Cluster, **changes: object) -> Job:

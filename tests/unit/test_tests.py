@@ -63,8 +63,8 @@ class Source:
                 self.attributes |= {node.attr} if self.whole(node.value) == "self" else set()
 
     def whole(self, node: ast.expr) -> str:
-        """`images.assets.folder` as `clusterctl.actions.images.assets.folder`; "" for what is no
-        name with dots."""
+        """`images.assets.find_folder` as `clusterctl.actions.images.assets.find_folder`; "" for
+        what is no name with dots."""
         if isinstance(node, ast.Name):
             return self.imported.get(node.id, node.id)
         if isinstance(node, ast.Attribute) and (before := self.whole(node.value)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.unpack import UnsafeArchive, move_into, reader_of, stays_inside, unpack
+from clusterctl.unpack import UnsafeArchive, move_into, open_reader, stays_inside, unpack
 
 Member = tuple[str, bytes, str]
 """Name, type, and content or target."""
@@ -44,7 +44,7 @@ def outside(inner: Path) -> list[str]:
 
 
 def do(inner: Path, *members: Member) -> list[str]:
-    with reader_of(archive(*members)) as tar:
+    with open_reader(archive(*members)) as tar:
         return unpack(tar, inner)
 
 

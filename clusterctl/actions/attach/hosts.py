@@ -27,7 +27,7 @@ from clusterctl.errors import (
 )
 from clusterctl.formats import count
 from clusterctl.launch import interconnect
-from clusterctl.launch.mpirun import common_mpi
+from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.model import Cluster, Node, NodeResult, Phase, Reporter
 from clusterctl.node_results import fold
 from clusterctl.providers.hosts import inventory
@@ -245,7 +245,7 @@ def _compare_mpi(nodes: tuple[Node, ...]) -> str:
     able = [node for node in nodes if node.facts.mpi]
     try:
         if able:
-            common_mpi(able)
+            find_common_mpi(able)
     except LaunchError as error:
         return f"{error.message}: {error.hint}"
     return ""

@@ -32,7 +32,7 @@ def describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
         for number, other in enumerate(main.others, 2)
     )
     for name, stack in (*threads, *rank.helpers.items()):
-        if main.left_by(stack):
+        if main.find_left_by(stack):
             yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
 
 

@@ -88,6 +88,6 @@ def _is_asleep(rank: Rank) -> bool:
     if rank.stopped or rank.running or endings.is_exiting(rank):
         return False
     threads = (*stack.others, *rank.helpers.values())
-    works = any(other.active and stack.left_by(other) for other in threads)
+    works = any(other.active and stack.find_left_by(other) for other in threads)
     child = any(process.state in "RD" for process in rank.descendants)
     return (rank.usage or 0.0) < POLLS and not works and not child

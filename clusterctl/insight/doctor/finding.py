@@ -54,7 +54,7 @@ class Evidence:
         return correct(rank.ended, view.offset, view.uncertainty) if view else rank.ended
 
     def name_rank(self, number: int) -> str:
-        node = self.ranks[number].node if number in self.ranks else self.job.node_of(number)
+        node = self.ranks[number].node if number in self.ranks else self.job.find_node(number)
         return f"rank {number} on {node}" if node else f"rank {number}"
 
 
@@ -65,7 +65,7 @@ def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
         number: rank
         for view in views.values()
         for number, rank in view.ranks.items()
-        if job.node_of(number) == view.name or job.node_of(number) not in views
+        if job.find_node(number) == view.name or job.find_node(number) not in views
     }
     return Evidence(job, views, dict(sorted(ranks.items())))
 
@@ -112,7 +112,7 @@ def restore_stacks(evidence: Evidence, hang: Hang) -> Evidence:
     for place in hang.places:
         note = hangs.read(place.note)
         for number in place.ranks:
-            now = ranks.get(number) or Rank(number, evidence.job.node_of(number))
+            now = ranks.get(number) or Rank(number, evidence.job.find_node(number))
             process = RankProcess(note.pid, 0, note.command, note.state, 0, 0)
             ranks[number] = Rank(
                 number,

@@ -160,7 +160,7 @@ def make(
 def _render_files(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """The entry point, its sshd's settings and the agent that minds the deadline: this release's,
     whatever the image brings."""
-    common = assets.folder("docker") / "common"
+    common = assets.find_folder("docker") / "common"
     found = {f"{layout.ETC}/sshd_config": ((common / "sshd_config").read_text(), 0o644)}
     for name in ("entrypoint.sh", "healthcheck.sh"):
         found[f"{layout.ENTRY}/{name}"] = ((common / name).read_text(), 0o755)

@@ -132,7 +132,7 @@ def plan_machines(spec: ClusterSpec, devices: Path) -> tuple[NodePlan, ...]:
     kind = {Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}.get(maker, "cpu")
     chosen = catalog.choose_images(("launcher", kind), spec.image, spec.images)
     images = {
-        of: catalog.local_image(image) if image in catalog.RECIPES else image
+        of: catalog.name_local_image(image) if image in catalog.RECIPES else image
         for of, image in chosen.items()
     }
     share, rest = divmod(len(gpus), count)

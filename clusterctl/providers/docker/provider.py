@@ -232,7 +232,7 @@ _LET_IN = ("user.pub", "mesh.pub")
 def _list_absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Images that this engine lacks: references to pull, and recipes of ours to build. Raises
     ProviderError for those of ours that nobody wants to be built unasked."""
-    ours = {catalog.local_image(recipe): recipe for recipe in catalog.RECIPES}
+    ours = {catalog.name_local_image(recipe): recipe for recipe in catalog.RECIPES}
     absent = [
         reference
         for reference in dict.fromkeys(machine.image for machine in machines)
@@ -243,7 +243,7 @@ def _list_absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[s
         kind = catalog.COMPILED_FOR.get(recipe, recipe)
         public = catalog.CONTAINER_IMAGES[kind].fallback
         raise ProviderError(
-            f"the engine has no image {catalog.local_image(recipe)}",
+            f"the engine has no image {catalog.name_local_image(recipe)}",
             hint=f"clusterctl image build {recipe} (or --image {public})",
         )
     return tuple(reference for reference in absent if reference not in ours), recipes

@@ -16,7 +16,7 @@ from clusterctl import catalog, keys, terraform
 from clusterctl.errors import ProviderError
 from clusterctl.model import SHARED, Cluster, ClusterSpec, Reporter
 from clusterctl.node_phases import BOOTING, NodePhases
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.ec2 import (
     eventbridge,
     failures,
@@ -104,7 +104,7 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
             there = {item.node for item in running}
             new = [n for n in _list_on_demand(order, following, running) if n not in there]
             report(
-                f"{attempt.zone} has no capacity for spot ({known.message}): {ranges(new)}"
+                f"{attempt.zone} has no capacity for spot ({known.message}): {shorten(new)}"
                 f" on-demand instead, the cluster then costs {order.rate(new)}/h"
             )
             continue

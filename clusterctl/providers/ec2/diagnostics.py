@@ -73,7 +73,7 @@ def diagnose() -> tuple[CheckRow, ...]:
         if quota.spot:
             name = quota.spot_name or quota.name
             others["spot quotas"][name.partition(" (")[0]] = quota.spot
-        if any(catalog.quota(name) == quota for name in names):
+        if any(catalog.find_quota(name) == quota for name in names):
             limit = run_in_background(partial(api.find_quota, quota.on_demand))
             rows.append(partial(_check_quota, api, quota, limit, types, used, end))
         else:
@@ -89,7 +89,7 @@ def diagnose() -> tuple[CheckRow, ...]:
             partial(api.list_zones, (family.instance_type, catalog.LAUNCHER_TYPE))
         )
         image = catalog.MACHINE_IMAGES[family.image]
-        found = run_in_background(partial(api.find_image, image.owner_in(api.region), image.name))
+        found = run_in_background(partial(api.find_image, image.find_owner(api.region), image.name))
         rows.append(partial(_check_family, api, family, zones, found, end))
     return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 
@@ -154,7 +154,7 @@ def _list_defaults(
         counted = [
             number * known[name].vcpus
             for name, number in ((family.instance_type, WORKERS), (catalog.LAUNCHER_TYPE, 1))
-            if name in known and catalog.quota(name) == quota
+            if name in known and catalog.find_quota(name) == quota
         ]
         yield f"clusterctl up {option}", sum(counted)
 
@@ -178,6 +178,6 @@ def _check_family(
     where = f"{family.instance_type} in {', '.join(offering)}"
     if not ami:
         row = catalog.MACHINE_IMAGES[family.image]
-        text = f"{where}, but no machine image {row.name!r} of {row.owner_in(api.region)}"
+        text = f"{where}, but no machine image {row.name!r} of {row.find_owner(api.region)}"
         return CheckRow("warning", subject, text, "name one with --ami, or choose another --region")
     return CheckRow("ok", subject, f"{where}; image {ami}")

@@ -217,7 +217,7 @@ def _read_rights(api: Api) -> frozenset[str] | None:
 
 
 def _make_role(api: Api) -> None:
-    texts = assets.folder("infra") / "ec2"
+    texts = assets.find_folder("infra") / "ec2"
     _ignore_error(
         "EntityAlreadyExists",
         lambda: api.call(
@@ -237,7 +237,7 @@ def _give_rights(api: Api) -> None:
         "iam",
         RoleName=ROLE,
         PolicyName=POLICY,
-        PolicyDocument=(assets.folder("infra") / "ec2" / "deadline-role.json").read_text(),
+        PolicyDocument=(assets.find_folder("infra") / "ec2" / "deadline-role.json").read_text(),
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from clusterctl.errors import ProviderError, reason
+from clusterctl.errors import ProviderError, describe_reason
 from clusterctl.model import Cluster, Phase
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.protocol import Ended
@@ -164,7 +164,7 @@ class _Look:
             spot = kept and self._list_open()
             sure = not spot or self._ask("EventName", ENDS[1], until=until)
         except ProviderError as error:
-            self.why = reason(error)
+            self.why = describe_reason(error)
         self.told = asked if sure or not kept else asked.difference(self._list_open())
         tried = LOOKUPS - self._left
         self.why = self.why or f"{tried} lookups did not suffice; the next command goes on"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from clusterctl import assets, keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.known_hosts import host_name
+from clusterctl.known_hosts import name_host
 from clusterctl.model import Node, NodeResult, Reporter
 from clusterctl.node_phases import CONNECTED, CONNECTING, NodePhases
 from clusterctl.node_results import fold
@@ -117,7 +117,7 @@ class HostKeys:
         """known_hosts for these nodes, where they are now."""
         known = self.known
         lines = [
-            f"{host_name(node.address, node.ssh_port)} {key}\n"
+            f"{name_host(node.address, node.ssh_port)} {key}\n"
             for node in nodes
             for key in known.get(node.name, ())
         ]

@@ -17,7 +17,7 @@ from typing import Any
 
 from clusterctl.errors import ProviderError
 from clusterctl.model import Reporter
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.ec2 import cleanup, failures
 from clusterctl.providers.ec2.answers import ENDED, LIVING, Image, Instance
 from clusterctl.providers.ec2.api import Api
@@ -73,7 +73,7 @@ def launch(
     ids: set[str] = set()
     for some in _split_calls(machines):
         names = [machine.name for machine in some]
-        report(f"{ranges(names)}: starting")
+        report(f"{shorten(names)}: starting")
         try:
             answer = api.call("run_instances", **build_request(some, terms))
         except ProviderError:
@@ -85,7 +85,7 @@ def launch(
         wanted = {machine.name for machine in machines}
         _await_running(api, terms.cluster_id, wanted, ids)
         took = time.monotonic() - began
-        report(f"{ranges(sorted(wanted, key=_read_number))}: running after {took:.1f} s")
+        report(f"{shorten(sorted(wanted, key=_read_number))}: running after {took:.1f} s")
 
 
 def build_request(machines: Sequence[PlannedMachine], terms: Terms) -> dict[str, Any]:
@@ -213,7 +213,8 @@ def end(api: Api, cluster_id: str, instances: Sequence[Instance]) -> None:
     ]:
         if limit.passed:
             raise ProviderError(
-                f"{ranges(sorted(left, key=_read_number))} does not end within {cleanup.LIMIT:g} s",
+                f"{shorten(sorted(left, key=_read_number))} does not end within"
+                f" {cleanup.LIMIT:g} s",
                 hint="check it in the EC2 console, and run the same command again",
             )
         time.sleep(cleanup.PAUSE)
@@ -230,7 +231,7 @@ def end_unknown(
         last = time.monotonic() >= until  # a look that takes long is not the last one
         found = [item for item in find_instances(api, cluster_id) if item.id not in known]
         if found:
-            names = ranges(sorted(item.node or item.id for item in found))
+            names = shorten(sorted(item.node or item.id for item in found))
             report(f"ending {names}")
             # With the others, which are billed meanwhile.
             terminate_instances(api, cluster_id)
@@ -312,7 +313,7 @@ def _await_running(api: Api, cluster_id: str, names: Collection[str], ids: Colle
                 names, key=_read_number
             )
             raise ProviderError(
-                f"{ranges(missing)} does not run within {LIMIT:g} s",
+                f"{shorten(missing)} does not run within {LIMIT:g} s",
                 hint="`clusterctl up` continues, `clusterctl down` removes everything",
                 transient=True,
             )

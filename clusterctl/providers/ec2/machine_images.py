@@ -43,7 +43,7 @@ def choose(api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]) -
     same: dict[catalog.MachineImage, str] = {}
     for kind in kinds:
         row = catalog.MACHINE_IMAGES[kind]
-        owner = row.owner_in(api.region)
+        owner = row.find_owner(api.region)
         if options.cloud.ami and kind != LAUNCHER:
             found[kind] = options.cloud.ami
         else:

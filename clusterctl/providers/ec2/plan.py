@@ -10,7 +10,7 @@ from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
 from clusterctl.formats import count, format_span, format_time
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Reporter, Runtime
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
@@ -23,7 +23,7 @@ from clusterctl.providers.shared.nodes import LAUNCHER
 
 def name_mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
     """`on_demand`: the workers that are so beside spot instances."""
-    beside = f" ({ranges(on_demand)} on-demand)" if on_demand else ""
+    beside = f" ({shorten(on_demand)} on-demand)" if on_demand else ""
     return f"{region}, spot{beside}" if spot else region
 
 
@@ -230,7 +230,7 @@ def _describe_burstable(machines: Sequence[PlannedMachine]) -> Iterator[str]:
     """What burstable workers mean: they have `standard` credits, so that none is billed."""
     usual = catalog.FAMILIES["cpu"].instance_type
     for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):
-        baseline = catalog.baseline(kind)
+        baseline = catalog.find_baseline(kind)
         if baseline is not None:
             yield (
                 f"{kind} is burstable: it starts with few CPU credits or none, and without them it"

@@ -32,7 +32,7 @@ def check(
     for machine in machines:
         if machine.name in present or (options.cloud.reservation and machine.name != LAUNCHER):
             continue  # what is reserved was counted when it was reserved
-        row = catalog.quota(machine.instance_type)
+        row = catalog.find_quota(machine.instance_type)
         if row is None:
             continue
         spot = options.cloud.spot and machine.name != LAUNCHER
@@ -89,7 +89,7 @@ def count_used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
     kinds = api.list_instance_types({item.type for item in running}) if running else {}
     vcpus: dict[str, int] = {}
     for item in running:
-        row = catalog.quota(item.type)
+        row = catalog.find_quota(item.type)
         if row and item.type in kinds:
             code = row.spot if item.spot else row.on_demand
             vcpus[code] = vcpus.get(code, 0) + kinds[item.type].vcpus

@@ -16,7 +16,7 @@ from clusterctl import terraform
 from clusterctl.errors import ProviderError
 from clusterctl.model import Cluster, Reporter
 from clusterctl.node_phases import NodePhases
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 from clusterctl.providers.ec2 import (
     cleanup,
     eventbridge,
@@ -101,14 +101,14 @@ def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
         if not down and not any(item.id in asked and item.state == "pending" for item in found):
             return
         if end.passed:
-            names = ranges(sorted(item.node or item.id for item in down))
+            names = shorten(sorted(item.node or item.id for item in down))
             raise ProviderError(
                 f"{names} was stopped and does not start again within {START_LIMIT:g} s",
                 hint="check it in the EC2 console, and run the same command again",
             )
         fresh = [item for item in down if item.state == "stopped" and item.id not in asked]
         if fresh:
-            names = ranges(sorted(item.node or item.id for item in fresh))
+            names = shorten(sorted(item.node or item.id for item in fresh))
             report(f"{names}: stopped; starting again")
             try:
                 api.call("start_instances", InstanceIds=[item.id for item in fresh])
@@ -127,13 +127,13 @@ def stop(api: Api, cluster_id: str, report: Reporter) -> float:
     since = time.time()
     found = [item for item in find_instances(api, cluster_id) if item.state not in STOPPED]
     if found:
-        report(f"stopping {ranges(sorted(item.node or item.id for item in found))}")
+        report(f"stopping {shorten(sorted(item.node or item.id for item in found))}")
         api.call("stop_instances", InstanceIds=[item.id for item in found])
         since = time.time()
     end = Deadline(START_LIMIT)
     while going := [i for i in find_instances(api, cluster_id) if i.state != "stopped"]:
         if end.passed:
-            names = ranges(sorted(item.node or item.id for item in going))
+            names = shorten(sorted(item.node or item.id for item in going))
             raise ProviderError(
                 f"{names} does not stop within {START_LIMIT:g} s",
                 hint="check it in the EC2 console, and run the same command again",

@@ -18,7 +18,7 @@ from clusterctl.state.locks import find_held
 
 
 def find_module() -> Path:
-    return assets.folder("infra") / "ec2"
+    return assets.find_folder("infra") / "ec2"
 
 
 def _find_plugins(home: Path) -> Path:

@@ -38,7 +38,7 @@ class NodeProcess:
 
 def locate_script(name: str) -> str:
     """The path of a shell script among the templates; those without variables are run in place."""
-    return str(assets.folder("templates") / "local" / name)
+    return str(assets.find_folder("templates") / "local" / name)
 
 
 def locate_log(site: Site, name: str) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from clusterctl import assets
 from clusterctl.formats import format_span, format_time
 from clusterctl.model import Cluster, ClusterSpec
-from clusterctl.node_results import ranges
+from clusterctl.node_results import shorten
 
 FILE = "/var/lib/clusterctl/deadline"
 """On nodes that end themselves. The first line is the time, in seconds since the epoch."""
@@ -73,7 +73,7 @@ def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
     ends = " or ".join(format_time(when) for when in sorted(set(others.values())))
     verb = "ends" if len(others) == 1 else "end"
     return (
-        f"{ranges(sorted(others))} {verb} at {ends}, and the record says"
+        f"{shorten(sorted(others))} {verb} at {ends}, and the record says"
         f" {format_time(end)}: an `extend` was interrupted, or the machine"
         " image had an older one;"
         f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
@@ -86,7 +86,7 @@ def describe_missing(cluster: Cluster, kept: Mapping[str, float | None]) -> str:
     if not missing or not cluster.deadline:
         return ""
     return (
-        f"{ranges(sorted(missing))} has no deadline set, and will not shut itself down:"
+        f"{shorten(sorted(missing))} has no deadline set, and will not shut itself down:"
         f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
     )
 

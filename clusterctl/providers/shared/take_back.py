@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from clusterctl import assets
 from clusterctl.errors import LeftoverError
-from clusterctl.model import MEMORY, Cluster, Node, NodeResult, Reporter, hostfile_mark
-from clusterctl.node_results import fold, ranges
+from clusterctl.model import MEMORY, Cluster, Node, NodeResult, Reporter, render_hostfile_mark
+from clusterctl.node_results import fold, shorten
 from clusterctl.transport.pool import Pool
 
 LIMIT = 60.0
@@ -32,7 +32,7 @@ def clean_up_hosts(
     with Pool.of(cluster, folder / "ssh") as pool:
         results = pool.call_each(clean)
     if cleaned := [result.node for result in results if result.ok]:
-        report(f"removed clusterctl's files from {ranges(cleaned)}")
+        report(f"removed clusterctl's files from {shorten(cleaned)}")
     if failed := [result for result in results if not result.ok]:
         raise LeftoverError(
             f"clusterctl's folder and key could not be removed: {'; '.join(fold(failed))}",
@@ -54,7 +54,7 @@ def render_removal(root: str, id: str) -> str:
         workdir=str(own.parent),
         id=id,
         memory=MEMORY,
-        mark=hostfile_mark(id),
+        mark=render_hostfile_mark(id),
     )
 
 

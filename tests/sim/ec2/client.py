@@ -255,7 +255,7 @@ class Ec2:
     def make_role(self) -> None:
         """An administrator has run `up` in the account, or made the role by hand."""
         iam = self.client("iam")
-        infra = assets.folder("infra") / "ec2"
+        infra = assets.find_folder("infra") / "ec2"
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
             iam.create_role(
                 RoleName=eventbridge.ROLE,
@@ -345,7 +345,7 @@ def initialise(ec2: Ec2, folder: Path) -> Path:
     before = dict(os.environ)
     os.environ.update(ec2.env)
     try:
-        made = terraform.InitCache(assets.folder("infra") / "ec2", terraform.find(), plugins)
+        made = terraform.InitCache(assets.find_folder("infra") / "ec2", terraform.find(), plugins)
         made.make()
     finally:
         os.environ.clear()

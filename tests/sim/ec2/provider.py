@@ -38,7 +38,7 @@ def programs(mirror: Path) -> list[Path]:
 
 def types() -> list[str]:
     """The resources and data sources of our module."""
-    texts = (path.read_text() for path in (assets.folder("infra") / "ec2").glob("*.tf"))
+    texts = (path.read_text() for path in (assets.find_folder("infra") / "ec2").glob("*.tf"))
     return re.findall(r'^(?:resource|data) "(\w+)"', "".join(texts), re.MULTILINE)
 
 
