@@ -56,7 +56,7 @@ def main() -> int:
     torch.set_num_threads(1)
     with Session(ranks) as session:
         session.open("mpi")  # gloo has set this up, and is there to be measured
-        comm = mpi.running().COMM_WORLD  # type: ignore[union-attr]
+        comm = mpi.find_running().COMM_WORLD  # type: ignore[union-attr]
         rows = [measure(session, comm, size, options) for size in SIZES]
         hosts = set(session.exchange(socket.gethostname()))
     if ranks.rank == 0:

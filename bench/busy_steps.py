@@ -72,7 +72,7 @@ def measure(session: Session, seconds: float, rounds: int) -> dict[str, dict[str
     steppers = {}
     for backend in BACKENDS:
         model = models.mlp(FEATURES, CLASSES, HIDDEN)
-        optimizer = optimizers.sgd(model.parameters(), lr=0.01)
+        optimizer = optimizers.make_sgd(model.parameters(), lr=0.01)
         parallel = session.data_parallel(model, hook=backend == "mpi")
         steppers[backend] = (parallel, optimizer)
 

@@ -44,7 +44,7 @@ def program(dataset: Dataset, batch: int, size: int, compiled: bool) -> Steps:
     """What the trainer does with a model, an optimizer and batches."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = network(device, size)
-    optimizer = optimizers.sgd(model.parameters(), lr=0.01)
+    optimizer = optimizers.make_sgd(model.parameters(), lr=0.01)
     stepper: Any = torch.compile(model, dynamic=False) if compiled else model
     recipe = Recipe(precision="bf16")
     rows = len(dataset.train)
@@ -109,7 +109,7 @@ def main() -> int:
         options.batch, options.steps, options.rounds = 8, 1, 1
     torch.backends.cudnn.benchmark = True
     device = torch.device("cuda" if gpu else "cpu")
-    dataset = data.synthetic_images(0, size, rows, 8).to(device)
+    dataset = data.make_synthetic_images(0, size, rows, 8).to(device)
     makers = list_makers(dataset, options.batch, size)
     found = measure(makers, options)
     ratio = compare(found)

@@ -46,7 +46,7 @@ LIMIT = 1.0
 def main() -> int:
     options = parse()
     ranks = discover()
-    torch.set_num_threads(trainer.threads(ranks))
+    torch.set_num_threads(trainer.count_threads(ranks))
     with Session(ranks) as session:
         session.open("mpi")
         results = [measure(session, hidden, options) for hidden in options.hidden]
@@ -80,7 +80,7 @@ def measure(session: Session, hidden: int, options: argparse.Namespace) -> dict[
     steppers = {}
     for variant in VARIANTS:
         model = models.mlp(FEATURES, CLASSES, hidden)
-        optimizer = optimizers.sgd(model.parameters(), lr=0.01)
+        optimizer = optimizers.make_sgd(model.parameters(), lr=0.01)
         if variant != "none":
             model = session.data_parallel(model, hook=variant == "mpi")
         steppers[variant] = (model, optimizer)

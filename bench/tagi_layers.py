@@ -28,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "workloads"))
 
 from trainlib.tagi import base, layers, models
-from trainlib.tagi.output import innovation
+from trainlib.tagi.output import compute_innovation
 
 BATCH, STEPS, SIGMA_V = 16, 4, 0.5
 LIMIT = 2e-5
@@ -186,7 +186,7 @@ def compare(shape: tuple[int, ...], parts: list[Part]) -> float:
 
     for x, y in zip(rows, observed, strict=True):
         found = forward(x)
-        mine.backward(*innovation(*found, torch.from_numpy(y), SIGMA_V), first=True)
+        mine.backward(*compute_innovation(*found, torch.from_numpy(y), SIGMA_V), first=True)
         mine.step(BATCH)
         updater.update(other.output_z_buffer, y.flatten(), noise, other.input_delta_z_buffer)
         other.backward()
@@ -225,7 +225,7 @@ def speeds(shape: tuple[int, ...], parts: list[Part]) -> dict[str, float]:
 
     def one(x: np.ndarray) -> None:
         found = mine.forward(torch.from_numpy(x), None)
-        mine.backward(*innovation(*found, torch.from_numpy(goal), SIGMA_V), first=True)
+        mine.backward(*compute_innovation(*found, torch.from_numpy(goal), SIGMA_V), first=True)
         mine.step(BATCH)
 
     def another(x: np.ndarray) -> None:

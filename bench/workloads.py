@@ -89,10 +89,10 @@ def ddp(name: str) -> tuple[Epoch, Epoch]:
         return models.build(name, dataset.train.shape, dataset.image, 10)
 
     mine, other = build(), build()
-    optimizer = optimizers.sgd(mine.parameters(), lr=0.01)
+    optimizer = optimizers.make_sgd(mine.parameters(), lr=0.01)
 
     def epoch() -> int:
-        batches = data.batches(dataset.train, 32, 0, 1, 0, 0)
+        batches = data.iterate_batches(dataset.train, 32, 0, 1, 0, 0)
         loss, _, rows = train_epoch(mine, optimizer, functional.cross_entropy, batches)
         loss.item()
         return rows
@@ -103,7 +103,7 @@ def ddp(name: str) -> tuple[Epoch, Epoch]:
 
 def digits_as_images() -> tuple[Dataset, torch.Tensor, torch.Tensor]:
     """1,000 of the digits, enlarged to MNIST's 28 x 28."""
-    split: Any = data.digits().train
+    split: Any = data.load_digits().train
     pixels = functional.interpolate(split.inputs[:1000].view(-1, 1, 8, 8), 28)
     rows = Split(pixels, split.targets[:1000])
     return Dataset("", 10, rows, rows, (1, 28, 28)), pixels, rows.targets
@@ -118,7 +118,7 @@ def mnist() -> tuple[Epoch, Epoch]:
 
     def epoch() -> int:
         with contextlib.redirect_stdout(io.StringIO()):
-            batches = data.batches(dataset.train, 64, 0, 1, 0, 0)
+            batches = data.iterate_batches(dataset.train, 64, 0, 1, 0, 0)
             return mnist_ddp.train_epoch(mine, ours, batches, "", options)
 
     return epoch, plain(other, theirs, inputs, targets, 64, functional.nll_loss)
@@ -131,7 +131,7 @@ def sgd_mpi() -> tuple[Epoch, Epoch]:
     optimizer = MpiSGD(mine.parameters(), lr=0.01, momentum=0.9)
 
     def epoch() -> int:
-        batches = data.batches(dataset.train, 200, 0, 1, 0, 0)
+        batches = data.iterate_batches(dataset.train, 200, 0, 1, 0, 0)
         _, _, rows = train_epoch(mine, optimizer, functional.cross_entropy, batches)
         return rows
 
@@ -166,7 +166,7 @@ def imagenette(folder: Path) -> tuple[Epoch, Epoch]:
     mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET_SCALE)
 
     def epoch() -> int:
-        batches = data.batches(rows, 32, 0, 1, 0, 0)
+        batches = data.iterate_batches(rows, 32, 0, 1, 0, 0)
         return train_epoch(mine, ours, functional.cross_entropy, batches)[2]
 
     def read(path: Path) -> torch.Tensor:
@@ -197,12 +197,12 @@ def imagenette(folder: Path) -> tuple[Epoch, Epoch]:
 
 def tagi() -> tuple[Epoch, Epoch]:
     """train_tagi.py: the digits' network; the plain loop writes its formulas out."""
-    dataset = data.digits()
+    dataset = data.load_digits()
     softmax = HierarchicalSoftmax(10)
     options = Namespace(
         seed=0, dataset="digits", activation="relu", gain=1.0, batch_size=16, sigma_v=0.3
     )
-    bare: Sequential = training.network(options, dataset, softmax.units)
+    bare: Sequential = training.build_network(options, dataset, softmax.units)
     session = Session(ALONE)
     model = DDPSequential(bare, DDPConfig.of(session))
     split: Any = dataset.train
@@ -211,7 +211,7 @@ def tagi() -> tuple[Epoch, Epoch]:
 
     def epoch() -> int:
         with torch.inference_mode():
-            return int(training._epoch(session, options, dataset, model, softmax, 0)[0])
+            return int(training._run_epoch(session, options, dataset, model, softmax, 0)[0])
 
     def by_hand() -> int:
         with torch.inference_mode():

@@ -22,7 +22,7 @@ def find_folder(name: str) -> Path:
 
 
 @cache
-def _environment() -> Any:
+def _make_environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -43,5 +43,5 @@ def render(template: str, **values: object) -> str:
 
     Filters: `q` quotes a word for sh, `dq` makes text safe between double quotes there.
     """
-    text: str = _environment().get_template(template).render(**values)
+    text: str = _make_environment().get_template(template).render(**values)
     return text

@@ -21,7 +21,7 @@ HOURS_PER_MONTH = 730.0
 
 
 @lru_cache(maxsize=64)
-def _month_hours(start: float, end: float) -> float:
+def _count_month_hours(start: float, end: float) -> float:
     """The hours between two times, as parts of their calendar months (UTC) of HOURS_PER_MONTH:
     a price per month is due in each one, however long. Source: "Amazon EBS pricing", examples."""
     hours = 0.0
@@ -52,7 +52,7 @@ class Charge:
     since: float
     until: float | None = None
 
-    def seconds(self, now: float) -> float:
+    def count_seconds(self, now: float) -> float:
         """How long it is billed until `now`: EC2 bills a minute of an instance at least, and every
         hour of a NAT gateway that has begun (https://aws.amazon.com/vpc/pricing/). One that ended
         as it began was removed before it was there."""
@@ -63,15 +63,15 @@ class Charge:
             return max(1, math.ceil(lived / 3600)) * 3600.0
         return max(60.0, lived)
 
-    def dollars(self, now: float) -> float:
+    def compute_dollars(self, now: float) -> float:
         """What it has cost until `now`; 0 where the price is unknown."""
-        return self.sum_between(self.since, self.since + self.seconds(now))
+        return self.sum_between(self.since, self.since + self.count_seconds(now))
 
     def sum_between(self, start: float, end: float) -> float:
         """What it costs from one time to a later one, as long as it is billed."""
         if end <= start:
             return 0.0
-        hours = _month_hours(start, end) if self.part == "disk" else (end - start) / 3600
+        hours = _count_month_hours(start, end) if self.part == "disk" else (end - start) / 3600
         return (self.hourly or 0.0) * hours
 
     def end_at(self, when: float) -> Charge:

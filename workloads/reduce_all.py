@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainlib import allreduce_benchmark, mpi
-from trainlib.backends import NAMES, preset
+from trainlib.backends import NAMES, read_preset
 from trainlib.errors import StartError, WorkloadError
 from trainlib.options import Parser, add_metrics, at_least
 from trainlib.program import print_line, print_metrics, run_program
@@ -35,7 +35,7 @@ LENGTH = 4
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description="All-reduce rank x ones and check the sum.", allow_abbrev=False)
-    parser.add_argument("--backend", choices=NAMES, default=preset(), help="default auto")
+    parser.add_argument("--backend", choices=NAMES, default=read_preset(), help="default auto")
     parser.add_argument(
         "--max-bytes",
         type=at_least(8),
@@ -51,10 +51,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse()
     wanted: str = options.backend
-    sizes = [] if options.no_table else allreduce_benchmark.sizes(options.max_bytes)
+    sizes = [] if options.no_table else allreduce_benchmark.list_sizes(options.max_bytes)
     ranks = discover()
     over_mpi = wanted in ("auto", "mpi") and ranks.world > 1
-    if over_mpi and not mpi.launch_problem(ranks) and not mpi.import_problem():
+    if over_mpi and not mpi.find_launch_problem(ranks) and not mpi.find_import_problem():
         try:
             module = mpi.start(ranks)
         except StartError:
@@ -82,10 +82,10 @@ def with_mpi4py(module: Any, ranks: Ranks, sizes: Sequence[int], metrics: bool) 
         message = [zeros, module.FLOAT]
         return lambda: comm.Allreduce(module.IN_PLACE, message), lambda: None
 
-    def slowest(value: int) -> int:
+    def find_slowest(value: int) -> int:
         return int(comm.allreduce(value, op=module.MAX))
 
-    rows = allreduce_benchmark.measure(sizes, prepare, slowest, ranks.world)
+    rows = allreduce_benchmark.measure(sizes, prepare, find_slowest, ranks.world)
     show_table(ranks, rows, metrics)
     mpi.finish()
     return 0
@@ -135,7 +135,7 @@ def show(ranks: Ranks, before: Sequence[float], after: Sequence[float]) -> None:
 
 def show_table(ranks: Ranks, rows: Sequence[allreduce_benchmark.Row], metrics: bool) -> None:
     if ranks.rank == 0 and rows:
-        print_line(allreduce_benchmark.table(rows))
+        print_line(allreduce_benchmark.render_table(rows))
         for step, row in enumerate(rows) if metrics else ():
             print_metrics(
                 step=step, bytes=row.size, seconds=row.seconds, bus_gb_per_second=row.bus_gb_s

@@ -66,7 +66,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
     with open_pool(store, cluster) as pool:
         if not _have_ended(store, jobs, cluster, pool):
             return False
-        wanted = [job for job in store.list_jobs_of(cluster) if not job.fetched]
+        wanted = [job for job in store.list_cluster_jobs(cluster) if not job.fetched]
         report(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         base = folder if folder.is_dir() else Path.cwd()

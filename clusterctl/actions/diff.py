@@ -27,7 +27,9 @@ class Differences:
     files: tuple[FileChange, ...]
 
 
-def diff(store: Store, first: int, second: int, where: str | None, report: Reporter) -> Differences:
+def compare_jobs(
+    store: Store, first: int, second: int, where: str | None, report: Reporter
+) -> Differences:
     """RecordError for a job that is not there, or not of the cluster `where`."""
     one, other = jobs.find_job(store, first, where), jobs.find_job(store, second, where)
     origins = store.read_provenance(first), store.read_provenance(second)
@@ -49,7 +51,7 @@ def _compare_files(
     paths = {path for path, _ in changed}
     before, after = _read_texts(store, first, paths), _read_texts(store, second, paths)
     return tuple(
-        FileChange(path, how, compare.diff_text(path, before.get(path), after.get(path)))
+        FileChange(path, how, compare.compare_texts(path, before.get(path), after.get(path)))
         for path, how in changed
     )
 

@@ -79,12 +79,12 @@ def get(
 
 
 def _find(url: str) -> Source:
-    def objects(bucket: str, prefix: str) -> Sequence[Remote]:
+    def list_remote(bucket: str, prefix: str) -> Sequence[Remote]:
         from clusterctl.s3 import objects
 
         return objects.list_objects(bucket, prefix)
 
-    return data_sources.find(url, objects)
+    return data_sources.find(url, list_remote)
 
 
 def _copy_to_nodes(

@@ -58,7 +58,7 @@ def find(store: Store, name: str) -> Cluster | None:
             f"cluster {name!r} is {cluster.phase.value}", hint=f"clusterctl down {name}"
         )
     _require_provider(cluster)
-    if busy := [job.id for job in store.list_jobs_of(cluster) if not job.state.ended]:
+    if busy := [job.id for job in store.list_cluster_jobs(cluster) if not job.state.ended]:
         raise RecordError(
             f"cluster {name!r} may be running job {busy[0]}", hint=f"clusterctl cancel {busy[0]}"
         )

@@ -42,7 +42,10 @@ def may_have_ended(store: Store, cluster: Cluster, now: float) -> bool:
     if not limit or not cluster.charges or cluster.phase is not Phase.READY or over:
         return False
     times = [
-        when for job in store.list_jobs_of(cluster) for when in (job.created, job.finished) if when
+        when
+        for job in store.list_cluster_jobs(cluster)
+        for when in (job.created, job.finished)
+        if when
     ]
     return now - max((cluster.created, *times)) >= limit
 

@@ -87,7 +87,7 @@ def run(
         latest = started.id
         on_start(started)
 
-    def again(job: Job, without: tuple[str, ...], resume: bool = True) -> Job:
+    def start_again(job: Job, without: tuple[str, ...], resume: bool = True) -> Job:
         return rerun(
             store,
             job.id,
@@ -108,10 +108,10 @@ def run(
         elif not job.spec.program.bundled:
             report("the program gets the same arguments, and its files: it has to look for them")
         try:
-            return again(job, without)
+            return start_again(job, without)
         except NothingSaved as error:
             report(f"{error.message}: starting from the beginning")
-            return again(job, without, resume=False)
+            return start_again(job, without, resume=False)
 
     with ExitStack() as held:
         return _follow_losses(store, partial(first, note), proceed, lambda: latest, held, report)

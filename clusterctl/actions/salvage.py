@@ -66,7 +66,7 @@ def save(
     deadline = Deadline(LIMIT if not cluster.attached else math.inf)
     look = deadline.limit(LOOK_LIMIT)
     store.check_jobs(cluster)
-    jobs = store.list_jobs_of(cluster)
+    jobs = store.list_cluster_jobs(cluster)
     shares = shared_folder.was_usable(store, cluster)
     if not (jobs or shares):
         return Saved()

@@ -65,7 +65,7 @@ def _list_jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[J
     """The jobs that have, or will have, ranks on these nodes."""
     return [
         job
-        for job in store.list_jobs_of(cluster)
+        for job in store.list_cluster_jobs(cluster)
         if not {place.node for place in job.placement}.isdisjoint(names)
     ]
 

@@ -69,7 +69,7 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
                 return None
             ended = salvage.end_jobs(store, cluster, report)
             with open_pool(store, cluster) as pool:
-                save_logs(store, store.list_jobs_of(cluster), cluster, pool, report)
+                save_logs(store, store.list_cluster_jobs(cluster), cluster, pool, report)
         if cluster.phase is not Phase.STOPPED:
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask

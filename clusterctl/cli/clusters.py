@@ -22,10 +22,10 @@ def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
     # Also for our modules: on a busy machine they take seconds to load.
     with console.show_waiting(), node_view.watch(console) as nodes:
-        _up(given, console, then, nodes)
+        _bring_up(given, console, then, nodes)
 
 
-def _up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
+def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
     from clusterctl import actions
     from clusterctl.actions import spec as specs
     from clusterctl.actions import up as action
@@ -86,7 +86,7 @@ def down(given: Down, console: Console) -> None:
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
     with console.show_waiting(moved=_count_copied):
-        _down(given, console)
+        _take_down(given, console)
 
 
 def _count_copied() -> tuple[int, int | None]:
@@ -95,7 +95,7 @@ def _count_copied() -> tuple[int, int | None]:
     return actions.count_copied()
 
 
-def _down(given: Down, console: Console) -> None:
+def _take_down(given: Down, console: Console) -> None:
     from clusterctl import actions
     from clusterctl.actions import down as action
     from clusterctl.actions.unfetched import Unfetched

@@ -68,7 +68,7 @@ def drill(given: Drill, console: Console) -> None:
 
 def report(console: Console, name: str, seed: int, rounds: Sequence[drill_judge.Round]) -> None:
     """Prints the table of all rounds. Exits with 8 if something was not as expected."""
-    console.result(format_table([HEAD, *map(_row, rounds)]))
+    console.result(format_table([HEAD, *map(_list_cells, rounds)]))
     missed = [item for item in rounds if item.misses]
     for item in missed:
         console.result(f"miss: {item.strike.fault}: {'; '.join(item.misses)}")
@@ -80,7 +80,7 @@ def report(console: Console, name: str, seed: int, rounds: Sequence[drill_judge.
         raise typer.Exit(8)
 
 
-def _row(item: drill_judge.Round) -> tuple[str, ...]:
+def _list_cells(item: drill_judge.Round) -> tuple[str, ...]:
     strike = item.strike
     return (
         *(strike.fault, strike.node, str(strike.step)),

@@ -108,7 +108,7 @@ def verify(given: Verify, console: Console) -> None:
 
 def diff(given: Diff, console: Console) -> None:
     store = actions.open_store()
-    found = comparing.diff(store, given.first, given.second, given.cluster, console.note)
+    found = comparing.compare_jobs(store, given.first, given.second, given.cluster, console.note)
     texts = []
     if found.changes:
         head = ("", f"job {found.first.id}", f"job {found.second.id}")

@@ -124,7 +124,7 @@ def make_command() -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    application.callback()(_top)
+    application.callback()(_run_bare)
     return typer.main.get_command(application)
 
 
@@ -144,7 +144,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _top(
+def _run_bare(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version"
     ),

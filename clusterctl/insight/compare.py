@@ -123,7 +123,7 @@ def compare_files(
     return tuple(found)
 
 
-def diff_text(path: str, first: bytes | None, second: bytes | None) -> tuple[str, ...]:
+def compare_texts(path: str, first: bytes | None, second: bytes | None) -> tuple[str, ...]:
     """The differences of a text; () where one of the two is none."""
     texts = []
     for data in (first or b"", second or b""):

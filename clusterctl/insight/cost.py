@@ -10,7 +10,7 @@ from clusterctl.charge_model import NETWORK_PARTS, Charge
 
 def sum_dollars(charges: Iterable[Charge], now: float) -> float:
     """Spent so far, without what has no known price."""
-    return sum(charge.dollars(now) for charge in charges)
+    return sum(charge.compute_dollars(now) for charge in charges)
 
 
 def sum_hourly(charges: Iterable[Charge]) -> float:
@@ -26,7 +26,7 @@ def list_unpriced(charges: Iterable[Charge]) -> tuple[str, ...]:
 def sum_between(charges: Iterable[Charge], start: float, end: float, now: float) -> float:
     """Spent from `start` to `end`; the minute that is billed at least begins with the charge."""
     return sum(
-        item.sum_between(max(start, item.since), min(end, item.since + item.seconds(now)))
+        item.sum_between(max(start, item.since), min(end, item.since + item.count_seconds(now)))
         for item in charges
     )
 
@@ -64,12 +64,12 @@ def make_receipt(charges: Sequence[Charge], now: float) -> tuple[Line, ...]:
     removed before it was there."""
     groups: dict[tuple[str, str, float | None], list[Charge]] = {}
     for charge in charges:
-        if not charge.seconds(now):
+        if not charge.count_seconds(now):
             continue
         groups.setdefault((charge.part, charge.item, charge.hourly), []).append(charge)
     lines = []
     for (part, item, hourly), mine in groups.items():
-        hours = sum(charge.seconds(now) for charge in mine) / 3600
+        hours = sum(charge.count_seconds(now) for charge in mine) / 3600
         total = None if hourly is None else sum_dollars(mine, now)
         lines.append(Line(part, item, len(mine), hours, hourly, total))
     order = ("instance", "disk", "address", *NETWORK_PARTS)

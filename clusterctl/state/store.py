@@ -155,7 +155,7 @@ class Store:
         """Every job with a record that can be read, oldest first."""
         return tuple(_read_all(self.read_job, self._list_numbers()))
 
-    def list_jobs_of(self, cluster: Cluster) -> list[Job]:
+    def list_cluster_jobs(self, cluster: Cluster) -> list[Job]:
         """The jobs that have been on this very cluster, or will be, oldest first."""
         return [
             job
@@ -175,7 +175,7 @@ class Store:
 
     def list_open_jobs(self, cluster: Cluster) -> list[Job]:
         """Those that have not ended."""
-        return [job for job in self.list_jobs_of(cluster) if not job.state.ended]
+        return [job for job in self.list_cluster_jobs(cluster) if not job.state.ended]
 
     def list_damage(self) -> tuple[str, ...]:
         """What is wrong with records, one line each: what `clusters` and `jobs` pass over."""

@@ -55,7 +55,10 @@ def _compare(
 ) -> Iterator[str]:
     """By part of a node: the time that was counted, and what it costs."""
     yield from (f"{use['node']} has unlimited CPU credits" for use in uses if _surplus(use))
-    whole, bill = sum(item.dollars(0.0) for item in charges), sum(u["dollars"] for u in uses)
+    whole, bill = (
+        sum(item.compute_dollars(0.0) for item in charges),
+        sum(u["dollars"] for u in uses),
+    )
     exact = all(item.hourly is not None for item in charges)  # else the receipt says "at least"
     slower = (late - LATE) / 3600 * sum(item.hourly or 0.0 for item in charges)
     if exact and len({use["node"] for use in uses}) <= FEW and abs(whole - bill) > CENT + slower:
@@ -67,7 +70,7 @@ def _compare(
         apart = (PLANNED if part in NETWORK_PARTS else late) * max(len(said), len(real))
         seconds = sum((item.until or 0.0) - item.since for item in said)
         counted = sum(use["seconds"] for use in real)
-        dollars = sum(item.dollars(0.0) for item in said)
+        dollars = sum(item.compute_dollars(0.0) for item in said)
         charged = sum(use["dollars"] for use in real)
         hourly = max((item.hourly or 0.0 for item in said), default=0.0)
         known = all(item.hourly is not None for item in said)

@@ -36,9 +36,11 @@ def test_a_start_is_a_minute_at_least() -> None:
 def test_a_disk_has_a_price_for_each_calendar_month() -> None:
     """AWS's example: 0.08 * 2,000 GB * 43,200 seconds / (86,400 seconds * 30 days) is $2.67."""
     disk = replace(MACHINE, part="disk", price=0.08 * 2000, since=MARCH + 31 * DAY)
-    assert replace(disk, until=disk.since + 43200).dollars(0) == pytest.approx(2.667, abs=0.001)
+    assert replace(disk, until=disk.since + 43200).compute_dollars(0) == pytest.approx(
+        2.667, abs=0.001
+    )
     over = replace(disk, price=1.0, since=MARCH - 14 * DAY, until=MARCH + 31 * DAY)
-    assert over.dollars(0) == pytest.approx(1.5)
+    assert over.compute_dollars(0) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(("machines", "noticed"), [(2, False), (8, True)])

@@ -457,7 +457,7 @@ def test_each_nat_gateway_of_a_cluster_that_moved_costs_an_hour() -> None:
     second = replace(planned, since=NOW + 320, until=NOW + 390)
     third = replace(planned, since=NOW + 400, until=NOW + 4400)
     assert charges == (first, second, third, address), "its address moves with it"
-    assert sum(item.dollars(NOW + 9000) for item in charges[:3]) == pytest.approx(4 * 0.045)
+    assert sum(item.compute_dollars(NOW + 9000) for item in charges[:3]) == pytest.approx(4 * 0.045)
     assert measured.correct(charges, seen) == charges, "counted once"
 
 
@@ -490,7 +490,9 @@ def test_a_nat_gateway_that_was_removed_before_it_was_there_costs_nothing() -> N
         seen = lives.list_lives(Gateways("us-east-1"), cluster(charges=(planned,)))
         charges = measured.correct((planned,), seen)
         others = len(Gateways.subnets) - 1
-        assert sum(item.dollars(NOW + 9000) for item in charges) == pytest.approx(others * 0.045)
+        assert sum(item.compute_dollars(NOW + 9000) for item in charges) == pytest.approx(
+            others * 0.045
+        )
         lines = cost.make_receipt(charges, NOW + 9000)
         assert [line.count for line in lines] == [1] * others
         assert measured.correct(charges, seen) == charges, "counted once"

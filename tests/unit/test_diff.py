@@ -84,18 +84,18 @@ def test_a_tree_that_is_no_longer_stored(tmp_path: Path) -> None:
     store = open_store()
     (store.home.stages / gone.stage).unlink()
     told: list[str] = []
-    assert diff.diff(store, 7, 9, None, told.append).files == ()
+    assert diff.compare_jobs(store, 7, 9, None, told.append).files == ()
     assert told == ["the files of job 9 are not stored: only the records are compared"]
 
 
 def test_a_job_that_is_not_there(tmp_path: Path) -> None:
     made(7, tmp_path / "a", train__py="x\n")
     with pytest.raises(RecordError):
-        diff.diff(open_store(), 7, 8, None, print)
+        diff.compare_jobs(open_store(), 7, 8, None, print)
 
 
 def test_a_long_difference_is_cut() -> None:
-    lines = compare.diff_text("x", b"", b"line\n" * 1000)
+    lines = compare.compare_texts("x", b"", b"line\n" * 1000)
     assert len(lines) == compare.MOST + 1
     assert lines[-1].endswith("more lines")
 

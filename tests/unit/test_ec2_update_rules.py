@@ -208,7 +208,7 @@ def test_a_nat_gateway_that_went_on_has_used_up_its_part_of_the_budget() -> None
     gateway = charge("launcher", part=GATEWAY, since=NOW - 10 * HOUR)
     again = [charge("worker-1", until=NOW - 9 * HOUR), gateway, charge("worker-1", since=NOW)]
     old = cluster(wish(budget=15.0))
-    spent = again[0].dollars(NOW) + 10
+    spent = again[0].compute_dollars(NOW) + 10
     begun = 1 + 2 / 60  # the hour of the gateway that has begun when AWS removes it
     left = (15 - spent - begun) / 2 * HOUR - LATE
     assert update_rules.choose_deadline(wish(budget=15.0), old, {}, again, NOW) == int(NOW + left)

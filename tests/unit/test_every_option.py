@@ -375,7 +375,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         check: ("check",),
         data: ("get", "push", "list_data", "write_index"),
         download: ("get",),
-        diff: ("diff",),
+        diff: ("compare_jobs",),
         doctor: ("diagnose",),
         down: ("take_down",),
         extend: ("extend",),

@@ -145,7 +145,7 @@ def take_down(made: Cluster) -> tuple[float, list[str]]:
     """The receipt, and what is said."""
     told: list[str] = []
     done = finish_down(open_store(), made, told.append, clock=lambda: NOW)
-    return round(sum(item.dollars(NOW) for item in done.charges), 2), told
+    return round(sum(item.compute_dollars(NOW) for item in done.charges), 2), told
 
 
 def test_a_killed_down_that_nobody_repeated_is_paid_until_it_ended_machines(trail: Trail) -> None:
@@ -245,7 +245,7 @@ def test_up_keeps_the_ends_of_what_was_before(trail: Trail) -> None:
     cloud = replace(made.spec.cloud, ssh_cidr="192.0.2.1/32")
     plan = providers.load_creator("ec2").plan(replace(made.spec, cloud=cloud), made)
     before = [item for item in plan.charges if item.since < NOW]
-    assert sum(item.dollars(NOW) for item in before) == pytest.approx(3.0)
+    assert sum(item.compute_dollars(NOW) for item in before) == pytest.approx(3.0)
 
 
 def test_events_are_kept_for_ninety_days(trail: Trail) -> None:

@@ -173,8 +173,8 @@ def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
     assert [item.node for item in made if item.part == "address"] == [LAUNCHER]
     gateway, address = (item for item in made if item.part in NETWORK_PARTS)
     assert (gateway.node, gateway.hourly, address.hourly) == (LAUNCHER, 0.05, 0.006)
-    assert gateway.dollars(70.0) == pytest.approx(0.05)
-    assert gateway.dollars(10.0 + 3601) == pytest.approx(0.10)
+    assert gateway.compute_dollars(70.0) == pytest.approx(0.05)
+    assert gateway.compute_dollars(10.0 + 3601) == pytest.approx(0.10)
     lines = prices.render_table(MACHINES, made, ZONE, 3600.0, 0.09, 0.045)
     assert any("$0.0560/h until `clusterctl down`" in line for line in lines)
     assert any("$0.045 for each GB" in line for line in lines)
@@ -225,7 +225,7 @@ def test_a_budget_lasts_in_february_too() -> None:
     """A disk's price per month is due in 28 days."""
     disk = replace(charges()[3], part="disk", hourly=2.0, since=1769904000.0)
     seconds = budget.compute_affordable_time(10.0, [disk], 0.0)
-    assert disk.dollars(disk.since + seconds + 120) == pytest.approx(10.0)
+    assert disk.compute_dollars(disk.since + seconds + 120) == pytest.approx(10.0)
 
 
 def test_a_budget_lasts_for_what_a_nat_gateway_costs_after_the_deadline() -> None:
@@ -236,9 +236,9 @@ def test_a_budget_lasts_for_what_a_nat_gateway_costs_after_the_deadline() -> Non
     for dollars in (2.5, 3.0, 3.1, 3.9):
         deadline = since + budget.compute_affordable_time(dollars, mine, 0.0)
         gateway, address, machine = mine
-        spent = machine.dollars(deadline) + gateway.dollars(deadline + 60)
-        assert spent + address.dollars(deadline + 900) <= dollars
-        assert machine.dollars(deadline) > 0.2
+        spent = machine.compute_dollars(deadline) + gateway.compute_dollars(deadline + 60)
+        assert spent + address.compute_dollars(deadline + 900) <= dollars
+        assert machine.compute_dollars(deadline) > 0.2
     with pytest.raises(UsageError, match=r"--budget \$0.60 is spent"):
         budget.compute_affordable_time(0.6, mine, 0.0)
 

@@ -290,7 +290,7 @@ def test_what_machines_in_other_zones_have_cost_makes_a_budget_end_sooner(
         return
     assert there.ends == [kept.deadline] == [store.read_cluster("lab").deadline]
     assert kept.deadline == pytest.approx(NOW + 7.5 * HOUR, abs=180)
-    assert sum(item.dollars(kept.deadline + 120) for item in kept.charges) <= 16.105
+    assert sum(item.compute_dollars(kept.deadline + 120) for item in kept.charges) <= 16.105
     assert up_plan.keep_budget(store, kept, told.append, lambda: NOW) == kept, "once"
     enough = replace(made, spec=replace(spec, cloud=replace(spec.cloud, budget=18.0)))
     assert up_plan.keep_budget(store, enough, told.append, lambda: NOW) == enough

@@ -255,7 +255,7 @@ def test_what_is_said_of_money_is_what_aws_charges(
         aws.now += chance.choice((100, 9 * HOUR))
         life.check()
     done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
-    receipt = sum(item.dollars(aws.now) for item in done.charges)
+    receipt = sum(item.compute_dollars(aws.now) for item in done.charges)
     assert receipt == pytest.approx(aws.bill(), abs=life.slack)
 
 
@@ -286,7 +286,7 @@ def test_a_down_that_was_killed_and_forgotten_counts_what_aws_charges(
     aws.now = max(aws.now, later)
     life.check()
     done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
-    receipt = sum(item.dollars(aws.now) for item in done.charges)
+    receipt = sum(item.compute_dollars(aws.now) for item in done.charges)
     assert receipt == pytest.approx(aws.bill(), abs=life.slack)
 
 
@@ -303,5 +303,5 @@ def test_workers_of_an_up_that_was_killed_count_at_their_own_prices_until_the_ne
     life.up(2)
     life.check()
     done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: life.account.now)
-    receipt = sum(item.dollars(life.account.now) for item in done.charges)
+    receipt = sum(item.compute_dollars(life.account.now) for item in done.charges)
     assert receipt == pytest.approx(life.account.bill(), abs=life.slack)

@@ -12,11 +12,11 @@ from trainlib.allreduce_benchmark import Row
 
 
 def test_sizes_are_powers_of_eight() -> None:
-    assert allreduce_benchmark.sizes(8) == [8]
-    assert allreduce_benchmark.sizes(4095) == [8, 64, 512]
-    assert allreduce_benchmark.sizes(4096) == [8, 64, 512, 4096]
-    assert allreduce_benchmark.sizes(7) == []
-    assert len(allreduce_benchmark.sizes(8**40)) == 21
+    assert allreduce_benchmark.list_sizes(8) == [8]
+    assert allreduce_benchmark.list_sizes(4095) == [8, 64, 512]
+    assert allreduce_benchmark.list_sizes(4096) == [8, 64, 512, 4096]
+    assert allreduce_benchmark.list_sizes(7) == []
+    assert len(allreduce_benchmark.list_sizes(8**40)) == 21
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -76,7 +76,9 @@ def test_one_rank_alone_measures_nothing() -> None:
 
 
 def test_the_table_is_aligned() -> None:
-    head, *rows = allreduce_benchmark.table([Row(8, 1.5e-6, 2), Row(8**7, 0.25, 2)]).splitlines()
+    head, *rows = allreduce_benchmark.render_table(
+        [Row(8, 1.5e-6, 2), Row(8**7, 0.25, 2)]
+    ).splitlines()
     assert head.split() == ["bytes", *["latency", "us"], *["algbw", "GB/s"], *["busbw", "GB/s"]]
     assert [row.split() for row in rows] == [
         ["8", "1.50", "0.0053", "0.0053"],

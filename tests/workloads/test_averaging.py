@@ -175,13 +175,13 @@ def train(
                 raise
 
     threads = [
-        threading.Thread(target=start, args=(averaging.worker, rank), daemon=True)
+        threading.Thread(target=start, args=(averaging.run_worker, rank), daemon=True)
         for rank in range(1, workers + 1)
     ]
     for thread in threads:
         thread.start()
     try:
-        start(partial(averaging.master, clock=clock), 0)
+        start(partial(averaging.run_master, clock=clock), 0)
     finally:
         for thread in threads:
             thread.join(60)
@@ -344,9 +344,9 @@ def test_a_seed_gives_the_same_numbers_in_every_release() -> None:
         found = recorded(rank, number)
         torch.manual_seed(data.mix(3, stream))
         assert found.noise[0] == torch.rand(()).item()
-        batch = next(iter(data.batches(split, ROWS, 0, 1, 3, stream)))
+        batch = next(iter(data.iterate_batches(split, ROWS, 0, 1, 3, stream)))
         assert found.rows[0] == batch[0].flatten().tolist()
-        dealt = next(iter(data.batches(split, 4, rank - 1, 3, 3, number)))
+        dealt = next(iter(data.iterate_batches(split, 4, rank - 1, 3, 3, number)))
         sharded = recorded(rank, number, shard=True, batch_size=4)
         assert sharded.rows[0] == dealt[0].flatten().tolist()
 
@@ -375,9 +375,9 @@ DIGITS = {"dataset": "digits", "data": None, "snapshot": SNAPSHOT, "nepochs": 1,
 
 
 def first_weights() -> torch.Tensor:
-    digits = data.digits()
+    digits = data.load_digits()
     torch.manual_seed(3)
-    return averaging.flat(models.build("averaging_cnn", digits.train.shape, digits.image, 10))
+    return averaging.flatten(models.build("averaging_cnn", digits.train.shape, digits.image, 10))
 
 
 @dataclass
@@ -435,9 +435,9 @@ def test_a_training_goes_on_from_its_snapshot(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not from one of other data, or of another model."""
-    digits, other = data.digits(), Path("other.pt")
+    digits, other = data.load_digits(), Path("other.pt")
     model = models.build("averaging_cnn", digits.train.shape, digits.image, 10)
-    averaging.fill(model, torch.full_like(averaging.flat(model), 0.5))
+    averaging.fill(model, torch.full_like(averaging.flatten(model), 0.5))
     identity = {"data set": "digits", "model": models.signature(model)}
 
     def keep(**changes: str) -> None:
@@ -474,7 +474,7 @@ def test_the_other_ranks_train_what_they_are_sent(monkeypatch: pytest.MonkeyPatc
     trained = torch.from_numpy(network.box(1, 0, 2).get(timeout=1))
     assert 0 < (trained - first).abs().max() < 10
     loss, rows = network.box(1, 0, 3).get(timeout=1)
-    assert (0 < loss < 5, rows) == (True, len(data.digits().train))
+    assert (0 < loss < 5, rows) == (True, len(data.load_digits().train))
     assert SNAPSHOT.read_text() == "for rank 0 alone"
     assert torch.get_num_threads() == max(1, len(os.sched_getaffinity(0)) // 2)
 

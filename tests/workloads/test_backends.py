@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trainlib import backends, data, ddp_options
-from trainlib.backends import Capability, choose, gpu_count
+from trainlib.backends import Capability, choose, count_gpus
 from trainlib.errors import StartError, UsageError
 
 CPU = Capability(host="a", nccl=True)
@@ -99,18 +99,18 @@ def test_gpus_are_chosen_among_those_that_the_launcher_shows(
 
 
 def test_ranks_that_leave_gpus_to_a_slower_library_hear_why() -> None:
-    assert backends.passed_over([GPU, GPU2]) == ""
-    assert backends.passed_over([CPU, CPU]) == ""
-    assert "share one GPU" in backends.passed_over([GPU, GPU])
+    assert backends.explain_no_nccl([GPU, GPU2]) == ""
+    assert backends.explain_no_nccl([CPU, CPU]) == ""
+    assert "share one GPU" in backends.explain_no_nccl([GPU, GPU])
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(StartError, match="--allow-cpu") as caught:
-        gpu_count(allow_cpu=False, env={})
+        count_gpus(allow_cpu=False, env={})
     assert caught.value.code == 6
-    assert gpu_count(allow_cpu=True, env={}) == 0
-    assert gpu_count(allow_cpu=False, env={"CLUSTERCTL_ALLOW_CPU": "1"}) == 0
+    assert count_gpus(allow_cpu=True, env={}) == 0
+    assert count_gpus(allow_cpu=False, env={"CLUSTERCTL_ALLOW_CPU": "1"}) == 0
 
 
 def test_both_spellings_of_the_batch_size() -> None:

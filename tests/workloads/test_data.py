@@ -37,9 +37,9 @@ def test_digits_must_be_the_shipped_file(tmp_path: Path) -> None:
     damaged = tmp_path / "digits.csv.gz"
     damaged.write_bytes(DIGITS.read_bytes()[:-1])
     with pytest.raises(UsageError, match="checksum"):
-        data.digits(damaged)
+        data.load_digits(damaged)
     with pytest.raises(UsageError, match="cannot be read"):
-        data.digits(tmp_path / "missing.gz")
+        data.load_digits(tmp_path / "missing.gz")
     readme = (DIGITS.parent / "README.md").read_text()
     assert data.DIGITS_SHA256 in readme
     assert "CC BY 4.0" in readme
@@ -79,12 +79,12 @@ def test_shards_change_with_epoch_and_seed_and_nothing_else() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 8, 21])
 def test_every_test_row_has_one_rank(rows: int) -> None:
     """Also where there are fewer than ranks."""
-    digits = data.digits()
+    digits = data.load_digits()
     few = replace(digits, test=Split(digits.test.inputs[:rows], digits.test.targets[:rows]))
     found = [
         row.tolist()
         for rank in range(8)
-        for inputs, _ in metrics.part_of_test(few, rank, 8, batch_size=2)
+        for inputs, _ in metrics.take_part_of_test(few, rank, 8, batch_size=2)
         for row in inputs
     ]
     assert sorted(found) == sorted(few.test.inputs.tolist())
@@ -92,7 +92,7 @@ def test_every_test_row_has_one_rank(rows: int) -> None:
 
 def test_an_epoch_is_the_whole_shard_with_a_short_last_batch() -> None:
     split = Split(torch.arange(21.0).reshape(21, 1), torch.arange(21))
-    batches = list(data.batches(split, 4, rank=1, world=2, seed=0, epoch=0))
+    batches = list(data.iterate_batches(split, 4, rank=1, world=2, seed=0, epoch=0))
     assert [len(inputs) for inputs, _ in batches] == [4, 4, 2]
     targets = torch.cat([targets for _, targets in batches])
     assert torch.equal(targets, data.shard(21, 1, 2, 0, 0))

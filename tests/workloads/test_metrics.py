@@ -104,18 +104,18 @@ def test_every_test_row_is_looked_at_once(world: int) -> None:
     seen = [
         target
         for rank in range(world)
-        for _, targets in metrics.part_of_test(data, rank, world, 2)
+        for _, targets in metrics.take_part_of_test(data, rank, world, 2)
         for target in targets.tolist()
     ]
     assert sorted(seen) == list(range(7))
-    sizes = [len(targets) for _, targets in metrics.part_of_test(data, 0, 1, 3)]
+    sizes = [len(targets) for _, targets in metrics.take_part_of_test(data, 0, 1, 3)]
     assert sizes == [3, 3, 1]
 
 
 def test_a_forward_pass_takes_about_a_million_numbers() -> None:
     """And at least one row; 4 million on a GPU."""
     data = dataset(2, 2)
-    assert metrics.batch_rows(data, torch.device("cpu")) == 2**20 // 3
-    assert metrics.batch_rows(data, torch.device("cuda")) == 2**22 // 3
+    assert metrics.choose_batch_rows(data, torch.device("cpu")) == 2**20 // 3
+    assert metrics.choose_batch_rows(data, torch.device("cuda")) == 2**22 // 3
     large = Split(torch.empty(1, 2, 1024, 1024), torch.zeros(1, dtype=torch.int64))
-    assert metrics.batch_rows(Dataset("large", 2, large, large), torch.device("cpu")) == 1
+    assert metrics.choose_batch_rows(Dataset("large", 2, large, large), torch.device("cpu")) == 1

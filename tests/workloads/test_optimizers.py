@@ -22,7 +22,7 @@ def memory_that_nobody_wrote_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("make", [optimizers.sgd, partial(MpiSGD, momentum=0.9)])
+@pytest.mark.parametrize("make", [optimizers.make_sgd, partial(MpiSGD, momentum=0.9)])
 def test_a_first_step_that_the_scaler_leaves_out_is_no_step(
     make: Any, memory_that_nobody_wrote_is_nan: None
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_snapshot_of_a_gpu_goes_on_where_images_lie_otherwise() -> None:
     convolutions = [torch.nn.Conv2d(3, 8, 3) for _ in range(2)]
     convolutions[0].load_state_dict(convolutions[1].state_dict())
     convolutions[1].to(memory_format=torch.channels_last)  # as the trainer does on a GPU
-    made = [optimizers.sgd(one.parameters(), lr=0.1) for one in convolutions]
+    made = [optimizers.make_sgd(one.parameters(), lr=0.1) for one in convolutions]
     gradient = torch.randn(8, 3, 3, 3)
 
     def steps(count: int) -> None:
@@ -136,7 +136,7 @@ def test_the_fused_kernel_steps_what_it_can_and_copies_what_it_must(
 
 def test_sgd_is_fused_also_beside_parameters_without_a_gradient() -> None:
     weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
-    optimizer = optimizers.sgd(weights[:2], lr=0.1)
+    optimizer = optimizers.make_sgd(weights[:2], lr=0.1)
     plain = torch.optim.SGD(weights[2:], lr=0.1, momentum=0.9)
     for _ in range(2):
         weights[0].grad, weights[2].grad = torch.ones(3), torch.ones(3)

@@ -186,7 +186,7 @@ with Session(discover()) as session:
     if rank == 0:
         mine.load_state_dict(bare.state_dict())
     model = session.data_parallel(mine)
-    digits = data.digits().train
+    digits = data.load_digits().train
     loss = torch.nn.functional.cross_entropy
     for step in range(3):
         rows = slice(64 * step, 64 * (step + 1))

@@ -6,7 +6,7 @@ import pytest
 
 from trainlib import mpi, rendezvous
 from trainlib.errors import StartError
-from trainlib.ranks import Ranks, discover, expand_counts, rank_hint
+from trainlib.ranks import Ranks, discover, expand_counts, guess_rank
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x",
@@ -158,15 +158,15 @@ def test_slurm_counts() -> None:
 
 
 def test_rank_hint_follows_the_innermost_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rank_hint({**AGENT_UNDER_MPIRUN, **TORCHRUN}) == 3
-    assert rank_hint({**ALLOCATION, **MPIRUN}) == 2
-    assert rank_hint({}) == 0
-    assert rank_hint({"SLURM_PROCID": "5"}) == 5
+    assert guess_rank({**AGENT_UNDER_MPIRUN, **TORCHRUN}) == 3
+    assert guess_rank({**ALLOCATION, **MPIRUN}) == 2
+    assert guess_rank({}) == 0
+    assert guess_rank({"SLURM_PROCID": "5"}) == 5
     # torchrun's alone, or some other program's.
-    assert rank_hint({"RANK": "7", "SLURM_PROCID": "5"}) == 5
+    assert guess_rank({"RANK": "7", "SLURM_PROCID": "5"}) == 5
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "4")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert rank_hint() == 4
+    assert guess_rank() == 4
 
 
 LOCAL = Ranks(1, 2, 1, 2, "mpirun")
@@ -176,25 +176,25 @@ STEP = Ranks(1, 2, 0, 1, "srun")
 
 def test_rendezvous_given_by_the_environment() -> None:
     env = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
-    assert rendezvous.master(SPREAD, env) == ("10.0.0.7", 1234)
-    assert rendezvous.master(SPREAD, {"MASTER_ADDR": "n1"}) == ("n1", rendezvous.DEFAULT_PORT)
+    assert rendezvous.find_master(SPREAD, env) == ("10.0.0.7", 1234)
+    assert rendezvous.find_master(SPREAD, {"MASTER_ADDR": "n1"}) == ("n1", rendezvous.DEFAULT_PORT)
     with pytest.raises(StartError, match="70000"):
-        rendezvous.master(SPREAD, {**env, "MASTER_PORT": "70000"})
+        rendezvous.find_master(SPREAD, {**env, "MASTER_PORT": "70000"})
 
 
 def test_rendezvous_on_one_host() -> None:
-    assert rendezvous.master(LOCAL, {}, agree_port=lambda: 4711) == ("127.0.0.1", 4711)
+    assert rendezvous.find_master(LOCAL, {}, agree_port=lambda: 4711) == ("127.0.0.1", 4711)
     env = {"PMIX_NAMESPACE": "prterun-host-1@1"}
-    address, port = rendezvous.master(LOCAL, env, agree_port=lambda: None)
+    address, port = rendezvous.find_master(LOCAL, env, agree_port=lambda: None)
     assert address == "127.0.0.1"
-    assert port == rendezvous.master(LOCAL, env)[1], "all ranks have to compute the same port"
-    assert port != rendezvous.master(LOCAL, {"PMIX_NAMESPACE": "prterun-host-2@1"})[1]
+    assert port == rendezvous.find_master(LOCAL, env)[1], "all ranks have to compute the same port"
+    assert port != rendezvous.find_master(LOCAL, {"PMIX_NAMESPACE": "prterun-host-2@1"})[1]
     assert 20000 <= port < 32000
 
 
 def test_rendezvous_on_several_hosts_has_to_be_told_to_mpirun() -> None:
     with pytest.raises(StartError, match="mpirun -x MASTER_ADDR="):
-        rendezvous.master(SPREAD, {}, agree_port=lambda: 4711)
+        rendezvous.find_master(SPREAD, {}, agree_port=lambda: 4711)
 
 
 def test_rendezvous_under_srun_is_the_first_host_of_the_step() -> None:
@@ -204,9 +204,9 @@ def test_rendezvous_under_srun_is_the_first_host_of_the_step() -> None:
         "SLURM_STEP_NODELIST": "gpu[07-09,11],login",
         "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
     }
-    address, port = rendezvous.master(STEP, env)
+    address, port = rendezvous.find_master(STEP, env)
     assert address == "gpu07"
-    assert port != rendezvous.master(STEP, {**env, "SLURM_STEP_ID": "2"})[1]
+    assert port != rendezvous.find_master(STEP, {**env, "SLURM_STEP_ID": "2"})[1]
 
 
 @pytest.mark.parametrize(
@@ -214,15 +214,15 @@ def test_rendezvous_under_srun_is_the_first_host_of_the_step() -> None:
     [("n1", "n1"), ("n1,n[2-3]", "n1"), ("n[3,5-6]", "n3"), ("n[01-02]-ib,x", "n01-ib"), ("", "")],
 )
 def test_first_host(nodelist: str, first: str) -> None:
-    assert rendezvous.first_host(nodelist) == first
+    assert rendezvous.name_first_host(nodelist) == first
 
 
 def test_mpi_is_not_tried_without_a_launcher_of_mpi() -> None:
-    assert "torchrun" in mpi.launch_problem(Ranks(0, 2, 0, 2, "torchrun"), MPIRUN)
-    assert "pmix" in mpi.launch_problem(STEP, SRUN)
-    assert mpi.launch_problem(STEP, {**SRUN, "PMIX_RANK": "1"}) == ""
-    assert mpi.launch_problem(SPREAD, MPIRUN) == ""
-    assert mpi.launch_problem(Ranks(0, 1, 0, 1, "none"), {}) != ""
+    assert "torchrun" in mpi.find_launch_problem(Ranks(0, 2, 0, 2, "torchrun"), MPIRUN)
+    assert "pmix" in mpi.find_launch_problem(STEP, SRUN)
+    assert mpi.find_launch_problem(STEP, {**SRUN, "PMIX_RANK": "1"}) == ""
+    assert mpi.find_launch_problem(SPREAD, MPIRUN) == ""
+    assert mpi.find_launch_problem(Ranks(0, 1, 0, 1, "none"), {}) != ""
 
 
 def test_device_pointers_can_be_forced_and_are_off_without_a_library_that_says_so() -> None:

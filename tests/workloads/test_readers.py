@@ -21,7 +21,7 @@ from trainlib.errors import UsageError, WorkloadError
 def test_mnist(tmp_path: Path, packed: bool) -> None:
     making.mnist(tmp_path, 30, 20, packed=packed)
     expected, labels = making.pictures(30, 28, 28)
-    found, found_labels = readers.mnist(tmp_path, "train")
+    found, found_labels = readers.read_mnist(tmp_path, "train")
     assert found.shape == (30, 1, 28, 28)
     assert torch.equal(found[:, 0], torch.from_numpy(expected))
     assert torch.equal(found_labels, torch.from_numpy(labels))
@@ -91,7 +91,7 @@ def test_cifar10(tmp_path: Path) -> None:
     dataset = data.load("cifar10", 0, folder=tmp_path)
     assert (len(dataset.train), len(dataset.test), dataset.image) == (50, 10, (3, 32, 32))
     expected, labels = making.pictures(10, 3, 32, 32, seed=1)
-    found, found_labels = readers.cifar10(tmp_path, "train")
+    found, found_labels = readers.read_cifar10(tmp_path, "train")
     assert torch.equal(found[10:20], torch.from_numpy(expected)), "the second file is out of order"
     assert torch.equal(found_labels[10:20], torch.from_numpy(labels))
     path = tmp_path / "data_batch_2.bin"
@@ -103,10 +103,10 @@ def test_cifar10(tmp_path: Path) -> None:
     ):
         path.write_bytes(damaged)
         with pytest.raises(UsageError, match=says):
-            readers.cifar10(tmp_path, "train")
+            readers.read_cifar10(tmp_path, "train")
     path.unlink()
     with pytest.raises(UsageError, match=r"data_batch_2\.bin is missing.*data get cifar10"):
-        readers.cifar10(tmp_path, "train")
+        readers.read_cifar10(tmp_path, "train")
 
 
 def test_programs_look_in_the_nodes_data_folder(
@@ -135,10 +135,10 @@ def test_image_folders(tmp_path: Path) -> None:
     assert torch.cat([targets for _, targets in batches]).tolist() == [0, 2, 1]
     assert first[0][0, 0].mean() > first[0][0, 1].mean(), "the first class is red"
     with pytest.raises(UsageError, match="cannot be read"):
-        images.folder(tmp_path / "train", 16)
+        images.read_folder(tmp_path / "train", 16)
     (tmp_path / "val" / "zebra").rename(tmp_path / "val" / "zebr")
     with pytest.raises(UsageError, match="different classes: zebr, zebra"):
-        images.folder(tmp_path, 16)
+        images.read_folder(tmp_path, 16)
     path = tmp_path / "train" / "no" / "00.png"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(WorkloadError, match=r"00\.png cannot be read"):
@@ -159,7 +159,9 @@ def test_augmentation_follows_its_seeds_and_keeps_the_range(tmp_path: Path) -> N
 
     def changed(seed: int) -> torch.Tensor:
         drawn = [torch.Generator().manual_seed(seed + n) for n in range(3)]
-        return torch.stack([augment.image(*pair) for pair in zip(batch, drawn, strict=True)])
+        return torch.stack(
+            [augment.augment_image(*pair) for pair in zip(batch, drawn, strict=True)]
+        )
 
     one = changed(0)
     assert one.shape == batch.shape
@@ -167,11 +169,11 @@ def test_augmentation_follows_its_seeds_and_keeps_the_range(tmp_path: Path) -> N
     assert not torch.equal(one, changed(5))
     assert 0 <= one.min() <= one.max() <= 1.001
     making.image_folders(tmp_path)
-    train, _, _ = images.folder(tmp_path, 16)
+    train, _, _ = images.read_folder(tmp_path, 16)
     rows = torch.arange(4)
 
     def drawn(*seeds: int) -> torch.Tensor:
-        return torch.cat([inputs for inputs, _ in train.augmented(*seeds).select(rows, 3)])
+        return torch.cat([inputs for inputs, _ in train.augment(*seeds).select(rows, 3)])
 
     assert torch.equal(drawn(0, 1), drawn(0, 1)), "threads change the result"
     assert not torch.equal(drawn(0, 1), drawn(0, 2))
@@ -184,7 +186,7 @@ def test_augmentation_follows_its_seeds_and_keeps_the_range(tmp_path: Path) -> N
 @pytest.mark.parametrize("mean", [0.0, 0.3, 10.0])
 def test_the_noise_has_the_probabilities_of_poisson(mean: float) -> None:
     shape = torch.Size([1_000_000])
-    drawn = augment.poisson(mean, shape, torch.Generator().manual_seed(0))
+    drawn = augment.draw_poisson(mean, shape, torch.Generator().manual_seed(0))
     part = drawn.bincount(minlength=30)[:30] / len(drawn)
     counts = torch.arange(30.0)
     expected = torch.exp(torch.distributions.Poisson(mean).log_prob(counts))

@@ -26,7 +26,7 @@ from trainlib.session import Session
 
 SETTINGS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}
 loss_of = torch.nn.functional.cross_entropy
-digits = data.digits().train
+digits = data.load_digits().train
 
 def step(model, optimizer, rows):
     optimizer.zero_grad()
@@ -244,7 +244,7 @@ def check(session, rows, labels, expected, what, **options):
     torch.manual_seed(session.ranks.rank)  # the master's weights have to win
     model = torch.nn.Linear(6, 10)
     start = model.weight.detach().clone(), model.bias.detach().clone()
-    role = averaging.worker if session.ranks.rank else averaging.master
+    role = averaging.run_worker if session.ranks.rank else averaging.run_master
     role(session, model, dataset, chosen, range(EPOCHS))
     if session.ranks.rank:
         return

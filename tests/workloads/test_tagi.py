@@ -13,7 +13,7 @@ from torch.nn import functional
 from tests.workloads.running import Programs
 from trainlib import data
 from trainlib.tagi import base, layers, models
-from trainlib.tagi.output import HierarchicalSoftmax, innovation
+from trainlib.tagi.output import HierarchicalSoftmax, compute_innovation
 from trainlib.tagi.parallel import DDPConfig, DDPSequential
 
 DRAWS = 100_000
@@ -193,7 +193,7 @@ def test_a_step_of_one_unit_is_the_gaussian_conditional() -> None:
     gain = variances * design / total
     expected_mean = prior + gain * (y[0] - design @ prior)
     expected_var = variances - gain * design * variances
-    layer.backward(*innovation(*layer.forward(x, None), y, noise), first=True)
+    layer.backward(*compute_innovation(*layer.forward(x, None), y, noise), first=True)
     for parameter in layer.parameters():
         parameter.step(1e-9)  # no cap
     assert torch.allclose(torch.cat([layer.weight.mean[0], layer.bias.mean]), expected_mean)
@@ -231,9 +231,9 @@ def test_classes_are_paths_in_a_tree() -> None:
     assert {label: tuple(ten.nodes[label].tolist()) for label in paths} == paths
     assert ten.signs[5].tolist() == [1, -1, 1, -1]
     eight = HierarchicalSoftmax(8)
-    chances = eight.probabilities(torch.randn(5, eight.units), torch.rand(5, eight.units))
+    chances = eight.compute_probabilities(torch.randn(5, eight.units), torch.rand(5, eight.units))
     assert torch.allclose(chances.sum(1), torch.ones(5))
-    d_mean, d_var = ten.innovation(
+    d_mean, d_var = ten.compute_innovation(
         torch.zeros(1, 11), torch.ones(1, 11), torch.tensor([9]), sigma_v=1.0
     )
     assert d_mean.nonzero()[:, 1].tolist() == [0, 2, 5, 10]
@@ -268,18 +268,18 @@ def test_resnet18_is_cutagis() -> None:
 
 def test_a_residual_network_learns() -> None:
     """ResNet-18, an eighth as wide, on patterns of colour: from guessing to mostly right."""
-    images = data.synthetic_images(0, 16, 300, 10)
+    images = data.make_synthetic_images(0, 16, 300, 10)
     softmax = HierarchicalSoftmax(10)
     model = models.resnet18(softmax.units, gain=0.3, width=8, side=16)
     losses = []
     with torch.inference_mode():
         for epoch in range(2):
             loss = torch.zeros(())
-            for rows, labels in data.batches(images.train, 20, 0, 1, 0, epoch):
+            for rows, labels in data.iterate_batches(images.train, 20, 0, 1, 0, epoch):
                 mean, var = model.forward(rows)
-                chances = softmax.probabilities(mean, var).gather(1, labels.view(-1, 1))
+                chances = softmax.compute_probabilities(mean, var).gather(1, labels.view(-1, 1))
                 loss -= chances.clamp_min(1e-30).log().sum()
-                model.backward(*softmax.innovation(mean, var, labels, 0.3), first=True)
+                model.backward(*softmax.compute_innovation(mean, var, labels, 0.3), first=True)
                 model.step(len(rows))
             losses.append(loss.item() / len(images.train))
     assert losses[0] < math.log(10) + 0.5
@@ -304,7 +304,7 @@ def make(kind):
 
 def steps(model, softmax, batches):
     for rows, labels in batches:
-        model.backward(*softmax.innovation(*model.forward(rows), labels, 0.5))
+        model.backward(*softmax.compute_innovation(*model.forward(rows), labels, 0.5))
         model.step(len(rows))
 
 def flat(model):
@@ -341,7 +341,7 @@ with Session(discover()) as session:
     model = DDPSequential(mine, DDPConfig.of(session), average=True)
     labels = torch.arange(24) % 10
     own = slice(12 * rank, 12 * rank + 12)
-    model.backward(*softmax.innovation(*model.forward(rows[own]), labels[own], 0.5))
+    model.backward(*softmax.compute_innovation(*model.forward(rows[own]), labels[own], 0.5))
     parameters = mine.parameters()
     def updates():
         parts = [part for p in parameters for part in (p.delta_mean, p.delta_var)]

@@ -49,7 +49,7 @@ loss_of = torch.nn.functional.cross_entropy
 with Session(discover()) as session:
     session.open(sys.argv[1])
     rank, world = session.ranks.rank, session.ranks.world
-    digits = data.digits().train
+    digits = data.load_digits().train
     torch.manual_seed(0)
     start = models.mlp(64, 10, 5000)
 
@@ -64,7 +64,7 @@ with Session(discover()) as session:
     def trained(recipe=None, compress="none", size=7):
         model = copy.deepcopy(start)
         parallel = session.data_parallel(model, compress=compress)
-        optimizer = optimizers.sgd(model.parameters(), lr=0.1)
+        optimizer = optimizers.make_sgd(model.parameters(), lr=0.1)
         mean, steps, rows = train_epoch(
             parallel, optimizer, loss_of, batches(size, rank, world), recipe
         )
@@ -128,7 +128,7 @@ chosen = ddp_options.parse("", "1 1 --model resnet18 --lr 0.01 --batch-size 8".s
 with Session(discover()) as session:
     session.open("auto")
     torch.manual_seed(0)
-    images = data.synthetic_images(0, 8, 48, 8)
+    images = data.make_synthetic_images(0, 8, 48, 8)
     training = trainer.Trainer(session, chosen, trainer.CPU, images)
     training.train()
     own = torch.cat([b.flatten() for b in training.model.buffers() if b.is_floating_point()])

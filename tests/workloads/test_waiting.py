@@ -57,7 +57,7 @@ def test_a_long_wait_leaves_the_core_and_ends_soon_after(ends: float) -> None:
 def test_a_machine_is_crowded_with_more_ranks_than_cores(
     ranks: list[tuple[str, int]], expected: bool
 ) -> None:
-    assert waiting.crowded(ranks) is expected
+    assert waiting.is_crowded(ranks) is expected
 
 
 LATE = """

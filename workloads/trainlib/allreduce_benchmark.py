@@ -42,7 +42,7 @@ class Row:
         return self.algorithm_gb_s * 2 * (self.world - 1) / self.world
 
 
-def sizes(largest: int) -> list[int]:
+def list_sizes(largest: int) -> list[int]:
     """Bytes: 8, 64, 512, ... up to `largest`."""
     return [8**power for power in range(1, 22) if 8**power <= largest]
 
@@ -67,7 +67,7 @@ def measure(
     for size in sizes:
         reduce, wait = prepare(size)
 
-        def seconds(
+        def measure_once(
             count: int, reduce: Callable[[], object] = reduce, wait: Callable[[], object] = wait
         ) -> float:
             slowest(0)
@@ -78,14 +78,14 @@ def measure(
             return slowest(clock() - started) / 1e9 / count
 
         # The first one warms up; the fastest says what a round can hold on a busy machine.
-        guess = min(seconds(_FEWEST) for _ in range(3))
+        guess = min(measure_once(_FEWEST) for _ in range(3))
         count = min(_MOST, max(_FEWEST, int(_SECONDS / guess)))
-        rounds = [seconds(count) for _ in range(_ROUNDS)]
+        rounds = [measure_once(count) for _ in range(_ROUNDS)]
         rows.append(Row(size, statistics.median(rounds), world))
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
+def render_table(rows: Sequence[Row]) -> str:
     """The rows as text, numbers right-aligned."""
     lines = [f"{'bytes':>12} {'latency us':>12} {'algbw GB/s':>12} {'busbw GB/s':>12}"]
     for row in rows:

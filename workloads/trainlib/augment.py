@@ -16,7 +16,7 @@ _GAMMA = (0.5, 1.5)
 _DROP_PART, _DROP_SIDE = 0.02, 0.1
 
 
-def image(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def augment_image(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Mirror, flip, rotate, Poisson noise, gamma, blur and coarse dropout; (3, H, W) of 0 to 1."""
     draws = torch.rand(6, generator=generator).tolist()
     flips = [axis for axis, draw in ((2, draws[0]), (1, draws[1])) if draw < 0.5]
@@ -24,10 +24,10 @@ def image(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         image = image.flip(flips)
     image = rotate(image, math.radians((2 * draws[2] - 1) * _MAX_DEGREES))
     # Additive: each value gets a Poisson number of grey levels, the image one mean for all.
-    image = image + poisson(draws[3] * _MAX_NOISE, image.shape, generator) / 255
+    image = image + draw_poisson(draws[3] * _MAX_NOISE, image.shape, generator) / 255
     low, high = _GAMMA
     image = image.clamp(0, 1) ** (low + draws[4] * (high - low))
-    image = _blurred(image, draws[5] * _MAX_BLUR)
+    image = _blur(image, draws[5] * _MAX_BLUR)
     side = max(1, round(_DROP_SIDE * min(image.shape[1:])))
     for _ in range(round(_DROP_PART * image.shape[1] * image.shape[2] / side**2)):
         limits = (image.shape[1] - side + 1, image.shape[2] - side + 1)
@@ -36,7 +36,7 @@ def image(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return image
 
 
-def poisson(mean: float, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+def draw_poisson(mean: float, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     """Numbers of a Poisson distribution, int64, by inversion: one table for all of them takes a
     third of the time of `torch.poisson`. `mean` is at most some tens."""
     counts = torch.arange(16 + 4 * math.ceil(mean), dtype=torch.float64)
@@ -54,7 +54,7 @@ def rotate(image: torch.Tensor, angle: float) -> torch.Tensor:
     return functional.grid_sample(image.unsqueeze(0), grid, align_corners=False).squeeze(0)
 
 
-def _blurred(image: torch.Tensor, sigma: float) -> torch.Tensor:
+def _blur(image: torch.Tensor, sigma: float) -> torch.Tensor:
     """A Gaussian of 3 x 3 pixels, wide enough for the deviations used here."""
     if sigma < 0.1:
         return image

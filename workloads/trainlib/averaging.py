@@ -27,7 +27,7 @@ from trainlib.ranks import Ranks, discover
 from trainlib.rows import Dataset
 from trainlib.session import Session
 from trainlib.steps import train_epoch
-from trainlib.trainer import threads
+from trainlib.trainer import count_threads
 
 _WEIGHTS, _TRAINED, _LOSS = 1, 2, 3  # tags of the messages
 
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
         WorkloadError: See its subclasses.
     """
     ranks = discover()
-    torch.set_num_threads(threads(ranks))
+    torch.set_num_threads(count_threads(ranks))
     with Session(ranks, over_mpi=True) as session:
         if ranks.world < 2:
             raise StartError(
@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
         dataset = session.agree(lambda: _load(options, ranks))
         torch.manual_seed(options.seed)
         model = models.build("averaging_cnn", dataset.train.shape, dataset.image, dataset.classes)
-        role = master if ranks.rank == 0 else worker
+        role = run_master if ranks.rank == 0 else run_worker
         identity = {"data set": dataset.name, "model": models.signature(model)}
         # The master's weights are all that an epoch begins with.
         with Epochs(
@@ -70,7 +70,7 @@ def _load(options: Namespace, ranks: Ranks) -> Dataset:
     return data.require_rows(dataset, ranks.world - 1)
 
 
-def master(
+def run_master(
     session: Session,
     model: torch.nn.Module,
     dataset: Dataset,
@@ -88,7 +88,7 @@ def master(
     )
     for epoch in epochs:
         started = clock()
-        weights = flat(model).numpy()
+        weights = flatten(model).numpy()
         sending = [comm.Isend(weights, rank, _WEIGHTS) for rank in range(1, workers + 1)]
         trained = torch.empty(workers, weights.size)
         losses = torch.empty(workers, 2, dtype=torch.float64)
@@ -122,7 +122,7 @@ def master(
             )
 
 
-def worker(
+def run_worker(
     session: Session,
     model: torch.nn.Module,
     dataset: Dataset,
@@ -131,12 +131,12 @@ def worker(
 ) -> None:
     """The other ranks: an epoch of SGD from the master's weights, and back with the result."""
     comm = session.mpi.COMM_WORLD
-    received = flat(model)
+    received = flatten(model)
     for epoch in epochs:
         comm.Recv(received.numpy(), 0, _WEIGHTS)
         fill(model, received)
         loss, rows = train_worker(model, dataset, options, session.ranks, epoch)
-        comm.Send(flat(model).numpy(), 0, _TRAINED)
+        comm.Send(flatten(model).numpy(), 0, _TRAINED)
         comm.Send(torch.tensor([loss, rows], dtype=torch.float64).numpy(), 0, _LOSS)
 
 
@@ -148,18 +148,20 @@ def train_worker(
     stream = epoch * workers + number
     torch.manual_seed(data.mix(options.seed, stream))  # dropout
     if options.shard:
-        batches = data.batches(
+        batches = data.iterate_batches(
             dataset.train, options.batch_size, number, workers, options.seed, epoch
         )
     else:
         # All rows, in an order of its own.
-        batches = data.batches(dataset.train, options.batch_size, 0, 1, options.seed, stream)
+        batches = data.iterate_batches(
+            dataset.train, options.batch_size, 0, 1, options.seed, stream
+        )
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
     loss, _, rows = train_epoch(model, optimizer, torch.nn.functional.cross_entropy, batches)
     return float(loss.item()), rows
 
 
-def flat(model: torch.nn.Module) -> torch.Tensor:
+def flatten(model: torch.nn.Module) -> torch.Tensor:
     """All parameters, one after the other, as a copy."""
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 

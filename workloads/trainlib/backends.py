@@ -58,7 +58,7 @@ class Capability:
         return Capability(**json.loads(text))
 
 
-def preset(env: Mapping[str, str] | None = None) -> str:
+def read_preset(env: Mapping[str, str] | None = None) -> str:
     """The backend that whoever starts the program has chosen (`clusterctl run --backend`).
 
     Raises:
@@ -78,15 +78,15 @@ def probe(ranks: Ranks, wanted: str, device: torch.device) -> Capability:
     native = dist.is_mpi_available() and device.type == "cpu"
     problem = "not asked for"
     if wanted in ("auto", "mpi"):
-        problem = mpi.launch_problem(ranks) or ("" if native else mpi.import_problem())
+        problem = mpi.find_launch_problem(ranks) or ("" if native else mpi.find_import_problem())
     gpu = ""
     if device.type == "cuda":
-        gpu = _gpu_identity(device)
+        gpu = _identify_gpu(device)
     return Capability(
         host=socket.gethostname(),
         device=device.type,
         gpu=gpu,
-        vendor=vendor(device),
+        vendor=name_vendor(device),
         gloo=dist.is_gloo_available(),
         nccl=dist.is_nccl_available(),
         mpi_native=native,
@@ -113,14 +113,14 @@ def choose(wanted: str, capabilities: Sequence[Capability]) -> str:
         if not _PROBLEMS[name](capabilities):
             return name
     raise StartError(
-        f"no backend works on all ranks: {_gloo_problem(capabilities)}",
+        f"no backend works on all ranks: {_find_gloo_problem(capabilities)}",
         "install a torch with gloo on every node",
     )
 
 
-def passed_over(capabilities: Sequence[Capability]) -> str:
+def explain_no_nccl(capabilities: Sequence[Capability]) -> str:
     """Why ranks with GPUs do not talk over NCCL, "" if they do or have none."""
-    return _nccl_problem(capabilities) if capabilities[0].device == "cuda" else ""
+    return _find_nccl_problem(capabilities) if capabilities[0].device == "cuda" else ""
 
 
 def pick_device(ranks: Ranks, everyone_has_gpus: bool) -> torch.device:
@@ -135,7 +135,7 @@ def pick_device(ranks: Ranks, everyone_has_gpus: bool) -> torch.device:
     return device
 
 
-def gpu_count(allow_cpu: bool, env: Mapping[str, str] | None = None) -> int:
+def count_gpus(allow_cpu: bool, env: Mapping[str, str] | None = None) -> int:
     """How many GPUs this rank sees.
 
     Raises:
@@ -146,7 +146,7 @@ def gpu_count(allow_cpu: bool, env: Mapping[str, str] | None = None) -> int:
     env = os.environ if env is None else env
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0 and not (allow_cpu or env.get(ALLOW_CPU) == "1"):
-        build = " (this torch is built without GPU support)" if not _gpu_build() else ""
+        build = " (this torch is built without GPU support)" if not _is_gpu_build() else ""
         raise StartError(
             f"no GPU is visible to this program{build}",
             f"run it on a GPU node, or pass --allow-cpu (or set {ALLOW_CPU}=1)",
@@ -176,7 +176,7 @@ def mask_gpus(numbers: Sequence[int]) -> UsageError | None:
     return None
 
 
-def vendor(device: torch.device) -> str:
+def name_vendor(device: torch.device) -> str:
     """Of the GPU that this torch is built for: `nvidia`, `amd`, or "" on CPU."""
     import torch
 
@@ -185,13 +185,13 @@ def vendor(device: torch.device) -> str:
     return "amd" if torch.version.hip else "nvidia"
 
 
-def _gpu_build() -> bool:
+def _is_gpu_build() -> bool:
     import torch
 
     return bool(torch.version.cuda or torch.version.hip)
 
 
-def _gpu_identity(device: torch.device) -> str:
+def _identify_gpu(device: torch.device) -> str:
     """Unique per physical GPU: its UUID, else host and PCI address (a mask renumbers indices)."""
     import torch
 
@@ -204,7 +204,7 @@ def _gpu_identity(device: torch.device) -> str:
     return f"{socket.gethostname()}/{':'.join(address)}"
 
 
-def _first(capabilities: Sequence[Capability], problem: Callable[[Capability], str]) -> str:
+def _find_first(capabilities: Sequence[Capability], problem: Callable[[Capability], str]) -> str:
     """The first rank's problem with its rank and host, "" if no rank has one."""
     for rank, capability in enumerate(capabilities):
         text = problem(capability)
@@ -213,12 +213,12 @@ def _first(capabilities: Sequence[Capability], problem: Callable[[Capability], s
     return ""
 
 
-def _gloo_problem(capabilities: Sequence[Capability]) -> str:
-    return _first(capabilities, lambda c: "" if c.gloo else "torch is built without gloo")
+def _find_gloo_problem(capabilities: Sequence[Capability]) -> str:
+    return _find_first(capabilities, lambda c: "" if c.gloo else "torch is built without gloo")
 
 
-def _nccl_problem(capabilities: Sequence[Capability]) -> str:
-    problem = _first(
+def _find_nccl_problem(capabilities: Sequence[Capability]) -> str:
+    problem = _find_first(
         capabilities,
         lambda c: (
             "its tensors are on the CPU and NCCL needs a GPU"
@@ -243,8 +243,8 @@ def _nccl_problem(capabilities: Sequence[Capability]) -> str:
     return ""
 
 
-def _mpi_problem(capabilities: Sequence[Capability]) -> str:
-    problem = _first(capabilities, lambda c: c.mpi_problem)
+def _find_mpi_problem(capabilities: Sequence[Capability]) -> str:
+    problem = _find_first(capabilities, lambda c: c.mpi_problem)
     if problem:
         return problem
     if len({c.mpi_native for c in capabilities}) > 1:
@@ -252,7 +252,7 @@ def _mpi_problem(capabilities: Sequence[Capability]) -> str:
     return ""
 
 
-_PROBLEMS = {"gloo": _gloo_problem, "nccl": _nccl_problem, "mpi": _mpi_problem}
+_PROBLEMS = {"gloo": _find_gloo_problem, "nccl": _find_nccl_problem, "mpi": _find_mpi_problem}
 _TODO = {
     "gloo": "install a torch with gloo on every node, or pass --backend auto",
     "nccl": "run one rank per GPU of one vendor, or pass --backend auto",

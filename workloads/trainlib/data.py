@@ -55,32 +55,34 @@ def load(
             "name what is there with --dataset mnist, cifar10 or imagefolder",
         )
     if name == "digits":
-        return digits()
+        return load_digits()
     if name == "synthetic":
-        return synthetic_images(seed, image_size or 32) if images else synthetic(seed)
+        return make_synthetic_images(seed, image_size or 32) if images else make_synthetic(seed)
     if name == "mnist":
-        path = readers.folder(name, folder)
-        parts = (readers.mnist(path, part) for part in ("train", "t10k"))
+        path = readers.find_folder(name, folder)
+        parts = (readers.read_mnist(path, part) for part in ("train", "t10k"))
         train, test = (Split(rows, labels.long(), MNIST_SCALE) for rows, labels in parts)
-        return Dataset(name, _CLASSES, train, test, _image_shape(train))
+        return Dataset(name, _CLASSES, train, test, _find_image_shape(train))
     if name == "cifar10":
-        path = readers.folder(name, folder)
-        parts = (readers.cifar10(path, part) for part in ("train", "test"))
+        path = readers.find_folder(name, folder)
+        parts = (readers.read_cifar10(path, part) for part in ("train", "test"))
         train, test = (Split(rows, labels.long(), CIFAR10_SCALE) for rows, labels in parts)
-        return Dataset(name, _CLASSES, train, test, _image_shape(train))
+        return Dataset(name, _CLASSES, train, test, _find_image_shape(train))
     if name == "imagefolder":
         size = image_size or 224
-        shown, held_back, classes = image_files.folder(readers.folder("imagenette", folder), size)
+        shown, held_back, classes = image_files.read_folder(
+            readers.find_folder("imagenette", folder), size
+        )
         return Dataset(name, len(classes), shown, held_back, (3, size, size))
     raise UsageError(f"no data set named {name!r}", f"choose one of {', '.join(NAMES)}")
 
 
-def _image_shape(split: Split) -> tuple[int, int, int]:
+def _find_image_shape(split: Split) -> tuple[int, int, int]:
     channels, height, width = split.shape
     return channels, height, width
 
 
-def digits(path: Path | None = None) -> Dataset:
+def load_digits(path: Path | None = None) -> Dataset:
     """Optical digits of the UCI repository: 8x8 pixels of 0..16, ten classes.
 
     Each pixel is scaled to 0..1, then centred and divided by its deviation, both of the training
@@ -106,7 +108,7 @@ def digits(path: Path | None = None) -> Dataset:
     )
 
 
-def synthetic(seed: int, train: int = 2048, test: int = 512, features: int = 20) -> Dataset:
+def make_synthetic(seed: int, train: int = 2048, test: int = 512, features: int = 20) -> Dataset:
     """A regression: a random two-layer network of inputs from -1 to 1, plus noise of 0.1.
 
     Targets have a variance near 1, of which the noise leaves 0.01 that nobody can predict.
@@ -125,7 +127,7 @@ def synthetic(seed: int, train: int = 2048, test: int = 512, features: int = 20)
     )
 
 
-def synthetic_images(seed: int, size: int, train: int = 1024, test: int = 256) -> Dataset:
+def make_synthetic_images(seed: int, size: int, train: int = 1024, test: int = 256) -> Dataset:
     """Ten classes: a random pattern of 4 x 4 coloured patches each, under noise.
 
     Images are (3, size, size); a network that sees anything tells them apart within an epoch.
@@ -178,7 +180,7 @@ def _check_split(rows: int, world: int) -> None:
         raise UsageError(f"{rows} rows cannot be split among {world} ranks", "start fewer ranks")
 
 
-def batches(
+def iterate_batches(
     split: Rows, batch_size: int, rank: int, world: int, seed: int, epoch: int
 ) -> Iterator[Batch]:
     """The epoch's (inputs, targets) of this rank; the last batch may be shorter."""

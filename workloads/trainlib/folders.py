@@ -14,7 +14,7 @@ from trainlib.errors import StartError, UsageError, WorkloadError
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp", ".ppm")
 
 
-def class_folders(path: Path) -> dict[str, list[Path]]:
+def list_class_folders(path: Path) -> dict[str, list[Path]]:
     """The images in each class folder, both in the order of their names.
 
     Raises:
@@ -71,7 +71,7 @@ def index(
     split: dict[str, tuple[int, ...]] = {}
     classes: tuple[str, ...] = ()
     for part, path in parts.items():
-        found = class_folders(path)
+        found = list_class_folders(path)
         classes = classes or tuple(found)
         unknown = sorted(set(found) - set(classes))
         if unknown:
@@ -81,12 +81,12 @@ def index(
             )
         first = len(images)
         for label, files in found.items():
-            images += [(_location(file, relative_to), label) for file in files]
+            images += [(_name_location(file, relative_to), label) for file in files]
         split[part] = tuple(range(first, len(images)))
     return Index(name, description, classes, tuple(images), split)
 
 
-def _location(path: Path, relative_to: Path | None) -> str:
+def _name_location(path: Path, relative_to: Path | None) -> str:
     path = path.resolve()
     return str(path) if relative_to is None else os.path.relpath(path, relative_to.resolve())
 
@@ -141,14 +141,14 @@ def read_index(path: Path) -> Index:
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is not valid YAML ({reason})", "create it again") from error
     try:
-        return _index_of(content)
+        return _make_index(content)
     except ValueError as error:
         raise UsageError(
             f"{path} is not an index of images: {error}", "make one with make_dataset_yaml.py"
         ) from error
 
 
-def _index_of(content: Any) -> Index:
+def _make_index(content: Any) -> Index:
     """Raises ValueError that says what is wrong."""
     if not isinstance(content, dict):
         raise ValueError("name, classes, images and split are not in it")

@@ -31,7 +31,7 @@ class Uneven:
     joined: bool = False
     """This rank has no more inputs, and only answers the others."""
 
-    def divisor(self, world: int, add_up: Callable[[torch.Tensor], object]) -> int:
+    def find_divisor(self, world: int, add_up: Callable[[torch.Tensor], object]) -> int:
         """By what a sum over the ranks is divided; `add_up` all-reduces a tensor of float32."""
         if not self.by_active:
             return world
@@ -105,7 +105,7 @@ class OverMpi(NamedTuple):
     """Carry the sums in that precision."""
 
 
-def over_mpi(state: OverMpi, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def average_over_mpi(state: OverMpi, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: the mean over the ranks, there when the hook returns.
 
     Each part is divided before they are added up, as torch does it without a hook: the same
@@ -114,12 +114,12 @@ def over_mpi(state: OverMpi, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     interpreter lock.
     """
     gradients = bucket.buffer()
-    world = state.uneven.divisor(
+    world = state.uneven.find_divisor(
         state.world, lambda count: state.averager.reduce(count, average=False)
     )
     if gradients.layout != torch.strided:
         # An embedding's own rows, others on each rank. MPI has no operation for them, gloo has.
-        return _over_torch(gradients / world)
+        return _sum_over_torch(gradients / world)
     gradients.mul_(1 / world)
     if state.half is None:
         state.averager.reduce(gradients, average=False)
@@ -133,7 +133,7 @@ def over_mpi(state: OverMpi, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     return future
 
 
-def _over_torch(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def _sum_over_torch(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """The sum over the ranks, by torch's group."""
     future = dist.all_reduce(tensor, async_op=True).get_future()
     return cast("torch.futures.Future[torch.Tensor]", future.then(lambda done: done.value()[0]))
@@ -146,7 +146,7 @@ class Compressed(NamedTuple):
     uneven: Uneven
 
 
-def compressed(state: Compressed, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def average_compressed(state: Compressed, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: the mean over ranks in half precision, over torch's group.
 
     torch's own hook for bfloat16 refuses every backend but NCCL.
@@ -158,18 +158,18 @@ def compressed(state: Compressed, bucket: Any) -> torch.futures.Future[torch.Ten
         dist.all_reduce(carried)
         count.copy_(carried)
 
-    world = state.uneven.divisor(dist.get_world_size(), add_up)
+    world = state.uneven.find_divisor(dist.get_world_size(), add_up)
     narrow = gradients.div(world).to(state.half)
 
     def widen(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         return cast(torch.Tensor, gradients.copy_(done.value()))
 
-    return _over_torch(narrow).then(widen)
+    return _sum_over_torch(narrow).then(widen)
 
 
 # register_comm_hook compares annotations with the types themselves, and those of this file are
 # text (PEP 563).
-for _hook in (over_mpi, compressed):
+for _hook in (average_over_mpi, average_compressed):
     _hook.__annotations__.update(
         {"bucket": _dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     )

@@ -19,7 +19,7 @@ import torch
 
 from trainlib import augment
 from trainlib.errors import StartError, UsageError, WorkloadError
-from trainlib.folders import Index, class_folders
+from trainlib.folders import Index, list_class_folders
 from trainlib.ranks import discover
 from trainlib.rows import IMAGENET_SCALE, Batch
 
@@ -51,38 +51,44 @@ class ImageFiles:
     def to(self, device: torch.device) -> ImageFiles:
         return replace(self, device=device)
 
-    def augmented(self, *seeds: int) -> ImageFiles:
+    def augment(self, *seeds: int) -> ImageFiles:
         """The same files with random changes, which follow from `seeds` (run and epoch, say)."""
         return replace(self, seeds=seeds)
 
     def select(self, rows: torch.Tensor, batch_size: int) -> Iterator[Batch]:
         numbers = [chunk.tolist() for chunk in rows.split(batch_size)]
         scale = [torch.tensor(one, device=self.device).view(-1, 1, 1) for one in IMAGENET_SCALE]
-        with ThreadPoolExecutor(self._threads()) as pool:
+        with ThreadPoolExecutor(self._count_threads()) as pool:
             waiting: deque[tuple[list[Any], list[int]]] = deque()
             try:
                 for index in range(len(numbers) + _AHEAD):
                     if index < len(numbers):
                         chunk = numbers[index]
-                        waiting.append(([pool.submit(self._image, row) for row in chunk], chunk))
+                        waiting.append(
+                            ([pool.submit(self._read_image, row) for row in chunk], chunk)
+                        )
                     if index >= _AHEAD:
                         futures, chunk = waiting.popleft()
-                        yield self._batch([future.result() for future in futures], chunk, *scale)
+                        yield self._make_batch(
+                            [future.result() for future in futures], chunk, *scale
+                        )
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _threads(self) -> int:
+    def _count_threads(self) -> int:
         """Half of this rank's cores; all of them where a GPU does the rest."""
         cores = (os.cpu_count() or 1) // discover().local_world
         cores = min(cores, len(os.sched_getaffinity(0)))
         return max(1, cores if self.device.type == "cuda" else cores // 2)
 
-    def _image(self, row: int) -> torch.Tensor:
+    def _read_image(self, row: int) -> torch.Tensor:
         """Bytes; changed at random, numbers from 0 to 1."""
         image = read(self.paths[row], self.size)
-        return augment.image(image / 255, self._generator(row)) if self.seeds else image
+        return (
+            augment.augment_image(image / 255, self._make_generator(row)) if self.seeds else image
+        )
 
-    def _batch(
+    def _make_batch(
         self,
         images: list[torch.Tensor],
         rows: list[int],
@@ -98,7 +104,7 @@ class ImageFiles:
         inputs = pixels if self.seeds else pixels / 255
         return (inputs - mean) / deviation, targets.to(self.device, non_blocking=True)
 
-    def _generator(self, row: int) -> torch.Generator:
+    def _make_generator(self, row: int) -> torch.Generator:
         state = np.random.SeedSequence((*self.seeds, row)).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 
@@ -109,7 +115,7 @@ def read(path: Path, size: int) -> torch.Tensor:
     Raises:
         WorkloadError: The file is missing or no image that Pillow reads.
     """
-    pillow = _pillow()
+    pillow = _load_pillow()
     try:
         with pillow.open(path) as image:
             image.draft("RGB", (size, size))  # lets JPEG decode at a fraction of its size
@@ -127,7 +133,7 @@ def read(path: Path, size: int) -> torch.Tensor:
         ) from error
 
 
-def _missing(files: Sequence[Path]) -> list[Path]:
+def _find_missing(files: Sequence[Path]) -> list[Path]:
     """Those that are not there. Folders are listed, which is far quicker than asking for each."""
     listed: dict[Path, set[str]] = {}
     for folder in {file.parent for file in files}:
@@ -138,7 +144,7 @@ def _missing(files: Sequence[Path]) -> list[Path]:
     return [file for file in files if file.name not in listed[file.parent]]
 
 
-def _pillow() -> Any:
+def _load_pillow() -> Any:
     try:
         import PIL.Image
     except ImportError as error:
@@ -148,14 +154,14 @@ def _pillow() -> Any:
     return PIL.Image
 
 
-def folder(path: Path, size: int) -> tuple[ImageFiles, ImageFiles, list[str]]:
+def read_folder(path: Path, size: int) -> tuple[ImageFiles, ImageFiles, list[str]]:
     """Training and test images and the classes' names, of `train/CLASS/` and `val/CLASS/`.
 
     Raises:
         UsageError: The folders are missing, empty, or have other classes than each other.
     """
     test = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), path / "val")
-    parts = [class_folders(path / "train"), class_folders(test)]
+    parts = [list_class_folders(path / "train"), list_class_folders(test)]
     if list(parts[0]) != list(parts[1]):
         differ = sorted(set(parts[0]) ^ set(parts[1]))
         raise UsageError(
@@ -182,7 +188,7 @@ def from_index(path: Path, found: Index, part: str, size: int) -> ImageFiles:
     codes = {label: code for code, label in enumerate(found.classes)}
     chosen = [found.images[number] for number in numbers]
     files = tuple(path.parent / location for location, _ in chosen)
-    missing = _missing(files)
+    missing = _find_missing(files)
     if missing:
         raise UsageError(
             f"{len(missing)} of {len(files)} images for {part} in {path} are missing,"

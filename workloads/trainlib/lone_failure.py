@@ -52,7 +52,7 @@ def abandon(ranks: Ranks, error: BaseException | None) -> NoReturn:
     sys.stderr.flush()
     if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
-    module = mpi.running()
+    module = mpi.find_running()
     if module is not None and ranks.launcher == "srun":
         # srun stops the others only if it is told; mpirun sees the exit code, and an
         # MPI_Abort would hide it behind a signal.

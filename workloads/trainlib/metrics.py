@@ -27,8 +27,8 @@ def evaluate(session: Session, model: torch.nn.Module, data: Dataset) -> str:
     ranks = session.ranks
     total = torch.zeros((), dtype=torch.float64, device=session.device)
     model.eval()
-    rows = batch_rows(data, session.device)
-    for inputs, wanted in part_of_test(data, ranks.rank, ranks.world, rows):
+    rows = choose_batch_rows(data, session.device)
+    for inputs, wanted in take_part_of_test(data, ranks.rank, ranks.world, rows):
         output = model(inputs)
         if data.classes:
             total += (output.argmax(dim=1) == wanted).sum()
@@ -55,8 +55,8 @@ def score(
     rank, world = (session.ranks.rank, session.ranks.world) if session else (0, 1)
     totals: torch.Tensor | None = None
     model.eval()
-    size = batch_size or batch_rows(data, session.device if session else torch.device("cpu"))
-    for inputs, wanted in part_of_test(data, rank, world, size):
+    size = batch_size or choose_batch_rows(data, session.device if session else torch.device("cpu"))
+    for inputs, wanted in take_part_of_test(data, rank, world, size):
         output = model(inputs)
         loss = torch.nn.functional.cross_entropy(output, wanted, reduction="sum")
         part = torch.stack([loss.double(), (output.argmax(dim=1) == wanted).sum().double()])
@@ -68,13 +68,13 @@ def score(
     return sums[0] / len(data.test), sums[1] / len(data.test)
 
 
-def part_of_test(data: Dataset, rank: int, world: int, batch_size: int) -> Iterable[Batch]:
+def take_part_of_test(data: Dataset, rank: int, world: int, batch_size: int) -> Iterable[Batch]:
     """This rank's part of the test split, every world-th row; nothing for the last ranks where
     there are fewer rows than ranks."""
     rows = torch.arange(len(data.test))[rank::world]
     return data.test.select(rows, batch_size) if len(rows) else ()
 
 
-def batch_rows(data: Dataset, device: torch.device) -> int:
+def choose_batch_rows(data: Dataset, device: torch.device) -> int:
     """How many test rows one forward pass takes."""
     return max(1, _TEST_NUMBERS[device.type] // math.prod(data.test.shape))

@@ -23,7 +23,7 @@ from trainlib.program import print_line, print_metrics
 from trainlib.ranks import discover
 from trainlib.rows import Batch, Dataset
 from trainlib.session import Session
-from trainlib.trainer import threads
+from trainlib.trainer import count_threads
 
 _MODEL = Path("mnist_cnn.pt")
 
@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
         WorkloadError: See its subclasses.
     """
     ranks = discover()
-    torch.set_num_threads(threads(ranks))
+    torch.set_num_threads(count_threads(ranks))
     with Session(ranks) as session:
         dataset = session.agree(lambda: _load(options, session))
         if not options.no_cuda:
@@ -80,7 +80,7 @@ def _train(session: Session, options: Namespace, dataset: Dataset) -> None:
             # Dropout: another one on each rank, and the same again with the same seed.
             torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
             started = time.perf_counter()
-            batches = data.batches(
+            batches = data.iterate_batches(
                 dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
             )
             if options.dry_run:

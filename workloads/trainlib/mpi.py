@@ -36,7 +36,7 @@ DEVICE_BUFFERS = "TRAINLIB_MPI_DEVICE_BUFFERS"
 _WIRE_UP = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
-def launch_problem(ranks: Ranks, env: Mapping[str, str] | None = None) -> str:
+def find_launch_problem(ranks: Ranks, env: Mapping[str, str] | None = None) -> str:
     """Why MPI cannot join these ranks ("" if it can), told from the launcher alone.
 
     MPI_Init in a process without a launcher's wire-up makes a world of one rank, or with Open MPI
@@ -51,7 +51,7 @@ def launch_problem(ranks: Ranks, env: Mapping[str, str] | None = None) -> str:
     return ""
 
 
-def import_problem() -> str:
+def find_import_problem() -> str:
     """Why mpi4py cannot be loaded here ("" if it can); loading does not call MPI_Init."""
     try:
         load()
@@ -84,7 +84,7 @@ def start(ranks: Ranks) -> Any:
         StartError: MPI cannot be used here, or sees another world than the launcher.
     """
     todo = "start the program with mpirun or srun --mpi=pmix, or pass --backend gloo"
-    problem = launch_problem(ranks) or import_problem()
+    problem = find_launch_problem(ranks) or find_import_problem()
     if problem:
         raise StartError(problem, todo)
     mpi = load()
@@ -110,14 +110,16 @@ def _end_all_with_one(mpi: Any) -> None:
     """A rank that an exception ends would wait for the others in MPI_Finalize, and they for it."""
     usual = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def abort_on_error(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         usual(kind, error, trace)
         sys.stdout.flush()
         sys.stderr.flush()
-        if running() is not None:
+        if find_running() is not None:
             mpi.COMM_WORLD.Abort(1)
 
-    sys.excepthook = hook
+    sys.excepthook = abort_on_error
 
 
 def _finish_at_exit() -> None:
@@ -147,7 +149,7 @@ def _note_exit_codes(note: Callable[[Any], None]) -> None:
     Exit handlers do not get the code, and `raise SystemExit(code)` itself cannot be noticed.
     """
 
-    def noting(function: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    def note_code(function: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
         def leave(code: Any = None, /) -> NoReturn:
             note(code)
             function(code)
@@ -158,19 +160,19 @@ def _note_exit_codes(note: Callable[[Any], None]) -> None:
     for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
         usual = getattr(module, name, None)  # python -S has no exit() and quit()
         if usual is not None:
-            leave = noting(usual)
+            leave = note_code(usual)
             setattr(module, name, leave)
             program.update({key: leave for key, value in program.items() if value is usual})
 
 
 def finish() -> None:
     """MPI_Finalize, if MPI runs. Collective: only for ends that all ranks reach."""
-    mpi = running()
+    mpi = find_running()
     if mpi is not None:
         mpi.Finalize()
 
 
-def running() -> Any | None:
+def find_running() -> Any | None:
     """`mpi4py.MPI` if it is loaded and between MPI_Init and MPI_Finalize."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
@@ -226,7 +228,7 @@ _SMALL = 1 << 17
 goes on only while a rank polls."""
 
 
-def _machine() -> str:
+def _identify_machine() -> str:
     """The same for all ranks of one machine, in containers and namespaces with other names, too."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -248,7 +250,7 @@ class Traffic:
         self.bytes += size
         self.nanoseconds += time.perf_counter_ns() - began
 
-    def since(self, before: Traffic) -> Traffic:
+    def subtract(self, before: Traffic) -> Traffic:
         return Traffic(
             self.count - before.count,
             self.bytes - before.bytes,
@@ -269,8 +271,8 @@ class Averager:
         self._comm = mpi.COMM_WORLD
         self._world: int = mpi.COMM_WORLD.Get_size()
         self.device_pointers = device_pointers
-        cores = self._comm.allgather((_machine(), os.cpu_count() or 1))
-        self._crowded = waiting.crowded(cores)
+        cores = self._comm.allgather((_identify_machine(), os.cpu_count() or 1))
+        self._crowded = waiting.is_crowded(cores)
         # DDP hands over the same few buckets at every step, and malloc the same memory for large
         # gradients: what MPI wants to know about each is worked out once. An equal key means the
         # same bytes, whoever owns them now.
@@ -294,13 +296,13 @@ class Averager:
         except KeyError:
             if len(self._messages) > _REMEMBERED:
                 self._messages.clear()
-            message = self._messages[key] = self._message(tensor)
+            message = self._messages[key] = self._describe_buffer(tensor)
         if message is None:
             wide = tensor.float()
-            self._all_reduce(self._message(wide))
+            self._reduce_all(self._describe_buffer(wide))
             tensor.copy_(wide.div_(self._world) if average else wide)
             return
-        self._all_reduce(message)
+        self._reduce_all(message)
         if average:
             tensor.div_(self._world)
 
@@ -308,15 +310,15 @@ class Averager:
         """The sum over the ranks, sent and added up in `half` precision (2 bytes a number)."""
         narrow = tensor.to(device="cpu", dtype=half)
         if half not in self._sums:
-            self._sums[half] = self._mpi.Op.Create(_adder(half), commute=True)
+            self._sums[half] = self._mpi.Op.Create(_make_adder(half), commute=True)
         size = narrow.numel() * narrow.element_size()
         # MPI has no type for these numbers, but an operation of our own may take any of 2 bytes.
         memory = self._mpi.buffer.fromaddress(narrow.data_ptr(), size)
         message = [memory, narrow.numel(), self._mpi.SHORT]
-        self._all_reduce(message, self._sums[half])
+        self._reduce_all(message, self._sums[half])
         tensor.copy_(narrow)
 
-    def _all_reduce(self, message: Any, operation: Any = None) -> None:
+    def _reduce_all(self, message: Any, operation: Any = None) -> None:
         """Of host memory, by sum unless an `operation` is given."""
         operation = operation or self._mpi.SUM
         began = time.perf_counter_ns()
@@ -327,7 +329,7 @@ class Averager:
             self._comm.Allreduce(self._mpi.IN_PLACE, message, operation)
         self.traffic.add(message[0].nbytes, began)
 
-    def _message(self, tensor: torch.Tensor) -> list[Any] | None:
+    def _describe_buffer(self, tensor: torch.Tensor) -> list[Any] | None:
         """The tensor's memory as mpi4py wants it, None if it has to be widened before."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype in _WIDENED:
@@ -342,7 +344,7 @@ class Averager:
     def _reduce_cuda(self, tensor: torch.Tensor, average: bool) -> None:
         import torch
 
-        message = self._message(tensor) if self.device_pointers else None
+        message = self._describe_buffer(tensor) if self.device_pointers else None
         if message is not None:
             # MPI knows nothing of streams: what fills the buffer must be done.
             torch.cuda.current_stream(tensor.device).synchronize()
@@ -361,7 +363,7 @@ class Averager:
         tensor.view(-1).copy_(host)
 
 
-def _adder(half: torch.dtype) -> Callable[[Any, Any, Any], None]:
+def _make_adder(half: torch.dtype) -> Callable[[Any, Any, Any], None]:
     """What MPI calls to add one part of a message to another."""
     import torch
 

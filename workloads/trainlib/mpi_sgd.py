@@ -103,8 +103,8 @@ class MpiSGD(torch.optim.SGD):
         self._watches: list[RemovableHandle] = []
         self._gradients, self._weights = _Buffers(), _Buffers()
         # Not around super().step(): torch may have wrapped that in the same hooks, too.
-        self.register_step_pre_hook(self._before)
-        self.register_step_post_hook(self._after)
+        self.register_step_pre_hook(self._begin_step)
+        self.register_step_post_hook(self._end_step)
         ranks = discover()
         # A GradScaler shows itself in step() where that says that it takes scaled gradients. One
         # rank's step does not: a group may turn out not to be one for the fused kernel.
@@ -112,15 +112,15 @@ class MpiSGD(torch.optim.SGD):
         if ranks.world == 1:
             return
         module = mpi.start(ranks)
-        first = self._tensors()[0]
+        first = self._list_tensors()[0]
         pointers = False
         if first.is_cuda:
-            vendor = backends.vendor(first.device)
+            vendor = backends.name_vendor(first.device)
             pointers = (
                 mpi.takes_device_pointers(vendor) if device_pointers is None else device_pointers
             )
         self._averager = mpi.Averager(module, device_pointers=pointers)
-        self._copy_from_rank0(self._tensors())
+        self._copy_from_rank0(self._list_tensors())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's own; all ranks call it, and the parameters become rank 0's."""
@@ -145,12 +145,12 @@ class MpiSGD(torch.optim.SGD):
         self._averaged = True
         # The step may be skipped, and backward() then makes other gradients.
         self._watches = [
-            tensor.register_post_accumulate_grad_hook(self._accumulated)
-            for tensor in self._tensors()
+            tensor.register_post_accumulate_grad_hook(self._note_accumulated)
+            for tensor in self._list_tensors()
             if tensor.requires_grad
         ]
 
-    def _accumulated(self, _: torch.Tensor) -> None:
+    def _note_accumulated(self, _: torch.Tensor) -> None:
         self._averaged = False
 
     def _forget_averages(self) -> None:
@@ -164,7 +164,7 @@ class MpiSGD(torch.optim.SGD):
         if self._averager is None or self.sync_iterations > 1:
             return
         gradients = []
-        for tensor in self._tensors():
+        for tensor in self._list_tensors():
             if tensor.grad is None:
                 if not tensor.requires_grad:
                     continue  # frozen: with a gradient, even of zeros, it would decay
@@ -188,7 +188,7 @@ class MpiSGD(torch.optim.SGD):
         super().load_state_dict(state_dict)
         self.steps = int(state_dict.get("steps", 0))
 
-    def _before(
+    def _begin_step(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What comes before torch's own step; replaces the closure, which comes after all hooks."""
@@ -198,7 +198,7 @@ class MpiSGD(torch.optim.SGD):
         if closure is None and not self._averaged:
             self._average_gradients()
 
-        def ready() -> Any:
+        def average_first() -> Any:
             loss = None
             if closure is not None:
                 loss = closure()
@@ -206,9 +206,9 @@ class MpiSGD(torch.optim.SGD):
             optimizers.prepare(self)
             return loss
 
-        return (self, ready), {}
+        return (self, average_first), {}
 
-    def _after(
+    def _end_step(
         self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.steps += 1
@@ -218,7 +218,7 @@ class MpiSGD(torch.optim.SGD):
 
     def _average_weights(self) -> None:
         if self._averager is not None:
-            weights = [tensor.detach() for tensor in self._tensors()]
+            weights = [tensor.detach() for tensor in self._list_tensors()]
             self._weights.reduce(weights, self._averager)
 
     def _copy_from_rank0(self, tensors: list[torch.Tensor]) -> None:
@@ -229,7 +229,7 @@ class MpiSGD(torch.optim.SGD):
                 weight.zero_()
         _Buffers().reduce(weights, self._averager, average=False)
 
-    def _tensors(self) -> list[torch.Tensor]:
+    def _list_tensors(self) -> list[torch.Tensor]:
         return [tensor for group in self.param_groups for tensor in group["params"]]
 
 
@@ -247,7 +247,7 @@ class _Buffers:
         # Parameters may be added or unfrozen, and the model moved, between two steps.
         layout = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         if layout != self._layout:
-            self._layout, self._parts = layout, _parts(tensors)
+            self._layout, self._parts = layout, _split_parts(tensors)
         for buffer, numbers, views in self._parts:
             own = [tensors[number] for number in numbers]
             torch._foreach_copy_(views, own)
@@ -255,7 +255,7 @@ class _Buffers:
             torch._foreach_copy_(own, views)
 
 
-def _parts(
+def _split_parts(
     tensors: list[torch.Tensor],
 ) -> list[tuple[torch.Tensor, list[int], list[torch.Tensor]]]:
     """For each type and device a buffer, the tensors' places in the list, and their views of it."""

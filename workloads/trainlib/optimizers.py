@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def sgd(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def make_sgd(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """SGD with momentum 0.9, one kernel for all parameters."""
     options: dict[str, Any] = {"momentum": 0.9, "fused": True}
     optimizer = torch.optim.SGD(parameters, lr=lr, **options)
@@ -34,11 +34,11 @@ def prepare(optimizer: torch.optim.SGD) -> None:
     for group in optimizer.param_groups:
         if group["fused"]:
             group["fused"] = not group["dampening"] and all(
-                _fusible(optimizer, tensor, bool(group["momentum"])) for tensor in group["params"]
+                _can_fuse(optimizer, tensor, bool(group["momentum"])) for tensor in group["params"]
             )
 
 
-def _fusible(optimizer: torch.optim.SGD, tensor: torch.Tensor, moving: bool) -> bool:
+def _can_fuse(optimizer: torch.optim.SGD, tensor: torch.Tensor, moving: bool) -> bool:
     """Whether the kernel can step this parameter, after laying out its gradient and momentum so."""
     gradient = tensor.grad
     if gradient is None:
@@ -50,19 +50,19 @@ def _fusible(optimizer: torch.optim.SGD, tensor: torch.Tensor, moving: bool) -> 
         torch.empty_like(tensor, device="meta").stride() != tensor.stride()
     ):
         return False
-    if not _alike(gradient, tensor):
-        tensor.grad = _laid_out_as(tensor, gradient)
+    if not _are_alike(gradient, tensor):
+        tensor.grad = _lay_out_as(tensor, gradient)
     if moving:
         state = optimizer.state[tensor]
         momentum = state.get("momentum_buffer")
         if momentum is None:
             state["momentum_buffer"] = torch.zeros_like(tensor)
-        elif momentum.dtype is not tensor.dtype or not _alike(momentum, tensor):
-            state["momentum_buffer"] = _laid_out_as(tensor, momentum)
+        elif momentum.dtype is not tensor.dtype or not _are_alike(momentum, tensor):
+            state["momentum_buffer"] = _lay_out_as(tensor, momentum)
     return True
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the same number lies at the same place in both; strides of 1-sized axes are free."""
     if one.is_contiguous() and other.is_contiguous():
         return True
@@ -70,5 +70,5 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return all(size == 1 or own == wanted for size, own, wanted in strides)
 
 
-def _laid_out_as(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _lay_out_as(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor).copy_(numbers.detach())

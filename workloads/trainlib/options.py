@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from trainlib.backends import NAMES, preset
+from trainlib.backends import NAMES, read_preset
 from trainlib.errors import UsageError
 
 
@@ -45,7 +45,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         choices=NAMES,
-        default=preset(),
+        default=read_preset(),
         help="what the ranks talk over (default auto: the fastest that works on all ranks)",
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn, TextIO
 
 from trainlib.errors import Stopped, WorkloadError
-from trainlib.ranks import rank_hint
+from trainlib.ranks import guess_rank
 
 #: Seconds that a rank other than 0 leaves rank 0 for printing an error that all ranks have: the
 #: launcher kills everything as soon as the first rank ends with an error. Nobody waits for it where
@@ -58,7 +58,7 @@ def run_program(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except WorkloadError as error:
-        if error.everywhere and not error.said and rank_hint() != 0:
+        if error.everywhere and not error.said and guess_rank() != 0:
             time.sleep(_LEAD_S)
         else:
             print_error(error)

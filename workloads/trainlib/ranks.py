@@ -57,14 +57,14 @@ def discover(env: Mapping[str, str] | None = None) -> Ranks:
             f"{prefix}_LOCAL_SIZE",
         )
     elif "SLURM_PROCID" in env:
-        ranks = _slurm(env)
+        ranks = _read_slurm(env)
     else:
         ranks = Ranks(0, 1, 0, 1, "none")
     _check(ranks, env)
     return ranks
 
 
-def rank_hint(env: Mapping[str, str] | None = None) -> int:
+def guess_rank(env: Mapping[str, str] | None = None) -> int:
     """The rank for deciding who prints, also where `discover` would refuse to answer."""
     env = os.environ if env is None else env
     names = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -108,7 +108,7 @@ def _read(env: Mapping[str, str], launcher: str, *names: str) -> Ranks:
     return Ranks(rank, world, local_rank, local_world, launcher)
 
 
-def _slurm(env: Mapping[str, str]) -> Ranks:
+def _read_slurm(env: Mapping[str, str]) -> Ranks:
     rank = _number(env, "SLURM_PROCID", "srun")
     local_rank = _number(env, "SLURM_LOCALID", "srun")
     # Inside a step SLURM_STEP_NUM_TASKS is the step's own count, whatever the allocation has.
@@ -120,10 +120,10 @@ def _slurm(env: Mapping[str, str]) -> Ranks:
             f"this is the batch script's own process, but the Slurm job has {world} tasks",
             "start the program with srun or mpirun inside the script",
         )
-    return Ranks(rank, world, local_rank, _slurm_local_world(env, world), "srun")
+    return Ranks(rank, world, local_rank, _count_slurm_local(env, world), "srun")
 
 
-def _slurm_local_world(env: Mapping[str, str], world: int) -> int:
+def _count_slurm_local(env: Mapping[str, str], world: int) -> int:
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE")
     nodes = env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_NNODES") or "1"
     if text:

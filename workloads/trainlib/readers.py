@@ -23,14 +23,14 @@ VARIABLE = "CLUSTERCTL_DATA"
 _RECORD = 1 + 3 * 32 * 32
 
 
-def folder(name: str, given: Path | None) -> Path:
+def find_folder(name: str, given: Path | None) -> Path:
     """The folder of a data set: the one that was given, else $CLUSTERCTL_DATA/NAME.
 
     Raises:
         UsageError: Neither is there.
     """
     if given is not None:
-        given = pushed(given)
+        given = find_pushed(given)
         if not given.is_dir():
             raise UsageError(f"the data folder {given} does not exist", "give another --data")
         return given
@@ -48,7 +48,7 @@ def folder(name: str, given: Path | None) -> Path:
     return path
 
 
-def pushed(path: Path) -> Path:
+def find_pushed(path: Path) -> Path:
     """`path`, or, where there is nothing, the place below $CLUSTERCTL_DATA of that name.
 
     A file beside a data set comes to the nodes with `clusterctl data push`.
@@ -58,27 +58,30 @@ def pushed(path: Path) -> Path:
     return below if root and not path.exists() and below.exists() else path
 
 
-def mnist(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read_mnist(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (N, 1, 28, 28) and labels (N,), both uint8, of `part`: `train` or `t10k`.
 
     Raises:
         UsageError: See `idx`; or the numbers of images and labels differ, there are none, or the
             labels are others than 0 to 9.
     """
-    images = idx(path / f"{part}-images-idx3-ubyte", 3)
-    labels = idx(path / f"{part}-labels-idx1-ubyte", 1)
+    images = read_idx(path / f"{part}-images-idx3-ubyte", 3)
+    labels = read_idx(path / f"{part}-labels-idx1-ubyte", 1)
     if len(images) != len(labels):
         raise UsageError(
-            f"{path} has {len(images)} {part} images and {len(labels)} labels", _again("mnist")
+            f"{path} has {len(images)} {part} images and {len(labels)} labels",
+            _suggest_download("mnist"),
         )
     if not len(labels):
-        raise UsageError(f"{path} has no {part} images", _again("mnist"))
+        raise UsageError(f"{path} has no {part} images", _suggest_download("mnist"))
     if labels.max() > 9:
-        raise UsageError(f"{path} holds the label {labels.max()}: it is not MNIST", _again("mnist"))
+        raise UsageError(
+            f"{path} holds the label {labels.max()}: it is not MNIST", _suggest_download("mnist")
+        )
     return images.unsqueeze(1), labels
 
 
-def idx(path: Path, dimensions: int) -> torch.Tensor:
+def read_idx(path: Path, dimensions: int) -> torch.Tensor:
     """The unsigned bytes of an IDX file, which may be compressed and end in `.gz`.
 
     The format, big-endian: two zero bytes, the type (8 is unsigned byte), the number of dimensions,
@@ -89,18 +92,20 @@ def idx(path: Path, dimensions: int) -> torch.Tensor:
     """
     found = next((file for file in (path, Path(f"{path}.gz")) if file.exists()), None)
     if found is None:
-        raise UsageError(f"{path}(.gz) is missing", _again("mnist"))
+        raise UsageError(f"{path}(.gz) is missing", _suggest_download("mnist"))
     content = _read(found, "mnist")
     if content[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise UsageError(f"{found} is damaged or cut off ({error})", _again("mnist")) from error
+            raise UsageError(
+                f"{found} is damaged or cut off ({error})", _suggest_download("mnist")
+            ) from error
     if content[:4] != bytes((0, 0, 8, dimensions)):
         raise UsageError(
             f"{found} is not an IDX file of unsigned bytes with {dimensions} dimensions: it begins "
             f"with {content[:4].hex(' ') or 'nothing'}",
-            _again("mnist"),
+            _suggest_download("mnist"),
         )
     head = 4 + 4 * dimensions
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, head, 4)]
@@ -108,12 +113,12 @@ def idx(path: Path, dimensions: int) -> torch.Tensor:
         raise UsageError(
             f"{found} is cut off: {' x '.join(map(str, shape))} takes {head + math.prod(shape):,} "
             f"bytes, it has {len(content):,}",
-            _again("mnist"),
+            _suggest_download("mnist"),
         )
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
 
 
-def cifar10(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read_cifar10(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (N, 3, 32, 32) and labels (N,), both uint8, of `part`: `train` or `test`.
 
     Reads the binary version: records of a label and 3,072 pixels, red, green and blue planes
@@ -132,13 +137,13 @@ def cifar10(path: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
             raise UsageError(
                 f"{path / name} is cut off: {len(content):,} bytes are no whole number of records "
                 f"of {_RECORD:,}",
-                _again("cifar10"),
+                _suggest_download("cifar10"),
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
         if records[:, 0].max() > 9:
             raise UsageError(
                 f"{path / name} holds the label {records[:, 0].max()}: it is not a CIFAR-10 file",
-                _again("cifar10"),
+                _suggest_download("cifar10"),
             )
         parts.append(records)
     records = np.concatenate(parts)
@@ -150,10 +155,12 @@ def _read(path: Path, name: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise UsageError(f"{path} is missing", _again(name)) from error
+        raise UsageError(f"{path} is missing", _suggest_download(name)) from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror})", _again(name)) from error
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror})", _suggest_download(name)
+        ) from error
 
 
-def _again(name: str) -> str:
+def _suggest_download(name: str) -> str:
     return f"run `clusterctl data get {name}`, or give another --data"

@@ -21,7 +21,7 @@ _FIRST_PORT, _PORTS = 20000, 12000
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
-def master(
+def find_master(
     ranks: Ranks,
     env: Mapping[str, str] | None = None,
     agree_port: Callable[[], int | None] | None = None,
@@ -47,7 +47,7 @@ def master(
     elif ranks.launcher == "srun":
         # Rank 0 runs on the step's first host; the launch node may be a login node outside it.
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-        address = first_host(nodes) or env.get("SLURM_LAUNCH_NODE_IPADDR", "")
+        address = name_first_host(nodes) or env.get("SLURM_LAUNCH_NODE_IPADDR", "")
     if not address:
         raise StartError(
             f"the {ranks.world} ranks are on several hosts and MASTER_ADDR is not set",
@@ -57,10 +57,10 @@ def master(
     if port:
         return address, int(port)
     agreed = agree_port() if agree_port and ranks.one_host else None
-    return address, agreed or port_of_job(env)
+    return address, agreed or compute_port(env)
 
 
-def port_of_job(env: Mapping[str, str]) -> int:
+def compute_port(env: Mapping[str, str]) -> int:
     """A port that all ranks of one job compute alike and two jobs hardly ever share."""
     job = ".".join(
         env.get(name, "")
@@ -70,7 +70,7 @@ def port_of_job(env: Mapping[str, str]) -> int:
     return _FIRST_PORT + zlib.crc32((job.strip(".") or str(os.getppid())).encode()) % _PORTS
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A TCP port of the loopback address that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ def free_port() -> int:
         return port
 
 
-def first_host(nodelist: str) -> str:
+def name_first_host(nodelist: str) -> str:
     """The first host of a Slurm host list: `gpu[07-09,11],login` gives `gpu07`."""
     prefix, bracket, rest = nodelist.partition("[")
     if "," in prefix or not bracket:
@@ -87,7 +87,7 @@ def first_host(nodelist: str) -> str:
     return prefix.strip() + first.split(",")[0].split("-")[0] + tail.split(",")[0].strip()
 
 
-def interface_towards(address: str) -> str | None:
+def find_interface(address: str) -> str | None:
     """The name of the interface whose address this host uses to reach `address`.
 
     Gloo binds to whatever the node's own hostname resolves to, on many systems 127.0.0.1, and

@@ -140,11 +140,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         Raises:
             StartError: A rank has none, and the CPU is not allowed instead.
         """
-        count = self.agree(lambda: backends.gpu_count(allow_cpu))
+        count = self.agree(lambda: backends.count_gpus(allow_cpu))
         everyone = all(int(text) > 0 for text in self.exchange(str(count)))
         self.device = backends.pick_device(self.ranks, everyone)
         if self.mpi is not None:
-            self._averager = self._mpi_averager(self.mpi, backends.vendor(self.device))
+            self._averager = self._make_mpi_averager(self.mpi, backends.name_vendor(self.device))
 
     def open(self, wanted: str = "auto") -> None:
         """Open the backend, after the device is known (see `backends.choose`).
@@ -198,7 +198,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             self.description = "RCCL" if capability.vendor == "amd" else "NCCL"
         if name == "mpi":
             self.communicator = collectives.OverMpi(module)
-            self._averager = self._mpi_averager(module, capability.vendor)
+            self._averager = self._make_mpi_averager(module, capability.vendor)
             buffers = "device" if self._averager.device_pointers else "host"
             self.description = f"mpi4py hook, {buffers} buffers"
 
@@ -246,9 +246,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if averager is not None:
             state = hooks.OverMpi(averager, self.ranks.world, wrapped.uneven, half)
-            wrapped.register_comm_hook(state, hooks.over_mpi)
+            wrapped.register_comm_hook(state, hooks.average_over_mpi)
         elif half is not None:
-            wrapped.register_comm_hook(hooks.Compressed(half, wrapped.uneven), hooks.compressed)
+            wrapped.register_comm_hook(
+                hooks.Compressed(half, wrapped.uneven), hooks.average_compressed
+            )
         return wrapped
 
     @property
@@ -270,7 +272,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         now = self.traffic
         if now is None or before is None:
             return {}
-        mine = now.since(before)
+        mine = now.subtract(before)
         least = -self.communicator.maximum(-mine.nanoseconds) / 1e9
         total = self.communicator.sum([mine.nanoseconds / 1e9, seconds])
         spent, took = (value / self.ranks.world for value in total)
@@ -340,9 +342,9 @@ class Session(contextlib.AbstractContextManager["Session"]):
             raise StartError(error.what, todo, everywhere=True) from error
         self.backend, self.description = "mpi", "mpi4py"
         self.communicator = collectives.OverMpi(self.mpi)
-        self._averager = self._mpi_averager(self.mpi, "")
+        self._averager = self._make_mpi_averager(self.mpi, "")
 
-    def _mpi_averager(self, module: Any, vendor: str) -> mpi.Averager:
+    def _make_mpi_averager(self, module: Any, vendor: str) -> mpi.Averager:
         pointers = self.device.type == "cuda" and mpi.takes_device_pointers(vendor)
         return mpi.Averager(module, device_pointers=pointers)
 
@@ -351,7 +353,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         texts = self.exchange(own.to_json())
         capabilities = [backends.Capability.from_json(text) for text in texts]
         name = self.agree(lambda: backends.choose(wanted, capabilities))
-        return name, backends.passed_over(capabilities)
+        return name, backends.explain_no_nccl(capabilities)
 
     def _open_native_mpi(self) -> None:
         # The rank and size that this backend takes are MPI's own; given ones are ignored.

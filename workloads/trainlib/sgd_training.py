@@ -25,7 +25,7 @@ from trainlib.ranks import discover
 from trainlib.rows import Dataset, Rows
 from trainlib.session import Session
 from trainlib.steps import train_epoch
-from trainlib.trainer import threads
+from trainlib.trainer import count_threads
 
 
 def run_mnist(options: Namespace) -> int:
@@ -36,14 +36,14 @@ def run_mnist(options: Namespace) -> int:
         WorkloadError: See its other subclasses.
     """
     ranks = discover()
-    torch.set_num_threads(threads(ranks))
+    torch.set_num_threads(count_threads(ranks))
     with Session(ranks, over_mpi=True) as session:
         dataset = session.agree(lambda: _load(options, ranks.world))
         if options.gpu:
             session.use_gpus(allow_cpu=False)
         torch.manual_seed(options.seed)
         model = models.leaky_mlp(math.prod(dataset.train.shape), dataset.classes, options.hidden)
-        optimizer = _optimizer(session, model, options, options.weight_decay)
+        optimizer = _make_optimizer(session, model, options, options.weight_decay)
         _Training(session, options, dataset.to(session.device), model, optimizer).run()
     return 0
 
@@ -57,18 +57,18 @@ def run_imagenette(options: Namespace) -> int:
     """
     ranks = discover()
     missing = backends.mask_gpus(options.gpu or ())
-    torch.set_num_threads(threads(ranks))
+    torch.set_num_threads(count_threads(ranks))
     with Session(ranks, over_mpi=True) as session:
         session.agree(lambda: _refuse(missing))
         dataset = session.agree(lambda: data.require_rows(_from_yaml(options), ranks.world))
         if options.gpu is not None:
             session.use_gpus(allow_cpu=False)
         torch.manual_seed(options.seed)
-        model = session.agree(lambda: _network(options, dataset))
-        optimizer = _optimizer(session, model, options, options.l2_reg)
+        model = session.agree(lambda: _build_network(options, dataset))
+        optimizer = _make_optimizer(session, model, options, options.l2_reg)
         training = _Training(session, options, dataset.to(session.device), model, optimizer)
         if options.augs_on:
-            training.rows_of_epoch = _augmented(training.dataset.train, options.seed)
+            training.rows_of_epoch = _augment(training.dataset.train, options.seed)
         training.patience = options.patience
         training.history_path = options.out_dir / "history.json"
         if options.save_weights:
@@ -91,7 +91,7 @@ def _from_yaml(options: Namespace) -> Dataset:
     if options.dropout is not None and options.dropout >= 1:
         raise UsageError(f"--dropout {options.dropout:g} drops everything", "give less than 1")
     snapshots.check_place(options.out_dir / "history.json", "--out-dir")
-    path = readers.pushed(options.yml_in)
+    path = readers.find_pushed(options.yml_in)
     index = folders.read_index(path)
     train, validation = (
         images.from_index(path, index, part, options.patch_size)
@@ -103,7 +103,7 @@ def _from_yaml(options: Namespace) -> Dataset:
     return Dataset(index.name or path.stem, len(index.classes), train, validation, (3, size, size))
 
 
-def _network(options: Namespace, dataset: Dataset) -> torch.nn.Module:
+def _build_network(options: Namespace, dataset: Dataset) -> torch.nn.Module:
     shape = dataset.train.shape
     if options.net_name == "vgg16":
         if options.patch_size < 32:
@@ -114,7 +114,7 @@ def _network(options: Namespace, dataset: Dataset) -> torch.nn.Module:
     return models.resnet(depth, shape, dataset.classes, options.dropout or 0.0)
 
 
-def _optimizer(
+def _make_optimizer(
     session: Session, model: torch.nn.Module, options: Namespace, weight_decay: float
 ) -> MpiSGD:
     model.to(session.device)
@@ -131,10 +131,10 @@ def _optimizer(
     )
 
 
-def _augmented(rows: Rows, seed: int) -> Callable[[int], Rows]:
+def _augment(rows: Rows, seed: int) -> Callable[[int], Rows]:
     assert isinstance(rows, images.ImageFiles)
     files = rows
-    return lambda epoch: files.augmented(seed, epoch)
+    return lambda epoch: files.augment(seed, epoch)
 
 
 class _Training:
@@ -190,7 +190,7 @@ class _Training:
 
     def _finish_epoch(self, epoch: int, lead: bool) -> bool:
         """Trains an epoch; returns whether that was enough."""
-        row = self._epoch(epoch)
+        row = self._run_epoch(epoch)
         if not math.isfinite(row["loss"] + row["validation_loss"]):
             raise Diverged(epoch, f"try an --lr below {self.options.lr:g}")
         self.history.append(row)
@@ -228,12 +228,12 @@ class _Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.history, self.best, self.since = state["history"], state["best"], state["since"]
 
-    def _epoch(self, epoch: int) -> dict[str, float]:
+    def _run_epoch(self, epoch: int) -> dict[str, float]:
         ranks, options = self.session.ranks, self.options
         # Dropout: another one on each rank, and the same again with the same seed.
         torch.manual_seed(data.mix(options.seed, epoch * ranks.world + ranks.rank))
         started = time.perf_counter()
-        batches = data.batches(
+        batches = data.iterate_batches(
             self.rows_of_epoch(epoch),
             options.batch_size,
             ranks.rank,

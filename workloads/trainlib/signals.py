@@ -71,7 +71,7 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
         self.signum = self.signum or signum
 
     def _watch(self) -> None:
-        signum = self._next()
+        signum = self._await_next()
         if not signum:
             return
         self.signum = signum
@@ -79,7 +79,7 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
         while (left := begun + GRACE_S - time.monotonic()) > 0:
             self._far.settimeout(left)
             try:
-                again = self._next()
+                again = self._await_next()
             except TimeoutError:
                 break
             if not again:
@@ -89,7 +89,7 @@ class StopRequest(contextlib.AbstractContextManager["StopRequest"]):
                 break
         os._exit(128 + signum)
 
-    def _next(self) -> int:
+    def _await_next(self) -> int:
         """The next signal that is ours; 0 when the context was left."""
         while said := self._far.recv(1):
             if said[0] in self._before:

@@ -51,7 +51,7 @@ def train_epoch(
     losses: list[torch.Tensor] = []
     sizes: list[int] = []
     steps = 0
-    for group in _groups(batches, recipe.accumulate if recipe else 1):
+    for group in _group_batches(batches, recipe.accumulate if recipe else 1):
         if recipe is None or recipe.plain:
             # The usual step with nothing around it: in a small network that would be felt.
             inputs, targets = group[0]
@@ -61,7 +61,7 @@ def train_epoch(
             losses.append(loss.detach())
             sizes.append(len(inputs))
         else:
-            _step(model, optimizer, loss_of, group, recipe, losses)
+            _take_step(model, optimizer, loss_of, group, recipe, losses)
             sizes += [len(inputs) for inputs, _ in group]
         optimizer.zero_grad()
         steps += 1
@@ -70,14 +70,14 @@ def train_epoch(
     return (stacked * weights).sum() / weights.sum(), steps, sum(sizes)
 
 
-def _groups(batches: Iterable[Batch], size: int) -> Iterator[Sequence[Batch]]:
+def _group_batches(batches: Iterable[Batch], size: int) -> Iterator[Sequence[Batch]]:
     rest = iter(batches)
     if size == 1:
         return ((batch,) for batch in rest)
     return iter(lambda: list(itertools.islice(rest, size)), [])
 
 
-def _step(
+def _take_step(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     loss_of: Loss,

@@ -79,10 +79,10 @@ class RankStore:
 
 def _connect(ranks: Ranks) -> Any:
     """Torch's store, reached at MASTER_ADDR and MASTER_PORT, which are set if they were not."""
-    address, port = rendezvous.master(ranks, agree_port=lambda: _agree_port(ranks))
+    address, port = rendezvous.find_master(ranks, agree_port=lambda: _agree_port(ranks))
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     if "GLOO_SOCKET_IFNAME" not in os.environ:
-        interface = rendezvous.interface_towards(address)
+        interface = rendezvous.find_interface(address)
         # A name that means loopback on its own host would mislead the ranks of other hosts.
         if interface and (ranks.one_host or not interface.startswith("lo")):
             os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -104,11 +104,11 @@ def _connect(ranks: Ranks) -> Any:
 
 def _agree_port(ranks: Ranks) -> int | None:
     """A free port picked by rank 0, told through MPI; None where MPI does not work."""
-    if mpi.launch_problem(ranks) or mpi.import_problem():
+    if mpi.find_launch_problem(ranks) or mpi.find_import_problem():
         return None
     try:
         world = mpi.start(ranks).COMM_WORLD
     except StartError:
         return None
-    port: int = world.bcast(rendezvous.free_port() if ranks.rank == 0 else 0, root=0)
+    port: int = world.bcast(rendezvous.find_free_port() if ranks.rank == 0 else 0, root=0)
     return port

@@ -54,7 +54,7 @@ def run(options: Options, kind: Kind) -> int:
         Stopped: After a signal, once the snapshot is written.
     """
     ranks = discover()
-    torch.set_num_threads(threads(ranks))
+    torch.set_num_threads(count_threads(ranks))
     torch.manual_seed(options.seed)
     with Session(ranks) as session:
         dataset = session.agree(lambda: _load(options, ranks))
@@ -102,7 +102,7 @@ def emulates_bf16(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def threads(ranks: Ranks) -> int:
+def count_threads(ranks: Ranks) -> int:
     """Threads for torch: OMP_NUM_THREADS, else this rank's part of the cores it may use."""
     text = os.environ.get("OMP_NUM_THREADS", "")
     if text.isdigit() and int(text) > 0:
@@ -141,7 +141,7 @@ class Trainer:
                 # Tensor cores take images with the channels last; otherwise cuDNN converts each
                 # time. MIOpen is handed what it wants by PyTorch, the other order unless told.
                 self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = optimizers.sgd(self.model.parameters(), lr=options.lr)
+        self.optimizer = optimizers.make_sgd(self.model.parameters(), lr=options.lr)
         scaler = torch.amp.GradScaler("cuda") if options.precision == "fp16" else None
         self.recipe = Recipe(options.precision, options.accumulate, scaler)
         self.identity = {
@@ -193,17 +193,17 @@ class Trainer:
             started = time.perf_counter()
             with StopRequest() as stop:
                 for epoch in range(self.epochs_done, options.total_epochs):
-                    self._epoch(parallel, epoch, stop)
+                    self._run_epoch(parallel, epoch, stop)
             seconds = time.perf_counter() - started
             self._print(self.kind.elapsed.format(seconds))
-            self._throughput(self.rows / seconds)
+            self._print_throughput(self.rows / seconds)
         report = metrics.evaluate(self.session, self.model, self.dataset)
         if lead:
             self._print(report)
 
-    def _epoch(self, parallel: torch.nn.Module, epoch: int, stop: StopRequest) -> None:
+    def _run_epoch(self, parallel: torch.nn.Module, epoch: int, stop: StopRequest) -> None:
         options, ranks = self.options, self.session.ranks
-        batches = data.batches(
+        batches = data.iterate_batches(
             self.dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
         )
         # What dropout draws follows from the epoch, so that a resumed training draws the same.
@@ -224,7 +224,7 @@ class Trainer:
             seconds = time.perf_counter() - started
             split = self.session.split_time(seconds, before)
             self._print_metrics(epoch, steps, rows, loss.item(), seconds, split)
-        sound = self._sound(loss.item())
+        sound = self._is_sound(loss.item())
         # A signal reaches the ranks at different moments, but they can only stop together: one
         # that left alone would leave the others waiting in a collective.
         signum = self.session.communicator.maximum(stop.signum if sound else _DIVERGED)
@@ -268,7 +268,7 @@ class Trainer:
                 **split,
             )
 
-    def _sound(self, loss: float) -> bool:
+    def _is_sound(self, loss: float) -> bool:
         """Whether loss and weights are finite; the loss is from before the last step."""
         # The scaler leaves steps out whose gradients overflow, and then halves its factor: their
         # losses may be infinite, until nothing is left to halve.
@@ -278,7 +278,7 @@ class Trainer:
         norms = torch._foreach_norm([one.detach() for one in self.model.parameters()])
         return bool(torch.stack(norms).isfinite().all())
 
-    def _throughput(self, own: float) -> None:
+    def _print_throughput(self, own: float) -> None:
         """Samples per second of this rank, and on rank 0 of all."""
         total = self.session.communicator.sum([own])[0]
         text = f"Throughput: {own:.1f} samples/s"

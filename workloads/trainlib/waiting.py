@@ -23,7 +23,7 @@ _LONGEST_S = 500e-6
 _PR_SET_TIMERSLACK = 29
 
 
-def crowded(ranks: Sequence[tuple[str, int]]) -> bool:
+def is_crowded(ranks: Sequence[tuple[str, int]]) -> bool:
     """Whether some machine has more ranks than cores, given each rank's machine and its cores."""
     counts = Counter(machine for machine, _ in ranks)
     return any(counts[machine] > cores for machine, cores in ranks)

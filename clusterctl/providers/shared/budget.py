@@ -122,7 +122,7 @@ def shorten(options: ClusterSpec, charges: Sequence[Charge], deadline: float, no
 
 
 def _sum_cost(options: ClusterSpec, charges: Iterable[Charge], now: float) -> float:
-    return options.cloud.spent + sum(charge.dollars(now) for charge in charges)
+    return options.cloud.spent + sum(charge.compute_dollars(now) for charge in charges)
 
 
 def _sum_cost_until(options: ClusterSpec, charges: Sequence[Charge], deadline: float) -> float:
@@ -166,7 +166,7 @@ def _sum_spent(charges: Sequence[Charge], now: float) -> float:
     """US dollars that a cluster which is made again has cost before: by machines that have ended,
     and by a NAT gateway, which has not."""
     return sum(
-        charge.dollars(now)
+        charge.compute_dollars(now)
         for charge in charges
         if charge.until is not None or (charge.part in NETWORK_PARTS and charge.since < now)
     )

@@ -95,7 +95,7 @@ REMOVED = dict(zip(NETWORK_PARTS, (ENDED, RELEASE), strict=True))
 def sum_until_removed(charges: Iterable[Charge], deadline: float) -> float:
     """US dollars of all that ends with the deadline, a NAT gateway with every hour that has begun
     by then; without what has no known price."""
-    return sum(item.dollars(deadline + REMOVED.get(item.part, 0.0)) for item in charges)
+    return sum(item.compute_dollars(deadline + REMOVED.get(item.part, 0.0)) for item in charges)
 
 
 SHOWN = 3600.0

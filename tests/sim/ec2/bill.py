@@ -39,11 +39,11 @@ class Use:
     unlimited: bool = False
     """Whether surplus CPU credits would be charged, too."""
 
-    def seconds(self, now: float) -> float:
+    def count_seconds(self, now: float) -> float:
         return (now if self.until is None else self.until) - self.since
 
-    def dollars(self, now: float) -> float:
-        seconds = max(MINUTE, self.seconds(now))
+    def compute_dollars(self, now: float) -> float:
+        seconds = max(MINUTE, self.count_seconds(now))
         if self.part == "gateway":
             seconds = max(1, math.ceil(seconds / HOUR)) * HOUR
         if self.part != "disk":
@@ -102,6 +102,10 @@ class Bill:
         now = time.time()
         with self._lock:
             return [
-                {**asdict(use), "seconds": use.seconds(now), "dollars": use.dollars(now)}
+                {
+                    **asdict(use),
+                    "seconds": use.count_seconds(now),
+                    "dollars": use.compute_dollars(now),
+                }
                 for use in self._uses
             ]

@@ -69,21 +69,21 @@ class Layer:
         """
         raise NotImplementedError
 
-    def own(self) -> list[Parameter]:
+    def list_own(self) -> list[Parameter]:
         """The layer's own parameters, without those of nested layers."""
         return []
 
-    def nested(self) -> list[Layer]:
+    def list_nested(self) -> list[Layer]:
         return []
 
     def modules(self) -> Iterator[Layer]:
         """This layer and all nested ones, however deep."""
         yield self
-        for layer in self.nested():
+        for layer in self.list_nested():
             yield from layer.modules()
 
     def parameters(self) -> list[Parameter]:
-        return [parameter for layer in self.modules() for parameter in layer.own()]
+        return [parameter for layer in self.modules() for parameter in layer.list_own()]
 
     def train(self, mode: bool = True) -> None:
         for layer in self.modules():
@@ -91,7 +91,7 @@ class Layer:
 
     def to(self, device: torch.device) -> None:
         for layer in self.modules():
-            for parameter in layer.own():
+            for parameter in layer.list_own():
                 parameter.to(device)
 
     def step(self, rows: int) -> None:

@@ -36,7 +36,7 @@ class _Affine(Layer):
         self.bias = draw(shape[:1], gain_b) if bias else None
         self._mean = torch.empty(0)
 
-    def own(self) -> list[Parameter]:
+    def list_own(self) -> list[Parameter]:
         return [self.weight, *([self.bias] if self.bias else [])]
 
 
@@ -92,7 +92,7 @@ class Conv2d(_Affine):
         super().__init__((outputs, inputs, side, side), bias, gain_w, gain_b)
         self._stride, self._padding = stride, padding
 
-    def _conv(
+    def _convolve(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         return functional.conv2d(inputs, weight, bias, self._stride, self._padding)
@@ -100,10 +100,10 @@ class Conv2d(_Affine):
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         self._mean = mean
         weight, bias = self.weight, self.bias
-        z_var = self._conv(mean * mean, weight.var, bias.var if bias else None)
+        z_var = self._convolve(mean * mean, weight.var, bias.var if bias else None)
         if var is not None:
-            z_var += self._conv(var, weight.mean * weight.mean + weight.var)
-        return self._conv(mean, weight.mean, bias.mean if bias else None), z_var
+            z_var += self._convolve(var, weight.mean * weight.mean + weight.var)
+        return self._convolve(mean, weight.mean, bias.mean if bias else None), z_var
 
     def backward(
         self, d_mean: torch.Tensor, d_var: torch.Tensor, *, first: bool = False
@@ -158,7 +158,7 @@ class BatchNorm2d(Layer):
         self._eps, self._momentum = eps, momentum
         self._scale = self._hat = torch.empty(0)
 
-    def own(self) -> list[Parameter]:
+    def list_own(self) -> list[Parameter]:
         return [self.weight, self.bias]
 
     def to(self, device: torch.device) -> None:
@@ -169,7 +169,7 @@ class BatchNorm2d(Layer):
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:
         var = fill_var(mean, var)
         shape = (1, -1, *[1] * (mean.dim() - 2))
-        middle, spread = self._statistics(mean, var)
+        middle, spread = self._compute_statistics(mean, var)
         inverse = (spread + self._eps).rsqrt()
         self._hat = (mean - middle.view(shape)) * inverse.view(shape)
         self._scale = (inverse * self.weight.mean).view(shape)
@@ -180,7 +180,7 @@ class BatchNorm2d(Layer):
             z_var + self.bias.var.view(shape),
         )
 
-    def _statistics(self, mean: torch.Tensor, var: torch.Tensor) -> Moments:
+    def _compute_statistics(self, mean: torch.Tensor, var: torch.Tensor) -> Moments:
         if not self.training:
             return self.running_mean, self.running_var
         axes = [axis for axis in range(mean.dim()) if axis != 1]
@@ -333,7 +333,7 @@ class Sequential(Layer):
     def __init__(self, *layers: Layer) -> None:
         self.layers = layers
 
-    def nested(self) -> list[Layer]:
+    def list_nested(self) -> list[Layer]:
         return list(self.layers)
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None = None) -> Moments:
@@ -356,7 +356,7 @@ class Residual(Layer):
     def __init__(self, branch: Layer, shortcut: Layer | None = None) -> None:
         self.branch, self.shortcut = branch, shortcut
 
-    def nested(self) -> list[Layer]:
+    def list_nested(self) -> list[Layer]:
         return [self.branch, *([self.shortcut] if self.shortcut else [])]
 
     def forward(self, mean: torch.Tensor, var: torch.Tensor | None) -> Moments:

@@ -12,7 +12,7 @@ from trainlib.tagi.base import Moments
 _DECISION = 1.0 / 3.0
 
 
-def innovation(
+def compute_innovation(
     mean: torch.Tensor, var: torch.Tensor, observed: torch.Tensor, sigma_v: float
 ) -> Moments:
     """Innovations of the outputs from observations y = z + v with v of N(0, sigma_v^2).
@@ -51,15 +51,15 @@ class HierarchicalSoftmax:
         self.signs = torch.tensor(signs, device=device)
         """(classes, bits): what that unit is observed as."""
 
-    def innovation(
+    def compute_innovation(
         self, mean: torch.Tensor, var: torch.Tensor, labels: torch.Tensor, sigma_v: float
     ) -> Moments:
         """Of all units (B, units), given labels (B,); units off the class's path get 0."""
         observed = torch.full_like(mean, math.nan)
         observed.scatter_(1, self.nodes[labels], self.signs[labels].to(mean.dtype))
-        return innovation(mean, var, observed, sigma_v)
+        return compute_innovation(mean, var, observed, sigma_v)
 
-    def probabilities(self, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+    def compute_probabilities(self, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
         """(B, classes): the product of the decisions' probabilities Phi(+-E[z] / sd).
 
         They sum to 1 where the number of classes is a power of 2, else to less: the tree has

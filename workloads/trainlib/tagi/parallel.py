@@ -86,13 +86,13 @@ class DDPSequential:
 
     def state_dict(self) -> dict[str, list[torch.Tensor]]:
         """All moments, and what batch norm has seen."""
-        return {"tensors": self._tensors()}
+        return {"tensors": self._list_tensors()}
 
     def load_state_dict(self, state: dict[str, list[torch.Tensor]]) -> None:
-        for tensor, value in zip(self._tensors(), state["tensors"], strict=True):
+        for tensor, value in zip(self._list_tensors(), state["tensors"], strict=True):
             tensor.copy_(value)
 
-    def _tensors(self) -> list[torch.Tensor]:
+    def _list_tensors(self) -> list[torch.Tensor]:
         seen = [
             tensor
             for layer in self.model.modules()

@@ -20,7 +20,7 @@ from trainlib.tagi import models
 from trainlib.tagi.layers import Sequential
 from trainlib.tagi.output import HierarchicalSoftmax
 from trainlib.tagi.parallel import DDPConfig, DDPSequential
-from trainlib.trainer import threads
+from trainlib.trainer import count_threads
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def run(options: Namespace) -> int:
         WorkloadError: See its subclasses.
     """
     ranks = discover()
-    torch.set_num_threads(threads(ranks))
+    torch.set_num_threads(count_threads(ranks))
     preset = PRESETS[options.dataset]
     for name, value in vars(preset).items():
         if getattr(options, name) is None:
@@ -69,7 +69,7 @@ def _load(options: Namespace, world: int) -> Dataset:
     return data.require_rows(dataset, world)
 
 
-def network(options: Namespace, dataset: Dataset, units: int) -> Sequential:
+def build_network(options: Namespace, dataset: Dataset, units: int) -> Sequential:
     """The network for the data set, its means drawn from the seed."""
     torch.manual_seed(options.seed)
     if options.dataset == "digits":
@@ -83,7 +83,7 @@ def train(session: Session, options: Namespace, dataset: Dataset) -> DDPSequenti
     """All epochs, with the test accuracy after each."""
     ranks = session.ranks
     softmax = HierarchicalSoftmax(dataset.classes, session.device)
-    bare = network(options, dataset, softmax.units)
+    bare = build_network(options, dataset, softmax.units)
     bare.to(session.device)
     model = DDPSequential(bare, DDPConfig.of(session), average=options.average)
     if ranks.rank == 0:
@@ -100,7 +100,7 @@ def train(session: Session, options: Namespace, dataset: Dataset) -> DDPSequenti
     ) as epochs:
         for epoch in epochs:
             started = time.perf_counter()
-            rows, loss = _epoch(session, options, dataset, model, softmax, epoch)
+            rows, loss = _run_epoch(session, options, dataset, model, softmax, epoch)
             seconds = time.perf_counter() - started
             total, loss, speed = session.communicator.sum([rows, loss, rows / seconds])
             if not math.isfinite(loss):
@@ -126,7 +126,7 @@ def train(session: Session, options: Namespace, dataset: Dataset) -> DDPSequenti
     return model
 
 
-def _epoch(
+def _run_epoch(
     session: Session,
     options: Namespace,
     dataset: Dataset,
@@ -141,16 +141,16 @@ def _epoch(
     )
     rows = 0
     loss = torch.zeros((), device=session.device)
-    batches = data.batches(
+    batches = data.iterate_batches(
         dataset.train, options.batch_size, ranks.rank, ranks.world, options.seed, epoch
     )
     for inputs, labels in batches:
         if options.dataset == "cifar10":
             inputs = augment.crop_and_mirror(inputs, generator)
         mean, var = model.forward(inputs)
-        chances = softmax.probabilities(mean, var)
+        chances = softmax.compute_probabilities(mean, var)
         loss -= chances.gather(1, labels.view(-1, 1)).clamp_min(1e-30).log().sum()
-        model.backward(*softmax.innovation(mean, var, labels, options.sigma_v))
+        model.backward(*softmax.compute_innovation(mean, var, labels, options.sigma_v))
         model.step(len(inputs))
         rows += len(inputs)
     return float(rows), float(loss.item())
@@ -164,9 +164,9 @@ def evaluate(
     correct = torch.zeros((), dtype=torch.int64, device=session.device)
     model.train(False)
     # Fewer than a GPU could have: each layer keeps its moments and Jacobians, also while testing.
-    rows = metrics.batch_rows(dataset, torch.device("cpu"))
-    for inputs, labels in metrics.part_of_test(dataset, ranks.rank, ranks.world, rows):
-        chances = softmax.probabilities(*model.forward(inputs))
+    rows = metrics.choose_batch_rows(dataset, torch.device("cpu"))
+    for inputs, labels in metrics.take_part_of_test(dataset, ranks.rank, ranks.world, rows):
+        chances = softmax.compute_probabilities(*model.forward(inputs))
         correct += (chances.argmax(dim=1) == labels).sum()
     model.train()
     return round(session.communicator.sum([float(correct.item())])[0])
