@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -53,13 +54,17 @@ def test_sweep_finds_the_jobs_own_processes(
 
 
 @pytest.mark.parametrize(
-    "obstacle", ["trap '' TERM", "kill -STOP $$ &"], ids=["ignores SIGTERM", "stopped"]
+    "obstacle", ["trap '' TERM", "echo; kill -STOP $$"], ids=["ignores SIGTERM", "stopped"]
 )
 def test_sweep_ends_what_resists(
     obstacle: str, tagged: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     tag = f"lab-{os.getpid()}/2;"
     process = tagged(tag, obstacle)
+    if "STOP" in obstacle:
+        stat = Path(f"/proc/{process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
     assert processes(tmp_path, tag, "end", "0")[0] == "survivors 0"
     assert process.wait(timeout=10) < 0
 
