@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from clusterctl import assets  # noqa: E402
 from clusterctl.insight import cost  # noqa: E402
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role  # noqa: E402
-from clusterctl.providers.ec2 import hostkeys, prices, spec  # noqa: E402
+from clusterctl.providers.ec2 import host_key_rotation, prices, spec  # noqa: E402
 from clusterctl.providers.ec2.prices import Quote  # noqa: E402
 from clusterctl.state import Home, Store  # noqa: E402
 from tests.sim.ec2.client import Ec2  # noqa: E402
@@ -310,7 +310,7 @@ def until_running(ec2: Ec2, home: Path, workers: int) -> Up:
     running = [item["State"]["Name"] for item in machines(ec2)]
     assert running == ["running"] * (workers + 1), running
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Up(max(map(float, found)), float(waits[1]) - hostkeys.TOLD_AFTER, cpu)
+    return Up(max(map(float, found)), float(waits[1]) - host_key_rotation.TOLD_AFTER, cpu)
 
 
 def machines(ec2: Ec2) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from trainlib import averaging, data, images, mnist_ddp, models, optimizers
+from trainlib import data, images, mnist_ddp, models, optimizers, parameter_averaging
 from trainlib.mpi_sgd import MpiSGD
 from trainlib.ranks import Ranks
 from trainlib.rows import IMAGENET_SCALE, Dataset, Split
@@ -138,7 +138,7 @@ def sgd_mpi() -> tuple[Epoch, Epoch]:
     return epoch, plain(other, sgd(other), inputs, targets, 200)
 
 
-def parameter_averaging() -> tuple[Epoch, Epoch]:
+def average_parameters() -> tuple[Epoch, Epoch]:
     """train_parameter_averaging.py: one worker's epoch."""
     dataset, inputs, targets = digits_as_images()
     mine, other = (models.averaging_cnn((1, 28, 28), 10) for _ in range(2))
@@ -146,7 +146,7 @@ def parameter_averaging() -> tuple[Epoch, Epoch]:
     ranks = Ranks(1, 2, 1, 2, "mpirun")
 
     def epoch() -> int:
-        return averaging.train_worker(mine, dataset, options, ranks, 0)[1]
+        return parameter_averaging.train_worker(mine, dataset, options, ranks, 0)[1]
 
     optimizer = torch.optim.SGD(other.parameters(), lr=0.001, momentum=0.9)
     return epoch, plain(other, optimizer, inputs, targets, 16)
@@ -310,7 +310,7 @@ def main() -> int:
             "multinode_ddp_mpi.py --model resnet18": ddp("resnet18"),
             "train_mnist_ddp.py": mnist(),
             "train_sgd_mpi.py": sgd_mpi(),
-            "train_parameter_averaging.py": parameter_averaging(),
+            "train_parameter_averaging.py": average_parameters(),
             "train_imagenette.py --net-name resnet18": imagenette(Path(folder)),
             "train_tagi.py": tagi(),
         }

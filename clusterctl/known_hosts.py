@@ -1,4 +1,4 @@
-"""Known host keys: which keys may a host show? Pure, and stricter than paramiko's reader.
+"""Known host keys: which keys may a host show? Stricter than paramiko's reader.
 
 paramiko keeps one key per host and type, which forbids rotation, and stumbles over the markers and
 wildcards that a person's own known_hosts may hold. Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,15 @@ def compute_fingerprint(blob: bytes) -> str:
 def name_host(host: str, port: int) -> str:
     """The name under which known_hosts files a host."""
     return host if port == 22 else f"[{host}]:{port}"
+
+
+def find_keys_in(files: Iterable[Path], names: Sequence[str]) -> tuple[HostKey, ...]:
+    """As `find_keys`, in all of these files; one that cannot be read has none."""
+    found: list[HostKey] = []
+    for file in files:
+        with suppress(OSError):
+            found += find_keys(file.read_text(errors="replace"), names)
+    return tuple(found)
 
 
 def find_keys(text: str, names: Iterable[str]) -> tuple[HostKey, ...]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from clusterctl import blocking
-from clusterctl.blocking import Wait
+from clusterctl import known_waits
 from clusterctl.formats import fold_runs
+from clusterctl.known_waits import Wait
 
 _COLLECTIVES = re.compile(
     r"all_gather\w*|all_reduce\w*|all_to_all\w*|barrier|broadcast\w*|gather\w*|reduce\w*"
@@ -175,12 +175,12 @@ class Stack:
     @property
     def wait(self) -> Wait | None:
         """What it waits for, by the functions that it is in; None where they do not tell."""
-        return blocking.explain(self._list_natives(), self._list_libraries())
+        return known_waits.explain(self._list_natives(), self._list_libraries())
 
     @property
     def unclear_wait(self) -> Wait | None:
         """The same where the kernel may know more."""
-        return blocking.guess(self._list_natives())
+        return known_waits.guess(self._list_natives())
 
     @property
     def waits(self) -> str:

@@ -29,9 +29,9 @@ from trainlib.program import run_program
 def main() -> int:
     options = parse()
     # Only now: wrong arguments are refused without the second that torch takes.
-    from trainlib import averaging
+    from trainlib import parameter_averaging
 
-    return averaging.run(options)
+    return parameter_averaging.run(options)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -6,14 +6,14 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from clusterctl.actions.host_keys import mend_known_hosts
+from clusterctl.actions.known_hosts_file import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.formats import format_time
-from clusterctl.meter import COPIED
 from clusterctl.model import NAME_PATTERN, Cluster, Phase, Reporter
 from clusterctl.providers.shared import tunnels
 from clusterctl.state import Store as Store
 from clusterctl.state import find_home
+from clusterctl.transfer_meter import COPIED
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import CONNECT_LIMIT
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.actions import open_pool, ssh_config, terminal
-from clusterctl.actions.host_keys import mend_known_hosts
+from clusterctl.actions.known_hosts_file import mend_known_hosts
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult, Reporter, Role
 from clusterctl.state import Store

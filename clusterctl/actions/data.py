@@ -14,7 +14,7 @@ from clusterctl import assets, datasets, process
 from clusterctl.actions import choose, connect_or_report, open_pool, require_ready
 from clusterctl.datasets import DATASETS, Dataset, Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.jobs.resumed_copies import put_folder
+from clusterctl.jobs.copy_retries import put_folder
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Store
 

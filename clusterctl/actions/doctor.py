@@ -11,9 +11,9 @@ from clusterctl import assets, stacks, timeouts
 from clusterctl.actions import doctor_bundle, jobs, open_pool
 from clusterctl.errors import UsageError
 from clusterctl.formats import count
-from clusterctl.insight import doctor, evidence
+from clusterctl.insight import doctor, node_views
 from clusterctl.insight.doctor import Evidence, Finding, waits
-from clusterctl.insight.evidence import NodeView, Rank
+from clusterctl.insight.node_views import NodeView, Rank
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, systems
 from clusterctl.jobs import py_spy as own_spy
@@ -159,7 +159,7 @@ def _look(
     """What these nodes show now; of the others, and of all clocks, what is known."""
     views = dict(known)
     for result in pool.run("exec /bin/sh -s", list(scripts), stdin=scripts, timeout=limit):
-        view = evidence.read_look(result.node, result.text)
+        view = node_views.read_look(result.node, result.text)
         view.error = result.error if not result.text else ""
         view.address = cluster.node(result.node).private_address
         before = views[result.node]
@@ -208,7 +208,7 @@ def _render_look(job: Job, cluster: Cluster, name: str, there: Sequence[str]) ->
         tag=f"{cluster.id}/{job.id};",
         python_folder=node.python.rpartition("/")[0] or "/nowhere",
         spot=cluster.spec.cloud.spot and bool(node.machine),
-        kernel=evidence.KERNEL,
+        kernel=node_views.KERNEL,
         tail=TAIL,
         peers=peers,
         python=node.python,
@@ -251,7 +251,7 @@ def _add_stacks(
         )
 
     for result in pool.call_each(ask, list(by_node)):
-        dumps = evidence.read_dumps(result.text)
+        dumps = node_views.read_dumps(result.text)
         node = cluster.node(result.node)
         scope = found.nodes[result.node].ptrace_scope
         for pid, rank in by_node[result.node].items():
@@ -322,12 +322,12 @@ def _watch(
     silent = []
     for result in pool.call_each(ask, list(by_node)):
         silent += [result.node] * bool(result.error)
-        moves, looks = evidence.read_moves(result.text), evidence.read_looks(result.text)
+        moves, looks = node_views.read_moves(result.text), node_views.read_looks(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         for pid, rank in by_node[result.node].items():
             seen = [stacks.parse(text, work) for text in looks.get(pid, ())]
             kind, later = watched[rank.number], [item for item in seen if item]
-            evidence.compare_looks(rank, kind, moves.get(pid), later)
+            node_views.compare_looks(rank, kind, moves.get(pid), later)
     return replace(found, watched=seconds, unwatched=tuple(silent))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.insight import doctor
 from clusterctl.insight.doctor import Evidence, Finding
-from clusterctl.insight.evidence import NodeView
+from clusterctl.insight.node_views import NodeView
 from clusterctl.job_model import Job
 
 

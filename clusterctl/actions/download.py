@@ -30,7 +30,7 @@ from clusterctl.data_sources import is_url as is_url
 from clusterctl.datasets import Progress
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.formats import format_bytes
-from clusterctl.jobs.resumed_copies import put_folder
+from clusterctl.jobs.copy_retries import put_folder
 from clusterctl.model import Cluster, Node, Reporter
 from clusterctl.state import Store
 from clusterctl.transport import Channel

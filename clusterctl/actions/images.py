@@ -24,9 +24,9 @@ from typing import Any
 from clusterctl import catalog, process, recipes
 from clusterctl.datasets import hash_file
 from clusterctl.errors import ProviderError, UsageError, describe_reason
-from clusterctl.meter import COPIED
 from clusterctl.model import Reporter
 from clusterctl.providers.docker import engine
+from clusterctl.transfer_meter import COPIED
 
 _PATIENCE = 3600.0
 _INDEX = "--extra-index-url"

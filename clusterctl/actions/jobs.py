@@ -13,10 +13,10 @@ from clusterctl.actions.follow_job import FindDeadNodes, open_follower
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.job_model import Hang, Job, JobState
 from clusterctl.jobs import control, fetched, mirror, outputs, systems
-from clusterctl.jobs.connections import find_saved
 from clusterctl.jobs.lines import ALL, choose
 from clusterctl.jobs.lines import Choice as Choice
 from clusterctl.jobs.logs import Piece, is_complete, read_stored, was_removed
+from clusterctl.jobs.node_connections import find_saved
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.schedulers import job_state

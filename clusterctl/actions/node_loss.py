@@ -10,9 +10,9 @@ from functools import partial
 from clusterctl import providers
 from clusterctl.actions import open_pool
 from clusterctl.actions.dead_nodes import find_dead
+from clusterctl.actions.earlier_files import NothingSaved
 from clusterctl.actions.follow_job import OnJob, OnOutput
 from clusterctl.actions.rerun import Changes, rerun
-from clusterctl.actions.resume import NothingSaved
 from clusterctl.actions.run import find_job
 from clusterctl.errors import (
     ClusterctlError,

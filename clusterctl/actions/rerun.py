@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterctl.actions import check_name, require_ready
-from clusterctl.actions import resume as resuming
+from clusterctl.actions import earlier_files as resuming
 from clusterctl.actions.follow_job import FindDeadNodes, OnJob, OnOutput
 from clusterctl.actions.jobs import make_lost_cluster_error
 from clusterctl.actions.run import Prepared, plan_job, run

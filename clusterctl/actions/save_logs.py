@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from clusterctl.actions.unfetched import list_numbers
 from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.job_model import Job
-from clusterctl.jobs.connections import find_saved
 from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import is_complete
+from clusterctl.jobs.node_connections import find_saved
 from clusterctl.model import Cluster, Reporter
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline

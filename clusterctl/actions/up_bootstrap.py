@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl import bootstrap, catalog, keys, node_phases
 from clusterctl.actions import ssh_config, terminal
-from clusterctl.actions.host_keys import name_in_known_hosts, write_known_hosts
+from clusterctl.actions.known_hosts_file import name_in_known_hosts, write_known_hosts
 from clusterctl.actions.node_images import NodeImage
 from clusterctl.bootstrap import steps
 from clusterctl.bootstrap.progress import StepReporter

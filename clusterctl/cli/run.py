@@ -23,7 +23,7 @@ from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
-from clusterctl.options import batch, verbs
+from clusterctl.options import batch_systems, verbs
 from clusterctl.options.run import Rerun, Run
 from clusterctl.user_variables import read_variables
 
@@ -108,7 +108,7 @@ def _count(given: Run) -> int:
         ("--ranks", given.ranks),
         ("--ranks-per-node", given.ranks_per_node),
         ("--nodes", given.nodes),
-        *((flag, given.values[flag.lstrip("-")]) for flag in batch.SIZES),
+        *((flag, given.values[flag.lstrip("-")]) for flag in batch_systems.SIZES),
         ("--sweep", given.sweep),
         ("--array", given.array),
     )
@@ -136,7 +136,11 @@ def _drop_dashes(words: tuple[str, ...]) -> list[str]:
 
 def _suggest_queue(given: Run, circumstances: set[str], error: UsageError) -> str:
     """What somebody meant who wrote `-q NAME` as for sbatch or qsub."""
-    queues = [name for name in batch.DASH_Q if verbs.find_limit("run", name, circumstances) is None]
+    queues = [
+        name
+        for name in batch_systems.DASH_Q
+        if verbs.find_limit("run", name, circumstances) is None
+    ]
     if not (queues and given.quiet and given.command and "no script" in error.message):
         return ""
     return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(_drop_dashes(given.command)[0])}?"

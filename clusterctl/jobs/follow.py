@@ -17,9 +17,9 @@ from pathlib import Path
 
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import control, logs, pace, systems
-from clusterctl.jobs.connections import Connections, OutputFile, TimeIsUpError, Watch
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.logs import Piece
+from clusterctl.jobs.node_connections import Connections, OutputFile, TimeIsUpError, Watch
 from clusterctl.jobs.reconnecting import FindDead
 from clusterctl.model import Cluster, Reporter
 from clusterctl.schedulers import job_state

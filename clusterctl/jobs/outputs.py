@@ -17,8 +17,8 @@ import msgspec
 from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.job_model import Job
 from clusterctl.jobs import block_copies, mirror, stage
+from clusterctl.jobs.copy_retries import persist
 from clusterctl.jobs.fetched import read_state
-from clusterctl.jobs.resumed_copies import persist
 from clusterctl.jobs.start import list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Home

@@ -28,10 +28,10 @@ from clusterctl.formats import count, format_bytes
 from clusterctl.jobs import package_indexes, uv
 from clusterctl.jobs.package_sources import NONE, Wanted, hash_parts
 from clusterctl.jobs.start import make_error
-from clusterctl.meter import COPIED
 from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
+from clusterctl.transfer_meter import COPIED
 from clusterctl.transport.pool import Pool
 
 KEPT = ("torch", "mpi4py")

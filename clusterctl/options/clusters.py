@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from clusterctl.options import batch
+from clusterctl.options import batch_systems
 from clusterctl.options import limits as where
 from clusterctl.options.checks import (
     begins_file_system,
@@ -282,8 +282,13 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
     hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
     sites = tuple(
-        maybe(flag, OPTIONS, f"Site with {batch.SYSTEMS[name].title} (default: here)", "[LOGIN]")
-        for flag, name in batch.FLAGS.items()
+        maybe(
+            flag,
+            OPTIONS,
+            f"Site with {batch_systems.SYSTEMS[name].title} (default: here)",
+            "[LOGIN]",
+        )
+        for flag, name in batch_systems.FLAGS.items()
     )
     user = text("--user", OPTIONS, "User to log in as", "NAME", limits=where.HERE)
     identity = file(
@@ -298,7 +303,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
     bootstrap = flag(
         "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=where.HOSTS
     )
-    shared = flag("--shared", OPTIONS, limits=batch.NOT_MOUNTED)
+    shared = flag("--shared", OPTIONS, limits=batch_systems.NOT_MOUNTED)
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
@@ -306,7 +311,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         found: list[str] = []
         for word, following in zip_longest(words, words[1:], fillvalue="-"):
             found.append(word)
-            if word in batch.FLAGS and following.startswith("-"):
+            if word in batch_systems.FLAGS and following.startswith("-"):
                 found.append("")
         return found
 

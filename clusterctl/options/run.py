@@ -7,7 +7,7 @@ from typing import Any
 from clusterctl import resume_args as resuming
 from clusterctl import sweeps
 from clusterctl.errors import UsageError
-from clusterctl.options import batch
+from clusterctl.options import batch_systems
 from clusterctl.options import limits as where
 from clusterctl.options.checks import (
     byte_size,
@@ -66,9 +66,10 @@ class Started(Common):
             if word == "-np":
                 count = next(iter(words[index + 1 :]), "N")
                 raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
-            if word[:2] in batch.SHORT and word != "-pe":
+            if word[:2] in batch_systems.SHORT and word != "-pe":
                 raise UsageError(
-                    f"unknown option {word[:2]}", hint=f"did you mean {batch.SHORT[word[:2]]}?"
+                    f"unknown option {word[:2]}",
+                    hint=f"did you mean {batch_systems.SHORT[word[:2]]}?",
                 )
             index += cls.count_words(word)
         return words
@@ -86,12 +87,15 @@ class Run(Started, heading=JOBS, module="run"):
         "-n --ranks",
         RANKS,
         "Total ranks (default: one per GPU, else per worker)",
-        limits=batch.RANKS,
+        limits=batch_systems.RANKS,
     )
     ranks_per_node = number(
-        "--ranks-per-node --ntasks-per-node", RANKS, "Ranks on each node", limits=batch.NODES
+        "--ranks-per-node --ntasks-per-node",
+        RANKS,
+        "Ranks on each node",
+        limits=batch_systems.NODES,
     )
-    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=batch.NODES)
+    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=batch_systems.NODES)
     once = flag("--once", RANKS, "Run one process, on one node")
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
@@ -188,24 +192,28 @@ class Run(Started, heading=JOBS, module="run"):
         JOB,
         "Print a standalone script",
         "sh",
-        *(system.emits for system in batch.SYSTEMS.values()),
+        *(system.emits for system in batch_systems.SYSTEMS.values()),
         limits=STAGED,
         settable=False,
     )
     interactive = flag(
         "--interactive",
-        batch.GROUP,
+        batch_systems.GROUP,
         "Open a shell, or run SCRIPT, on nodes",
-        limits=batch.TERMINAL,
+        limits=batch_systems.TERMINAL,
         settable=False,
     )
     modules = texts(
-        "--module", batch.GROUP, "Environment module; repeatable", "NAME", old="environment_module"
+        "--module",
+        batch_systems.GROUP,
+        "Environment module; repeatable",
+        "NAME",
+        old="environment_module",
     )
-    venv = text("--venv", batch.GROUP, "Virtual environment on the nodes", "DIR")
-    container = text("--container", batch.GROUP, "Apptainer image to run ranks in", "IMAGE")
+    venv = text("--venv", batch_systems.GROUP, "Virtual environment on the nodes", "DIR")
+    container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
 
-    passed = batch.PASSED
+    passed = batch_systems.PASSED
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
 
     def collect_native(self) -> dict[str, str]:
@@ -256,7 +264,7 @@ class Launch(Started, heading=JOBS, module="launch"):
     of_batch = copy_options(
         # `up` has options of the names of the last two.
         *(Run, "--interactive", "--reservation", "--gpus"),
-        groups=(batch.GROUP, *(option.group for option in batch.PASSED)),
+        groups=(batch_systems.GROUP, *(option.group for option in batch_systems.PASSED)),
     )
     dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")
     yes = YES

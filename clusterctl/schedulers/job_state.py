@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterctl import hangs
+from clusterctl import hang_notes
 from clusterctl.job_model import Hang, Job, JobState, RankFailure
 from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, correct, sort_failures
 from clusterctl.schedulers.state_file import CAUSES, EVENTS, Attempt, Facts, read
@@ -172,7 +172,7 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
     elif failure and failure.rank in last.out_of_memory:
         why = f"{failure.node} ran out of memory, and the kernel killed a process"
     elif last.hung and not silent:
-        why = describe_hang(job, hangs.fold(last.number, last.hung, last.stacks))
+        why = describe_hang(job, hang_notes.fold(last.number, last.hung, last.stacks))
     if not last.started and not last.where:
         return f"{NO_RANK}: {why}" if why else NO_RANK
     if why:
@@ -197,7 +197,7 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
 
 def describe_hang(job: Job, hang: Hang) -> str:
     """That an attempt hung, and which of its ranks stood elsewhere than the others."""
-    where = hangs.describe(hang, lambda rank: f"rank {rank} on {job.find_node(rank)}")
+    where = hang_notes.describe(hang, lambda rank: f"rank {rank} on {job.find_node(rank)}")
     silence = f"hung: no rank printed anything for {hang.seconds:g} s"
     return f"{silence}; {where}" if where else silence
 

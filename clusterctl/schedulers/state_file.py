@@ -9,7 +9,7 @@ attempt before it:
     placed TIME NODE:RANKS,…          in rank order (batch systems: nobody knew before)
     stop TIME CAUSE                   its ranks are told to end, for one of CAUSES
     hung TIME SECONDS                 its ranks are ended, for none has written anything for so long
-    stack TIME RANK NOTE              where one of them stood then (see clusterctl/hangs.py)
+    stack TIME RANK NOTE              where one of them stood then (see clusterctl/hang_notes.py)
     launcher TIME CODE                mpirun or srun has ended
     started TIME COUNT                so many ranks were started
     exit TIME RANK CODE ATTEMPT       a rank has ended, or a point of a sweep
@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clusterctl import hangs
+from clusterctl import hang_notes
 from clusterctl.job_model import Hang, JobState, Placement
 
 CAUSES: Mapping[str, JobState] = {
@@ -109,7 +109,7 @@ class Facts:
 
     @property
     def hangs(self) -> tuple[Hang, ...]:
-        return tuple(hangs.fold(item.number, item.hung, item.stacks) for item in self.hung)
+        return tuple(hang_notes.fold(item.number, item.hung, item.stacks) for item in self.hung)
 
     def add(self, line: str) -> None:
         """Raises ValueError or LookupError for a line that means nothing."""

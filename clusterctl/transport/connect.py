@@ -15,12 +15,12 @@ from typing import Any
 import fabric
 import paramiko
 
-from clusterctl import known_hosts
 from clusterctl.errors import UsageError
 from clusterctl.timeouts import WATCHDOG, Deadline
 from clusterctl.transport import diagnosis, ssh_config
 from clusterctl.transport.connection import LOST, Connection, Socket
 from clusterctl.transport.diagnosis import ConnectError, Target
+from clusterctl.transport.host_key_check import KnownKeysOnly
 
 FAR = 1e9
 """Seconds that paramiko gives each step of a log-in, by a clock that may be set meanwhile: our
@@ -77,7 +77,7 @@ class Destination:
     def log_in(self, sock: Socket, deadline: Deadline) -> Any:
         """The fabric connection over `sock`, whose `transport` is a Connection. Raises
         NodeUnreachable."""
-        policy = Pinned(self)
+        policy = KnownKeysOnly(self.target, self.names, self.settings)
         self.remote.client.set_missing_host_key_policy(policy)
         try:
             with _list_offers(self) as keys, WATCHDOG.guard(deadline.at, sock.abort):
@@ -104,58 +104,6 @@ class Destination:
             if refused:
                 raise diagnosis.explain_refused_login(self.target, error, self.keys) from error
             raise diagnosis.explain_break(self.target, stage, error, self.keys) from error
-
-
-class Pinned(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
-    """Lets in the keys that we know, several per host, and no other (ConnectError); learns and
-    saves nothing.
-
-    paramiko's own table stays empty, so that it asks for every host.
-    """
-
-    def __init__(self, destination: Destination) -> None:
-        self._target = target = destination.target
-        port = target.node.ssh_port
-        names = [known_hosts.name_host(name, port) for name in destination.names]
-        self._files = [target.known_hosts]
-        self._keys = known_hosts.find_keys(_read_text(target.known_hosts), names)
-        if target.use_ssh_config and not self._keys:
-            # A user's host on which our own file is silent: what the user's files say.
-            alias = destination.settings.get("hostkeyalias")
-            theirs = [alias or known_hosts.name_host(target.node.address, port)]
-            self._files += ssh_config.list_known_hosts_files(destination.settings)
-            self._keys = tuple(
-                key
-                for path in self._files[1:]
-                for key in known_hosts.find_keys(_read_text(path), theirs)
-            )
-
-    @property
-    def kinds(self) -> list[str]:
-        return [key.kind for key in self._keys if not key.revoked]
-
-    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        offered = known_hosts.compute_fingerprint(key.asbytes())
-        same = [known for known in self._keys if known.blob == key.asbytes()]
-        good = [known for known in self._keys if not known.revoked]
-        hint = ""
-        if any(known.revoked for known in same):
-            what = f"its host key {offered} is marked as revoked"
-        elif same:
-            return
-        elif good:
-            alike = [known for known in good if known.kind == key.get_name()] or good
-            expected = " or ".join(known_hosts.compute_fingerprint(known.blob) for known in alike)
-            what = f"its host key has changed: expected {expected}, offered {offered}"
-            hint = (
-                "someone may be between you and the node; if it was reinstalled, create or attach "
-                "it again"
-            )
-        else:
-            what = f"its host key {offered} is not known"
-            files = ", ".join(map(str, self._files))
-            hint = f"it is not listed in {files}; `clusterctl up` or `attach` adds missing keys"
-        raise self._target.make_error(f"{what}; nothing was sent", hint)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from clusterctl import unpack
 from clusterctl.assets import render
-from clusterctl.meter import COPIED, Copy
 from clusterctl.model import NodeResult
+from clusterctl.transfer_meter import COPIED, Copy
 from clusterctl.transport import PARTS, OnStdout, shell
 from clusterctl.transport.diagnosis import Failure
 

@@ -15,7 +15,7 @@ import pytest
 from clusterctl import assets, keys
 from clusterctl.errors import NodeUnreachable
 from clusterctl.model import Node, Role
-from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(300)]
@@ -27,7 +27,7 @@ import os, signal, sys
 from pathlib import Path
 import msgspec
 from clusterctl.model import Node
-from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from clusterctl.transport.pool import Pool
 
 folder, dies = Path(sys.argv[1]), int(sys.argv[3])

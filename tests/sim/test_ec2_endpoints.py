@@ -21,7 +21,14 @@ from botocore.exceptions import ClientError
 from clusterctl import assets
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, Node, NodeGroup
-from clusterctl.providers.ec2 import cleanup, endpoints, leftovers, networks, preflight, tunnels
+from clusterctl.providers.ec2 import (
+    cleanup,
+    endpoints,
+    networks,
+    preflight,
+    tagged_resources,
+    tunnels,
+)
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.tags import TAG
 from clusterctl.providers.ec2.tunnels import ConnectEndpoint
@@ -101,12 +108,12 @@ def test_an_endpoint_holds_its_network_until_it_is_gone(lab: Lab, api: Api) -> N
         lab.api.delete_security_group(GroupId=group)
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_subnet(SubnetId=lab.subnet)
-    kinds = [left.kind for left in leftovers.find(api, "lab-1")]
+    kinds = [left.kind for left in tagged_resources.find(api, "lab-1")]
     assert kinds == ["Instance Connect endpoint", "security group"]
     said: list[str] = []
     cleanup.remove_all(api, "lab-1", said.append)
     assert "1 Instance Connect endpoint, 1 security group; removing" in said[0]
-    assert leftovers.find(api, "lab-1") == ()
+    assert tagged_resources.find(api, "lab-1") == ()
 
 
 def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, api: Api) -> None:
@@ -116,7 +123,7 @@ def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, 
     lab.api.create_tags(Resources=[group], Tags=[{"Key": TAG, "Value": "lab-1"}])
     lab.ec2.policy(older)
     try:
-        assert [left.id for left in leftovers.find(api, "lab-1")] == [group]
+        assert [left.id for left in tagged_resources.find(api, "lab-1")] == [group]
     finally:
         lab.ec2.policy(None)
 
@@ -169,7 +176,7 @@ def test_an_endpoint_that_is_being_made_is_removed_when_it_is_there(lab: Lab, ap
     said: list[str] = []
     cleanup.remove_all(api, "lab-1", said.append)
     assert f"AWS is still creating {made['InstanceConnectEndpointId']}" in said[1]
-    assert leftovers.find(api, "lab-1") == ()
+    assert tagged_resources.find(api, "lab-1") == ()
 
 
 def test_who_may_make_no_endpoint_is_told_before_it_costs(lab: Lab, api: Api) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from clusterctl.errors import ProviderError
-from clusterctl.providers.ec2 import cleanup, eventbridge, leftovers
+from clusterctl.providers.ec2 import cleanup, eventbridge, tagged_resources
 from clusterctl.providers.ec2.api import Api
 from tests.ec2.conftest import policy
 from tests.sim.lab import Lab
@@ -143,11 +143,11 @@ def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:
 
 def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: Api) -> None:
     arm(api, [f"i-{7:017}"], time.time() + 3600)
-    [left] = [item for item in leftovers.find(api) if item.kind == eventbridge.KIND]
+    [left] = [item for item in tagged_resources.find(api) if item.kind == eventbridge.KIND]
     assert (left.id, left.cluster) == ("clusterctl-lab-1", "lab-1")
     cleanup.remove(api, "lab-1", print)
     assert lab.ec2.schedules == {}
-    assert leftovers.find(api, "lab-1") == ()
+    assert tagged_resources.find(api, "lab-1") == ()
 
 
 def test_whoever_may_make_roles_makes_this_one_once(lab: Lab, api: Api) -> None:

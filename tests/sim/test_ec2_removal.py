@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from clusterctl import assets
-from clusterctl.providers.ec2 import cleanup, launches, leftovers, numbers, prices, reconcile
+from clusterctl.providers.ec2 import cleanup, launches, numbers, prices, reconcile, tagged_resources
 from clusterctl.providers.ec2.answers import LIVING, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances, terminate_instances
@@ -58,7 +58,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
         VpcId=vpc,
         TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
     )["GroupId"]
-    assert not leftovers.is_managed(api, "lab-1")
+    assert not tagged_resources.is_managed(api, "lab-1")
     lab.api.create_vpc_endpoint(
         VpcEndpointType="Interface",
         VpcId=vpc,
@@ -69,11 +69,13 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     )
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_subnet(SubnetId=subnet)
-    assert leftovers.is_managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
-    found = {left.kind: left.managed for left in leftovers.find(api, "lab-1")}
+    assert tagged_resources.is_managed(api, "lab-1"), (
+        "so that Terraform is not asked to remove the rest"
+    )
+    found = {left.kind: left.managed for left in tagged_resources.find(api, "lab-1")}
     assert found["VPC endpoint"]
     keep = reconcile.make_is_known(cast(Terraform, Unknowing()))
-    kept = {left.kind: keep(left) for left in leftovers.find(api, "lab-1") if left.id != own}
+    kept = {left.kind: keep(left) for left in tagged_resources.find(api, "lab-1") if left.id != own}
     assert kept.pop("VPC endpoint")
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"
     assert not any(kept.values())
@@ -137,7 +139,7 @@ def test_what_was_made_just_before_is_found_though_its_tags_are_late(
     id = lab.launch("worker-1", TagSpecifications=tagged("worker-1"))
     with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
         lab.api.describe_instances(InstanceIds=[id])
-    assert leftovers.find(api, "lab-1") == ()
+    assert tagged_resources.find(api, "lab-1") == ()
     shown = threading.Timer(0.3, lab.ec2.fault, ("late",), {"seconds": 0})
     shown.start()
     cleanup.remove(api, "lab-1", lambda line: None, settle=3.0)
@@ -210,7 +212,9 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
         with pytest.raises(ClientError, match=code):
             getattr(lab.api, action)(**arguments)
     priced = [
-        one for one in leftovers.find_priced(api, prices.find_rates) if one.kind == "NAT gateway"
+        one
+        for one in tagged_resources.find_priced(api, prices.find_rates)
+        if one.kind == "NAT gateway"
     ]
     assert sorted(one.hourly or 0 for one in priced) == [0, pytest.approx(0.045)]
     waits: list[str] = []
@@ -221,7 +225,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
             lab.ec2.fault("slow_gateway", seconds=600, kept=False)
 
     cleanup.remove(api, "lab-1", hear)
-    assert leftovers.find(api, "lab-1") == ()
+    assert tagged_resources.find(api, "lab-1") == ()
     assert len(waits) == kept
     marked = [
         {tag["Key"] for tag in one["Tags"]} for one in make("describe_nat_gateways")["NatGateways"]

@@ -22,11 +22,11 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.providers.ec2 import (
     cleanup,
-    leftovers,
     networks,
     preflight,
     reconcile,
     ssh_cidr,
+    tagged_resources,
 )
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.tags import TAG
@@ -225,7 +225,7 @@ def test_down_removes_nothing_from_a_network_of_theirs(
             TagSpecifications=tagged("lab", "security-group"),
         )["GroupId"]
         lab.launch("worker-1", subnet=subnet, TagSpecifications=tagged("worker-1", "instance"))
-        assert not leftovers.is_managed(api, "lab-1")
+        assert not tagged_resources.is_managed(api, "lab-1")
         cleanup.remove(api, "lab-1", lambda line: None)
         groups = lab.api.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
         assert group not in [one["GroupId"] for one in groups["SecurityGroups"]]

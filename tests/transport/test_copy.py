@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.resumed_copies import put_folder
+from clusterctl.jobs.copy_retries import put_folder
 from clusterctl.transport import PARTS
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import stacks
-from clusterctl.insight import doctor, evidence
+from clusterctl.insight import doctor, node_views
 from clusterctl.insight.doctor import Evidence, Finding
-from clusterctl.insight.evidence import NodeView
+from clusterctl.insight.node_views import NodeView
 from clusterctl.job_model import Job, JobState
 from tests.unit.making import cluster, job, spec
 
@@ -40,7 +40,7 @@ def running(number: int = 7, **changes: object) -> Job:
 def view(name: str, *lines: str, uptime: float = 5000.0, now: float = START + 60) -> NodeView:
     """A node that shows these lines, below what a login shell may print."""
     usual = ("Welcome to lab!", f"uptime {uptime} {now}", "disk 9000000 10000000 /")
-    return evidence.read_look(name, "\n".join([*usual, *lines, "done"]))
+    return node_views.read_look(name, "\n".join([*usual, *lines, "done"]))
 
 
 def stack(*frames: tuple[str, str, int], folder: str = WORK) -> stacks.Stack:

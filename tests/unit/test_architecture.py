@@ -25,10 +25,10 @@ from clusterctl.providers import PROVIDERS
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
-FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hangs"}
+FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hang_notes"}
 FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats"}
-FOUNDATION |= {"known_hosts", "blocking", "charge_model"}
-EDGE = {"process", "state", "meter"}  # they touch this machine
+FOUNDATION |= {"known_hosts", "known_waits", "charge_model"}
+EDGE = {"process", "state", "transfer_meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
 TALK |= {"data_sources"}
 PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terraform": FOUNDATION | EDGE,
     "process": FOUNDATION,
     "state": FOUNDATION,
-    "meter": set(),
+    "transfer_meter": set(),
     "recipes": {"errors", "assets", "catalog"},
     "compiling": {"job_model", "errors", "assets"},
     "assets": {"model", "errors"},
@@ -79,9 +79,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "known_hosts": set(),
     "redaction": {"user_variables"},
     "user_variables": {"errors"},
-    "hangs": {"job_model", "stacks"},
-    "stacks": {"formats", "blocking"},
-    "blocking": set(),
+    "hang_notes": {"job_model", "stacks"},
+    "stacks": {"formats", "known_waits"},
+    "known_waits": set(),
     "job_model": {"sweeps"},
     "sweeps": {"errors"},
     "resume_args": {"errors"},

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import copies_here, mirror, outputs
-from clusterctl.jobs.resumed_copies import ATTEMPTS
+from clusterctl.jobs.copy_retries import ATTEMPTS
 from clusterctl.model import NodeResult
 from clusterctl.transport import PARTS, OnStdout, Transport
 from clusterctl.transport.local import LocalTransport

@@ -14,7 +14,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from clusterctl.actions import resume as resume_action
+from clusterctl.actions import earlier_files as resume_action
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import bucket_copies, copies_here, mirror

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl import stacks
-from clusterctl.insight import doctor, evidence
+from clusterctl.insight import doctor, node_views
 from clusterctl.job_model import Hang, HungRanks, JobState, Placement
 from tests.unit.diagnosed import (
     C10D,
@@ -228,7 +228,7 @@ def test_who_holds_a_lock_on_a_file_is_named() -> None:
 
 def test_the_child_that_a_rank_waits_for_is_named() -> None:
     found = two_ranks(reduces(), stack(("wait4", "/libc.so.6", 0), ("run", f"{WORK}/a.py", 1)))
-    more = evidence.read_look("worker-2", process(1, 201, name="git-lfs", parent=200))
+    more = node_views.read_look("worker-2", process(1, 201, name="git-lfs", parent=200))
     found.ranks[1].processes += more.ranks[1].processes
     [finding] = doctor.judge(found)
     assert finding.lines == ("its process 201 runs git-lfs",)
@@ -288,13 +288,13 @@ def test_two_looks_show_whether_a_rank_that_polls_goes_on(
     looks: list[stacks.Stack], counted: bool | None, moved: bool | None
 ) -> None:
     rank = two_ranks(receives(6), receives(9)).ranks[0]
-    evidence.compare_looks(rank, "polls", counted, looks)
+    node_views.compare_looks(rank, "polls", counted, looks)
     assert rank.moved is moved
 
 
 def test_a_stack_that_misses_the_call_is_replaced_by_later_ones() -> None:
     rank = two_ranks(receives(6, "abort"), receives(9)).ranks[0]
-    evidence.compare_looks(rank, "late", None, [receives(6), receives(6)])
+    node_views.compare_looks(rank, "late", None, [receives(6), receives(6)])
     assert (rank.stack and rank.stack.collective, rank.moved) == ("MPI_Recv", None)
 
 
@@ -461,13 +461,13 @@ def test_a_rank_that_gets_little_of_a_busy_processor_computes() -> None:
     process_line = process(1, 200, "R").removeprefix("process 1 ")
     text = f"time before 1\nbefore 200 {process_line}\ntime after 2\nafter 200 {process_line}\n"
     found = two_ranks(reduces(), sleeps())
-    found.ranks[1].running = 200 in evidence.read_dumps(text).running
+    found.ranks[1].running = 200 in node_views.read_dumps(text).running
     [finding] = doctor.judge(found)
     assert "computing" in finding.text
 
 
 def test_whether_a_process_has_woken() -> None:
-    assert evidence.read_moves("moved 7 10 10\nmoved 8 10 11\nmoved 9 0 \nx\n") == {
+    assert node_views.read_moves("moved 7 10 10\nmoved 8 10 11\nmoved 9 0 \nx\n") == {
         7: False,
         8: True,
     }
@@ -511,7 +511,7 @@ def test_use_of_the_processor_is_measured() -> None:
     before = process(0, 100).removeprefix("process 0 ")
     after = before.replace(" 94 37 ", " 114 67 ")
     text = f"time before 10.0\nbefore 100 {before}\ntime after 11.0\nafter 100 {after}\ndone\n"
-    assert evidence.read_dumps(text).usage == {100: 0.5}
+    assert node_views.read_dumps(text).usage == {100: 0.5}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl import stacks
-from clusterctl.insight import doctor, evidence
+from clusterctl.insight import doctor, node_views
 from clusterctl.insight.doctor import Evidence
 from tests.unit.diagnosed import (
     C10D,
@@ -27,7 +27,7 @@ from tests.unit.diagnosed import (
 
 def with_child(found: Evidence, state: str = "S", name: str = "python") -> Evidence:
     """Rank 1 has started one more process."""
-    more = evidence.read_look("worker-2", process(1, 201, state, name, parent=200))
+    more = node_views.read_look("worker-2", process(1, 201, state, name, parent=200))
     found.ranks[1].processes += more.ranks[1].processes
     return found
 
@@ -79,13 +79,13 @@ def test_processes_that_are_each_others_parents_are_looked_at_once() -> None:
     """No kernel says so, but numbers are given again between one look and the next."""
     found = two_ranks(reduces(), locks())
     text = f"{process(1, 201, parent=200)}\n{process(1, 200, parent=201)}"
-    found.ranks[1].processes = evidence.read_look("worker-2", text).ranks[1].processes
+    found.ranks[1].processes = node_views.read_look("worker-2", text).ranks[1].processes
     assert len(found.ranks[1].descendants) == 1
 
 
 def test_a_stopped_grandchild_is_found_behind_a_child_that_has_ended() -> None:
     found = with_child(two_ranks(reduces(), locks()), "Z")
-    more = evidence.read_look("worker-2", process(1, 202, "T", "tar", parent=201))
+    more = node_views.read_look("worker-2", process(1, 202, "T", "tar", parent=201))
     found.ranks[1].processes += more.ranks[1].processes
     assert (
         "process 202 (tar), started by rank 1 on worker-2, is stopped"

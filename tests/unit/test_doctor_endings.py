@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl import stacks
-from clusterctl.insight import doctor, evidence
+from clusterctl.insight import doctor, node_views
 from clusterctl.insight.doctor import Evidence
 from tests.unit.diagnosed import (
     START,
@@ -326,8 +326,8 @@ def test_ranks_that_keep_waiting_for_gradients(
         ),
         sleeps(),
     )
-    evidence.compare_looks(found.ranks[0], "sleeps", True, [first, first])
-    evidence.compare_looks(found.ranks[1], "late", None, [late, late])
+    node_views.compare_looks(found.ranks[0], "sleeps", True, [first, first])
+    node_views.compare_looks(found.ranks[1], "late", None, [late, late])
     [finding] = doctor.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("straggler", (1,), serious)
 
@@ -339,7 +339,7 @@ def test_collectives_of_mpi4py_that_take_objects_have_mpis_names() -> None:
 def test_a_full_disk_on_which_the_job_may_write() -> None:
     """It is the cause only if nothing else is."""
     found = two_ranks(reduces(), sleeps())
-    found.nodes["worker-2"].disks += evidence.read_look(
+    found.nodes["worker-2"].disks += node_views.read_look(
         "worker-2", "elsewhere 0 2048 /scratch\nelsewhere 9000000 10000000 /"
     ).disks
     cause, note = doctor.judge(found)
@@ -349,7 +349,7 @@ def test_a_full_disk_on_which_the_job_may_write() -> None:
 
 
 def test_a_disk_is_told_once() -> None:
-    read = evidence.read_look("worker-1", "disk 12 9000 /\nelsewhere 12 9000 /")
+    read = node_views.read_look("worker-1", "disk 12 9000 /\nelsewhere 12 9000 /")
     assert [disk.elsewhere for disk in read.disks] == [False]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import assets
-from clusterctl.insight import evidence
+from clusterctl.insight import node_views
 
 SPY = '#!/bin/sh\nfor word; do pid=$word; done\necho "looked at $pid"\n'
 
@@ -48,6 +48,6 @@ def test_which_ranks_are_looked_at_again(
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
-    looks = evidence.read_looks(done.stdout)
+    looks = node_views.read_looks(done.stdout)
     assert [number for number, p in enumerate(sleepers) if p.pid in looks] == list(looked)
     assert all(len(texts) == 2 for texts in looks.values())

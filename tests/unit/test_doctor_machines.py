@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.actions.doctor import read_clocks
 from clusterctl.insight import doctor
-from clusterctl.insight.evidence import NodeView
+from clusterctl.insight.node_views import NodeView
 from clusterctl.model import NodeResult
 from clusterctl.timeouts import Deadline
 from clusterctl.transport import OnStdout, Transport

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from clusterctl import assets
-from clusterctl.insight import doctor, evidence
+from clusterctl.insight import doctor, node_views
 from clusterctl.insight.doctor import Finding
-from clusterctl.insight.evidence import NodeView
+from clusterctl.insight.node_views import NodeView
 from clusterctl.job_model import JobState
 from tests.unit.making import cluster, job, spec
 
@@ -48,7 +48,7 @@ def look(root: Path, **words: str) -> NodeView:
     done = subprocess.run(
         ["/bin/sh", "-s"], input=script, capture_output=True, text=True, timeout=60, check=True
     )
-    return evidence.read_look("worker-1", done.stdout)
+    return node_views.read_look("worker-1", done.stdout)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def judge(*calls: Sequence[Call], ranks: Sequence[int] = ()) -> list[Finding]:
         lines.setdefault(ended.find_node(rank), []).extend(
             (f"rank {rank}", f"flight {rank} {told}")
         )
-    views = {name: evidence.read_look(name, "\n".join([*lines[name], "done"])) for name in lines}
+    views = {name: node_views.read_look(name, "\n".join([*lines[name], "done"])) for name in lines}
     found = doctor.judge(doctor.assemble(ended, views))
     return [finding for finding in found if finding.kind == "recorded"]
 

@@ -15,9 +15,9 @@ from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import cleanup, failures, leftovers, prices, spec, userdata
+from clusterctl.providers.ec2 import cleanup, failures, prices, spec, tagged_resources, userdata
 from clusterctl.providers.ec2.failures import CapacityError
-from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.reconcile import make_is_known
 from clusterctl.providers.ec2.reservations import Reservation
@@ -451,9 +451,9 @@ def test_a_nat_gateway_that_terraform_would_replace_is_removed_first(tmp_path: P
 
 def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
     """Terraform may have been stopped between the two: a disk in use cannot be removed anyway."""
-    kinds = {kind.name: kind for kind in leftovers.KINDS}
+    kinds = {kind.name: kind for kind in tagged_resources.KINDS}
 
-    def thing(kind: str, id: str, **item: Any) -> leftovers.Found:
+    def thing(kind: str, id: str, **item: Any) -> tagged_resources.Found:
         return kinds[kind], item, Resource(kind, id)
 
     found = [

@@ -14,7 +14,7 @@ from clusterctl.providers.ec2 import attempts, cleanup, launches, numbers, spec
 from clusterctl.providers.ec2.answers import Image, Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError, make_refusal
-from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState

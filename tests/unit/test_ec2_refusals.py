@@ -14,10 +14,10 @@ import pytest
 from clusterctl import keys
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.providers.ec2 import failures, hostkeys, preflight, spec, type_checks
+from clusterctl.providers.ec2 import failures, host_key_rotation, preflight, spec, type_checks
 from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from clusterctl.providers.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering
@@ -253,7 +253,7 @@ def test_who_waits_for_a_node_hears_which_one_and_why(
     def report(text: str) -> None:
         raise Heard(text)
 
-    monkeypatch.setattr(hostkeys, "TOLD_AFTER", 0.0)
+    monkeypatch.setattr(host_key_rotation, "TOLD_AFTER", 0.0)
     folder = tmp_path / "red"
     keys.ensure(folder / "ssh" / "user")
     said = "no SSH answer yet, waiting up to 600 s: worker-1: nothing listens on port 1"
@@ -276,7 +276,7 @@ def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(
 ) -> None:
     """Companies and VPNs let no SSH out, or from another address: the cluster's name lets the
     command line look at that."""
-    monkeypatch.setattr(hostkeys, "ATTEMPT", 0.5)
+    monkeypatch.setattr(host_key_rotation, "ATTEMPT", 0.5)
     keys.ensure(tmp_path / "red" / "ssh" / "user")
     with deaf_port() as port:
         deaf = node("launcher", address="127.0.0.1", ssh_port=port)

@@ -15,7 +15,7 @@ from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.attempts import Order, make, schedule_ends
 from clusterctl.providers.ec2.failures import CapacityError
-from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError

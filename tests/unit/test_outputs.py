@@ -15,7 +15,7 @@ import pytest
 from clusterctl.actions import jobs as actions
 from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.job_model import Job
-from clusterctl.jobs import outputs, resumed_copies
+from clusterctl.jobs import copy_retries, outputs
 from clusterctl.model import NodeResult
 from clusterctl.transport import Transport
 from clusterctl.transport.local import LocalTransport
@@ -279,8 +279,8 @@ def test_fetch_does_not_go_on_for_ever(
     assert [error.message for error in brought.failed] == [
         "fetching outputs of job 7: worker-1: the connection was lost"
     ]
-    assert len(told) == resumed_copies.ATTEMPTS - 1
-    assert len(os.listdir(target / "worker-1")) == resumed_copies.ATTEMPTS
+    assert len(told) == copy_retries.ATTEMPTS - 1
+    assert len(os.listdir(target / "worker-1")) == copy_retries.ATTEMPTS
     brought, _ = fetch_with_losses(here, job, target, 0, monkeypatch)
     assert len(brought.outputs) == len(os.listdir(target / "worker-1")) == 8
 

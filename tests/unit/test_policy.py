@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl import assets
 from clusterctl.providers import ec2
-from clusterctl.providers.ec2.leftovers import KINDS
+from clusterctl.providers.ec2.tagged_resources import KINDS
 from tests.sim.ec2.authorization import asks
 from tests.sim.ec2.iam import allows
 from tests.sim.ec2.wire import Request

@@ -10,9 +10,9 @@ from clusterctl import catalog
 from clusterctl.charge_model import NETWORK_PARTS, Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.providers.ec2 import prices
-from clusterctl.providers.ec2.leftovers import Rates
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.spec import PlannedMachine
+from clusterctl.providers.ec2.tagged_resources import Rates
 from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER

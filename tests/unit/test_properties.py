@@ -23,11 +23,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import assets, bootstrap, hangs, known_hosts, registry, stacks, terraform
+from clusterctl import assets, bootstrap, hang_notes, known_hosts, registry, stacks, terraform
 from clusterctl.actions import check_name, cluster_status
 from clusterctl.bootstrap import facts, idle_agent
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.insight import evidence, messages, metrics, top, verify_output
+from clusterctl.insight import messages, metrics, node_views, top, verify_output
 from clusterctl.insight.verify_output import GPU_FIELDS
 from clusterctl.job_model import JobState
 from clusterctl.jobs import copies_here, fetched, follow, mirror, outputs, provenance, stage, uv
@@ -349,7 +349,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("ok: 2 ranks", "8", "64", "ring", "nan", "inf"),
     ),
     "look.sh": (
-        lambda text: evidence.read_look("worker-1", text),
+        lambda text: node_views.read_look("worker-1", text),
         ("uptime 1 2", "waits", "exe 7 /usr/bin/python3", "disk 1 2 /", "memory MemTotal: 1",
          "elsewhere 1 2 /a", "spot", "peer", "kernel [ 1.5] killed", "launcher eA==", "launcher ^",
          "rank 0", "exit 0", "silent 0 0100007F:1 02 3", "silent 0 :1 02 3", "silent 0 zz",
@@ -357,11 +357,11 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          "written 0", "process 0 7 (python) S 1" + " 2" * 20, "process 0 7 (", "absent"),
     ),
     "stacks.sh": (
-        evidence.read_dumps,
+        node_views.read_dumps,
         ("stack 7 eA==", "failed 7", "time before 1", "time after 2", "periods-after 7 1 2",
          "before 7 7 (py thon) R" + " 2" * 20, "after 7 7 (py thon) R" + f" {'9' * 400}" * 20),
     ),
-    "moves.sh": (evidence.read_moves, ("moved 7 1 2", "moved", "moved ² 1 1")),
+    "moves.sh": (node_views.read_moves, ("moved 7 1 2", "moved", "moved ² 1 1")),
     "py-spy": (
         lambda text: stacks.parse(text, "/work"),
         ("[", "{", "[]", '[{"pid": 1, "os_thread_id": 1, "frames": []}]', "[" * 5000,
@@ -379,7 +379,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          'rocm {"a":' + "[" * 5000, "app GPU-1 lab/7;"),
     ),
     "hang note": (
-        lambda text: hangs.read(b64encode(gzip.compress(text.encode())).decode()),
+        lambda text: hang_notes.read(b64encode(gzip.compress(text.encode())).decode()),
         ("process ² (python) S", "process 7 (py) thon) D", "waits 0", "python yes", "[", "[{}]",
          "why x", "folder /", "\n[" * 3000),
     ),

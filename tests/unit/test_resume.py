@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import resume as resume_action
+from clusterctl.actions import earlier_files as resume_action
 from clusterctl.actions.rerun import Changes, rerun
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import JobState, Placement

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl import assets, keys, known_hosts
 from clusterctl.actions import ssh_config
-from clusterctl.actions.host_keys import mend_known_hosts, write_known_hosts
+from clusterctl.actions.known_hosts_file import mend_known_hosts, write_known_hosts
 from clusterctl.errors import UsageError
 from clusterctl.model import Phase
 from clusterctl.state import Store

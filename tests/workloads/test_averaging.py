@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainlib import averaging, data, models, snapshots
+from trainlib import data, models, parameter_averaging, snapshots
 from trainlib.errors import Diverged, StartError, UsageError
 from trainlib.ranks import Ranks
 from trainlib.rows import Batch, Dataset, Split
@@ -175,13 +175,13 @@ def train(
                 raise
 
     threads = [
-        threading.Thread(target=start, args=(averaging.run_worker, rank), daemon=True)
+        threading.Thread(target=start, args=(parameter_averaging.run_worker, rank), daemon=True)
         for rank in range(1, workers + 1)
     ]
     for thread in threads:
         thread.start()
     try:
-        start(partial(averaging.run_master, clock=clock), 0)
+        start(partial(parameter_averaging.run_master, clock=clock), 0)
     finally:
         for thread in threads:
             thread.join(60)
@@ -291,7 +291,7 @@ def recorded(rank: int, number: int, **changes: Any) -> Recorder:
     model = Recorder()
     ranks = Ranks(rank, 4, rank, 4, "mpirun")
     made = dataset(rows, torch.zeros(ROWS, dtype=torch.int64))
-    loss, count = averaging.train_worker(model, made, options(**changes), ranks, number)
+    loss, count = parameter_averaging.train_worker(model, made, options(**changes), ranks, number)
     assert count == sum(map(len, model.rows))
     assert loss > 0
     return model
@@ -377,7 +377,9 @@ DIGITS = {"dataset": "digits", "data": None, "snapshot": SNAPSHOT, "nepochs": 1,
 def first_weights() -> torch.Tensor:
     digits = data.load_digits()
     torch.manual_seed(3)
-    return averaging.flatten(models.build("averaging_cnn", digits.train.shape, digits.image, 10))
+    return parameter_averaging.flatten(
+        models.build("averaging_cnn", digits.train.shape, digits.image, 10)
+    )
 
 
 @dataclass
@@ -412,7 +414,7 @@ def as_master(patch: pytest.MonkeyPatch, **changes: Any) -> Answers:
     workers = Answers(network)
     workers.start()
     try:
-        assert averaging.run(options(**{**DIGITS, **changes})) == 0
+        assert parameter_averaging.run(options(**{**DIGITS, **changes})) == 0
     finally:
         network.abort()
     return workers
@@ -437,7 +439,7 @@ def test_a_training_goes_on_from_its_snapshot(
     """Not from one of other data, or of another model."""
     digits, other = data.load_digits(), Path("other.pt")
     model = models.build("averaging_cnn", digits.train.shape, digits.image, 10)
-    averaging.fill(model, torch.full_like(averaging.flatten(model), 0.5))
+    parameter_averaging.fill(model, torch.full_like(parameter_averaging.flatten(model), 0.5))
     identity = {"data set": "digits", "model": models.signature(model)}
 
     def keep(**changes: str) -> None:
@@ -470,7 +472,7 @@ def test_the_other_ranks_train_what_they_are_sent(monkeypatch: pytest.MonkeyPatc
     start_as(monkeypatch, 1, network)
     first = first_weights()
     network.box(0, 1, 1).put(first.numpy())
-    assert averaging.run(options(**DIGITS)) == 0
+    assert parameter_averaging.run(options(**DIGITS)) == 0
     trained = torch.from_numpy(network.box(1, 0, 2).get(timeout=1))
     assert 0 < (trained - first).abs().max() < 10
     loss, rows = network.box(1, 0, 3).get(timeout=1)
@@ -483,13 +485,13 @@ def test_the_other_ranks_train_what_they_are_sent(monkeypatch: pytest.MonkeyPatc
 def test_data_are_looked_for_where_they_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     start_as(monkeypatch, 1, Network(2))
     with pytest.raises(UsageError, match="nowhere"):
-        averaging.run(options(**{**DIGITS, "dataset": "mnist", "data": Path("nowhere")}))
+        parameter_averaging.run(options(**{**DIGITS, "dataset": "mnist", "data": Path("nowhere")}))
 
 
 @pytest.mark.usefixtures("same_threads")
 def test_a_master_alone_is_refused() -> None:
     with pytest.raises(StartError, match="at least one worker") as caught:
-        averaging.run(options(**DIGITS))
+        parameter_averaging.run(options(**DIGITS))
     assert "mpirun -np 2" in caught.value.todo
     assert caught.value.everywhere
 
@@ -498,4 +500,4 @@ def test_a_master_alone_is_refused() -> None:
 def test_more_workers_than_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     start_as(monkeypatch, 1, Network(2000))
     with pytest.raises(UsageError, match="1999 ranks"):
-        averaging.run(options(**DIGITS))
+        parameter_averaging.run(options(**DIGITS))

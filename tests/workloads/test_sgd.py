@@ -215,7 +215,7 @@ def test_the_results_have_all_scripts() -> None:
 AVERAGING = """
 import torch
 from argparse import Namespace
-from trainlib import averaging, data
+from trainlib import data, parameter_averaging
 from trainlib.ranks import discover
 from trainlib.session import Session
 from trainlib.rows import Dataset, Split
@@ -244,7 +244,7 @@ def check(session, rows, labels, expected, what, **options):
     torch.manual_seed(session.ranks.rank)  # the master's weights have to win
     model = torch.nn.Linear(6, 10)
     start = model.weight.detach().clone(), model.bias.detach().clone()
-    role = averaging.run_worker if session.ranks.rank else averaging.run_master
+    role = parameter_averaging.run_worker if session.ranks.rank else parameter_averaging.run_master
     role(session, model, dataset, chosen, range(EPOCHS))
     if session.ranks.rank:
         return

@@ -30,7 +30,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import torch
 import torch.distributed as dist
 
-from trainlib import backends, collectives, hooks, mpi
+from trainlib import backends, collectives, ddp_hooks, mpi
 from trainlib.errors import PeerLost, StartError, Stopped, UsageError, WorkloadError
 from trainlib.lone_failure import abandon
 from trainlib.program import end_start, print_error, print_line
@@ -67,7 +67,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         self.description = "one rank, nothing to exchange"
         self.communicator: collectives.Communicator = collectives.Alone()
         self._averager: mpi.Averager | None = None
-        self._wrappers: weakref.WeakSet[hooks.Parallel] = weakref.WeakSet()
+        self._wrappers: weakref.WeakSet[ddp_hooks.Parallel] = weakref.WeakSet()
         self._alone = ranks.world == 1
         self._store: RankStore | None = None
         self.mpi: Any = None
@@ -225,7 +225,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
                 that, added up in it, and widened again: half the bytes, fewer digits.
         """
         if self._alone:
-            return hooks.Alone(model)
+            return ddp_hooks.Alone(model)
         # Renamed in torch 2.13; the old name warns there.
         names = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
@@ -241,15 +241,15 @@ class Session(contextlib.AbstractContextManager["Session"]):
         if averager is not None:
             # The hook waits: a small first bucket, there for the sake of overlap, is one more wait.
             options["bucket_cap_mb"] = _BUCKET_MB
-        wrapped = hooks.Parallel(model, **options)
+        wrapped = ddp_hooks.Parallel(model, **options)
         self._wrappers.add(wrapped)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compress)
         if averager is not None:
-            state = hooks.OverMpi(averager, self.ranks.world, wrapped.uneven, half)
-            wrapped.register_comm_hook(state, hooks.average_over_mpi)
+            state = ddp_hooks.OverMpi(averager, self.ranks.world, wrapped.uneven, half)
+            wrapped.register_comm_hook(state, ddp_hooks.average_over_mpi)
         elif half is not None:
             wrapped.register_comm_hook(
-                hooks.Compressed(half, wrapped.uneven), hooks.average_compressed
+                ddp_hooks.Compressed(half, wrapped.uneven), ddp_hooks.average_compressed
             )
         return wrapped
 

@@ -15,7 +15,7 @@ from clusterctl.actions.attach.record import (
     CONNECT_TIMEOUT,
     prepare_record,
 )
-from clusterctl.actions.host_keys import write_known_hosts
+from clusterctl.actions.known_hosts_file import write_known_hosts
 from clusterctl.bootstrap import facts
 from clusterctl.errors import (
     BootstrapError,

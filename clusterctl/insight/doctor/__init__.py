@@ -20,7 +20,7 @@ from clusterctl.insight.doctor.finding import keep_stacks as keep_stacks
 from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
 from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.doctor.waits import find_watchable as find_watchable
-from clusterctl.insight.evidence import Rank
+from clusterctl.insight.node_views import Rank
 from clusterctl.job_model import Hang, JobState
 from clusterctl.stacks import name_ranks
 

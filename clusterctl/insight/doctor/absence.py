@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clusterctl import blocking
-from clusterctl.blocking import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Wait
+from clusterctl import known_waits
 from clusterctl.insight.doctor.finding import Evidence
 from clusterctl.insight.doctor.tracebacks import find_last_error
-from clusterctl.insight.evidence import Rank
+from clusterctl.insight.node_views import Rank
+from clusterctl.known_waits import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Wait
 from clusterctl.stacks import Folded, Stack
 
 _SHOWN = 120
@@ -22,7 +22,7 @@ def find_wait(rank: Rank, stack: Stack | None = None) -> Wait:
     clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)
     if clear is LOCK and stack and not (rank.descendants or any(t.own for t in stack.others)):
         return OWN_LOCK
-    return clear or blocking.explain_kernel(rank.waits) or guess or Wait("blocked")
+    return clear or known_waits.explain_kernel(rank.waits) or guess or Wait("blocked")
 
 
 def describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:

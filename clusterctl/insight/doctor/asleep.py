@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clusterctl import stacks
-from clusterctl.blocking import LOADER, SLEEP, Wait
 from clusterctl.insight.doctor import endings
 from clusterctl.insight.doctor.absence import (
     describe_elsewhere,
@@ -14,7 +13,8 @@ from clusterctl.insight.doctor.absence import (
     find_wait,
 )
 from clusterctl.insight.doctor.finding import POLLS, Evidence, Finding
-from clusterctl.insight.evidence import Rank
+from clusterctl.insight.node_views import Rank
+from clusterctl.known_waits import LOADER, SLEEP, Wait
 from clusterctl.stacks import name_ranks
 
 _SHOWN = 3

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from clusterctl.insight.doctor.finding import Evidence, Finding
 from clusterctl.insight.doctor.tracebacks import find_last_error
-from clusterctl.insight.evidence import Rank
+from clusterctl.insight.node_views import Rank
 from clusterctl.stacks import TEARDOWN, Stack, name_ranks
 
 _NO_PYTHON = "find a python interpreter"

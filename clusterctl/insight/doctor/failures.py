@@ -13,7 +13,7 @@ from dataclasses import replace
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
 from clusterctl.insight.doctor.tracebacks import PREFIX, WORK, find_last_error, is_library
-from clusterctl.insight.evidence import NodeView, Rank
+from clusterctl.insight.node_views import NodeView, Rank
 from clusterctl.job_model import JobState
 from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.stacks import name_ranks

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from clusterctl import hangs
-from clusterctl.insight.evidence import NodeView, Rank, RankProcess
+from clusterctl import hang_notes
+from clusterctl.insight.node_views import NodeView, Rank, RankProcess
 from clusterctl.job_model import Hang, Job
 from clusterctl.schedulers.first_failure import correct
 from clusterctl.stacks import Stack
@@ -110,7 +110,7 @@ def restore_stacks(evidence: Evidence, hang: Hang) -> Evidence:
     """The same with the ranks as they were when this attempt was ended, as far as that is known."""
     ranks = dict(evidence.ranks)
     for place in hang.places:
-        note = hangs.read(place.note)
+        note = hang_notes.read(place.note)
         for number in place.ranks:
             now = ranks.get(number) or Rank(number, evidence.job.find_node(number))
             process = RankProcess(note.pid, 0, note.command, note.state, 0, 0)

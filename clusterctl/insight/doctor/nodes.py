@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
-from clusterctl.insight.evidence import KernelLine, NodeView, Silence
+from clusterctl.insight.node_views import KernelLine, NodeView, Silence
 
 CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""

@@ -32,7 +32,7 @@ from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.answers import Instance
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import CapacityError, RefusedByAws
-from clusterctl.providers.ec2.hostkeys import HostKeys
+from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from clusterctl.providers.ec2.instances import SETTLE, find_instances
 from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.preflight import Survey

@@ -11,7 +11,7 @@ from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Reporter
 from clusterctl.providers.ec2 import eventbridge, failures, tags
 from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.leftovers import (
+from clusterctl.providers.ec2.tagged_resources import (
     ENDPOINT,
     GATEWAY,
     KINDS,

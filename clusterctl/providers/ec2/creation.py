@@ -24,7 +24,7 @@ from clusterctl.model import (
 )
 from clusterctl.node_phases import NodePhases
 from clusterctl.providers.ec2 import (
-    hostkeys,
+    host_key_rotation,
     kept_lives,
     plan,
     prices,
@@ -94,7 +94,7 @@ def create(
     if known:
         _remove_unknown(api, cluster, folder, runner, report)
         reconcile.start_stopped(api, cluster.id, report)
-    host_keys = hostkeys.HostKeys(folder, partial(tunnels.open_tunnel, api))
+    host_keys = host_key_rotation.HostKeys(folder, partial(tunnels.open_tunnel, api))
     preload()
     order = Order(
         cluster=cluster,

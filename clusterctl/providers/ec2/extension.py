@@ -11,7 +11,7 @@ from clusterctl.model import Cluster, Reporter
 from clusterctl.node_results import fold
 from clusterctl.providers.ec2 import (
     eventbridge,
-    hostkeys,
+    host_key_rotation,
     lives,
     preflight,
     provider_state,
@@ -57,7 +57,7 @@ def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[]
             raise
     text = f"{int(deadline)}"
     command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
-    host_keys = hostkeys.HostKeys(folder)
+    host_keys = host_key_rotation.HostKeys(folder)
     with host_keys.open_pool(cluster.nodes) as pool:
         failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
     if failed:

@@ -12,7 +12,7 @@ import msgspec
 
 from clusterctl.charge_model import GATEWAY
 from clusterctl.model import Cluster
-from clusterctl.providers.ec2 import leftovers, lives
+from clusterctl.providers.ec2 import lives, tagged_resources
 from clusterctl.providers.ec2.answers import LIVING
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.tags import filter_by_cluster
@@ -55,7 +55,7 @@ def keep(
             kept[item.node, item.launched] = Life(item.node, item.launched, item.ended or now)
     if any(item.part == GATEWAY for item in cluster.charges):
         for row in api.list_all("describe_nat_gateways", "NatGateways", Filter=search):
-            known = is_known(Resource(leftovers.GATEWAY, row["NatGatewayId"]))
+            known = is_known(Resource(tagged_resources.GATEWAY, row["NatGatewayId"]))
             if row["State"] == "available" and not known:
                 since = row["CreateTime"].timestamp()
                 kept[GATEWAY, since] = Life(GATEWAY, since, now)

@@ -11,7 +11,7 @@ from clusterctl import catalog
 from clusterctl.charge_model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge
 from clusterctl.errors import ProviderError
 from clusterctl.model import Reporter
-from clusterctl.providers.ec2 import leftovers
+from clusterctl.providers.ec2 import tagged_resources
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared import budget
@@ -100,11 +100,11 @@ def _find_quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | No
     return own or quotes.get(kind)
 
 
-def find_rates(api: Api, types: Collection[str]) -> leftovers.Rates:
+def find_rates(api: Api, types: Collection[str]) -> tagged_resources.Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
     found = find_quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
     gib = found[DISK].dollars
-    return leftovers.Rates(
+    return tagged_resources.Rates(
         {kind: found[kind].dollars for kind in types},
         None if gib is None else gib / HOURS_PER_MONTH,
         found[ADDRESS].dollars,

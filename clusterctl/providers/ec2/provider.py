@@ -23,7 +23,6 @@ from clusterctl.providers.ec2 import (
     extension,
     file_systems,
     kept_lives,
-    leftovers,
     lives,
     plan,
     preflight,
@@ -31,6 +30,7 @@ from clusterctl.providers.ec2 import (
     provider_state,
     reconcile,
     ssh_cidr,
+    tagged_resources,
     tags,
     terraform_module,
     update_rules,
@@ -181,7 +181,7 @@ class Ec2Provider:
         return lives.list_billed(self._open_api(cluster, folder), cluster)
 
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
-        return leftovers.find(self._open_api(cluster, folder), cluster.id)
+        return tagged_resources.find(self._open_api(cluster, folder), cluster.id)
 
     def find_network(self, cluster: Cluster, folder: Path, *, pending: bool) -> frozenset[str]:
         return lives.find_network(self._open_api(cluster, folder), cluster, pending=pending)
@@ -290,7 +290,7 @@ class Ec2Provider:
         extension.label(cluster, folder, deadline, self._open_api(cluster, folder))
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return leftovers.find_priced(self._connect(region), prices.find_rates)
+        return tagged_resources.find_priced(self._connect(region), prices.find_rates)
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
         cleanup.remove_all(self._connect(region), cluster_id, report)

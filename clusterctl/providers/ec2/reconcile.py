@@ -22,8 +22,8 @@ from clusterctl.providers.ec2 import (
     eventbridge,
     failures,
     launches,
-    leftovers,
     provider_state,
+    tagged_resources,
     tags,
     terraform_module,
 )
@@ -173,7 +173,8 @@ def make_is_known(runner: terraform.Terraform) -> Callable[[Resource], bool]:
         or (
             _NAMED_BY_US[left.kind] in types
             if left.kind in _NAMED_BY_US
-            else left.id in state and not (left.kind == leftovers.GATEWAY and left.id in tainted)
+            else left.id in state
+            and not (left.kind == tagged_resources.GATEWAY and left.id in tainted)
         )
     )
 
@@ -197,7 +198,7 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         resources = runner.list_resources()
         if not resources:
             return
-        if leftovers.is_managed(api, cluster.id):
+        if tagged_resources.is_managed(api, cluster.id):
             report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
             return
         state = provider_state.load(folder)
