@@ -9,10 +9,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 arguments=()
-processes=6 # three for each of two cores: many tests wait for machines (tests/scheduling.py)
 if [ "${1:-}" = --fast ]; then
     arguments=(-m "not slow")
-    processes=4 # which compute
     shift
 fi
 
@@ -43,7 +41,8 @@ wait
 step "pytest"
 failures=.pytest_cache/v/cache/lastfailed
 rm -f "$failures"
-python -m pytest -n "$processes" "${arguments[@]}" "$@" && exit
+# Most tests wait for machines more than they compute: four at a time, also on two cores.
+python -m pytest -n 4 "${arguments[@]}" "$@" && exit
 code=$?
 # Thousands of tests with real machines beside each other: now and then a good one has no luck. In CI
 # up to three that failed run again, alone, and are named even if they pass.

@@ -1,14 +1,12 @@
 """Which tests are costly, and how `pytest -n` hands tests out.
 
-Tests with machines mostly wait for them, jobs and training mostly compute. So there are three
-processes for each of two cores, and both kinds of work begin at once: two thirds of the processes
-take the long waits first, the others what computes. Short pieces fill the gaps.
+Most tests wait for machines more than they compute. So there are more processes than cores, the
+long pieces of work come first, and short ones fill the gaps.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 
@@ -62,10 +60,7 @@ ORDER = (
         "",
     ),
 )
-"""Beginnings of pieces of work, those that wait longest first."""
-
-COMPUTING = (*("tests/e2e", "tests/workloads", "tests/chaos"), *ORDER)
-"""The same for every third process, which keeps the cores busy while the others wait."""
+"""Beginnings of pieces of work, the longest first."""
 
 
 def piece(nodeid: str) -> str:
@@ -76,13 +71,8 @@ def piece(nodeid: str) -> str:
     return nodeid if re.search(ALONE, nodeid) else nodeid.partition("::")[0]
 
 
-def rank(piece: str, order: Sequence[str] = ORDER) -> int:
-    return next(number for number, start in enumerate(order) if re.match(start, piece))
-
-
-def choose_order(process: str) -> Sequence[str]:
-    """Of the process of tests with this name: gw0, gw1 …"""
-    return COMPUTING if int(process.removeprefix("gw")) % 3 == 2 else ORDER
+def rank(piece: str) -> int:
+    return next(number for number, start in enumerate(ORDER) if re.match(start, piece))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -100,9 +90,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return piece(nodeid)
 
         def _assign_work_unit(self, node: object) -> None:
-            order = choose_order(node.gateway.id)  # type: ignore[attr-defined]
-            first = min(self.workqueue, key=lambda piece: rank(piece, order))
-            self.workqueue.move_to_end(first, last=False)
+            self.workqueue.move_to_end(min(self.workqueue, key=rank), last=False)
             super()._assign_work_unit(node)
 
     return LongFirst(config, log)

@@ -87,7 +87,7 @@ def test_assets_are_found_inside_it(installed: Path, tmp_path: Path) -> None:
     code = (
         "import json, clusterctl, clusterctl.assets as a\n"
         "names = ('templates', 'workloads')\n"
-        "print(json.dumps([clusterctl.__file__, *(str(a.folder(name)) for name in names)]))"
+        "print(json.dumps([clusterctl.__file__, *(str(a.find_folder(name)) for name in names)]))"
     )
     paths = json.loads(run(installed / "python", "-c", code, cwd=tmp_path))
     assert all(Path(path).is_relative_to(installed.parent) for path in paths)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import pytest
 
-from tests.scheduling import COSTLY, ORDER, choose_order, piece, rank
+from tests.scheduling import COSTLY, ORDER, piece, rank
 
 
 @pytest.mark.parametrize(
@@ -36,13 +35,6 @@ def test_long_pieces_come_first() -> None:
     pieces = ("tests/unit/test_cli.py", "tests/e2e/test_run.py::test_one", "sge", "engine")
     assert sorted(pieces, key=rank) == list(reversed(pieces))
     assert rank("anything/else.py") == len(ORDER) - 1
-
-
-def test_two_of_three_processes_begin_with_waits_and_the_third_computes() -> None:
-    pieces = ("engine", "tests/ec2/test_check.py::test_one", "tests/e2e/test_run.py::test_one")
-    orders = [choose_order(f"gw{number}") for number in range(6)]
-    firsts = [min(pieces, key=partial(rank, order=order)) for order in orders]
-    assert firsts == [pieces[0], pieces[0], pieces[2]] * 2
 
 
 @pytest.mark.parametrize(
