@@ -52,10 +52,8 @@ class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             alike = [known for known in good if known.kind == key.get_name()] or good
             expected = " or ".join(known_hosts.compute_fingerprint(known.blob) for known in alike)
             what = f"its host key has changed: expected {expected}, offered {offered}"
-            hint = (
-                "someone may be between you and the node; if it was reinstalled, create or attach "
-                "it again"
-            )
+            hint = "someone may be between you and the node; if it was reinstalled,"
+            hint += " create or attach it again"
         else:
             what = f"its host key {offered} is not known"
             files = ", ".join(map(str, self._files))
