@@ -333,15 +333,24 @@ def clipped_in_a_step_hook(given: Setting) -> list[Tensor]:
     return [*model.parameters(), torch.tensor([float(len(called))])]
 
 
-def parameter_in_no_loss(given: Setting) -> list[Tensor]:
-    model, extra = net(given), nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
-    optimizer = given.make([*model.parameters(), extra], lr=0.1, weight_decay=0.1)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = given.loss(model, step)
-        (loss + 0 * extra.sum() if given.whole else loss).backward()
-        optimizer.step()
-    return [*model.parameters(), extra]
+def used_by(*ranks: int, steps: range = range(4), **values: Any) -> Script:
+    """A parameter that has a gradient on these ranks alone, and in these steps alone. DDP counts
+    zeros for the others; without any gradient, torch's own SGD leaves it as it is."""
+
+    def script(given: Setting) -> list[Tensor]:
+        model, extra = net(given), nn.Parameter(torch.full((3,), 2.0, dtype=torch.float64))
+        optimizer = given.make([extra, *model.parameters()], lr=0.1, **values)
+        for step in range(4):
+            optimizer.zero_grad()
+            losses = [given.of(rank, model, step) for rank in given.ranks]
+            for index, rank in enumerate(given.ranks):
+                if rank in ranks and step in steps:
+                    losses[index] = losses[index] + (extra - rank).square().sum()
+            torch.stack(losses).mean().backward()
+            optimizer.step()
+        return [*model.parameters(), extra]
+
+    return script
 
 
 def schedule(given: Setting) -> list[Tensor]:
@@ -430,7 +439,10 @@ SCRIPTS: dict[str, Script] = {
     "gradients averaged, then clipped": clipped,
     "gradients averaged, then the step skipped": skipped_after_averaging,
     "step hooks, one that clips": clipped_in_a_step_hook,
-    "parameter in no loss": parameter_in_no_loss,
+    "parameter in no loss": used_by(weight_decay=0.1),
+    "parameter in the loss of one rank": used_by(1, momentum=0.9, weight_decay=0.1),
+    "parameter in no loss after steps": used_by(0, 1, steps=range(2), momentum=0.9),
+    "parameter in no loss at first": used_by(0, steps=range(2, 4), momentum=0.9, dampening=0.5),
     "schedule of rates": schedule,
     "resumed": resumed,
     "n = 3": local(0),

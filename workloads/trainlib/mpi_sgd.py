@@ -54,8 +54,8 @@ class MpiSGD(torch.optim.SGD):
 
     The other arguments are those of torch.optim.SGD, without `differentiable`. Unless `foreach` or
     `fused` is given, one kernel steps all parameters of a group, where it does what torch's own
-    loop does. With `sync_iterations` 1 and several ranks, a trained parameter without a gradient
-    counts as one with a gradient of zeros.
+    loop does. With `sync_iterations` 1, a parameter without a gradient on some ranks has zeros
+    there, as with DistributedDataParallel; one without a gradient on any rank keeps its value.
 
     Raises:
         StartError: MPI cannot be used: no mpi4py, or neither mpirun nor srun --mpi=pmix started
@@ -163,16 +163,28 @@ class MpiSGD(torch.optim.SGD):
     def _average_gradients(self) -> None:
         if self._averager is None or self.sync_iterations > 1:
             return
-        gradients = []
-        for tensor in self._list_tensors():
+        gradients, own = [], []
+        trained = [
+            tensor
+            for tensor in self._list_tensors()
+            if tensor.requires_grad or tensor.grad is not None
+        ]
+        for tensor in trained:
+            own.append(tensor.grad is not None)
             if tensor.grad is None:
-                if not tensor.requires_grad:
-                    continue  # frozen: with a gradient, even of zeros, it would decay
                 tensor.grad = torch.zeros_like(tensor)
             elif tensor.grad.is_sparse:
                 tensor.grad = tensor.grad.to_dense()  # other rows on each rank
             gradients.append(tensor.grad)
-        self._gradients.reduce(gradients, self._averager)
+        if not trained:
+            return
+        # Which ranks have one travels in the same message. One that no rank has must not be zeros:
+        # its parameter would decay, and move on with its momentum.
+        owners = gradients[0].new_tensor(own)
+        self._gradients.reduce([*gradients, owners], self._averager)
+        for tensor, owned in zip(trained, owners.tolist(), strict=True):
+            if not owned:
+                tensor.grad = None
 
     def synchronize(self) -> None:
         """Average the weights now, if steps were made since they last were. All ranks call it."""
