@@ -143,24 +143,55 @@ def guess(native: Iterable[str]) -> Wait | None:
 
 
 _KERNEL = (
-    (r"nanosleep", SLEEP),
+    (r"((do|hrtimer|clock|common|alarm_timer)_)?n(ano)?sleep", SLEEP),
+    (r"(do_)?futex(_\w+)?", Wait("waiting for another thread or a lock")),
+    (r"(do_sys_|do_|core_sys_)?(p?poll|p?select\d?)|poll_schedule_timeout", ANYTHING),
+    (r"(do_)?ep(oll)?_p?(poll|wait)\d?|(eventfd|inotify|timerfd|signalfd|io_cqring)_\w+", ANYTHING),
+    (r"(do|kernel)_wait(id|4|_pid)?|wait(id|4|pid)|wait_for_vfork_done|kernel_clone", CHILD),
+    (r"(do_)?(rt_)?(sigtimedwait|sigsuspend|pause)", SIGNAL),
+    (r"(pipe|anon_pipe)_\w+", Wait("waiting for a pipe", READING.advice)),
+    (r"fifo_open|wait_for_partner", OPENING),
+    (r"n?_?tty_\w+", Wait("waiting for a terminal", READING.advice)),
+    (r"wait_woken", Wait("waiting for the network or a terminal", NETWORK.advice)),
+    (r"(flock|posix|locks)_lock\w*|fcntl_setlk|break_lease", FILE_LOCK),
     (
-        r"nfs|rpc_|ceph|fuse|lustre|\bll_",
+        r"(nfs\d?|rpc|xprt|ceph|fuse|lustre|ll|ptlrpc|ldlm|osc|cl|cifs|smb2|p9|afs|fhgfs)_\w+"
+        r"|request_wait_answer|wait_for_(response|free_credits)",
         Wait("waiting for a network file system", "check the server of that file system"),
     ),
-    (r"sk_|tcp_|inet_|unix_|skb_", NETWORK),
-    (r"wait_for_partner|fifo_open", OPENING),
-    (r"pipe_|anon_pipe", Wait("waiting for a pipe", READING.advice)),
-    (r"tty_|n_tty", Wait("waiting for a terminal", READING.advice)),
-    (r"do_wait|kernel_wait", CHILD),
-    (r"futex", Wait("waiting for another thread")),
-    (r"flock|locks_lock", FILE_LOCK),
+    (r"unix_\w+", Wait("waiting for another process, over a socket", READING.advice)),
+    (r"(sk|skb|tcp|udp|inet|inet6|sctp|smc|vsock|ib_uverbs)_\w+", NETWORK),
+    (r"(nv|nvidia|uvm|kfd|amdgpu|drm|dma_fence)_\w+", Wait("waiting for a GPU")),
+    (
+        r"(jbd2|ext4|xfs|xlog|xfsaild|btrfs|f2fs|zfs|zil|txg|blk|blkdev|submit_bio|iomap|folio_wait"
+        r"|wait_on_page|wait_on_buffer|filemap|wbt|rq_qos|balance_dirty|do_blockdev)\w*"
+        r"|io_schedule|read_events|wait_transaction_locked|get_request",
+        Wait("waiting for a disk", "the kernel log and `df` of the node show whether it is well"),
+    ),
+    (
+        r"do_msg(rcv|snd)|(do_)?sem(timed)?op|do_semtimedop|wq_sleep",
+        Wait("waiting for a message or a semaphore of another process", QUEUE.advice),
+    ),
+    (
+        r"mem_cgroup_\w+|throttle_direct_reclaim|try_to_free_\w+",
+        Wait("waiting for memory", "its node or a limit (cgroup) leaves it too little: use less"),
+    ),
+    (
+        r"do_signal_stop|ptrace_stop|do_jobctl_trap|do_freezer_trap|(__)?refrigerator",
+        Wait("stopped", "a signal (SIGSTOP), a debugger or a paused container holds it"),
+    ),
+)
+"""Functions of the kernel, from Linux 4 to 6, as `wchan` has them, without what only says which
+way a call came in."""
+_ENTRY = re.compile(
+    r"^_*((x64|ia32|arm64|s390x|se|do|compat|riscv)_)?(compat_)?(k?sys_|SyS_)?|\..*$"
 )
 
 
 def explain_kernel(function: str) -> Wait | None:
     """The same by the function of the kernel that a process waits in."""
-    return next((wait for pattern, wait in _KERNEL if re.search(pattern, function)), None)
+    names = function.partition(".")[0], _ENTRY.sub("", function)
+    return _find_first(dict.fromkeys(name.lstrip("_") for name in names), _KERNEL)
 
 
 def _find_first(names: Iterable[str], rows: Iterable[tuple[str, Wait]]) -> Wait | None:

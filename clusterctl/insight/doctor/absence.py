@@ -17,12 +17,13 @@ _SHOWN = 120
 
 
 def find_wait(rank: Rank, stack: Stack | None = None) -> Wait:
+    inside = known_waits.explain_kernel(rank.waits)
     if rank.main and rank.main.state == "D":
-        return Wait("waiting for a disk or a network file system")
+        return inside or Wait("waiting for a disk or a network file system")
     clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)
     if clear is LOCK and stack and not (rank.descendants or any(t.own for t in stack.others)):
         return OWN_LOCK
-    return clear or known_waits.explain_kernel(rank.waits) or guess or Wait("blocked")
+    return clear or inside or guess or Wait("blocked")
 
 
 def describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
