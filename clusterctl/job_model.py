@@ -67,6 +67,10 @@ class Program:
         return python or self.kind in (ProgramKind.PYTHON, ProgramKind.MODULE)
 
 
+GRACE = 5.0
+"""Seconds that ranks have to save between SIGTERM and SIGKILL, unless the job says otherwise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a person asked to run."""
@@ -97,6 +101,8 @@ class JobSpec:
     """Seconds; 0: none."""
     hang_timeout: float = 0.0
     """Seconds without output after which an attempt is ended; 0: none."""
+    grace: float = GRACE
+    """Seconds that ranks have to save after SIGTERM, before they are killed."""
     retries: int = 0
     on_node_loss: str = ""
     """`replace`, `shrink` or `fail`; "": the first where nodes cost nothing, else the last."""

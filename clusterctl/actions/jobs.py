@@ -214,7 +214,7 @@ def cancel(store: Store, number: int, where: str | None, report: Reporter) -> Jo
         job = _require_handed_in(store, job, cluster, pool)
         if _was_never_staged(job):
             return job
-        job = control.cancel(job, cluster, pool)
+        job = control.cancel(job, cluster, pool, report)
     store.save_job(job)
     return job
 

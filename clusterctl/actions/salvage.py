@@ -20,7 +20,7 @@ from clusterctl.actions.unfetched import (
     list_numbers,
 )
 from clusterctl.errors import ClusterctlError, describe_reason
-from clusterctl.job_model import Job
+from clusterctl.job_model import GRACE, Job
 from clusterctl.jobs import control
 from clusterctl.model import Cluster, Consent, Phase, Reporter, Role
 from clusterctl.state import Store
@@ -28,8 +28,8 @@ from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
 LIMIT = 120.0
-"""Seconds that all that comes before destroying may take, without the answers of a person and
-without fetching: machines are billed meanwhile."""
+"""Seconds that all that comes before destroying may take, without the answers of a person, without
+fetching, and without what jobs take to save (--grace): machines are billed meanwhile."""
 
 LOOK_LIMIT = 60.0
 """Of these, seconds for looking for outputs."""
@@ -63,10 +63,11 @@ def save(
     answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
     """
     # On machines that are not ours jobs would run on: ending those has no deadline.
-    deadline = Deadline(LIMIT if not cluster.attached else math.inf)
-    look = deadline.limit(LOOK_LIMIT)
     store.check_jobs(cluster)
     jobs = store.list_cluster_jobs(cluster)
+    saving = max((job.spec.grace for job in jobs if not job.state.ended), default=GRACE) - GRACE
+    deadline = Deadline(LIMIT + saving if not cluster.attached else math.inf)
+    look = deadline.limit(LOOK_LIMIT)
     shares = shared_folder.was_usable(store, cluster)
     if not (jobs or shares):
         return Saved()
@@ -99,7 +100,7 @@ def save(
                 return None
             if not agree_to_lose(cluster, loss, unfetched, act, report):
                 return None
-        limit = deadline.limit(END_LIMIT if not cluster.attached else math.inf)
+        limit = deadline.limit(END_LIMIT + saving if not cluster.attached else math.inf)
         cancelled = _cancel(store, running, here, pool, limit, report)
         save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
         fetched = bring(store, jobs, cluster, pool, away, unfetched, report)
@@ -124,7 +125,7 @@ def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...
                 if cluster.launcher.name in away:
                     control.kill_processes(job, cluster, pool)
                 else:
-                    store.save_job(control.cancel(job, here, pool))
+                    store.save_job(control.cancel(job, here, pool, report))
                     ended.append(job.id)
             except (ClusterctlError, OSError) as error:
                 report(f"job {job.id} could not be ended cleanly: {describe_reason(error)}")
@@ -167,7 +168,7 @@ def _cancel(
         if job.id in failed:
             continue
         try:
-            done = control.wait_for_end(job, cluster, pool, deadline)
+            done = control.wait_for_end(job, cluster, pool, deadline, report)
             if done.state.ended:
                 store.save_job(done)
                 ended.append(job.id)

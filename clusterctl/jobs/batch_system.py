@@ -18,7 +18,6 @@ from clusterctl.launch import points
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node
 from clusterctl.schedulers import batch
-from clusterctl.schedulers.direct import GRACE
 from clusterctl.sweeps import parse_concurrency
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
@@ -47,7 +46,6 @@ class BatchSystem:
         f"the queue has not answered yet; waiting up to {batch.HAND_IN} s"
         " (press Ctrl-C twice to give up)"
     )
-    end_limit = 2 * GRACE + 20.0  # its script has to see our word first, and asks all nodes
     poll = 0.5
     backoff = 1.5
     logs = ("launch.err", "launch.out", "batch.out")
@@ -112,6 +110,9 @@ class BatchSystem:
         if silence := batch.describe_silence(result.text):
             report(f"{name}: {silence}")
         return tuple(self.scheduler.parse_status(job, result.text) for job in jobs)
+
+    def limit_end(self, spec: JobSpec) -> float:
+        return 2 * spec.grace + 20.0  # its script has to see our word first, and asks all nodes
 
     def make_force_argv(self, job: Job) -> tuple[str, ...]:
         return self.scheduler.end_argv(job)

@@ -14,15 +14,16 @@ from clusterctl.jobs import secrets, systems
 from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.schedulers import direct, job_state
-from clusterctl.schedulers.direct import GRACE
-from clusterctl.timeouts import NEVER, Deadline
+from clusterctl.timeouts import NEVER, Deadline, now
 from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000
 """Bytes of the launcher's last words that are looked at."""
 HURRY = 5.0
 """Seconds for a connection to a launcher that has to end a job."""
-FORCE_TIMEOUT = GRACE + 4.0
+SAVING = 10.0
+"""Seconds after which a person hears again that ranks are still saving."""
+FORCE_TIMEOUT = 9.0
 """Seconds that a job has to be gone after it was taken from its queue."""
 
 
@@ -42,21 +43,21 @@ def refresh_all(
     """All these jobs of one cluster. `report` hears of a queue that does not answer. Those not
     asked after by the deadline are unchanged."""
     found = systems.load(cluster).refresh(jobs, pool, report, deadline)
-    for job, now in zip(jobs, found, strict=True):
-        if now.state.ended and now.started is None and not job.state.ended:
-            forget(now, cluster, pool)  # staged at most: no script of its own has cleaned up
+    for job, fresh in zip(jobs, found, strict=True):
+        if fresh.state.ended and fresh.started is None and not job.state.ended:
+            forget(fresh, cluster, pool)  # staged at most: no script of its own has cleaned up
     return tuple(
-        replace(now, survivors=kill_processes(now, cluster, pool, deadline))
-        if now.reason == job_state.NO_FOLDER and not now.survivors
-        else now  # the launcher has no script that would clean up
-        for now in found
+        replace(fresh, survivors=kill_processes(fresh, cluster, pool, deadline))
+        if fresh.reason == job_state.NO_FOLDER and not fresh.survivors
+        else fresh  # the launcher has no script that would clean up
+        for fresh in found
     )
 
 
-def cancel(job: Job, cluster: Cluster, pool: Pool) -> Job:
+def cancel(job: Job, cluster: Cluster, pool: Pool, report: Reporter = lambda text: None) -> Job:
     """Ends the job and returns it with the survivors counted on every node (all 0, as a rule)."""
     ask_to_end(job, cluster, pool)
-    return wait_for_end(job, cluster, pool)
+    return wait_for_end(job, cluster, pool, report=report)
 
 
 def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> None:
@@ -79,11 +80,19 @@ def _require_told(job: Job, result: NodeResult) -> None:
         )
 
 
-def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> Job:
+def wait_for_end(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    deadline: Deadline = NEVER,
+    report: Reporter = lambda text: None,
+) -> Job:
     """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
-    here, over our own connections. Returned as it is where it has not ended by the deadline."""
+    here, over our own connections. Returned as it is where it has not ended by the deadline.
+    `report` hears now and then that ranks are still saving."""
     known, system = job.state.ended, systems.load(cluster)
-    job = _wait_for_end(job, cluster, pool, deadline.limit(system.end_limit))
+    limit = deadline.limit(system.limit_end(job.spec))
+    job = _wait_for_end(job, cluster, pool, limit, report)
     if not job.state.ended and (force := system.make_force_argv(job)):
         _run_on_launcher(job, cluster, pool, force, deadline)
         job = _wait_for_end(job, cluster, pool, deadline.limit(FORCE_TIMEOUT))
@@ -95,12 +104,23 @@ def wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NE
     return replace(job, survivors=survivors) if system.counts_survivors else job
 
 
-def _wait_for_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline) -> Job:
+def _wait_for_end(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    deadline: Deadline,
+    report: Reporter = lambda text: None,
+) -> Job:
     """The job as soon as it has ended, or as it is when its time is up."""
     job = refresh(job, cluster, pool, deadline)
+    began, told = now(), 0.0
     while not job.state.ended and not deadline.passed:
         time.sleep(systems.load(cluster).poll)
         job = refresh(job, cluster, pool, deadline)
+        waited = now() - began
+        if job.state is JobState.RUNNING and waited - told >= SAVING:
+            told = waited
+            report(f"job {job.id} is still saving: {waited:.0f} of {job.spec.grace:g} s")
     return job
 
 

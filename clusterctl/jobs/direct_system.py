@@ -17,7 +17,7 @@ from clusterctl.launch.placement import place
 from clusterctl.launch.points import place_points
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node, NodeResult
-from clusterctl.schedulers.direct import GRACE, render_command_line
+from clusterctl.schedulers.direct import render_command_line
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
@@ -29,7 +29,6 @@ class DirectSystem:
 
     start_limit = 60.0
     slow_start = ""
-    end_limit = GRACE + 4.0
     poll = 0.1
     backoff = 1.0
     logs = ("mpirun.err", "mpirun.out", "supervise.log")
@@ -103,6 +102,9 @@ class DirectSystem:
         if result.error or not result.stdout:
             return job
         return self.scheduler.parse_status(job, result.text)
+
+    def limit_end(self, spec: JobSpec) -> float:
+        return spec.grace + 4.0
 
     def make_force_argv(self, job: Job) -> tuple[str, ...]:
         return ()  # what its supervisor leaves is ended on each node

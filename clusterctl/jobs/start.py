@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,6 @@ from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.resume_args import SNAPSHOTS, quote_words
 from clusterctl.schedulers.direct import (
     CLEAN_LIMIT,
-    GRACE,
     LARGEST_NOTE,
     LEAST_OUTPUT,
     MIRROR_RESERVE,
@@ -127,7 +127,7 @@ def _make_rank_files(
         root=node.root,
         gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
         gpus=gpus,
-        grace=GRACE,
+        grace=math.ceil(job.spec.grace),
         cgroups=CGROUPS,
         line_buffered=job.spec.program.kind in COMPILED,
     )

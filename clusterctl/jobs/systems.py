@@ -39,8 +39,6 @@ class JobSystem(Protocol):
     """Seconds that handing in a job may take."""
     slow_start: str
     """What to say while that takes longer than usual; "" for nothing."""
-    end_limit: float
-    """Seconds that the job's own script has to end everything, before we do."""
     poll: float
     """Seconds between two looks whether a job has ended."""
     backoff: float
@@ -84,6 +82,9 @@ class JobSystem(Protocol):
     ) -> tuple[Job, ...]:
         """The jobs as the launcher or the queue knows them now; unchanged where there is no answer
         by the deadline."""
+
+    def limit_end(self, spec: JobSpec) -> float:
+        """Seconds that the job's own script has to end everything, before we do."""
 
     def make_force_argv(self, job: Job) -> tuple[str, ...]:
         """Ends a job that has not ended by itself after `cancel_argv`; () for nothing more."""

@@ -152,6 +152,7 @@ class Run(Started, heading=JOBS, module="run"):
         "TIME",
         duration,
     )
+    grace = amount("--grace", JOB, "Time to save after SIGTERM (default: 5s)", "TIME", duration)
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
     on_node_loss = choice(
         "--on-node-loss",

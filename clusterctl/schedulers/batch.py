@@ -7,6 +7,7 @@ file cannot say: that a job still waits, and how it ended when nobody was left t
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -24,7 +25,6 @@ from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
 from clusterctl.schedulers import arrays, direct, job_state, state_file
 
-GRACE = direct.GRACE
 QUEUE_AGE = 5
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
 ANSWER_LIMIT = 12
@@ -131,7 +131,7 @@ class Batch(ABC):
             tag=f"{cluster.id}/{job.id};",
             folder=f"{root}/jobs/{job.id}",
             root=root,
-            grace=GRACE,
+            grace=math.ceil(job.spec.grace),
             answer_limit=ANSWER_MARGIN,
             stacks_limit=direct.STACKS_LIMIT,
             timers=timers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,9 +17,6 @@ from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster
 from clusterctl.resume_args import SNAPSHOTS, list_predicates, name_predicate
 from clusterctl.schedulers import job_state
-
-GRACE = 5
-"""Seconds that programs have between SIGTERM and SIGKILL: all has to be gone within ten."""
 
 START_LIMIT = 180
 """Seconds in which the first rank has to start. A launch that hangs on the wrong network would
@@ -250,7 +248,7 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
         "folder": where[launcher.name],
         "root": launcher.root,
         "launcher": launcher.name,
-        "grace": GRACE,
+        "grace": math.ceil(job.spec.grace),
         "answer_limit": ANSWER_LIMIT,
         "stacks_limit": STACKS_LIMIT,
         "nodes": [

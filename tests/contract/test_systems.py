@@ -44,7 +44,7 @@ def test_it_declares_all_facts(system: JobSystem) -> None:
     assert {item for item in JobSystem.__annotations__ if not hasattr(system, item)} == set()
     assert system.errors in system.logs
     assert system.backoff >= 1
-    assert 0 < system.poll < system.end_limit < system.start_limit
+    assert 0 < system.poll < system.limit_end(spec()) < system.start_limit
 
 
 def test_a_job_has_its_sizes_its_launcher_and_a_home(name: str, system: JobSystem) -> None:

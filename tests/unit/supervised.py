@@ -18,7 +18,7 @@ from clusterctl import assets, launch
 from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs.start import make_node_files
 from clusterctl.model import Cluster
-from clusterctl.schedulers.direct import GRACE, Direct
+from clusterctl.schedulers.direct import Direct
 from tests.e2e.cli import wait_for
 from tests.unit.making import cluster, node, program, request, spec
 
@@ -36,9 +36,8 @@ class Site:
     ) -> Job:
         """A job whose ranks run `script`; `launcher` is sh that starts them: `rank N` starts one
         and waits for it."""
-        what = spec(
-            program=program("-c", script, kind=ProgramKind.BINARY, target="/bin/sh"), **changes
-        )
+        shell = program("-c", script, kind=ProgramKind.BINARY, target="/bin/sh")
+        what = spec(program=shell, **{"grace": 1.0, **changes})
         asked = request(self.where, what, number)
         plan = launch.load("mpirun").plan(asked)
         start = plan.argv[plan.argv.index("/bin/sh") :]
@@ -65,9 +64,7 @@ class Site:
                 (folder / sub).mkdir(parents=True, exist_ok=True)
             (folder / ".staged").touch()
             for path, (text, mode) in files.items():
-                (folder / path).write_text(
-                    self.change(text).replace(f"cctl_grace={GRACE}\n", "cctl_grace=1\n")
-                )
+                (folder / path).write_text(self.change(text))
                 (folder / path).chmod(mode)
         start_script = self.folder("launcher", number) / "launch.sh"
         start_script.write_text(f"{before_launch}\n{start_script.read_text()}")

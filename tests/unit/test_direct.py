@@ -147,11 +147,11 @@ def test_outputs_for_sync_are_copied_on_one_host_too_and_more_often() -> None:
 def test_every_node_is_asked_in_its_own_root(name: str) -> None:
     away = node("worker-1", "10.0.0.11", root="/data/w1")
     where = cluster(node("launcher", "10.0.0.10", root="/srv/l"), away)
-    text = scripts(where)[name]
+    text = scripts(where, grace=19.5)[name]
     assert "cd /srv/l/jobs/7 ||" in text
     assert "\nid=7\n" in text
     assert "\nagent=/srv/l/bin/clusterctl-ssh\n" in text
-    assert f"\ncctl_grace={direct.GRACE}\n" in text
+    assert "\ncctl_grace=20\n" in text
     assert 'launcher) /bin/sh -c "$2" ;;' in text
     assert 'worker-1) CLUSTERCTL_JOB=\'\' $cctl_limited "$agent" worker-1 "$2" ;;' in text
     assert "answer worker-1 /data/w1/jobs/7/processes.sh " in text

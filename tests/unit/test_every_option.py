@@ -243,6 +243,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--requirements": ("requirements.txt",),
     "--reservation": ("mine",),
     "--hang-timeout": ("10m",),
+    "--grace": ("2m",),
     "--keep-files": ("*.h5",),
     "--resume-args": ("--resume {snapshot}",),
     "--sync": ("there",),

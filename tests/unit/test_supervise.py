@@ -168,6 +168,22 @@ def test_cancel(site: Site, stubborn: bool) -> None:
     assert site.living(1) == []
 
 
+@pytest.mark.parametrize("grace", [1.0, 9.0])
+def test_ranks_have_as_long_to_save_as_they_were_given(site: Site, grace: float) -> None:
+    job = site.submit(
+        1,
+        "trap 'sleep 2; echo saved; exit' TERM; echo here; while :; do sleep 0.1; done",
+        BOTH,
+        grace=grace,
+    )
+    outputs = [site.folder(f"worker-{n + 1}", 1) / "out" / f"rank-{n}.out" for n in (0, 1)]
+    site.until(job, lambda _: all(out.exists() and "here" in out.read_text() for out in outputs))
+    site.cancel(job)
+    job = site.ended(job)
+    assert job.state is JobState.CANCELLED, site.story(job)
+    assert ["saved" in out.read_text() for out in outputs] == [grace > 2] * 2
+
+
 @pytest.mark.parametrize("launcher", [BOTH, "sleep 300"], ids=["ranks", "mpirun hangs"])
 def test_cancel_while_mpirun_starts(site: Site, launcher: str) -> None:
     """No process carries the tag yet: one look for it must not be all that ends the job."""
