@@ -36,7 +36,8 @@ def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
     found: list[str] = []
     for name, text in texts.items():
         if name.endswith(".py"):
-            text = "".join(re.sub("^# ?", "", line) for line in text.splitlines(True)[1:-1])
+            block = text.rpartition("\n# ///\n")[0].splitlines(True)[1:]
+            text = "".join(re.sub("^# ?", "", line) for line in block)
         elif name != "pyproject.toml":
             continue
         table: dict[str, Any] = config.parse_toml(text, name).get("tool", {}).get("uv", {})

@@ -18,8 +18,9 @@ from clusterctl.jobs.program import Resolved
 
 NONE = "none"
 
-_BLOCK = re.compile(r"(?m)^# /// script\s*$\n(?:^#(?: .*)?$\n)*?^# ///\s*$\n?")
-"""https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
+_BLOCK = re.compile(r"(?m)^# /// script$\n(?:^#.*$\n?)*")
+"""The comment that begins with one: uv decides where the block ends, and whether it is valid.
+https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
 _LOCAL = re.compile(
     r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.(?:\[[^]]*\])?)\s*(?:#.*)?$\n?"
@@ -251,7 +252,7 @@ def _read_block(script: Path, *, asked: bool) -> Wanted | None:
     found = _BLOCK.search(_read_text(script))
     if not found or "dependencies" not in found[0]:
         return None
-    return Wanted(script.name, {"script.py": found[0]}, asked)
+    return Wanted(script.name, {"script.py": f"{found[0]}\n"}, asked)
 
 
 def _read_text(path: Path) -> str:

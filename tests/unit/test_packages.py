@@ -128,7 +128,7 @@ def wheels_of_its_own(tmp_path: Path, index: Path) -> Path:
         (
             "train.py",
             "# /// script\n# dependencies = ['private']\n# [tool.uv]\n"
-            "# find-links = ['{url}']\n# ///\n",
+            "# find-links = ['{url}']\n# ///\n# Copyright\n\nimport private\n",
         ),
     ],
 )
