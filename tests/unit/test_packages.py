@@ -63,6 +63,11 @@ def test_the_environment_sees_what_the_nodes_python_sees(
     venv.create(own, symlinks=True, system_site_packages=system)
     minor = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     (own / minor / "mine.py").touch()
+    tools = {"tool": own / "bin" / "python", "stranger": "/bin/python3"}
+    for name, python in tools.items():
+        text = f"#!{python}\nimport demo, mine, sys\nprint(demo.VERSION, sys.argv[1])\n"
+        (own / "bin" / name).write_text(text)
+        (own / "bin" / name).chmod(0o755)
     Path("requirements.txt").write_text("demo\n")
     one = here("worker-1", tmp_path, executable=str(own / "bin" / "python"))
     install("requirements.txt", one)
@@ -70,6 +75,9 @@ def test_the_environment_sees_what_the_nodes_python_sees(
     beneath = run(str(own / "bin" / "python"), "-c", code)
     assert run(python_of(one), "-c", f"import demo, mine; {code}") == beneath
     assert (beneath != "[]\n") == system
+    commands = Path(python_of(one)).parent
+    assert run(str(commands / "tool"), "x") == "2.0 x\n", "commands of the node's Python, too"
+    assert not (commands / "stranger").exists(), "it is another Python's"
 
 
 def test_what_one_node_has_it_passes_on(
