@@ -6,17 +6,25 @@ import hashlib
 import math
 import os
 import shlex
+import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
 from clusterctl.formats import format_bytes
-from clusterctl.jobs.archives import Made, make_entry, make_member
+from clusterctl.jobs.archives import (
+    PERMISSIONS,
+    Made,
+    make_entry,
+    make_folder,
+    make_link,
+    make_member,
+)
 from clusterctl.state import Home, Store, find_home
 from clusterctl.state.home import FULL, make_write_error
 
@@ -36,6 +44,8 @@ LOOK_ON = 2.0
 IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
 """What a folder that git does not know leaves behind."""
 IGNORE = ".clusterctlignore"
+USUAL_MODE = 0o755
+"""That of a folder which tar makes for what is in it."""
 OWN = "own"
 """The folder of a job with what describes the project itself, beside that of its tree."""
 MARK = ".clusterctl-fetched"
@@ -362,9 +372,26 @@ def _refuse_whole_machine(root: Path) -> None:
 
 
 def _make_members(tree: Tree) -> Iterator[bytes]:
+    yield from _make_folders(tree)
+    names: dict[tuple[int, int], str] = {}
     for name in tree.files:
-        yield make_member(tree.root / name, f"work/{name}")
+        status = (tree.root / name).lstat()
+        first = names.setdefault((status.st_dev, status.st_ino), name)
+        if first == name:
+            yield make_member(tree.root / name, f"work/{name}")
+        else:
+            yield make_link(f"work/{name}", f"work/{first}")
     for name, data in tree.written:
         yield make_entry(f"work/{name}", data, 0o644)
     for name, text, mode in tree.own:
         yield make_entry(f"{OWN}/{name}", text.encode(), mode)
+
+
+def _make_folders(tree: Tree) -> Iterator[bytes]:
+    """Those that are not open in the usual way. Their owner may do all in them: outputs go there,
+    and the job's folder is removed one day."""
+    above = {str(place) for name in tree.files for place in PurePath(name).parents}
+    for name in sorted(above - {"."}):
+        mode = (tree.root / name).stat().st_mode & PERMISSIONS | stat.S_IRWXU
+        if mode != USUAL_MODE:
+            yield make_folder(f"work/{name}", mode)

@@ -141,9 +141,9 @@ def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[st
         "CLUSTERCTL_DATA": f"{node.root}/data",
         "PYTHONPATH": ":".join(
             (
-                f"{folder}/lib",
                 *(f"{folder}/work/{path}" for path in spec.import_paths),
                 *([f"{folder}/{stage.OWN}"] if spec.import_paths else []),
+                f"{folder}/lib",  # the project may have packages of the same names
             )
         ),
         **planned,
@@ -270,11 +270,11 @@ def _render_unpacking(node: Node, job: Job, keep: list[str], large: bool) -> lis
         f"cd {folder} || exit",
         *keep,
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
-        "umask 022; tar -xof - ; s=$?; [ $s = 0 ] || exit $s",
+        "umask 022; tar -xpof - ; s=$?; [ $s = 0 ] || exit $s",
     ]
     if large:
         archive = quote(_locate_archive(node, job, "tar"))
-        steps.append(f"tar -xof {archive} || exit; rm -f {archive}")
+        steps.append(f"tar -xpof {archive} || exit; rm -f {archive}")
     return steps
 
 

@@ -67,7 +67,7 @@ def unpack(home: Home, *names: str, into: Path) -> Path:
     data = b"".join((home.stages / name).read_bytes() for name in names)
     into.mkdir()
     done = subprocess.run(
-        ["tar", "-xof", "-", "-C", into], input=data + END_OF_ARCHIVE, capture_output=True
+        ["tar", "-xpof", "-", "-C", into], input=data + END_OF_ARCHIVE, capture_output=True
     )
     assert done.returncode == 0, done.stderr
     return into
@@ -346,14 +346,13 @@ def test_the_name_depends_on_content_alone(tmp_path: Path) -> None:
         (tmp_path / folder / "sub" / "link").symlink_to("b")
         names.append(write_archive(tree_of(tmp_path / folder), home))
     os.utime(tmp_path / "two" / "a", (1, 1))
-    (tmp_path / "two" / "a").chmod(0o600)
     if os.geteuid() == 0:
         os.chown(tmp_path / "two" / "a", 12345, 12345)
     assert {*names, write_archive(tree_of(tmp_path / "two"), home)} == {names[0]}
     assert [path.name for path in home.stages.iterdir()] == [names[0]]
     changes: list[Callable[[Path], object]] = [
         lambda root: (root / "a").write_text("b"),
-        lambda root: (root / "a").chmod(0o755),
+        lambda root: (root / "a").chmod(0o600),
         lambda root: (root / "a").rename(root / "c"),
         lambda root: (root / "c").write_text(""),
     ]
@@ -396,6 +395,39 @@ def test_weird_names_arrive(
     assert os.readlink(os.fsencode(got / "link")) == name
 
 
+def test_files_arrive_as_they_are(tmp_path: Path) -> None:
+    """Modes without setuid and setgid, those of folders with all rights of the owner; holes; two
+    names of one file."""
+    modes = {"id": 0o600, "tool": 0o6755, "shared/x": 0o664, "readable": 0o444}
+    write(tmp_path / "root", {**dict.fromkeys(modes, "x"), "secret/key": "k", "locked/x": "x"})
+    for name, mode in {**modes, "secret": 0o700, "locked": 0o555, "shared": 0o2775}.items():
+        (tmp_path / "root" / name).chmod(mode)
+    long = "l" * 250 + ".dat"
+    with (tmp_path / "root" / long).open("wb") as file:
+        for place in (0, 3 << 20):
+            file.seek(place)
+            file.write(b"data" * 1025)
+        file.truncate(5 << 20)
+    with (tmp_path / "root" / os.fsdecode(b"hole\xff")).open("wb") as file:
+        file.truncate(1 << 20)
+    (tmp_path / "root" / "zz").hardlink_to(tmp_path / "root" / "id")
+    home = Home(tmp_path / "state")
+    archive = write_archive(find_tree(tmp_path / "root"), home)
+    assert (home.stages / archive).stat().st_size < 1 << 20
+    got = unpack(home, archive, into=tmp_path / "got") / "work"
+    arrived = {name: (got / name).stat().st_mode & 0o7777 for name in modes}
+    assert arrived == {"id": 0o600, "tool": 0o755, "shared/x": 0o664, "readable": 0o444}
+    folders = {name: (got / name).stat().st_mode & 0o7777 for name in ("secret", "locked")}
+    assert folders == {"secret": 0o700, "locked": 0o755}
+    assert (got / "shared").stat().st_mode & 0o777 == 0o775
+    assert (got / "zz").samefile(got / "id")
+    for name in (long, os.fsdecode(b"hole\xff")):
+        assert (got / name).read_bytes() == (tmp_path / "root" / name).read_bytes()
+        assert (got / name).stat().st_blocks * 512 < 100_000
+    with tarfile.open(home.stages / archive, "r:", errors="surrogateescape") as file:
+        assert {f"work/{long}", os.fsdecode(b"work/hole\xff")} <= {*file.getnames()}
+
+
 def test_joined_archives(tmp_path: Path) -> None:
     write(tmp_path / "root", {"a": "a" * 513, "empty": "", "run": "#!/bin/sh"})
     (tmp_path / "root" / "run").chmod(0o700)
@@ -413,7 +445,7 @@ def test_joined_archives(tmp_path: Path) -> None:
     assert (got / "work" / "a").read_text() == "a" * 513
     assert (got / "env").read_text() == "ü\n"
     assert (got / "env").stat().st_mode & 0o777 == 0o600
-    assert (got / "work" / "run").stat().st_mode & 0o777 == 0o755
+    assert (got / "work" / "run").stat().st_mode & 0o777 == 0o700
     assert (got / "lib" / "trainlib" / "__init__.py").is_file()
     assert not list((got / "lib").rglob("__pycache__"))
     (tmp_path / "all.tar").write_bytes(data)
