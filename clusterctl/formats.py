@@ -36,8 +36,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """`1 rank`, `2 ranks`, `3 processes`."""
+    return f"{number} {noun if number == 1 else pluralize(noun)}"
+
+
+def pluralize(noun: str) -> str:
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
 def format_span(seconds: float) -> str:

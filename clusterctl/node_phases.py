@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from clusterctl.speed import Speedometer
 
 REQUESTED = "requested"
 BOOTING = "booting"
@@ -30,9 +31,6 @@ ORDER = (
     *(PULLING, DOWNLOADING, BUILDING, STARTING, TESTING, FAILED, READY),
 )
 """As nodes usually go through them."""
-
-WINDOW = 10.0
-"""Seconds over which the rate of what a node receives is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class _Node:
     total: int = 0
     """Bytes that it has received in its life, and those of them before this phase."""
     before: int = 0
-    seen: deque[tuple[float, int]] = field(default_factory=deque)
+    speed: Speedometer | None = None
 
     @property
     def key(self) -> str:
@@ -119,7 +117,7 @@ class NodePhases:
                 self._took.setdefault(node.key, []).append(now - node.since)
                 node.phase, node.what, node.since, node.size = phase, what, now, size
                 node.before = node.total
-                node.seen.clear()
+                node.speed = None
 
     def receive(self, name: str, total: int) -> None:
         """The node has received so many bytes since it was started."""
@@ -130,9 +128,8 @@ class NodePhases:
             if not node.total:
                 node.before = total
             node.total = total
-            node.seen.append((self._now(), total))
-            while node.seen[-1][0] - node.seen[0][0] > WINDOW:
-                node.seen.popleft()
+            node.speed = node.speed or Speedometer(self._now(), total)
+            node.speed.add(self._now(), total)
 
     def look(self) -> Picture:
         with self._lock:
@@ -146,17 +143,15 @@ class NodePhases:
             return {key: round(_compute_median(values), 1) for key, values in self._took.items()}
 
     def _make_state(self, name: str, node: _Node, now: float) -> NodeState:
-        seconds, received, rate = now - node.since, node.total - node.before, 0.0
-        if len(node.seen) > 1:
-            (first, before), (last, total) = node.seen[0], node.seen[-1]
-            rate = (total - before) / max(last - first, 1e-3)
+        seconds, received = now - node.since, node.total - node.before
+        rate = node.speed.rate if node.speed else 0.0
         left = None
         took = self._took.get(node.key)
         usual = _compute_median(took) if took else self._earlier.get(node.key)
         if usual is not None:
             left = usual - seconds if usual > seconds else None
-        elif node.size > received and rate:
-            left = (node.size - received) / rate
+        elif node.speed and node.size > received:
+            left = node.speed.estimate(node.size - received)
         if node.phase in ENDS:
             left = None
         return NodeState(name, node.phase, node.what, seconds, left, received, rate, node.size)

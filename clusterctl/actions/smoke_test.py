@@ -7,6 +7,7 @@ from dataclasses import replace
 from clusterctl.actions import run
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import BootstrapError
+from clusterctl.formats import count
 from clusterctl.job_model import JobSpec, JobState
 from clusterctl.model import Cluster, Reporter
 from clusterctl.state import Store
@@ -29,7 +30,8 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
     proof = next((text for text in said if text.startswith("ok:")), "")
     if job.state is not JobState.SUCCEEDED or not proof:
         raise BootstrapError(
-            f"the all-reduce over {job.ranks} ranks failed (job {job.id}, {job.state.value}):"
+            f"the all-reduce over {count(job.ranks, 'rank')} failed"
+            f" (job {job.id}, {job.state.value}):"
             f" {said[-1] if said else job.reason or 'no rank printed anything'}",
             hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
         )

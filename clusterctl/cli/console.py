@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
@@ -18,13 +17,12 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.formats import format_seconds
 from clusterctl.redaction import redact as redact
 from clusterctl.redaction import redact_arguments as redact_arguments
+from clusterctl.speed import Speedometer
 
 SILENCE = 2.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
 comes later, and nobody should wait for more than five."""
 
-WINDOW = 10.0
-"""Seconds over which the rate of a copy is measured."""
 CLEAR = "\r\x1b[J"
 """Removes the line on a terminal that `Console.show` has drawn."""
 
@@ -101,18 +99,14 @@ class Console:
 
         def watch() -> None:
             start = size = moved()[0] if moved else 0
-            seen = deque([(self._clock(), size)])
+            speed = Speedometer(self._clock(), size)
             pause = silence / 10 if moved else 0.0
             while not over.wait(pause or max(silence / 20, self._spoke + silence - self._clock())):
-                now, before = self._clock(), size
+                now, copied = self._clock(), ""
                 size, left = moved() if moved else (0, None)
-                copied = ""
-                seen.append((now, size))
-                while now - seen[0][0] > WINDOW and len(seen) > 2:
-                    seen.popleft()
-                if size > before:
-                    rate = (size - seen[0][1]) / max(now - seen[0][0], 1e-3)
-                    copied = f", {describe_copy(size - start, rate, left)}"
+                if speed.add(now, size):
+                    rest = speed.estimate(left)
+                    copied = f", {describe_copy(size - start, speed.rate, rest)}"
                 if self._asking or self.quiet or (only_copies and not copied):
                     continue
                 if copied and sys.stderr.isatty():
@@ -322,11 +316,11 @@ def _draw(done: int, left: int | None) -> str:
     return f"{render_bar(done, done + left)} "
 
 
-def describe_copy(size: int, rate: float, left: int | None) -> str:
-    """`512.0 MB copied, 43.2 MB/s, 12 s left`: all of the bytes, those of a second, and how long
-    the rest will take, where it is known."""
+def describe_copy(size: int, rate: float, rest: float | None) -> str:
+    """`512.0 MB copied, 43.2 MB/s, 12 s left`: all of the bytes, those of a second, and how many
+    seconds the rest will take, where it is known."""
     text = f"{size / 1e6:.1f} MB copied, {rate / 1e6:.1f} MB/s"
-    return f"{text}, {ago(left / rate)} left" if left and rate > 0 else text
+    return text if rest is None else f"{text}, {ago(rest)} left"
 
 
 ago = format_seconds

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import Console, ago, format_table
+from clusterctl.formats import count
 from clusterctl.node_phases import ENDS, FAILED, ORDER, READY, NodePhases, NodeState, Picture
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _count(nodes: Sequence[NodeState]) -> str:
     """`256 nodes: 200 ready, 56 pulling image`, those that are furthest first."""
     counts = Counter(node.phase for node in nodes)
     parts = (f"{counts[phase]} {phase}" for phase in reversed(ORDER) if counts[phase])
-    return f"{len(nodes)} nodes: {', '.join(parts)}"
+    return f"{count(len(nodes), 'node')}: {', '.join(parts)}"
 
 
 def _list_cells(node: NodeState) -> tuple[str, str, str, str]:

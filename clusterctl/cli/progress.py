@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 
 from clusterctl.cli.console import Console, ago
+from clusterctl.speed import Speedometer
 
-WINDOW = 10.0
-"""Seconds over which the rate is measured."""
 PAUSE = 0.1
 """Seconds between two pictures on a terminal."""
 STEP = 10.0
@@ -24,7 +22,7 @@ class Transfer:
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
         self._name = ""
-        self._seen: deque[tuple[float, int]] = deque()
+        self._speed = Speedometer(self._clock(), 0)
         self._shown = (-1.0, -1)
         self._drawn = False
 
@@ -32,10 +30,8 @@ class Transfer:
         now = self._clock()
         if name != self._name:
             self._name, self._shown = name, (-1.0, -1)
-            self._seen.clear()
-        self._seen.append((now, done))
-        while now - self._seen[0][0] > WINDOW and len(self._seen) > 2:
-            self._seen.popleft()
+            self._speed = Speedometer(now, done)
+        self._speed.add(now, done)
         moving = sys.stderr.isatty() and not self._console.quiet
         percent = min(100, 100 * done // size) if size else 0
         tenth = percent // 10 if size else int(now // STEP)
@@ -47,14 +43,11 @@ class Transfer:
             self._shown = now, tenth
 
     def _describe(self, done: int, size: int, percent: int) -> str:
-        began, before = self._seen[0]
-        seconds = self._seen[-1][0] - began
-        rate = (done - before) / seconds if seconds > 0 else 0.0
+        rate, rest = self._speed.rate, self._speed.estimate(size - done if size else None)
         text = f"{percent:3} % of {size / 1e6:.1f} MB" if size else f"{done / 1e6:.1f} MB"
         if rate > 0:
             text += f", {rate / 1e6:.1f} MB/s"
-            if size > done:
-                text += f", {ago((size - done) / rate)} left"
+            text += "" if rest is None else f", {ago(rest)} left"
         return text
 
     def _draw(self, done: int, size: int, percent: int) -> None:

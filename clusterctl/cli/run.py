@@ -161,9 +161,9 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
     for note in prepared.plan.notes:
         console.note(note)
     if large := prepared.tree.describe_large_files():
-        console.report(f"staging {prepared.tree.describe()}; {large}")
+        console.report(f"copying {prepared.tree.describe()}; {large}")
     else:
-        console.detail(f"staging {prepared.tree.describe()}")
+        console.detail(f"copying {prepared.tree.describe()}")
     number = prepared.job.id
     copying = show_staging(console)
 

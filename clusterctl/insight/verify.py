@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
+from clusterctl.formats import count
 from clusterctl.insight.figures import Gpu, LeftOut, Link, NodeFigures, Reduction, Verdict
 
 NETWORK_BASELINE = {
@@ -178,7 +179,8 @@ def _describe_others(node: NodeFigures) -> str:
         found.append(f"the hypervisor gives {node.steal:.0%} of its processors to others")
     if node.load > LOAD * node.cores:
         most = f", most of all {node.busiest}" if node.busiest else ""
-        found.append(f"other processes use {node.load:.1f} of its {node.cores} cores{most}")
+        cores = count(node.cores, "core")
+        found.append(f"other processes use {node.load:.1f} of its {cores}{most}")
     return ", and ".join(found)
 
 

@@ -70,7 +70,7 @@ def _make_sparse_entry(path: Path, name: str, mode: int) -> bytes:
         parts = _find_data(file.fileno(), size)
         rows = [*parts, (size, 0)]
         table = "\n".join([str(len(rows)), *(f"{at}\n{count}" for at, count in rows), ""]).encode()
-        sink = io.BytesIO(_pad(table))
+        sink = io.BytesIO(_fill_blocks(table))
         sink.seek(0, os.SEEK_END)
         for at, count in parts:
             file.seek(at)
@@ -103,8 +103,8 @@ def _find_data(file: int, size: int) -> list[tuple[int, int]]:
 
 
 def _pack(info: tarfile.TarInfo, data: bytes = b"") -> bytes:
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape") + _pad(data)
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape") + _fill_blocks(data)
 
 
-def _pad(data: bytes) -> bytes:
+def _fill_blocks(data: bytes) -> bytes:
     return data + bytes(-len(data) % tarfile.BLOCKSIZE)

@@ -193,7 +193,7 @@ def describe_survivors(job: Job) -> str:
     if not left:
         return f"no processes left on {count(len(job.survivors), 'node')}"
     return ", ".join(
-        f"{name} did not answer" if number < 0 else f"{number} processes left on {name}"
+        f"{name} did not answer" if number < 0 else f"{count(number, 'process')} left on {name}"
         for name, number in left.items()
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 
 from clusterctl import assets, process
 from clusterctl.errors import UsageError
-from clusterctl.formats import format_bytes
+from clusterctl.formats import count, format_bytes
 from clusterctl.jobs.archives import (
     PERMISSIONS,
     Made,
@@ -80,7 +80,8 @@ class Tree:
 
     def describe(self) -> str:
         how = "git's ignore rules" if self.by_git else "whole folder"
-        return f"{len(self.files)} files, {format_bytes(self.size)} from {self.root} ({how})"
+        files = count(len(self.files), "file")
+        return f"{files}, {format_bytes(self.size)} from {self.root} ({how})"
 
 
 def find_bundled(name: str) -> Path | None:
@@ -180,9 +181,9 @@ def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> U
         folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
         most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
         reasons.append(f"most files: {most}")
-    limits = f"{MAX_FILES} files, {format_bytes(MAX_BYTES)}" if not limit else format_bytes(limit)
+    limits = f"{MAX_FILES:,} files, {format_bytes(MAX_BYTES)}" if not limit else format_bytes(limit)
     return UsageError(
-        f"{root} is too large to stage: {len(sizes)} files, {format_bytes(size)}"
+        f"{root} is too large to copy: {count(len(sizes), 'file')}, {format_bytes(size)}"
         f" (limits: {limits}); {'; '.join(reasons)}",
         hint=f"list data in .gitignore or {IGNORE}, choose a smaller folder with --stage, or raise"
         " the limit: --max-stage 2GB",
@@ -366,7 +367,7 @@ def _refuse_whole_machine(root: Path) -> None:
     if not may_stage(root):
         what = "the whole file system" if root == Path("/") else "your home folder"
         raise UsageError(
-            f"{root} is {what}: it will not be staged",
+            f"{root} is {what}: it is never copied",
             hint="put the script into a folder of its own, or choose one with --stage",
         )
 

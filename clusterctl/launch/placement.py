@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clusterctl import formats
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import JobSpec, Placement
 from clusterctl.launch import Request
@@ -35,7 +36,8 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
             if count > node.slots:
                 total = sum(node.slots for node in workers)
                 raise LaunchError(
-                    f"{sum(counts)} ranks do not fit: {node.name} has {node.slots} slots"
+                    f"{formats.count(sum(counts), 'rank')} do not fit: {node.name} has"
+                    f" {formats.count(node.slots, 'slot')}"
                     f" ({total} in all) and would get {count}",
                     hint=f"use at most --ranks {_find_most(workers)}, or a larger cluster",
                 )
@@ -120,7 +122,8 @@ def _choose_workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
     workers = cluster.workers
     if spec.nodes > len(workers):
         raise LaunchError(
-            f"--nodes {spec.nodes}: cluster {cluster.name!r} has {len(workers)} workers",
+            f"--nodes {spec.nodes}: cluster {cluster.name!r} has"
+            f" {formats.count(len(workers), 'worker')}",
             hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` adds workers"
             if not cluster.attached
             else "add hosts to the file",
@@ -133,7 +136,7 @@ def _count_ranks(workers: Sequence[Node], spec: JobSpec) -> list[int]:
         if spec.ranks != spec.ranks_per_node * len(workers):
             raise UsageError(
                 f"--ranks {spec.ranks} is not --ranks-per-node {spec.ranks_per_node}"
-                f" x {len(workers)} nodes",
+                f" x {formats.count(len(workers), 'node')}",
                 hint="give one of them, or add --nodes",
             )
         return [spec.ranks_per_node] * len(workers)
@@ -141,7 +144,7 @@ def _count_ranks(workers: Sequence[Node], spec: JobSpec) -> list[int]:
         return [spec.ranks_per_node] * len(workers)
     if spec.ranks and spec.nodes > spec.ranks:
         raise UsageError(
-            f"--nodes {spec.nodes}: {spec.ranks} ranks are fewer than that",
+            f"--nodes {spec.nodes}: only {formats.count(spec.ranks, 'rank')}",
             hint=f"--ranks {spec.nodes} or more, or fewer --nodes",
         )
     if spec.ranks:

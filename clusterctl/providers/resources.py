@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clusterctl.formats import count
+
 
 @dataclass(frozen=True, slots=True)
 class Resource:
@@ -33,11 +35,6 @@ def describe(resources: tuple[Resource, ...], *, ids: bool = True) -> str:
     for item in resources:
         kinds.setdefault(item.kind, []).append(item.id)
     return ", ".join(
-        f"{len(mine)} {kind if len(mine) == 1 else pluralize(kind)}"
-        + (f" ({', '.join(mine)})" if ids else "")
+        count(len(mine), kind) + (f" ({', '.join(mine)})" if ids else "")
         for kind, mine in kinds.items()
     )
-
-
-def pluralize(kind: str) -> str:
-    return f"{kind}es" if kind.endswith("s") else f"{kind}s"

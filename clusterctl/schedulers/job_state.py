@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import hang_notes
+from clusterctl.formats import count
 from clusterctl.job_model import Hang, Job, JobState, RankFailure
 from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, correct, sort_failures
 from clusterctl.schedulers.state_file import CAUSES, EVENTS, Attempt, Facts, read
@@ -192,7 +193,7 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
     if last.launcher_code:
         return f"{ended} {_CUT_OFF}"
-    return f"{ended}, but only {_count_well(last)} of {job.ranks} ranks did"
+    return f"{ended}, but only {_count_well(last)} of {count(job.ranks, 'rank')} did"
 
 
 def describe_hang(job: Job, hang: Hang) -> str:
@@ -207,7 +208,7 @@ def _describe_points(job: Job) -> str:
     names = [f"{job.id}.{number}" for number in job.unfinished_points]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
-        f"{len(names)} of {len(job.processes)} points did not succeed:"
+        f"{len(names)} of {count(len(job.processes), 'point')} did not succeed:"
         f" {', '.join(names[:_NAMED])}{more}"
     )
 
@@ -228,7 +229,7 @@ _STUCK = (124, 137)
 def _describe_lost(last: Attempt) -> str:
     """The nodes that did not answer in the end, and why not, as far as that is known."""
     why: dict[str, list[str]] = {}
-    for name in (name for name, count in last.survivors.items() if count < 0):
+    for name in (name for name, left in last.survivors.items() if left < 0):
         silence = last.silences.get(name)
         said = _describe_silence(*silence) if silence else ""
         why.setdefault(said or "no answer when the job ended", []).append(name)

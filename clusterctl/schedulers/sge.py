@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.errors import UsageError
+from clusterctl.formats import count
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import batch
 from clusterctl.sweeps import parse_concurrency
@@ -70,11 +71,11 @@ class Sge(batch.Batch):
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         """Grid Engine counts slots, one rank each. UsageError for more ranks than slots."""
-        _, _, count = spec.native.get("pe", "").rpartition(" ")
-        slots = int(count) if count.isdecimal() else 1
+        _, _, given = spec.native.get("pe", "").rpartition(" ")
+        slots = int(given) if given.isdecimal() else 1
         if spec.ranks > slots:
             raise UsageError(
-                f"--ranks {spec.ranks} do not fit into {slots} slots",
+                f"--ranks {spec.ranks} do not fit into {count(slots, 'slot')}",
                 hint=f"ask for them with -pe NAME {spec.ranks}",
             )
         return replace(spec, ranks=spec.ranks or slots)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.errors import UsageError
+from clusterctl.formats import count
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import arrays, batch
 from clusterctl.sweeps import parse_concurrency
@@ -113,7 +114,7 @@ class Slurm(batch.Batch):
         if spec.ranks and spec.ranks != nodes * each:
             if spec.nodes or spec.ranks % each:
                 raise UsageError(
-                    f"--ranks {spec.ranks} is not --ranks-per-node {each} x {nodes} nodes",
+                    f"--ranks {spec.ranks} is not --ranks-per-node {each} x {count(nodes, 'node')}",
                     hint="give one of them, or add --nodes",
                 )
             nodes = spec.ranks // each

@@ -26,7 +26,7 @@ from clusterctl.providers import PROVIDERS
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
 FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hang_notes"}
-FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats"}
+FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats", "speed"}
 FOUNDATION |= {"known_hosts", "known_waits", "charge_model"}
 EDGE = {"process", "state", "transfer_meter"}  # they touch this machine
 TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "options",
         "redaction",
     }
-    | {"user_variables", "node_phases", "formats"},
+    | {"user_variables", "node_phases", "formats", "speed"},
     "api": {"actions", "model", "job_model", "errors", "options", "user_variables"},
     "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES | {"s3"},
     "jobs": FOUNDATION | EDGE | TALK | PARTS | {"s3"},
@@ -73,7 +73,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"errors", "sweeps", "resume_args"},
     "catalog": {"model", "errors"},
     "timeouts": set(),
-    "node_phases": set(),
+    "node_phases": {"speed"},
+    "speed": set(),
     "node_results": {"model", "formats"},
     "unpack": {"errors"},
     "known_hosts": set(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.formats import fold_runs, format_bytes
+from clusterctl.formats import count, fold_runs, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,11 @@ def test_numbers_fold_to_runs_in_order_and_each_once(
     numbers: list[int], runs: list[tuple[int, int]]
 ) -> None:
     assert [(run[0], run[-1]) for run in fold_runs(numbers)] == runs
+
+
+def test_one_is_singular() -> None:
+    assert [count(number, "process") for number in (0, 1, 2)] == [
+        "0 processes",
+        "1 process",
+        "2 processes",
+    ]

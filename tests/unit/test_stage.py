@@ -321,7 +321,7 @@ def test_the_whole_machine_is_refused(
     chosen = folder if how == "chosen" else None
     with pytest.raises(UsageError) as caught:
         find_tree(tmp_path if chosen else folder, chosen=chosen)
-    assert "will not be staged" in caught.value.message
+    assert "it is never copied" in caught.value.message
     assert "--stage" in caught.value.hint
 
 
@@ -513,7 +513,7 @@ def test_what_git_ignores_is_copied_where_it_is_included(tmp_path: Path) -> None
     for path, limit, message in (
         ("data/nothing", 0, "no such file or folder"),
         ("..", 0, "is not inside the staged folder"),
-        ("data", 12, "too large to stage"),
+        ("data", 12, "too large to copy"),
     ):
         with pytest.raises(UsageError, match=message):
             stage.include(tree, (tmp_path / path,), limit)

@@ -235,7 +235,8 @@ def _describe_lacks(node: Node) -> str:
         )
     if node.slots and node.facts.gpus and node.slots > len(node.facts.gpus):
         missing.append(
-            f"the file sets {node.slots} slots, but the host has {len(node.facts.gpus)} GPUs"
+            f"the file sets {count(node.slots, 'slot')}, but the host has"
+            f" {count(len(node.facts.gpus), 'GPU')}"
         )
     return "; ".join(missing)
 

@@ -106,8 +106,12 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
         doing = "they compute, or poll for messages" if busy else "they may wait for each other"
         return f"nothing is wrong with the nodes; without stacks of the ranks, {doing}"
     if busy:
-        doing = f"{len(busy)} of {len(living)} ranks compute, and nothing is wrong with the nodes"
-        return f"{doing}{_describe_places(busy)}"
+        who = (
+            f"{len(busy)} of {len(living)} ranks compute"
+            if len(living) > 1
+            else "the rank computes"
+        )
+        return f"{who}, and nothing is wrong with the nodes{_describe_places(busy)}"
     if any(rank.moved for rank in living):
         doing = "the ranks make progress, and nothing is wrong with the nodes"
     else:

@@ -51,12 +51,12 @@ def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
         )
     elif len(waiting) == len(living):
         text = (
-            f"all {len(waiting)} ranks have connected in {own}, which waits for more ranks:"
+            f"every rank has connected in {own}, which waits for more ranks:"
             f" WORLD_SIZE, or the world_size that the program passes, is larger than {len(waiting)}"
         )
     else:
         text = (
-            f"all {len(living)} ranks are in {own}: some cannot connect to"
+            f"every rank is in {own}: some cannot connect to"
             " MASTER_ADDR:MASTER_PORT, or WORLD_SIZE, or the world_size that the program passes, is"
             f" larger than {len(living)}"
         )

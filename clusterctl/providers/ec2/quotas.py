@@ -9,6 +9,7 @@ from functools import partial
 
 from clusterctl import catalog
 from clusterctl.errors import ProviderError
+from clusterctl.formats import count
 from clusterctl.model import ClusterSpec, Reporter
 from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
@@ -59,7 +60,7 @@ def check(
         if taken + vcpus > limit:
             raise ProviderError(
                 f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
-                f" are in use; this cluster needs {vcpus} vCPUs more",
+                f" are in use; this cluster needs {count(vcpus, 'vCPU')} more",
                 hint=render_request(code, taken + vcpus),
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clusterctl.formats import pluralize
 from clusterctl.providers.ec2 import eventbridge
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
@@ -19,7 +20,7 @@ from clusterctl.providers.ec2.tags import (
     filter_by_cluster,
     read_deadline,
 )
-from clusterctl.providers.resources import Resource, pluralize
+from clusterctl.providers.resources import Resource
 
 _NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
 """Whoever may not ask, and regions that do not know such things."""
