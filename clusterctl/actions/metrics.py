@@ -8,7 +8,7 @@ from pathlib import Path
 from clusterctl.actions import jobs
 from clusterctl.errors import UsageError, describe_reason
 from clusterctl.insight import event_files
-from clusterctl.insight.metrics import MetricPoint, Reader
+from clusterctl.insight.metrics import MetricPoint, Reader, drop_repeated
 from clusterctl.insight.metrics import find_last as find_last
 from clusterctl.insight.metrics import list_columns as list_columns
 from clusterctl.insight.metrics import render as render
@@ -35,9 +35,8 @@ def follow(
         found = [
             point
             for piece in pieces
-            if piece.stream == "stdout" and piece.rank is not None
-            if rank in (None, piece.rank)
-            for point in reader.read(piece.rank, piece.data)
+            if piece.rank is not None and rank in (None, piece.rank)
+            for point in reader.read(piece.rank, piece.data, piece.stream)
         ]
         if found:
             yield found
@@ -50,7 +49,7 @@ def collect(
 ) -> tuple[MetricPoint, ...]:
     """The metrics that the job has printed so far, rank by rank."""
     found = [point for some in follow(store, number, where, report, rank=rank) for point in some]
-    return tuple(sorted(found, key=lambda point: point.rank))
+    return tuple(sorted(drop_repeated(found), key=lambda point: point.rank))
 
 
 def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path, ...]:
@@ -75,9 +74,10 @@ def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
     reader, found = Reader(), []
     for pieces in read_stored(store.locate_job_folder(job.id)):
         for piece in pieces:
-            if piece.stream == "stdout" and piece.rank is not None:
-                found += reader.read(piece.rank, piece.data)
-    return tuple(sorted([*found, *reader.finish()], key=lambda point: point.rank))
+            if piece.rank is not None:
+                found += reader.read(piece.rank, piece.data, piece.stream)
+    found += reader.finish()
+    return tuple(sorted(drop_repeated(found), key=lambda point: point.rank))
 
 
 def find_last_by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from clusterctl import assets
-from clusterctl.insight import top
+from clusterctl.insight import metric_lines, top
 from clusterctl.insight.top import Look
 from clusterctl.job_model import Job
 from clusterctl.jobs.start import list_rank_nodes
@@ -50,4 +50,5 @@ def _render_script(job: Job, cluster: Cluster, node: Node) -> bytes:
         root=node.root,
         tag=f"{cluster.id}/{job.id};",
         device=next(devices, ""),
+        marks=b"|".join(metric_lines.MARKS).decode(),
     ).encode()

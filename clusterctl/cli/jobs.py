@@ -225,9 +225,7 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
 
 
 def _explain_no_metrics(job: int) -> str:
-    return (
-        f"job {job} printed no metrics; a program prints them as JSON lines (docs/jobs.md, Metrics)"
-    )
+    return f"job {job} printed no metrics; docs/jobs.md (Metrics) says which lines count"
 
 
 def cancel(given: Cancel, console: Console) -> None:

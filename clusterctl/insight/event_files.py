@@ -67,8 +67,11 @@ def write(
             earlier.unlink()
         file = open_file(run)
         for name, by_rank in found.items():
-            for x, point in by_rank.get(rank, ()):
-                file.add(name, point.values[name], int(x), point.values.get("time", started))
+            curve = by_rank.get(rank, [])
+            whole = all(x == int(x) for x, _ in curve)  # else parts of epochs: no step of theirs
+            for number, (x, point) in enumerate(curve):
+                step = int(x) if whole else number
+                file.add(name, point.values[name], step, point.values.get("time", started))
         file.close()
         runs.append(run)
     return tuple(runs)

@@ -2,7 +2,8 @@
 
     {"clusterctl": {"epoch": 3, "epochs": 10, "loss": 0.31, "samples_per_second": 5400}}
 
-Pure. `docs/jobs.md` says which names have a meaning; any other number is kept as it is.
+or, where a rank prints none of these, in lines for people (see metric_lines). Pure. `docs/jobs.md`
+says which names have a meaning; any other number is kept as it is.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+from clusterctl.insight import metric_lines
 
 KEY = "clusterctl"
 LONGEST = 1 << 16
@@ -33,11 +36,18 @@ class MetricPoint:
 
     rank: int
     values: Mapping[str, float]
+    meant: bool = field(default=True, compare=False)
+    """Whether the line was printed for clusterctl; else for people."""
 
     @property
     def x(self) -> float | None:
         """Where it lies in the training: its step, else its epoch."""
         return self.values.get("step", self.values.get("epoch"))
+
+    @property
+    def place(self) -> tuple[float, ...]:
+        """The same in order, where each epoch counts its steps anew, too."""
+        return tuple(self.values[name] for name in FIRST if name in self.values)
 
     @property
     def done(self) -> float | None:
@@ -58,8 +68,10 @@ def parse(line: bytes) -> dict[str, float] | None:
     except (ValueError, RecursionError):
         return None
     values = found.get(KEY) if isinstance(found, dict) and len(found) == 1 else None
-    if not isinstance(values, dict):
-        return None
+    return _keep_numbers(values) if isinstance(values, dict) else None
+
+
+def _keep_numbers(values: Mapping[str, float]) -> dict[str, float]:
     return {
         name: value
         for name, value in values.items()
@@ -69,22 +81,47 @@ def parse(line: bytes) -> dict[str, float] | None:
 
 
 class Reader:
-    """Finds the metrics in what ranks write, piece by piece."""
+    """Finds the metrics in what ranks write, piece by piece. Of a rank that has printed some for
+    clusterctl, lines for people no longer count: they say the same."""
 
     def __init__(self) -> None:
-        self._rest: dict[int, bytes] = {}
+        self._rest: dict[tuple[int, str], bytes] = {}
+        self._last: dict[int, Mapping[str, float]] = {}
+        self._meant: set[int] = set()
 
-    def read(self, rank: int, data: bytes) -> list[MetricPoint]:
-        """The points that end in `data`, which is what the rank wrote next."""
-        *lines, rest = (self._rest.get(rank, b"") + data).split(b"\n")
-        self._rest[rank] = rest[: LONGEST + 1]
-        return [MetricPoint(rank, values) for line in lines if (values := parse(line))]
+    def read(self, rank: int, data: bytes, stream: str = "") -> list[MetricPoint]:
+        """The points that end in `data`, which is what the rank wrote next to that stream. A bar
+        ends its lines with a carriage return."""
+        text = self._rest.get((rank, stream), b"") + data.replace(b"\r", b"\n")
+        whole, _, rest = text.rpartition(b"\n")
+        self._rest[rank, stream] = rest[: LONGEST + 1]
+        return self._read_lines(rank, whole)
 
     def finish(self) -> list[MetricPoint]:
         """Of last lines without their end."""
-        found = [MetricPoint(rank, v) for rank, line in self._rest.items() if (v := parse(line))]
+        found = [p for (rank, _), line in self._rest.items() for p in self._read_lines(rank, line)]
         self._rest.clear()
         return found
+
+    def _read_lines(self, rank: int, text: bytes) -> list[MetricPoint]:
+        found = [MetricPoint(rank, v) for line in text.split(b"\n") if (v := parse(line))]
+        if found:
+            self._meant.add(rank)
+        if rank in self._meant or not (marks := metric_lines.find_marks(text)):
+            return found
+        for line in text.split(b"\n"):
+            values = _keep_numbers(metric_lines.read(line, marks) or {})
+            if values and values != self._last.get(rank):  # a bar is drawn again and again
+                self._last[rank] = values
+                found.append(MetricPoint(rank, values, meant=False))
+        return found
+
+
+def drop_repeated(points: Iterable[MetricPoint]) -> tuple[MetricPoint, ...]:
+    """Without the lines for people of ranks that have printed others for clusterctl."""
+    points = tuple(points)
+    ranks = {point.rank for point in points if point.meant}
+    return tuple(point for point in points if point.meant or point.rank not in ranks)
 
 
 def list_columns(points: Iterable[MetricPoint]) -> list[str]:
@@ -131,16 +168,24 @@ def find_curves(
     points: Iterable[MetricPoint], name: str
 ) -> dict[int, list[tuple[float, MetricPoint]]]:
     """The points of each rank that have `name`, in the order of printing, each with its x: the
-    step, else the epoch, else the number of the point. A training that was started again replaces
-    what it had printed from that step on."""
+    step, else the epoch, else the number of the point. Steps that are counted anew in each epoch
+    go on from those of the epoch before. A training that was started again replaces what it had
+    printed from that step on."""
     found: dict[int, list[tuple[float, MetricPoint]]] = {}
     for point in points:
-        if name in point.values and math.isfinite(point.values[name]):
-            mine = found.setdefault(point.rank, [])
-            x = float(len(mine)) if point.x is None else point.x
-            while mine and mine[-1][0] >= x:
-                mine.pop()
-            mine.append((x, point))
+        if name not in point.values or not math.isfinite(point.values[name]):
+            continue
+        mine = found.setdefault(point.rank, [])
+        while mine and point.place and mine[-1][1].place >= point.place:
+            mine.pop()
+        last, before = mine[-1] if mine else (0.0, point)
+        if point.x is None:
+            x = float(len(mine))
+        elif before.place[:1] < point.place[:1] and before.x is not None and point.x <= before.x:
+            x = last + point.x
+        else:
+            x = point.x + (last - before.x if mine and before.x is not None else 0.0)
+        mine.append((x, point))
     return found
 
 
@@ -151,6 +196,12 @@ def find_last(points: Iterable[MetricPoint], name: str) -> float | None:
         if name in point.values:
             found[point.rank] = point.values[name]
     return found[min(found)] if found else None
+
+
+def find_loss(points: Sequence[MetricPoint]) -> float | None:
+    """The last value of `loss`, or else of what else is a training's loss."""
+    names = sorted(list_columns(points), key=lambda name: (name != "loss", "train" not in name))
+    return next((find_last(points, name) for name in names if name.endswith("loss")), None)
 
 
 def compute_step_seconds(points: Sequence[MetricPoint]) -> float | None:

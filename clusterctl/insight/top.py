@@ -122,7 +122,8 @@ def _add(rank: RankLook, number: int, word: str, value: str, tick: float) -> Non
         rank.memory += int(value) * 1024
     elif word == "metrics":
         reader = Reader()
-        rank.points = (*reader.read(number, b64decode(value)), *reader.finish())
+        found = (*reader.read(number, b64decode(value)), *reader.finish())
+        rank.points = metrics.drop_repeated((*rank.points, *found))
     else:
         pid, _, rest = value.partition(" (")
         values = rest.rpartition(") ")[2].split()  # a command may hold blanks and parentheses
@@ -151,7 +152,7 @@ def make_rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tu
                     memory=rank.memory,
                     step=points[-1].x if points else None,
                     step_seconds=metrics.compute_step_seconds(points),
-                    loss=metrics.find_last(points, "loss"),
+                    loss=metrics.find_loss(points),
                     left=metrics.estimate_seconds_left(points, look.time),
                 )
             )

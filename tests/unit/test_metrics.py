@@ -26,8 +26,6 @@ def line(**values: object) -> bytes:
     "text",
     [
         b"",
-        b"Epoch 3 | Loss: 0.2",
-        b'{"loss": 0.2}',
         b'{"clusterctl": 0.2}',
         b'{"clusterctl": [1]}',
         b'{"clusterctl": {"loss": 0.2}, "other": 1}',
@@ -38,6 +36,111 @@ def line(**values: object) -> bytes:
 )
 def test_other_lines_are_no_metrics(text: bytes) -> None:
     assert metrics.parse(text) is None
+
+
+FOR_PEOPLE = {
+    '{"step": 0, "loss": 1.0, "ok": true}': {"step": 0, "loss": 1.0},
+    '{"Epoch": 3, "accuracy": 0.9}': {"epoch": 3, "accuracy": 0.9},
+    '{"lr": 0.1, "val_loss": 0.25}': {"lr": 0.1, "val_loss": 0.25},
+    '{"iter": 7, "loss": 2, "time": 3.5}': {"step": 7, "loss": 2, "duration": 3.5},
+    # Hugging Face, of transformers 4 and 5.
+    "{'loss': 0.5, 'learning_rate': 5e-05, 'epoch': 0.1}": {
+        **{"loss": 0.5, "learning_rate": 5e-05, "epoch": 0.1}
+    },
+    "{'loss': '0.5', 'epoch': '0.1'}": {"loss": 0.5, "epoch": 0.1},
+    "{'step': 1, 'loss': tensor(0.5, device='cuda:0')}": {"step": 1, "loss": 0.5},
+    # nanoGPT, llm.c.
+    "iter 10: loss 2.3, time 12.00ms, mfu 1.00%": {
+        **{"step": 10, "loss": 2.3, "time_ms": 12.0, "mfu": 1.0}
+    },
+    "step 0: train loss 4.25, val loss 4.5": {"step": 0, "train_loss": 4.25, "val_loss": 4.5},
+    "step 5/100 | loss 10.9 (+nanz)| lr 4e-06 | 3056.36 ms": {"step": 5, "loss": 10.9, "lr": 4e-06},
+    # PyTorch's examples and tutorials.
+    "Train Epoch: 1 [32/64 (50%)]\tLoss: 2.5": {"epoch": 1.5, "loss": 2.5},
+    "Test set: Average loss: 0.05, Accuracy: 9800/10000 (98%)": {
+        **{"average_loss": 0.05, "accuracy": 0.98}
+    },
+    "Epoch: [2][ 1/4]\tTime  0.500 ( 1.2)\tLoss 6.9e+00 (7.0)\tAcc@1   0.50 (  0.10)": {
+        **{"epoch": 2.25, "duration": 0.5, "loss": 6.9, "acc@1": 0.5}
+    },
+    "[1,  2000] loss: 2.125": {"epoch": 1, "step": 2000, "loss": 2.125},
+    "[0/5][1/2]\tLoss_D: 1.5\tLoss_G: 3.5": {"epoch": 0.5, "loss_d": 1.5, "loss_g": 3.5},
+    "Epoch [1/10], Step [100/600], Loss: 0.25": {"epoch": 1, "step": 100, "loss": 0.25},
+    # torchtitan, Megatron, timm.
+    "\x1b[31mstep:  1  \x1b[32mloss:  8.5  \x1b[0mmemory:  1.5GiB(1.9%)  tps: 1,234": {
+        **{"step": 1, "loss": 8.5, "memory_GiB": 1.5, "tps": 1234}
+    },
+    " iteration     1/   10 | learning rate: 1.5E-04 | lm loss: 1.05E+01 | loss scale: 1.0 |": {
+        **{"step": 1, "learning_rate": 1.5e-4, "lm_loss": 10.5, "loss_scale": 1.0}
+    },
+    "Train: 0 [   0/1251 (  0%)]  Loss: 6.75 (6.95)": {"epoch": 0, "loss": 6.75},
+    # Bars of tqdm, Lightning and Keras.
+    " 10%|█ | 10/100 [00:01<00:09,  9.8it/s, loss=0.5, acc=90.5%]": {
+        **{"step": 10, "loss": 0.5, "acc": 90.5}
+    },
+    "Epoch 3: 100%|██| 9/9 [00:01<00:00, 90it/s, v_num=0, train_loss=0.5]": {
+        **{"epoch": 3, "step": 9, "v_num": 0, "train_loss": 0.5}
+    },
+    "32/1875 [===>...] - ETA: 5s - loss: 0.5 - accuracy: 0.75": {
+        **{"step": 32, "eta_s": 5, "loss": 0.5, "accuracy": 0.75}
+    },
+    "Epoch 3 | loss 0.52 | acc 91.25%": {"epoch": 3, "loss": 0.52, "acc": 91.25},
+    "Epoch 3/10 - loss: nan.": {"epoch": 3, "loss": math.nan},
+    "=> epoch 3 done. Loss = 0.5": {"epoch": 3, "loss": 0.5},
+    "2026-01-01 10:00:00,123 - INFO - Step 100 loss 2.5 lr 3e-4 tok/s 99": {
+        **{"step": 100, "loss": 2.5, "lr": 3e-4, "tok/s": 99}
+    },
+    "2026-01-01 | INFO | __main__:train:12 - loss 0.5 at step 3": {"step": 3, "loss": 0.5},
+    "val_loss=0.25, acc=0.9": {"val_loss": 0.25, "acc": 0.9},
+}
+
+
+@pytest.mark.parametrize("text", FOR_PEOPLE)
+def test_lines_for_people_are_metrics(text: str) -> None:
+    (point,) = Reader().read(0, f"starting\n{text}\n".encode())
+    assert list(point.values) == list(FOR_PEOPLE[text])
+    assert list(point.values.values()) == pytest.approx(
+        list(FOR_PEOPLE[text].values()), nan_ok=True
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Saved checkpoint at step 100 to /tmp/loss-3", "step 3: moved 4 files", "loss", "step 3"),
+        *("Epoch 3 took 12.3 seconds", "Using loss scale 65536 at step 0", "Loading shard 3/10"),
+        *("At step 3 we had a packet loss of 10", "The loss of step 3 was 0.5 lower", "{loss 1"),
+        *("10 packets, 0% packet loss, time 9ms", "see the map: 3 of 4", '{"loss": "mse"}'),
+        *("step: 10, weight_decay: 0.1", "Namespace(epochs=3, loss='mse', step=10)", '{"port": 1}'),
+        '{"lr": 0.1, "batch_size": 32, "epochs": 10}',
+        *('  File "/x/loss.py", line 12, in step', "    train(epoch=3, loss=0.5)"),
+        *("ValueError: step 3: loss 0.5", "/x/y.py:12: UserWarning: step 3 loss 0.5"),
+        *("x.bin: 10%|█ | 1.2G/12G [00:01<00:09, 9.8MB/s]", "10%|█| 1/9 [00:01<00:09, 9it/s]"),
+        "Epoch 3: best model saved to loss_0.5.pt",
+    ],
+)
+def test_prose_and_tracebacks_are_no_metrics(text: str) -> None:
+    assert Reader().read(0, f"{text}\n".encode()) == []
+
+
+def test_what_a_rank_prints_for_clusterctl_counts_alone() -> None:
+    reader, text = Reader(), b"Epoch 0 | Loss: 0.5\n"
+    assert reader.read(0, text + line(epoch=0, loss=0.5) + b"\n" + text) == [
+        MetricPoint(0, {"epoch": 0, "loss": 0.5})
+    ]
+    assert reader.read(0, b"Epoch 1 | Loss: 0.4\n") == []
+    early = Reader().read(0, text)
+    assert metrics.drop_repeated([*early, MetricPoint(0, {"loss": 1})]) == (
+        MetricPoint(0, {"loss": 1}),
+    )
+
+
+def test_a_bar_is_drawn_again_and_again() -> None:
+    reader, bar = Reader(), b"1/9 [00:01<00:09, 9it/s, loss=0.5]"
+    assert len(reader.read(0, bar + b"\r" + bar + b"\rhel", "stderr")) == 1
+    assert reader.read(0, b"step 2 loss", "stdout") == []
+    assert reader.read(0, b"lo\n", "stderr") == []
+    assert reader.read(0, b" 3\n", "stdout") == [MetricPoint(0, {"step": 2, "loss": 3})]
 
 
 def test_only_numbers_count() -> None:
@@ -98,6 +201,13 @@ def test_a_training_that_begins_again_replaces_what_it_had_printed() -> None:
     assert metrics.find_series(points, "loss") == {0: [(1, 9), (2, 6), (3, 5)]}
 
 
+def test_steps_may_be_counted_anew_in_each_epoch() -> None:
+    places = ((0, 1), (0, 9), (1, 1), (1, 9), (2, 1), (1, 9))
+    points = [MetricPoint(0, {"epoch": e, "step": s, "loss": e}) for e, s in places]
+    assert [x for x, _ in metrics.find_series(points[:-1], "loss")[0]] == [1, 9, 10, 18, 19]
+    assert [x for x, _ in metrics.find_series(points, "loss")[0]] == [1, 9, 10, 18]
+
+
 def test_how_long_a_step_takes_and_the_training_still_will() -> None:
     assert metrics.compute_step_seconds(POINTS[:2]) == 10
     assert metrics.estimate_seconds_left(POINTS[:2], now=110) == 20
@@ -120,6 +230,11 @@ def printed(number: int = 7, **ranks: bytes) -> None:
 
 
 def test_logs_shows_them(call: Call) -> None:
+    printed(8, rank_0=b"iter 1: loss 2.5, time 12.00ms\n")
+    (open_store().locate_job_folder(8) / "out/worker-1/rank-1.err").write_text("step 2: loss 3")
+    assert call("logs", "8", "--metrics").out == (
+        "[0] step 1  loss 2.5  time_ms 12\n[1] step 2  loss 3\n"
+    )
     text = b"starting\n" + line(step=1_234_567, loss=0.123456789, time=5.5) + b"\nend\n"
     printed(rank_0=text, rank_1=b"nothing\n")
     assert call("logs", "7", "--metrics").out == "[0] step 1234567  loss 0.123457\n"

@@ -14,6 +14,7 @@ from clusterctl.assets import render as render_template
 from clusterctl.cli.top import render
 from clusterctl.insight import top
 from clusterctl.insight.figures import Link, Measurements
+from clusterctl.insight.metric_lines import MARKS
 from clusterctl.insight.top import Look, TopFrame
 
 
@@ -181,7 +182,12 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
     fake = tmp_path / tool
     fake.write_text(f"#!/bin/sh\necho '{printed}'\n")
     fake.chmod(0o755)
+    printed = tmp_path / "jobs" / "1" / "out"
+    printed.mkdir(parents=True)
+    (printed / "rank-0.out").write_text("iter 3: loss 2.5, time 12.00ms\nsaved\n")
+    (printed / "rank-1.err").write_bytes(b" 3/9 [00:01<00:09, 9it/s, loss=0.5]\r")
     values = {"id": 1, "node": "w", "root": str(tmp_path), "tag": "x/1;", "device": "lo"}
+    values["marks"] = "|".join(mark.decode() for mark in MARKS)
     script = render_template("insight/tick.sh.j2", **values)
     done = subprocess.run(
         ["/bin/sh", "-s"],
@@ -194,6 +200,8 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
     look = top.read("w", done.stdout)
     assert look.error == ""
     assert [gpu.used for gpu in look.gpus] == ([0.5] if tool == "nvidia-smi" else [None, 0.05])
+    ranks = top.make_rank_lines({}, {"w": look})
+    assert [(rank.step, rank.loss) for rank in ranks] == [(3, 2.5), (3, 0.5)]
 
 
 def looked(seconds: float, *ticks: int) -> dict[str, Look]:
