@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from clusterctl import program_variables
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -35,6 +37,7 @@ def _make_environment() -> Any:
     )
     environment.filters["q"] = lambda value: shlex.quote(str(value))
     environment.filters["dq"] = lambda value: re.sub(r'(["$`\\])', r"\\\1", str(value))
+    environment.globals["unset"] = program_variables.write_unset
     return environment
 
 
@@ -42,6 +45,7 @@ def render(template: str, **values: object) -> str:
     """Renders `templates/<template>`; an undefined name is an error.
 
     Filters: `q` quotes a word for sh, `dq` makes text safe between double quotes there.
+    `unset(PROGRAM)` is a line of sh that removes the variables which would change what it does.
     """
     text: str = _make_environment().get_template(template).render(**values)
     return text

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from clusterctl import program_variables
 from clusterctl.model import NodeResult
 from clusterctl.timeouts import Deadline, now
 
@@ -38,6 +39,12 @@ def build_own_program(module: str, *words: str) -> list[str]:
         folders.append(site.getusersitepackages())
     code = f"import sys; sys.path += {folders!a}; from clusterctl.{module} import main; main()"
     return [sys.executable, "-I", "-c", code, *words]
+
+
+def make_environment(program: str, **more: str) -> dict[str, str]:
+    """What a program gets of our environment, and `more`. All that starts here has it unless told
+    otherwise."""
+    return {**program_variables.select(Path(program).name, os.environ), **more}
 
 
 def run(
@@ -86,7 +93,7 @@ def spawn(
     log: Path,
     stdin: int = subprocess.DEVNULL,
     cwd: Path,
-    env: Mapping[str, str],
+    env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Spawned:
     """Starts a process that outlives us, in a session of its own, with all its output in `log`."""
@@ -109,7 +116,7 @@ def _start(
         stdout=output,
         stderr=output,
         cwd=cwd,
-        env=env,
+        env=make_environment(argv[0]) if env is None else env,
         pass_fds=pass_fds,
         start_new_session=True,
     )
@@ -125,6 +132,7 @@ def converse(argv: Sequence[str], *, cwd: Path | None = None) -> tuple[socket.so
             stdout=theirs.fileno(),
             stderr=subprocess.DEVNULL,
             cwd=cwd,
+            env=make_environment(argv[0]),
             start_new_session=True,
         )
 
@@ -158,7 +166,10 @@ def run_in_foreground(argv: Sequence[str], *, cwd: Path) -> int:
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
         with subprocess.Popen(
-            argv, cwd=cwd, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+            argv,
+            cwd=cwd,
+            env=make_environment(argv[0]),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as program:
             for number in handed_on:
                 old = signal.signal(number, lambda got, _: program.send_signal(got))
@@ -205,7 +216,7 @@ def watch(
     timeout: float,
     grace: float,
     cwd: Path,
-    env: Mapping[str, str],
+    env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Watched:
     """Runs a process that must not be cut off, and hands on each line that it prints.

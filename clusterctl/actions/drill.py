@@ -7,7 +7,6 @@ judged.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 import time
@@ -173,7 +172,7 @@ class _Drill:
     def _start(self) -> process.Spawned:
         words = ("run", "-c", self._name, *self._fault.options, str(self._program))
         argv = process.build_own_command(*words, str(self._steps), str(STEP))
-        return process.spawn(argv, log=self._log, cwd=self._program.parent, env=os.environ)
+        return process.spawn(argv, log=self._log, cwd=self._program.parent)
 
     def _read_output(self) -> str:
         return self._log.read_text(errors="replace")

@@ -9,7 +9,6 @@ them ends up in the image. `docker/downloads.json` lists all of it with checksum
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -257,7 +256,6 @@ def _run_watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure:
         timeout=_PATIENCE,
         grace=30,
         cwd=scratch,
-        env=os.environ,
     )
     if result.interrupted:
         raise KeyboardInterrupt

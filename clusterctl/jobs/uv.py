@@ -80,7 +80,9 @@ def call(what: str, *words: str) -> str:
         raise LaunchError(
             "uv is not installed; it installs the job's packages", hint="pip install uv"
         )
-    env = {**os.environ, "NO_COLOR": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    env = process.make_environment(
+        program, NO_COLOR="1", UV_NO_PROGRESS="1", UV_PYTHON_DOWNLOADS="never"
+    )
     result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
     if result.ok:
         return result.text

@@ -23,6 +23,7 @@ from clusterctl.errors import UsageError
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
+from clusterctl.program_variables import SBATCH, write_unset
 from clusterctl.schedulers import arrays, direct, job_state, state_file
 
 QUEUE_AGE = 5
@@ -206,6 +207,7 @@ class Batch(ABC):
         return assets.render(
             "batch/survey.sh.j2",
             system=self.system,
+            submit=self.submit,
             age=QUEUE_AGE,
             limit=ANSWER_LIMIT,
             patience=HAND_IN,
@@ -219,6 +221,7 @@ class Batch(ABC):
             "batch/submit.sh.j2",
             submit=self.submit,
             receipt=self.receipt,
+            without=[name for name, option in SBATCH.items() if option in job.spec.native],
             end=self.end,
             down=self.down,
             name=job.spec.native.get("job-name", make_job_name(job)),
@@ -272,7 +275,8 @@ class Batch(ABC):
     def _end(self) -> str:
         """What the queue said before is void."""
         return (
-            "rm -f ../../queue; n=$(cat native 2>/dev/null); n=${n%%;*};"
+            f"{write_unset(self.submit)}; rm -f ../../queue;"
+            " n=$(cat native 2>/dev/null); n=${n%%;*};"
             f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
         )
 

@@ -18,9 +18,6 @@ BINARIES = ("terraform", "tofu")
 VERSION_TIMEOUT = 30.0
 GET = "https://developer.hashicorp.com/terraform/install or https://opentofu.org/docs/intro/install"
 
-_FOREIGN = re.compile(r"TF_(CLI_ARGS.*|VAR_.*|WORKSPACE|DATA_DIR|INPUT|LOG.*)")
-"""Variables of the user's that would change what our commands mean."""
-
 
 @dataclass(frozen=True, slots=True)
 class Binary:
@@ -74,9 +71,9 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
 
 def _clean_environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
     ours = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", **more}
-    return {name: value for name, value in {**kept, **ours}.items() if value}
+    made = process.make_environment("terraform", **ours)
+    return {name: value for name, value in made.items() if value}
 
 
 def make_environment(cache: Path, **more: str) -> dict[str, str]:

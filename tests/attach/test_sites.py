@@ -69,7 +69,13 @@ def test_gloo_meets_on_the_right_device(cli: Cli, site: Site) -> None:
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 @ON_SLURM
 def test_both_launchers_of_slurm(cli: Cli, site: Site, launcher: str) -> None:
-    done = cli("run", "--launcher", launcher, *site.size(4), "reduce_all.py", "--no-table")
+    """Also from a shell whose settings for Slurm would keep ranks from starting."""
+    env = {"SBATCH_EXPORT": "NONE", "SLURM_EXPORT_ENV": "NONE", "SRUN_EXPORT_ENV": "NONE"}
+    env |= {"SBATCH_WAIT": "1", "SBATCH_OUTPUT": "/nowhere", "SLURM_JOB_ID": "1"}
+    env |= {"SLURM_NTASKS": "9", "SQUEUE_FORMAT": "%T", "SLURM_LABELIO": "1"}
+    env |= {"PRTE_MCA_ras": "slurm", "OMPI_MCA_plm": "slurm", "OMPI_MCA_ras": "slurm"}
+    words = ("--launcher", launcher, *site.size(4), "reduce_all.py", "--no-table")
+    done = cli("run", *words, env=env)
     assert "ok: 4 ranks on 2 hosts" in done.out
     assert "Sorry" not in done.out + done.err
 

@@ -24,7 +24,7 @@ from clusterctl.providers import PROVIDERS
 # A unit is a package or module directly in clusterctl/. A row: what it may import besides itself.
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
-FOUNDATION |= {"options", "timeouts", "node_results", "unpack"}
+FOUNDATION |= {"options", "timeouts", "node_results", "unpack", "program_variables"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hang_notes"}
 FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats", "speed"}
 FOUNDATION |= {"known_hosts", "known_waits", "charge_model"}
@@ -67,7 +67,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transfer_meter": set(),
     "recipes": {"errors", "assets", "catalog"},
     "compiling": {"job_model", "errors", "assets"},
-    "assets": {"model", "errors"},
+    "assets": {"model", "errors", "program_variables"},
+    "program_variables": set(),
     "keys": {"model", "errors"},
     "config": {"model", "errors", "options"},
     "options": {"errors", "sweeps", "resume_args"},
