@@ -41,13 +41,15 @@ from clusterctl.jobs import (
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import Asked, translate
 from clusterctl.jobs.program import Resolved as Resolved
-from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.jobs.program import (
+    find_similar,
+    make_missing_error,
     resolve_command,
     resolve_module,
     warn_of_backend,
     warn_of_launcher,
 )
+from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Store
@@ -65,6 +67,8 @@ class Prepared:
     secrets: Mapping[str, str]
     wanted: package_sources.Wanted | None = None
     """Packages that are installed for it; a rerun finds them in the state home."""
+    command: str = ""
+    """What one of them has to bring."""
 
     @property
     def preview(self) -> systems.Preview:
@@ -115,7 +119,17 @@ def include(resolved: Resolved, paths: Sequence[Path], limit: int) -> Resolved:
 
 def check_packages(resolved: Resolved, given: str) -> None:
     """Raises UsageError where what a program asks for is not understood, before there are nodes."""
-    package_sources.find(resolved, given)
+    _find_packages(resolved, given, "")
+
+
+def _find_packages(resolved: Resolved, given: str, python: str) -> package_sources.Wanted | None:
+    """Raises UsageError, too, for a program that is neither here nor a command of packages."""
+    wanted, word = package_sources.find(resolved, given, python), resolved.program.target
+    if resolved.installed and (
+        wanted is None or (find_similar(word) and not package_sources.is_named(wanted, word))
+    ):
+        raise make_missing_error(word)
+    return wanted
 
 
 def prepare(
@@ -130,9 +144,10 @@ def prepare(
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
     wanted = None
     if not (spec.venv or spec.modules or spec.container):
-        wanted = package_sources.find(resolved, requirements, spec.python)
+        wanted = _find_packages(resolved, requirements, spec.python)
         nodes = cluster.workers or (cluster.launcher,)
-        if wanted and not spec.python and installed.has_all(wanted, nodes):
+        has_all = wanted and not (spec.python or resolved.installed)
+        if wanted and has_all and installed.has_all(wanted, nodes):
             wanted = None
         # A script of the project may do without the Python that some node lacks.
         given = spec.python or requirements or resolved.program.needs_python
@@ -162,11 +177,26 @@ def prepare(
         chosen_python = packages.choose(cluster, spec.python)
         places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
+    command = resolved.program.target if resolved.installed else ""
+    if command:
+        plan = replace(
+            plan,
+            notes=(
+                *plan.notes,
+                f"no file {command} here: one of these packages has to bring that command",
+            ),
+        )
     for note in (warn_of_backend(resolved, spec.backend), warn_of_launcher(resolved, job.ranks)):
         if note:
             plan = replace(plan, notes=(*plan.notes, note))
     return Prepared(
-        job=job, cluster=cluster, plan=plan, tree=resolved.tree, secrets=secrets, wanted=wanted
+        job=job,
+        cluster=cluster,
+        plan=plan,
+        tree=resolved.tree,
+        secrets=secrets,
+        wanted=wanted,
+        command=command,
     )
 
 
@@ -251,6 +281,9 @@ def _ship(
         names = start.list_rank_nodes(job, cluster)
         chosen = packages.choose(cluster, job.spec.python)
         packages.install(job.spec.packages, chosen, names, pool, store.home, report)
+        if prepared.command and prepared.wanted:
+            where = [chosen.node(name) for name in names]
+            packages.check_command(prepared.command, prepared.wanted, where, pool)
         equipped = packages.equip(chosen, job.spec.packages)
         files = start.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True

@@ -41,14 +41,16 @@ def run(given: Run, console: Console) -> None:
         return
     try:
         resolved, spec, secrets = read_program(given)
+        spec = replace(spec, ranks=_count(given))
+        node_loss.check(spec.on_node_loss, chosen)
+        number = action.choose_number(store, dry=True)
+        needs = "none" if given.emit else given.requirements
+        prepared = action.prepare(
+            chosen, spec, resolved, secrets, number=number, requirements=needs
+        )
     except UsageError as error:
         error.hint = _suggest_queue(given, circumstances, error) or error.hint
         raise
-    spec = replace(spec, ranks=_count(given))
-    node_loss.check(spec.on_node_loss, chosen)
-    number = action.choose_number(store, dry=True)
-    needs = "none" if given.emit else given.requirements
-    prepared = action.prepare(chosen, spec, resolved, secrets, number=number, requirements=needs)
     if given.emit:
         _emit(console, prepared, given.emit)
     elif given.dry_run:

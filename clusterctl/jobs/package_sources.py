@@ -74,6 +74,12 @@ def find(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
     return Wanted(f"--python {python}", {"requirements.txt": ""})
 
 
+def is_named(wanted: Wanted, word: str) -> bool:
+    """Whether what is asked for has that name, in whatever spelling."""
+    pattern = rf"(?i)\b{'[-_.]+'.join(map(re.escape, re.split('[-_.]+', word)))}\b"
+    return any(re.search(pattern, text) for text in wanted.texts.values())
+
+
 def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
@@ -112,6 +118,8 @@ def _find_script(resolved: Resolved) -> Path | None:
         found = (w for w in words if w in PYTHONS or tree.has(os.path.join(program.folder, w)))
         word = next(found, "")
         return place / word if word else None
+    if resolved.installed:
+        return place / program.target
     if program.kind is ProgramKind.COMMAND and own_project.is_command(program.target, place):
         return place / program.target
     return None

@@ -23,10 +23,11 @@ from time import monotonic
 import msgspec
 
 from clusterctl import assets
-from clusterctl.errors import ClusterctlError, LaunchError
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.formats import count, format_bytes
 from clusterctl.jobs import package_indexes, uv
 from clusterctl.jobs.package_sources import NONE, Wanted, hash_parts
+from clusterctl.jobs.program import find_closest
 from clusterctl.jobs.start import make_error
 from clusterctl.model import Cluster, Node, Python
 from clusterctl.state import Home
@@ -152,6 +153,25 @@ def install(
         alike.setdefault(_make_key(digest, node), []).append(node)
     for key, nodes in alike.items():
         _Environment(digest, key, pool, home, report).bring_to(nodes)
+
+
+def check_command(word: str, wanted: Wanted, nodes: Sequence[Node], pool: Pool) -> None:
+    """Raises UsageError where the job's environment has no command of that name."""
+    commands = {
+        node.name: f"cd {quote(locate(node, wanted.digest))}/bin && ls && [ -x {quote(word)} ]"
+        for node in nodes[:1]
+    }
+    for result in pool.run(commands, timeout=ASK_TIMEOUT):
+        if result.exit_code is None:
+            raise make_error("installing packages", result)
+        if not result.ok:
+            close = find_closest(Path(word), result.text.split())
+            raise UsageError(
+                f"no script named {word!r}, and no package of {wanted.source} has such a command",
+                hint=f"did you mean {close}?"
+                if close
+                else f"for a command of the nodes: clusterctl run -- {word}",
+            )
 
 
 class _Environment:

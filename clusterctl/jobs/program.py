@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import which
 
@@ -25,6 +25,7 @@ HEAD = 64 << 10
 CLOSE = 0.8
 """How alike the name of a program has to be to what was typed: `get_close_matches`."""
 
+_COMMAND = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -36,6 +37,8 @@ class Resolved:
     tree: stage.Tree
     asked: Asked = field(default_factory=Asked)
     """What the words of another launcher program say, which it was written after."""
+    installed: bool = False
+    """No file here has its name: it has to be a command of the packages that the job gets."""
 
 
 def resolve(
@@ -57,6 +60,9 @@ def resolve(
             return found
     if _is_module(script):
         return resolve_module(script, args, chosen=chosen, limit=limit)
+    if not sources and _may_be_installed(script):
+        found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
+        return replace(found, installed=True)
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
@@ -109,6 +115,23 @@ def _list_module_files(module: str) -> list[Path]:
     ]
 
 
+def _may_be_installed(script: str) -> bool:
+    """Whether the packages of a job may have a command of that name: nothing here has it."""
+    return (
+        bool(_COMMAND.fullmatch(script))
+        and script not in (*PYTHONS, *SHELLS)
+        and Path(script).suffix not in (".py", ".sh", *LANGUAGES)
+        and not os.path.lexists(script)
+        and not stage.find_bundled(script)
+    )
+
+
+def make_missing_error(script: str) -> UsageError:
+    """No file here, no program of ours and no command that is known has that name."""
+    shown = script if len(script) < 100 else f"{script[:97]}…"
+    return UsageError(f"no script named {shown!r}", hint=_suggest(script))
+
+
 def _find(script: str) -> tuple[Path, bool]:
     """The file of that name, and whether it is a bundled one."""
     path = Path(script)
@@ -123,7 +146,7 @@ def _find(script: str) -> tuple[Path, bool]:
         raise UsageError(f"{script} is a folder", hint="name the script in it")
     bundled = None if found else stage.find_bundled(script)
     if not found and bundled is None:
-        raise UsageError(f"no script named {shown!r}", hint=_suggest(script))
+        raise make_missing_error(script)
     path = bundled or path
     if not os.access(path, os.R_OK):
         raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
@@ -356,14 +379,22 @@ def list_bundled() -> list[str]:
 
 
 def _suggest(script: str) -> str:
-    path, names = Path(script), list_bundled()
-    if close := _find_closest(path, _list_files(path.parent)):
-        return f"did you mean {path.with_name(close)}?"
-    if close := _find_closest(path, names):
-        return f"did you mean the bundled {close}?"
+    if similar := find_similar(script):
+        return f"did you mean {similar}?"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {script}"
-    return f"give a path, or a bundled program: {', '.join(names)}"
+    return f"give a path, or a bundled program: {', '.join(list_bundled())}"
+
+
+def find_similar(script: str) -> str:
+    """What somebody may have meant who typed that; "" if nothing is close."""
+    path = Path(script)
+    if close := find_closest(path, _list_files(path.parent)):
+        return str(path.with_name(close))
+    if close := find_closest(path, own_project.list_commands(Path.cwd())):
+        return close
+    close = find_closest(path, list_bundled())
+    return close and f"the bundled {close}"
 
 
 def _list_files(folder: Path) -> list[str]:
@@ -374,7 +405,7 @@ def _list_files(folder: Path) -> list[str]:
     return []
 
 
-def _find_closest(path: Path, names: Sequence[str]) -> str:
+def find_closest(path: Path, names: Sequence[str]) -> str:
     """The name that a slip of the finger may have meant; "" if none is that close. Endings, which
     make all of them alike, do not count."""
     from difflib import get_close_matches

@@ -195,6 +195,21 @@ def test_a_script_of_the_project_gets_its_packages(
     assert (wanted.source if wanted else "") == ("requirements.txt" if found else "")
 
 
+def test_a_name_that_is_no_file_may_be_a_command_of_packages(
+    project: Path, call: Call, lab: None
+) -> None:
+    """Where a file asks for packages; a slip is said before anything is installed."""
+    said = call("run", "--dry-run", "hostname")
+    assert (said.code, "no script named 'hostname'" in said.err) == (2, True)
+    assert "clusterctl run -- hostname" in said.err
+    Path("requirements.txt").write_text("demo\ntrain-er\n")
+    said = call("run", "--dry-run", "demo-version", "-x")
+    assert "demo-version -x" in said.out.split("# every rank")[1].split("\n")[1]
+    assert "did you mean train.py?" in call("run", "trian").err
+    assert call("run", "--dry-run", "train_er").code == 0, "a package of that name"
+    assert call("run", "--dry-run", "--requirements", "none", "demo-version").code == 2
+
+
 def test_a_script_does_without_the_python_that_nodes_lack(call: Call, project: Path) -> None:
     """It may need none."""
     bare = cluster(*(node(name, python=None) for name in ("launcher", "worker-1", "worker-2")))

@@ -21,6 +21,7 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import package_indexes, package_sources, packages
 from clusterctl.jobs.program import resolve
 from clusterctl.state import find_home
+from clusterctl.transport.pool import Pool
 from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -51,6 +52,13 @@ def test_a_node_gets_the_packages_beside_those_of_its_python(
     code = f"import demo, helper, sys; print(demo.VERSION, helper.VERSION, {own!r} in sys.path)"
     assert run(python_of(one), "-c", code) == "2.0 1.5 True\n"
     assert run(python_of(one).removesuffix("python") + "demo-version") == "2.0\n"
+    wanted = package_sources.find(resolve("train.py", ()), "requirements.txt")
+    assert wanted
+    with Pool([one], identity=None, known_hosts=Path("none")) as pool:
+        packages.check_command("demo-version", wanted, [one], pool)
+        with pytest.raises(UsageError, match=r"no package of requirements\.txt has") as caught:
+            packages.check_command("demo-versoin", wanted, [one], pool)
+    assert caught.value.hint == "did you mean demo-version?"
 
 
 @pytest.mark.parametrize("system", [False, True])

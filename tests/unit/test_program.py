@@ -160,7 +160,6 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
         ("../outside/nope.py", ["no script"], "bundled"),
         ("", [""], ""),
         ("/dev/null/x", ["no script"], ""),
-        ("hostname", ["no script"], "clusterctl run -- hostname"),
         ("line\nbreak.py", ["no script"], ""),
         ("x" * 5000, ["no script"], ""),
         ("nul\0byte.py", [""], ""),
