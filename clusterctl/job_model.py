@@ -81,6 +81,8 @@ class JobSpec:
     ranks_per_node: int = 0
     nodes: int = 0
     """0: all workers."""
+    once: bool = False
+    """One process by itself, which is no rank."""
     backend: str = "auto"
     launcher: str = "mpirun"
     """`auto`: the usual one of whatever runs the cluster's jobs."""

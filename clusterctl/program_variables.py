@@ -218,6 +218,25 @@ PROGRAMS: dict[str, Inputs] = {
         },
         never={"OMPI_MCA_btl_tcp_if_exclude": "MPI refuses it beside btl_tcp_if_include, ours"},
     ),
+    # What other launchers and batch systems have told whoever starts a job of ours from inside one
+    # of theirs: its ranks would believe whose rank, size and servers these are.
+    "ranks": _list_inputs(
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE"),
+        *("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR"),
+        *("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_ID"),
+        *("PMI_PORT", "PMI_JOBID", "PMI_SPAWNED", "PMI_APPNUM", "PMI_PROCESS_MAPPING"),
+        *("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", "PMI_UNIVERSE_SIZE", "CLUSTERCTL_RANK"),
+        *("CLUSTERCTL_WORLD_SIZE", "CLUSTERCTL_POINT", "CLUSTERCTL_POINTS", "CLUSTERCTL_SWEEP_*"),
+        *("TORCHELASTIC_*", "OMPI_*", "PMIX_*", "PRTE_*", "PMI_CONTROL_*", "HYDI_*"),
+        *("MV2_COMM_WORLD_*", "JSM_NAMESPACE_*", "ALPS_APP_*", "PALS_*", "FLUX_*", "PBS_*"),
+        *("LSB_*", "LSF_PM_*", "COBALT_*"),
+        passes=dict.fromkeys(("OMPI_MCA_*", "PMIX_MCA_*", "PRTE_MCA_*"), "settings: see mpirun"),
+    ),
+    "ranks outside Slurm": _list_inputs("SLURM_*", "SLURMD_*", passes=_SLURM),
+    "ranks outside Grid Engine": _list_inputs(
+        *("JOB_ID", "PE_HOSTFILE", "NSLOTS", "NHOSTS", "NQUEUES", "SGE_TASK_*"), passes={}
+    ),
+    "a process without mpirun": _list_inputs("OMPI_*", "PMIX_*", "PRTE_*", passes={}),
 }
 _SAME = {
     **dict.fromkeys(("scp", "sftp", "ssh-keygen", "ssh-keyscan", "ssh-add"), "ssh"),
@@ -248,6 +267,7 @@ def write_unset(program: str, without: Collection[str] = ()) -> str:
     if not patterns:
         return named
     every = "awk 'BEGIN { for (n in ENVIRON) if (n ~ /^[A-Za-z_][A-Za-z0-9_]*$/) print n }'"
-    choose = f'{passing}) ;; {"|".join(patterns)}) unset "$cctl_name" ;;'
+    choose = f"{passing}) ;; " if passing else ""
+    choose += f'{"|".join(patterns)}) unset "$cctl_name" ;;'
     loop = f"for cctl_name in $({every}); do case $cctl_name in {choose} esac; done"
     return f"{named}; case $(export -p) in {seen}) {loop} ;; esac"

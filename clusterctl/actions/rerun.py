@@ -117,7 +117,7 @@ def _apply_changes(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, st
     program = replace(spec.program, args=(*spec.program.args, *given.arguments))
     spec = replace(spec, program=program, env=env, secret_names=names, env_files=given.files)
     if given.ranks:  # sizes that the old number led to would contradict it
-        spec = replace(spec, ranks=given.ranks, ranks_per_node=0, nodes=0)
+        spec = replace(spec, ranks=given.ranks, ranks_per_node=0, nodes=0, once=False)
     return spec, secrets
 
 

@@ -46,7 +46,7 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     )
     places = f" ({where})" if where else ""
     native = f" ({job.scheduler} {job.native_id})" if job.native_id else ""
-    size = count(job.ranks, "rank")
+    size = "1 process" if job.spec.once else count(job.ranks, "rank")
     if job.spec.is_sweep:
         size = f"{count(len(job.processes), 'point')}, {job.ranks} at a time"
     console.report(f"job {job.id}: {size}{places}, {job.state.value}{native}")

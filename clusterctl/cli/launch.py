@@ -94,6 +94,7 @@ def _wants_to_keep(name: str, console: Console) -> bool:
 def _check(running: Run, detach: bool) -> None:
     """Raises UsageError for options that no new cluster has; of settings, `run` speaks later."""
     circumstances = {"direct", running.launcher, *(["detach", "detach direct"] if detach else [])}
+    circumstances |= {"once"} if running.once else set()
     running.apply_limits(circumstances, lambda note: None, "a new cluster has no batch system")
 
 

@@ -95,6 +95,7 @@ def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
         "interactive": given.interactive,
         "emit": given.emit,
         "detach": given.detach,
+        "once": given.once,
         "terminal": given.interactive and not given.dry_run,
     }
     ways = [word for word, wanted in doing.items() if wanted]

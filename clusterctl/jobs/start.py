@@ -82,7 +82,9 @@ def make_node_files(
         variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
         environment = secrets.render_environment(variables, values)
         files[name][secrets.FILE] = (environment, secrets.MODE)
-        files[name] |= _make_rank_files(job, node, plan, system.expect_hostname(node))
+        files[name] |= _make_rank_files(
+            job, node, plan, cluster.system, system.expect_hostname(node)
+        )
         if job.spec.is_sweep:
             files[name] |= _make_point_files(job, folder, tag)
     launcher = files[cluster.launcher.name]
@@ -95,7 +97,7 @@ FilesByNode = dict[str, dict[str, tuple[str, int]]]
 
 
 def _make_rank_files(
-    job: Job, node: Node, plan: LaunchPlan, hostname: str
+    job: Job, node: Node, plan: LaunchPlan, system: str, hostname: str
 ) -> dict[str, tuple[str, int]]:
     """What a node needs to run ranks, and to say what they have written. `hostname`: what it has to
     call itself; "": nobody knows."""
@@ -124,6 +126,8 @@ def _make_rank_files(
         agent=plan.agents.get(node.name, ""),
         device_env=plan.device_env,
         points=job.spec.is_sweep,
+        once=job.spec.once,
+        system=system,
         root=node.root,
         gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
         gpus=gpus,

@@ -36,7 +36,9 @@ class BatchScript:
             env = points.list_own_variables(env, request.spec)
             reasons = tuple(item for item in reasons if item.item.partition("=")[0] in env)
             files = {points.TODO: points.render_todo(request.spec)}
-        late = "MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, OMP_NUM_THREADS"
+        late = "OMP_NUM_THREADS"
+        if not request.spec.once:
+            late = f"MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, {late}"
         return LaunchPlan(
             argv=("/bin/sh", "rank.sh"),
             env=env,

@@ -24,6 +24,10 @@ gives them. By itself it hands arrays of megabytes back, and every step pays for
 32 MiB is the largest threshold that glibc takes; what does not know these names ignores them."""
 
 
+OF_RANKS = ("MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE")
+"""What only processes need that are to meet others."""
+
+
 def build_environment(
     request: Request, more: Sequence[Variable] = ()
 ) -> tuple[dict[str, str], tuple[Reason, ...]]:
@@ -64,6 +68,8 @@ def build_variables(
     if request.spec.allow_cpu:
         rows.append(("CLUSTERCTL_ALLOW_CPU", "1", "--allow-cpu"))
     rows += more
+    if request.spec.once:
+        rows = [row for row in rows if row[0] not in OF_RANKS]
     env = {name: value for name, value, _ in rows}
     env.update(request.spec.env)
     return env, tuple(Reason(item=f"{name}={env[name]}", why=why) for name, _, why in rows)

@@ -11,14 +11,10 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.formats import count
 from clusterctl.job_model import JobSpec, Placement
 from clusterctl.launch import Request
-from clusterctl.launch.environment import build_environment, list_program
+from clusterctl.launch.environment import OF_RANKS, build_environment, list_program
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
 from clusterctl.sweeps import parse_concurrency
-
-NOT_OF_A_POINT = ("MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE")
-"""A point is a process by itself: what it starts meets on its own node."""
-
 
 TODO = "todo"
 """The file in the job's folder that lists them."""
@@ -53,8 +49,9 @@ def render_todo(spec: JobSpec) -> str:
 
 
 def list_own_variables(env: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
-    """What all points are told, of what ranks would be."""
-    kept = {n: value for n, value in env.items() if n not in NOT_OF_A_POINT or n in spec.env}
+    """What all points are told, of what ranks would be: each meets only what it starts itself, on
+    its own node."""
+    kept = {n: value for n, value in env.items() if n not in OF_RANKS or n in spec.env}
     return {**kept, "CLUSTERCTL_POINTS": str(len(spec.points))}
 
 

@@ -110,7 +110,7 @@ COPIED = _limit_to(
 REPLACED = _limit_to("direct", says="has no effect with a batch system", hint="use --requeue")
 MPIRUN = Limit(
     only=frozenset({"direct", "mpirun"}),
-    never=frozenset({"torchrun", "srun", "interactive"}),
+    never=frozenset({"torchrun", "srun", "interactive", "once"}),
     says="works only with --launcher mpirun",
     hint="add --launcher mpirun, or leave it out",
 )
@@ -126,6 +126,9 @@ SUPERVISED = _exclude(
 )
 
 
+NOT_ONCE = _exclude(
+    "once", says="has no effect with --once, which starts one process", hint=ONE_OF_TWO
+)
 NOT_TERMINAL = _exclude(
     "terminal",
     says="cannot be combined with --interactive, whose output goes to the terminal",

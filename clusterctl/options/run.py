@@ -99,7 +99,9 @@ class Run(Started, heading=JOBS, module="run"):
     once = flag("--once", RANKS, "Run one process, on one node")
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
-        "--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun", empty="auto"
+        *("--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun"),
+        empty="auto",
+        limits=(where.STAGED, where.NOT_ONCE),
     )
     mpirun_args = texts(
         *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),

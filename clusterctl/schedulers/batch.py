@@ -193,6 +193,7 @@ class Batch(ABC):
             "path": plan.path,
             "mpirun": plan.mpirun,
             "launcher": spec.launcher,
+            "once": spec.once,
             "native_env": self.native_env,
             "backend": spec.backend,
             "fast": FAST,

@@ -112,6 +112,7 @@ class Direct:
                 folder=where[launcher.name],
                 container="" if launcher.job_port == launcher.ssh_port else launcher.name,
                 tag=tag,
+                system="direct",
                 command=render_command_line(plan.argv),
             ),
             "supervise.sh": assets.render(
@@ -189,6 +190,8 @@ class Direct:
         compiled = plan_compilation(what, job.spec.env)
         return assets.render(
             "job/emit.sh.j2",
+            system="direct",
+            once=job.spec.once,
             compile=compiled.line.replace("\n", " ") if compiled else "",
             beside=beside,
             title=" ".join((what.target, *what.args)),

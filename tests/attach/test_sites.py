@@ -113,6 +113,38 @@ def test_what_every_rank_is_told(cli: Cli, site: Site, program: Program) -> None
     assert {row[6] for row in told} == {"it's $HOME"}
 
 
+TOLD = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS"),
+    *("SLURM_NNODES", "SLURM_GTIDS", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+    *("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS"),
+)
+
+
+@ON_SLURM
+def test_mpirun_tells_ranks_what_srun_tells_them(cli: Cli, site: Site, program: Program) -> None:
+    """Programs take their number from it. Of three ranks, one has the second node alone."""
+    name = program("tell", "\n".join(f'echo "{name}=${name}"' for name in TOLD))
+    size = ("--nodes", "2", "--ranks", "3", "--cpus-per-task", "2")
+    srun, mpirun = (cli("run", "--launcher", word, *size, name) for word in ("srun", "mpirun"))
+    told = [srun.of(rank) for rank in range(3)]
+    assert [lines[0] for lines in told] == [f"SLURM_PROCID={rank}" for rank in range(3)]
+    assert [mpirun.of(rank) for rank in range(3)] == told
+
+
+def test_a_process_by_itself_has_all_cores_of_its_job(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    """And nothing tells it that it is a rank. Two ranks share what they have on a node."""
+    name = program("tell", 'echo "$OMP_NUM_THREADS,$RANK$WORLD_SIZE$SLURM_PROCID$MASTER_ADDR"')
+    all_cores, few = ["--exclusive"], ["--nodes", "1", "--ntasks-per-node", "2", "--exclusive"]
+    if site.system == "sge":
+        all_cores, few = ["-l", "h_vmem=1G"], ["-pe", "mpi", "8", "--ranks", "2"]
+    done = cli("run", "--once", *all_cores, name)
+    assert done.of(0) == ["4," if site.system == "slurm" else "1,"]
+    done = cli("run", *few, name)
+    assert [done.of(rank)[0].partition(",")[0] for rank in (0, 1)] == ["2", "2"]
+
+
 def test_a_source_file_is_compiled_in_the_job(cli: Cli, site: Site) -> None:
     done = cli("run", *site.size(2), "hello.c")
     assert "ok: 2 of 2 ranks answered" in done.of(0)

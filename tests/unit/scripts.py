@@ -50,6 +50,16 @@ HOSTILE = {
 }
 """Names that the shell, a launcher or a script of ours could have a use for."""
 
+OF_ANOTHER = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK"), "91"),
+    **dict.fromkeys(("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "PRTE_LAUNCHED"), "92"),
+    **dict.fromkeys(("MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID"), "93"),
+    **dict.fromkeys(("PBS_NODENUM", "FLUX_TASK_RANK", "MPI_LOCALRANKID", "HYDI_CONTROL_FD"), "94"),
+    **dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_UNIVERSE_SIZE"), "95"),
+    **dict.fromkeys(("CLUSTERCTL_WORLD_SIZE", "CLUSTERCTL_POINT", "TORCHELASTIC_RUN_ID"), "96"),
+}
+"""What a job of another launcher program tells its ranks, one of which may start a job of ours."""
+
 SEES = (sys.executable, "-c", "open('seen', 'wb').write(open('/proc/self/environ', 'rb').read())")
 """A program that notes the environment that it has."""
 

@@ -23,7 +23,7 @@ from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Role
 from clusterctl.schedulers import job_state
 from tests.unit.making import cluster, job, node, program, spec
-from tests.unit.scripts import HOSTILE, PLAIN, SEES, seen_by_program, until
+from tests.unit.scripts import HOSTILE, OF_ANOTHER, PLAIN, SEES, seen_by_program, until
 from tests.unit.uptime import SILENCE, Uptime
 
 FAKES = {
@@ -112,6 +112,27 @@ def test_an_emitted_batch_script_hands_on_any_variable(
     script.write_text(text)
     subprocess.run([shell, script], env=slurm, cwd=tmp_path, check=True, timeout=60)
     check(seen_by_program(tmp_path), env)
+
+
+@pytest.mark.parametrize("emits", [False, True], ids=["job", "emitted"])
+def test_no_rank_takes_itself_for_one_of_another_job(
+    emits: bool, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    """A batch system may hand on what the job has that a job is handed in from."""
+    where, one, plan = made(tmp_path)
+    folder = staged(tmp_path, where, one, plan)
+    script, cwd = folder / "job.sh", folder / "work"
+    if emits:
+        script, cwd = tmp_path / "script", tmp_path
+        script.write_text(schedulers.load("slurm").emit(one, where, plan, beside=""))
+    setting = {"OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash"}
+    subprocess.run(
+        ["sh", script], env=OF_ANOTHER | setting | slurm, cwd=cwd, check=True, timeout=60
+    )
+    seen = seen_by_program(cwd)
+    known = {name: value for name, value in seen.items() if OF_ANOTHER.get(name) == value}
+    assert known == {}
+    assert {name: seen.get(name) for name in setting} == setting
 
 
 @pytest.mark.parametrize(("site", "found"), [({}, "ring"), ({"SLURM_PMIX_FENCE": "tree"}, "tree")])

@@ -70,6 +70,8 @@ class Rank:
                 "device_env": {"GLOO_SOCKET_IFNAME": "$cctl_device"},
                 "line_buffered": False,
                 "points": False,
+                "once": False,
+                "system": "direct" if values.get("hostname", HOSTNAME) else "slurm",
                 "gpu_variable": "",
                 "resume_args": "",
                 **values,
@@ -122,6 +124,25 @@ def test_what_the_user_sets_wins_over_what_the_launcher_sets(tmp_path: Path) -> 
     rank = Rank(tmp_path / "7", 'echo "$OMP_NUM_THREADS"', {"OMP_NUM_THREADS": "3"})
     assert rank.run(OMPI, OMP_NUM_THREADS="1")[0] == 0
     assert rank.said(1, "out") == "3\n"
+
+
+@pytest.mark.parametrize("hostname", [HOSTNAME, ""], ids=["direct", "batch"])
+def test_a_process_by_itself_is_no_rank(hostname: str, tmp_path: Path) -> None:
+    """Programs that find a rank train in parallel; an MPI that finds a server joins mpirun's."""
+    told = {**SLURM, "SLURM_NODEID": "0", "SLURM_JOB_ID": "4"}
+    if hostname:
+        server = {"PMIX_RANK": "0", "PMIX_SERVER_URI4": "x", "OMPI_MCA_pml": "ob1"}
+        told = {**OMPI, "OMPI_COMM_WORLD_RANK": "0", "PRTE_LAUNCHED": "1", **server}
+    env = {"OMPI_MCA_btl": "self"}
+    rank = Rank(tmp_path / "7", "", env, program=SEES, hostname=hostname, once=True)
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "1"}
+    assert rank.run(told, **meets) == (0, "")
+    seen = seen_by_program(rank.folder / "work" / "sub dir")
+    ours = {name for name in seen if name.startswith("CLUSTERCTL_")}
+    left = seen.keys() & {*told, *meets, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    assert left == ({"SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE"} if not hostname else set())
+    assert (ours, seen["OMPI_MCA_btl"]) == ({"CLUSTERCTL_RANK"}, "self")
+    assert rank.said(0, "exit").split()[0] == "0"
 
 
 @pytest.fixture
