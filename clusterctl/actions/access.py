@@ -15,6 +15,7 @@ from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.model import Cluster, Node, NodeResult, Reporter, Role
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.shell import wrap_command
 
 CONNECT_TIMEOUT = 5.0
 SSH_FAILED = 255
@@ -45,9 +46,23 @@ def make_ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[
     if node.here:
         return ["/bin/sh", *(["-c", _start_at_home(words)] if words else [])]
     if words:
-        return ["ssh", "-F", "config", node.name, _start_at_home(words)]
+        return ["ssh", "-F", "config", node.name, _write_command(node, words)]
     tty = ["-t"] if sys.stdin.isatty() else []
     return ["ssh", "-F", "config", *tty, node.name, f"cd; {_open_shell(node)}"]
+
+
+def _write_command(node: Node, words: list[str]) -> str:
+    """The line that runs these words on a node, whatever the account's shell is; as jobs do, where
+    the node has got the files of `terminal`."""
+    if node.role is Role.LOGIN:
+        return _start_at_home(words)
+    enter = shlex.quote(f"{node.root}/shell/enter")
+    line = ["-c", words[0]] if len(words) == 1 else words
+    plain = '"${SHELL:-/bin/sh}" ' if len(words) == 1 else ""
+    command = shlex.join(line)
+    return wrap_command(
+        f"cd; [ ! -f {enter} ] || exec /bin/sh {enter} {command}; exec {plain}{command}"
+    )
 
 
 def _open_shell(node: Node) -> str:
@@ -72,13 +87,20 @@ def open_shell(
     """
     argv = make_ssh_argv(cluster, name, words)
     _prepare_ssh(store, cluster)
-    if not words and find_node(cluster, name).role is not Role.LOGIN:
-        terminal.prepare(store, cluster, report)
+    _prepare_shell(store, cluster, find_node(cluster, name), words, report)
     code = process.run_in_foreground(argv, cwd=store.locate_folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
         with open_pool(store, cluster) as pool:
             pool.find_transport(find_node(cluster, name).name).connect(CONNECT_TIMEOUT)
     return code
+
+
+def _prepare_shell(
+    store: Store, cluster: Cluster, node: Node, words: list[str], report: Reporter
+) -> None:
+    """A command waits for no other node that does not answer; a person may go on to any."""
+    if node.role is not Role.LOGIN:
+        terminal.prepare(store, cluster, report, needed=[node.name] if words else ())
 
 
 def make_forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], str]:
@@ -125,13 +147,19 @@ def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
 
 
 def execute(
-    store: Store, cluster: Cluster, name: str | None, words: list[str], timeout: float
+    store: Store,
+    cluster: Cluster,
+    name: str | None,
+    words: list[str],
+    timeout: float,
+    report: Reporter,
 ) -> NodeResult:
     """The command's result as data, for --json."""
     node = find_node(cluster, name)
     _prepare_ssh(store, cluster)
+    _prepare_shell(store, cluster, node, words, report)
     with open_pool(store, cluster) as pool:
-        return pool.find_transport(node.name).run(_start_at_home(words), timeout=timeout)
+        return pool.find_transport(node.name).run(_write_command(node, words), timeout=timeout)
 
 
 def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: float) -> None:

@@ -7,6 +7,7 @@ What it needs is written to all nodes when the first shell is opened, since `ssh
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from shlex import quote
 
 from clusterctl import __version__, assets
@@ -28,12 +29,16 @@ def forget(store: Store, cluster: Cluster) -> None:
     (store.locate_folder(cluster.name) / "ssh" / DIGEST).unlink(missing_ok=True)
 
 
-def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
-    """Writes the files of the shells to all nodes, unless they have them. Nodes that do not answer
-    are told, and tried again next time."""
+def prepare(
+    store: Store, cluster: Cluster, report: Reporter, *, needed: Collection[str] = ()
+) -> None:
+    """Writes the files of the shells to all nodes, unless those that are needed, all by default,
+    have them. Nodes that do not answer are told, and tried again next time."""
     stamp = store.locate_folder(cluster.name) / "ssh" / DIGEST
     wanted = hashlib.sha256(f"{__version__} {cluster.nodes}".encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == wanted:
+    names = [node.name for node in cluster.nodes]
+    written, *have = (stamp.read_text().split() if stamp.is_file() else []) or [""]
+    if written == wanted and set(needed or names) <= set(have):
         return
     programs = stage.pack_programs("programs")
 
@@ -51,8 +56,9 @@ def prepare(store: Store, cluster: Cluster, report: Reporter) -> None:
         failed = [result for result in pool.call_each(send) if not result.ok]
     for line in fold(failed):
         report(f"{line}; `ssh` and `mpirun` may not reach it")
-    if not failed:
-        write_atomic(stamp, wanted.encode())
+    missed = {result.node for result in failed}
+    reached = [name for name in names if name not in missed]
+    write_atomic(stamp, " ".join((wanted, *reached)).encode())
 
 
 def _install(cluster: Cluster, node: Node) -> str:

@@ -36,7 +36,7 @@ def ssh(given: Ssh, console: Console) -> None:
         raise typer.Exit(access.open_shell(store, chosen, node, words, console.note))
     if not words:
         raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
-    result = access.execute(store, chosen, node, words, given.timeout)
+    result = access.execute(store, chosen, node, words, given.timeout, console.note)
     console.document(
         {
             **pick(result, "node", "exit_code", "error"),

@@ -70,6 +70,17 @@ def test_the_exit_code_is_the_commands(cli: Cli, code: int) -> None:
     assert cli("ssh", "worker-2", "--", "sh", "-c", f"exit {code}", code=code).code == code
 
 
+def test_a_command_finds_what_a_shell_finds(cli: Cli) -> None:
+    """Other nodes by name, mpirun that reaches them, the Python of jobs."""
+    line = "ssh -n worker-1 echo there; mpirun -np 2 --hostfile ~/hostfile hostname >out </dev/null"
+    line += "; wc -l <out; rm out; command -v python"  # through a pipe, mpirun may lose lines
+    plain = cli("ssh", "launcher", "--", line).out
+    assert plain.startswith("there\n2\n")
+    assert "/shell/bin/python" in plain
+    assert cli.json("ssh", "launcher", "--", line)["stdout"] == plain
+    assert cli("ssh", "launcher", "--", "ssh", "-n", "worker-2", "echo", "x").out == "x\n"
+
+
 def test_json_has_everything_apart(cli: Cli) -> None:
     words = ("worker-1", "--", "sh", "-c", "echo 'out put'; echo problem >&2; exit 3")
     said = cli.json("ssh", *words, code=3)

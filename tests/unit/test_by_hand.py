@@ -110,6 +110,21 @@ def test_a_bundled_program_is_found_by_its_name(tmp_path: Path) -> None:
     assert inside(folder, "python", "bundled.py") == ": bundled.py\n"
 
 
+def test_words_go_on_to_the_container_in_which_jobs_run(tmp_path: Path) -> None:
+    nodes = [replace(item, job_port=2222) for item in cluster().nodes]
+    folder = written(cluster(*nodes), "launcher", tmp_path)
+    (tmp_path / "tools").mkdir()
+    ssh = tmp_path / "tools" / "ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
+    ssh.chmod(0o755)
+    path = f"{ssh.parent}:{os.environ['PATH']}"
+    words = ["a  b", "it's", "$HOME", 'say "x"', "new\nline\n", "", "\\"]
+    said = inside(folder, "printf", "<%s>", *words, PATH=path)
+    assert said == "".join(f"<{word}>" for word in words)
+    said = inside(folder, "-c", 'echo "it\'s"; command -v python', PATH=path)
+    assert said == f"it's\n{folder}/shell/bin/python\n"
+
+
 def test_the_hostfile_has_all_workers_and_says_whose_it_is() -> None:
     made = cluster()
     assert render_whole_hostfile(made).splitlines() == [
