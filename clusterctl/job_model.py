@@ -83,6 +83,9 @@ class JobSpec:
     """0: all workers."""
     once: bool = False
     """One process by itself, which is no rank."""
+    hosts: tuple[str, ...] = ()
+    """Nodes that were chosen, in the order of the ranks; (): any. One that stands here several
+    times gets as many ranks."""
     backend: str = "auto"
     launcher: str = "mpirun"
     """`auto`: the usual one of whatever runs the cluster's jobs."""
@@ -155,7 +158,7 @@ class JobSpec:
             "--sync": self.sync,
             "--on-node-loss": self.on_node_loss,
             "--mpirun-arg": self.mpirun_args,
-            "--nodes": self.nodes,
+            "--nodes": self.nodes or self.hosts,
             "--ranks-per-node": self.ranks_per_node,
         }
         return (*native, *(option for option, value in given.items() if value))

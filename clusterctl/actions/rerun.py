@@ -61,6 +61,7 @@ def rerun(
     cluster = require_ready(store.read_cluster(old.cluster if where is None else check_name(where)))
     cluster = cluster.drop_nodes(without)
     spec, secrets = _apply_changes(old.spec, given)
+    spec = replace(spec, hosts=tuple(name for name in spec.hosts if name not in without))
     if given.failed:
         spec = replace(spec, only=_choose_points(old))
     if detach and spec.sync:
@@ -117,7 +118,8 @@ def _apply_changes(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, st
     program = replace(spec.program, args=(*spec.program.args, *given.arguments))
     spec = replace(spec, program=program, env=env, secret_names=names, env_files=given.files)
     if given.ranks:  # sizes that the old number led to would contradict it
-        spec = replace(spec, ranks=given.ranks, ranks_per_node=0, nodes=0, once=False)
+        hosts = tuple(dict.fromkeys(spec.hosts))
+        spec = replace(spec, ranks=given.ranks, ranks_per_node=0, nodes=0, hosts=hosts, once=False)
     return spec, secrets
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from clusterctl import launch
 from clusterctl.actions import connect_or_report, open_pool, require_ready
@@ -28,6 +27,7 @@ from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs import (
     control,
     installed,
+    launch_sizes,
     logs,
     mirror,
     own_project,
@@ -39,7 +39,7 @@ from clusterctl.jobs import (
     systems,
 )
 from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.launch_words import Asked, translate
+from clusterctl.jobs.launch_words import translate
 from clusterctl.jobs.program import Resolved as Resolved
 from clusterctl.jobs.program import (
     find_similar,
@@ -169,7 +169,7 @@ def prepare(
         launchers = systems.load(cluster).scheduler.launchers
         usual = spec.launcher == "auto"
         asked = asked.limit_to(launchers[0] if usual else spec.launcher, launchers)
-        spec = _follow(asked, spec)
+        spec, asked = launch_sizes.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
     if asked.launcher:
         plan = replace(plan, notes=(*plan.notes, asked.note))
@@ -197,19 +197,6 @@ def prepare(
         secrets=secrets,
         wanted=wanted,
         command=command,
-    )
-
-
-def _follow(asked: Asked, spec: JobSpec) -> JobSpec:
-    """The job as the words of another launcher want it, as far as its own options do not say."""
-    chosen = spec.ranks or spec.ranks_per_node or spec.nodes or spec.native
-    sizes: dict[str, Any] = {} if chosen else dict(asked.sizes)
-    return replace(
-        spec,
-        env={**asked.env, **spec.env},
-        native={**asked.native, **spec.native},
-        mpirun_args=(*asked.mpirun_args, *spec.mpirun_args),
-        **sizes,
     )
 
 

@@ -41,7 +41,9 @@ def run(given: Run, console: Console) -> None:
         return
     try:
         resolved, spec, secrets = read_program(given)
-        spec = replace(spec, ranks=_count(given))
+        if given.once:
+            _check_once(given, resolved)
+            spec = replace(spec, ranks=1, ranks_per_node=0, nodes=0)
         node_loss.check(spec.on_node_loss, chosen)
         number = action.choose_number(store, dry=True)
         needs = "none" if given.emit else given.requirements
@@ -70,6 +72,8 @@ def read_program(given: Run) -> tuple[Resolved, JobSpec, dict[str, str]]:
         *(list(given.command), module, given.stage, files, given.source, given.max_stage),
         include=given.include,
     )
+    settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
+    resolved = replace(resolved, settings=settings)
     variables, secrets = read_variables(given.variables, files)
     spec = replace(
         _make_spec(given, resolved.program),
@@ -106,18 +110,19 @@ def _make_spec(given: Run, program: Program) -> JobSpec:
     return JobSpec(program=program, native=given.collect_native(), **given.pick_fields(JobSpec))
 
 
-def _count(given: Run) -> int:
-    sizes = (
-        ("--ranks", given.ranks),
-        ("--ranks-per-node", given.ranks_per_node),
-        ("--nodes", given.nodes),
-        *((flag, given.values[flag.lstrip("-")]) for flag in batch_systems.SIZES),
-        ("--sweep", given.sweep),
-        ("--array", given.array),
-    )
-    if given.once and (other := next((name for name, value in sizes if value), "")):
-        raise UsageError(f"--once cannot be combined with {other}", hint="leave one of the two out")
-    return 1 if given.once else given.ranks
+def _check_once(given: Run, resolved: Resolved) -> None:
+    """Raises UsageError for another number of ranks on the command line."""
+    flags = ("--ranks", "--ranks-per-node", "--nodes", *batch_systems.SIZES, "--sweep", "--array")
+    options = Run.spellings()
+    others = [flag for flag in flags if options[flag].key in given.typed]
+    asked = resolved.asked
+    others += [
+        asked.typed[name] for name in ("ranks", "ranks_per_node", "nodes") if asked.sizes.get(name)
+    ]
+    if others:
+        raise UsageError(
+            f"--once cannot be combined with {others[0]}", hint="leave one of the two out"
+        )
 
 
 def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) -> None:

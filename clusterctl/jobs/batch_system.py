@@ -17,6 +17,7 @@ from clusterctl.jobs.systems import Preview, check_options
 from clusterctl.launch import points
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node
+from clusterctl.options import verbs
 from clusterctl.schedulers import batch
 from clusterctl.sweeps import parse_concurrency
 from clusterctl.timeouts import Deadline
@@ -66,6 +67,13 @@ class BatchSystem:
 
     def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
         check_options(spec.particular, spec.launcher, self._cluster)
+        if spec.hosts:
+            limit = verbs.find_limit("run", "--nodelist", (self._cluster.system,))
+            hint = f"`run --nodelist {','.join(spec.hosts)}`" if limit is None else "leave it out"
+            raise UsageError(
+                f"hosts cannot be chosen here ({', '.join(spec.hosts)}): the queue chooses them",
+                hint=hint,
+            )
         self.scheduler.check(spec)
         if spec.is_sweep:
             _check_points(spec)

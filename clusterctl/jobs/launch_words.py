@@ -9,58 +9,100 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.job_model import PYTHONS
-from clusterctl.jobs.launcher_options import LAUNCHERS, OtherLauncher
-from clusterctl.user_variables import SECRET
+from clusterctl.jobs import launch_hosts
+from clusterctl.jobs.launch_hosts import Host
+from clusterctl.jobs.launcher_options import (
+    IGNORED,
+    LAUNCHERS,
+    ONE_PROGRAM,
+    REFUSED,
+    OtherLauncher,
+    Rule,
+)
+from clusterctl.user_variables import OURS, RANKS, SECRET, STARTERS, read_variables
 
-_ALL = re.compile(r"auto|gpu|cpu|\d+:\d+")
-"""As many ranks as a node has GPUs or cores, or as many nodes as there are: what clusterctl starts
-unless told."""
+_ALL = ("auto", "gpu", "cpu", "xpu")
+"""torchrun's words for as many ranks as a node has GPUs or cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What the words of another launcher program ask for: a command, numbers by their names in
-    JobSpec, variables, options of our mpirun, and those of a batch system that has this launcher.
-    `launcher`: "" for words that are none of one. `local_rank`: as in Program."""
+    JobSpec, nodes of the cluster, variables, options of our mpirun, and those of a batch system
+    that has this launcher. `launcher`: "" for words that are none of one. `local_rank`: as in
+    Program."""
 
     launcher: str = ""
     command: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    node_range: tuple[int, int] = (0, 0)
+    """The fewest and the most nodes that will do; 0: it says nothing of that kind."""
+    hosts: tuple[Host, ...] = ()
+    excluded: tuple[str, ...] = ()
+    by_turns: bool = False
+    """Ranks are dealt out over the hosts, and do not fill one after the other."""
     env: Mapping[str, str] = field(default_factory=dict)
     mpirun_args: tuple[str, ...] = ()
     native: Mapping[str, str] = field(default_factory=dict)
     local_rank: str = ""
+    ignored: tuple[str, ...] = ()
+    """Words that have no effect."""
+    typed: Mapping[str, str] = field(default_factory=dict)
+    """The words that a size, `hosts` or a native option comes from, by its name."""
 
     def limit_to(self, launcher: str, launchers: Sequence[str]) -> Asked:
         """Without what means nothing to `launcher`, which starts the ranks, or to a cluster with
-        these launcher programs."""
-        args = self.mpirun_args if launcher == "mpirun" else ()
-        native = self.native if self.launcher in launchers else {}
-        return replace(self, mpirun_args=args, native=native)
+        these launcher programs: there, srun's words still choose nodes."""
+        found = self
+        if launcher != "mpirun":
+            found = replace(found, mpirun_args=(), ignored=(*self.ignored, *self.mpirun_args))
+        if self.launcher in launchers or not self.native:
+            return found
+        words = [self.typed[name] for name in self.native if name not in ("nodelist", "exclude")]
+        return replace(
+            found,
+            native={},
+            hosts=launch_hosts.read_nodelist(self.native.get("nodelist", "")),
+            excluded=tuple(
+                host.name for host in launch_hosts.read_nodelist(self.native.get("exclude", ""))
+            ),
+            typed={
+                **self.typed,
+                "hosts": self.typed.get("nodelist", self.typed.get("exclude", "")),
+            },
+            ignored=(*found.ignored, *words),
+        )
 
     @property
     def note(self) -> str:
         """For people: what became of the words."""
-        texts = {
-            "ranks": "--ranks",
-            "ranks_per_node": "--ranks-per-node",
-            "nodes": "--nodes",
-            "retries": "--retries",
-        }
-        given = [f"{texts[name]} {value}" for name, value in self.sizes.items()]
-        given += [f"--{name} {value}" for name, value in self.native.items()]
+        sizes = {name: v for name, v in self.sizes.items() if name != "nodes" or not self.hosts}
+        given = [f"{OPTIONS[name]} {value:g}" for name, value in sizes.items()]
+        given += [f"--{name} {value}".rstrip() for name, value in self.native.items()]
         given += [f"--mpirun-arg '{value}'" for value in self.mpirun_args]
         given += [f"--env {name}={value}" for name, value in self.env.items()]
         given += [f"{self.local_rank}=N for each rank"] * bool(self.local_rank)
+        if self.hosts:
+            given.insert(0, f"--nodes {','.join(host.name for host in self.hosts)}")
         how = f", with {' '.join(given)}" if given else ""
         what = "ranks" if self.launcher in LAUNCHERS else "program"
-        return f"clusterctl starts the {what} itself instead of {self.launcher}{how}"
+        without = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
+        return f"clusterctl starts the {what} itself instead of {self.launcher}{how}{without}"
 
 
+OPTIONS = {
+    "ranks": "--ranks",
+    "ranks_per_node": "--ranks-per-node",
+    "nodes": "--nodes",
+    "retries": "--retries",
+    "timeout": "--timeout",
+}
+"""By the names of sizes."""
 _AROUND = ("uv", "poetry", "pdm", "pipenv")
 """`uv run …` starts something in a project's environment, which the nodes have without it."""
 _UV_FLAGS = ("-s", "--script", "--frozen", "--locked", "--no-sync", "--no-dev", "-q", "--quiet")
@@ -70,6 +112,7 @@ _MODULES = {
     "torch.distributed.run": ("torchrun",),
     "torch.distributed.launch": ("torch.distributed.launch",),
     "accelerate.commands.launch": ("accelerate", "launch"),
+    "deepspeed.launcher.runner": ("deepspeed",),
 }
 """Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
 
@@ -95,27 +138,47 @@ def find_launcher(script: str) -> str:
 
 _OF_THIS_MACHINE = re.compile(r"(LD_LIBRARY_|LIBRARY_|PYTHON)?PATH|HOME|PYTHONHOME|VIRTUAL_ENV")
 """What `-x NAME` does not carry: nodes have paths of their own."""
+_OF_A_RANK = re.compile(
+    rf"MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_(RANK|WORLD_SIZE)|PET_\w+|{STARTERS}"
+    rf"|{'|'.join((*RANKS, *OURS))}"
+)
+"""Variables of a rank: which one it is, and where they meet. clusterctl sets them."""
 
 
-def _read_variable(what: str, value: str) -> dict[str, str]:
-    """NAME=VALUE, or NAME with the value that it has here, if it has one."""
-    variable, is_set, text = value.partition("=")
-    if SECRET.search(variable):  # only --env keeps it out of records
-        raise UsageError(
-            f"{what} {variable}: a secret has to be given to clusterctl",
-            hint=f"clusterctl run --env {variable} ...",
-        )
+def _read_variable(what: str, value: str) -> tuple[dict[str, str], list[str]]:
+    """NAME=VALUE, or NAME with the value that it has here, if it has one; or NAM*. Then those that
+    have no effect."""
+    name, is_set, text = value.partition("=")
+    _refuse_secret(what, name)
     if is_set:
-        return {variable: text}
-    if variable not in os.environ or _OF_THIS_MACHINE.fullmatch(variable):
-        return {}
-    return {variable: os.environ[variable]}
+        pairs = {name: text}
+    else:
+        known = [other for other in os.environ if fnmatchcase(other, name)]
+        pairs = {other: os.environ[other] for other in known or [name] if other in os.environ}
+    ignored = [other for other in pairs if _OF_A_RANK.fullmatch(other)]
+    ignored += [o for o in pairs if not is_set and _OF_THIS_MACHINE.fullmatch(o)]
+    if not pairs:
+        return {}, [f"{what} {name}"]
+    kept = [f"{other}={pairs[other]}" for other in pairs if other not in ignored]
+    for other in pairs:
+        _refuse_secret(what, other)
+    env, _ = read_variables(kept, ())
+    said = f"{what} {value}" if is_set else what
+    return env, [said if is_set else f"{what} {other}" for other in ignored]
+
+
+def _refuse_secret(what: str, name: str) -> None:
+    if SECRET.search(name):  # only --env keeps it out of records
+        raise UsageError(
+            f"{what} {name}: a secret has to be given to clusterctl",
+            hint=f"clusterctl run --env {name} ...",
+        )
 
 
 def translate(words: Sequence[str]) -> Asked:
     """Raises UsageError for an option that has no meaning here."""
     with suppress(OSError):  # a name that no file can have
-        if not words or Path(words[0]).is_file():
+        if not words or (Path(words[0]).is_file() and not _is_installed(words[0])):
             return Asked()
     if tuple(words[1:2]) == ("run",) and words[0] in _AROUND:
         rest = list(words[2:])
@@ -137,12 +200,24 @@ def translate(words: Sequence[str]) -> Asked:
         len(words),
     )
     if end > start:
-        pairs = {k: v for word in words[start:end] for k, v in _read_variable("env", word).items()}
-        return _read_within("env", words[end:], pairs)
+        env: dict[str, str] = {}
+        ignored: list[str] = []
+        for word in words[start:end]:
+            found, without = _read_variable("env", word)
+            env |= found
+            ignored += [word] * bool(without)
+        return _read_within("env", words[end:], env, ignored)
     return _translate(_unwrap(words))
 
 
-def _read_within(name: str, words: Sequence[str], env: Mapping[str, str]) -> Asked:
+def _is_installed(word: str) -> bool:
+    """`/usr/bin/mpirun`: a launcher of this machine, not a file of the program's."""
+    return Path(word).is_absolute() and Path(word).name in LAUNCHERS
+
+
+def _read_within(
+    name: str, words: Sequence[str], env: Mapping[str, str], ignored: Sequence[str] = ()
+) -> Asked:
     """What `uv run` or `env` starts, which may be a launcher."""
     if not words:
         raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
@@ -152,11 +227,14 @@ def _read_within(name: str, words: Sequence[str], env: Mapping[str, str]) -> Ask
         launcher=inner.launcher or name,
         command=inner.command or tuple(words),
         env={**env, **inner.env},
+        ignored=(*ignored, *inner.ignored),
     )
 
 
 def _unwrap(words: Sequence[str]) -> list[str]:
-    """`python -m torch.distributed.run …` as `torchrun …`."""
+    """`python -m torch.distributed.run …` is `torchrun …`, `/usr/bin/mpirun …` is `mpirun …`."""
+    if _is_installed(words[0]):
+        return [Path(words[0]).name, *words[1:]]
     plain = [word for n, word in enumerate(words) if n != 1 or word != "-u"]
     if plain[0] not in PYTHONS or plain[1:2] != ["-m"] or not set(plain[2:3]) & set(_MODULES):
         return list(words)
@@ -168,22 +246,23 @@ def _translate(words: Sequence[str]) -> Asked:
     launcher = LAUNCHERS.get(name)
     if launcher is None:
         return Asked()
+    words = words[len(name.split()) :]
+    if launcher.programs and ":" in words:
+        raise UsageError(
+            f"{name} with several programs (` : `) is not supported: a job runs one program",
+            hint=ONE_PROGRAM,
+        )
     reader = _Reader(name, launcher)
-    rest = reader.read(words[len(name.split()) :])
+    rest = reader.read(words)
     if not rest:
         raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-    if launcher.python:
-        module = rest[0] in ("-m", "--module")
-        rest = ["python", *(["-m", *rest[1:]] if module else rest)]
-    return Asked(
-        launcher=name,
-        command=tuple(rest),
-        sizes=reader.sizes,
-        env=reader.env,
-        mpirun_args=tuple(reader.mpirun_args),
-        native=reader.native,
-        local_rank=reader.local_rank,
-    )
+    return replace(reader.asked, command=(*reader.starts, *rest))
+
+
+_OUR_PARAMETERS = re.compile(
+    r"(plm|oob|ras|rmaps|odls|ess|routed|grpcomm|orte|prte)(_\w+)?|btl_tcp_if_exclude"
+)
+"""Parameters of mpirun that say how it reaches nodes, and places ranks there."""
 
 
 class _Reader:
@@ -191,81 +270,213 @@ class _Reader:
 
     def __init__(self, name: str, launcher: OtherLauncher) -> None:
         self._name, self._launcher = name, launcher
-        self._kinds = {
-            **dict.fromkeys(launcher.ranks, "ranks"),
-            **dict.fromkeys(launcher.per_node, "ranks_per_node"),
-            **dict.fromkeys(launcher.nodes, "nodes"),
-            **dict.fromkeys(launcher.retries, "retries"),
-        }
-        self.sizes: dict[str, int] = {}
-        self.env: dict[str, str] = {}
-        self.native: dict[str, str] = {}
-        self.mpirun_args: list[str] = []
-        self.local_rank = launcher.local_rank
+        self.asked = Asked(launcher=name, local_rank=launcher.local_rank)
+        self.starts: tuple[str, ...] = ("python",) if launcher.python else ()
+        self._named: tuple[Host, ...] = ()
+        self._in_files: tuple[Host, ...] = ()
 
     def read(self, words: Sequence[str]) -> list[str]:
         """What follows the options."""
         rest = list(words)
-        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module", "--"):
-            given, equals, value = rest.pop(0).partition("=")
-            option = given if given[:2] != "--" else given.replace("_", "-")
-            if self._read_flag(option):
-                continue
-            # Open MPI takes its long options with one dash, too.
-            long = option if option[:2] == "--" else f"-{option}"
-            if long in self._launcher.mpirun:
-                values = [value] if equals else []
-                while len(values) < self._launcher.mpirun[long] and rest:
-                    values.append(rest.pop(0))
-                self.mpirun_args.append(shlex.join((long, *values)))
-                continue
-            self._require_known(option, given)
-            if not equals:
-                value = rest.pop(0) if rest else ""
-            self._read_value(option, given, value)
+        while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+            given, option, rule, values = self._split(rest)
+            if rule.use == REFUSED:
+                raise UsageError(
+                    f"{self._name} {given} is not supported: clusterctl starts the ranks itself",
+                    hint=rule.why,
+                )
+            self._take(given, option, rule, values)
+        typed = self.asked.typed.get("hosts", "")
+        hosts = launch_hosts.choose_named(self._named, self._in_files, typed)
+        self.asked = replace(self.asked, hosts=hosts)
         return rest[rest[:1] == ["--"] :]
 
-    def _read_flag(self, option: str) -> bool:
-        if option in self._launcher.no_local_rank:
-            self.local_rank = ""
-        elif option in self._launcher.env_flags:
-            self.env |= [self._launcher.env_flags[option]]
-        else:
-            return option in self._launcher.does_flags
-        return True
-
-    def _require_known(self, option: str, given: str) -> None:
-        launcher = self._launcher
-        with_value = (*launcher.does, *launcher.env, *launcher.variables, *launcher.native)
-        with_value += launcher.config
-        if option not in self._kinds and option not in with_value:
+    def _split(self, rest: list[str]) -> tuple[str, str, Rule, list[str]]:
+        """Takes the next option from `rest`, with its values: as it was typed, and as it is in the
+        table."""
+        word = rest.pop(0)
+        given, equals, value = word.partition("=")
+        found = self._find(given)
+        if found is None and not self._launcher.one_dash and word[:2] != "--":
+            given, value = word[:2], word[2:]
+            found, equals = self._find(given), value
+            if found and found[1].values == 0 and value:  # -lu
+                rest.insert(0, f"-{value}")
+                equals = ""
+        if found is None:
             raise UsageError(
-                f"{self._name} {given} is not supported: clusterctl starts the ranks itself",
+                f"unknown option of {self._name}: {given}",
                 hint="clusterctl run [--ranks N] SCRIPT [ARGS...]; `run --help` lists the options",
             )
-
-    def _read_value(self, option: str, given: str, value: str) -> None:
-        kind = self._kinds.get(option, "")
-        if option in self._launcher.env:
-            self.env[self._launcher.env[option]] = value
-        elif option in self._launcher.variables:
-            self.env |= _read_variable(f"{self._name} {given}", value)
-        elif option in self._launcher.config:
-            self._read_config(Path(value))
-        elif option in self._launcher.native:
-            self.native[self._launcher.native[option]] = value
-        elif kind and not _ALL.fullmatch(value):
-            if not value.isdecimal() or not (int(value) or kind == "retries"):
+        option, rule = found
+        values = [value] if equals else []
+        if values and not rule.values:
+            raise UsageError(f"{self._name} {given} takes no value", hint=f"{self._name} {given}")
+        if rule.use == REFUSED:
+            return given, option, rule, values
+        while len(values) < (
+            1 if rule.use == "pair" and "=" in "".join(values[:1]) else rule.values
+        ):
+            # The value may have been a variable that is not set.
+            if not rest or (self._launcher.abbreviates and re.match("--|-[A-Za-z]$", rest[0])):
                 raise UsageError(
-                    f"{self._name} {given} {value}: expected a number", hint=f"{given} 2"
+                    f"{self._name} {given}: its value is missing", hint=f"{given} VALUE"
                 )
-            self.sizes[kind] = int(value)
+            values.append(rest.pop(0))
+        return given, option, rule, values
+
+    def _find(self, given: str) -> tuple[str, Rule] | None:
+        option = given if given[:2] != "--" else given.replace("_", "-")
+        found = self._launcher.find(option)
+        if found is None and self._launcher.one_dash and option[:2] != "--" and len(option) > 2:
+            found = self._launcher.find(f"-{option.replace('_', '-')}")
+        return found
+
+    def _take(self, given: str, option: str, rule: Rule, values: list[str]) -> None:
+        asked, value = self.asked, rule.name or " ".join(values)
+        typed = f"{self._name} {shlex.join((given, *values))}"
+        if rule.use == IGNORED:
+            self._ignore(shlex.join((given, *values)))
+        elif rule.use in OPTIONS:
+            self._take_size(rule.use, typed, value)
+        elif rule.use == "native":
+            name = rule.name or option.lstrip("-")
+            value = " ".join(values)
+            self.asked = replace(
+                asked,
+                native={**asked.native, name: value},
+                typed={**asked.typed, name: shlex.join((given, *values))},
+            )
+        elif rule.use == "env":
+            self._set({rule.name: values[0]})
+        elif rule.use == "set":
+            self._set(dict([rule.name.split("=")]))
+        elif rule.use == "no-local-rank":
+            self.asked = replace(asked, local_rank="")
+        elif rule.use == "module":
+            self.starts = ("python", "-m")
+        elif rule.use == "command":
+            self.starts = ()
+        elif rule.use in ("mpirun", "mca", "map-by", "cores"):
+            self._take_for_mpirun(rule, option, values, given)
+        elif rule.use in ("variables", "export", "pair"):
+            self._take_variables(rule.use, f"{self._name} {given}", values)
+        elif rule.use == "folder":
+            self._check_folder(typed, value)
+        elif rule.use == "config":
+            self._read_config(Path(value))
+        else:
+            self._take_hosts(rule.use, typed, value)
+
+    def _ignore(self, *words: str) -> None:
+        self.asked = replace(self.asked, ignored=(*self.asked.ignored, *words))
+
+    def _set(self, env: Mapping[str, str]) -> None:
+        self.asked = replace(self.asked, env={**self.asked.env, **env})
+
+    def _take_size(self, kind: str, typed: str, value: str) -> None:
+        asked = self.asked
+        if kind == "ranks_per_node" and value in _ALL:
+            self._ignore(typed.removeprefix(f"{self._name} "))
+            return
+        if kind == "nodes" and (match := re.fullmatch(r"(\d+)[:-](\d+)", value)):
+            least, most = int(match[1]), int(match[2])
+            if not 0 < least <= most:
+                raise UsageError(f"{typed}: expected FEWEST:MOST", hint="for example 1:4")
+            self.asked = replace(
+                asked, node_range=(least, most), typed={**asked.typed, kind: typed}
+            )
+            return
+        number = re.fullmatch(r"\d{1,9}(\.\d+)?" if kind == "timeout" else r"\d{1,9}", value)
+        if not number or not (float(value) or kind in ("retries", "timeout")):
+            raise UsageError(f"{typed}: expected a number", hint=f"{OPTIONS[kind]} 2")
+        size = float(value) if kind == "timeout" else int(value)
+        if asked.sizes.get(kind, size) != size:
+            raise make_contradiction(asked.typed[kind], typed)
+        if kind == "timeout" and not size:  # no limit
+            return
+        self.asked = replace(
+            asked, sizes={**asked.sizes, kind: size}, typed={**asked.typed, kind: typed}
+        )
+
+    def _take_hosts(self, use: str, typed: str, value: str) -> None:
+        asked = self.asked
+        self.asked = replace(asked, typed={**asked.typed, "hosts": typed})
+        if use == "exclude":
+            excluded = launch_hosts.read_excluded(value, typed)
+            self.asked = replace(self.asked, excluded=(*asked.excluded, *excluded))
+        elif use == "hostfile":
+            self._in_files += launch_hosts.read_file(value, typed)
+        elif use == "include":
+            self._named += launch_hosts.read_included(value, typed)
+        else:
+            self._named += launch_hosts.read_list(value, typed)
+
+    def _take_for_mpirun(self, rule: Rule, option: str, values: list[str], given: str) -> None:
+        if rule.use == "mca":
+            if _OUR_PARAMETERS.fullmatch(values[0]):
+                self._ignore(shlex.join((given, *values)))
+                return
+            option = "--mca"
+        if rule.use in ("map-by", "cores"):
+            text = values[0] if rule.use == "map-by" else f"slot:PE={values[0]}"
+            self._take_mapping(f"{self._name} {given} {values[0]}", text)
+            return
+        args = rule.name if not rule.values else shlex.join((rule.name or option, *values))
+        self.asked = replace(self.asked, mpirun_args=(*self.asked.mpirun_args, args))
+
+    def _take_mapping(self, typed: str, value: str) -> None:
+        """`slot`, `node:PE=2`, `ppr:4:node`: what distributes ranks over nodes is ours to do."""
+        place, *more = value.split(":")
+        if place.lower() == "ppr":
+            number, unit, *more = [*more, "", ""][: max(2, len(more))]
+            if unit.lower() != "node":
+                raise UsageError(
+                    f"{typed} is not supported: ranks are counted by node",
+                    hint="ppr:N:node, or --ranks-per-node N",
+                )
+            self._take_size("ranks_per_node", typed, number)
+            place = ""
+        elif place.lower() == "node":
+            self._ignore(typed.removeprefix(f"{self._name} "))
+            self.asked = replace(self.asked, by_turns=True)
+            place, more = "", [word for word in more if word.lower()[:3] == "pe="]
+        elif place.lower() in ("seq", "rankfile", "dist") or place.lower().startswith("pe-list"):
+            raise UsageError(
+                f"{typed} is not supported: clusterctl distributes the ranks itself",
+                hint="--ranks-per-node sets how many ranks each node gets",
+            )
+        kept = [word for word in more if word.lower()[:3] == "pe=" or word.lower() == "span"]
+        if left := [word for word in more if word not in kept]:
+            self._ignore(":".join(("", *left)))
+        if place or kept:
+            text = f"--map-by {':'.join((place or 'slot', *kept))}"
+            self.asked = replace(self.asked, mpirun_args=(*self.asked.mpirun_args, text))
+
+    def _take_variables(self, use: str, what: str, values: list[str]) -> None:
+        pairs = ["=".join(values)] if use == "pair" else values
+        if use == "export":
+            pairs = [word for word in values[0].split(",") if word not in ("", "ALL")]
+            if bare := [word for word in pairs if word in ("NONE", "NIL")]:
+                self._ignore(f"{what.rpartition(' ')[2]} {bare[0]}")
+            pairs = [word for word in pairs if word not in bare]
+        for pair in pairs:
+            env, ignored = _read_variable(what, pair)
+            self._set(env)
+            self._ignore(*(word.removeprefix(f"{self._name} ") for word in ignored))
+
+    def _check_folder(self, typed: str, value: str) -> None:
+        if Path(value).resolve() != Path.cwd():
+            raise UsageError(
+                f"{typed} is not supported: ranks start in a copy of your current folder",
+                hint="change to the folder first, and leave the option out",
+            )
 
     def _read_config(self, path: Path) -> None:
         """What the command line says wins. Raises UsageError where the file asks for more than
         ranks, which only the launcher itself can do."""
         keys = _read_keys(path)
-        kind = keys.get("distributed_type", "NO").upper()
+        kind = keys.pop("distributed_type", "NO").upper()
         if kind not in _PLAIN:
             raise UsageError(
                 f"{path} asks for {kind}, which {self._name} sets up and clusterctl does not",
@@ -273,26 +484,52 @@ class _Reader:
                 f" -c '{self._name} --config_file {path} --num_machines $WORLD_SIZE --machine_rank"
                 " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'",
             )
-        typed_sizes, typed_env = dict(self.sizes), dict(self.env)
+        before = self.asked
+        self.asked = replace(before, sizes={}, env={}, ignored=())
         for key, value in keys.items():
-            option = f"--{key.replace('_', '-')}"
-            if option in self._launcher.env or self._kinds.get(option) == "ranks":
-                self._read_value(option, f"{path}: {key}", value)
-            elif option in self._launcher.env_flags and value.lower() == "true":
-                self.env |= [self._launcher.env_flags[option]]
-        self.sizes |= typed_sizes
-        self.env |= typed_env
+            found = self._launcher.find(f"--{key.removeprefix('use_').replace('_', '-')}")
+            use = found[1].use if found else ""
+            if (key, value.lower()) in _USUAL or value.lower() in ("false", "no", "null", ""):
+                continue
+            if found and use in ("ranks", "nodes", "env"):
+                self._take(f"{path}: {key}", found[0], found[1], [value])
+            elif found and use == "set" and value.lower() == "true":
+                self._take(key, found[0], found[1], [])
+            else:
+                self._ignore(f"{key} in {path}")
+        self.asked = replace(
+            self.asked,
+            sizes={**self.asked.sizes, **before.sizes},
+            typed={**self.asked.typed, **before.typed},
+            env={**self.asked.env, **before.env},
+            ignored=(*before.ignored, *self.asked.ignored),
+        )
+
+
+def make_contradiction(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} contradict each other", hint="leave one of the two out")
 
 
 _PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")
 """What accelerate calls one process, or one for each GPU, and nothing beyond."""
+_USUAL = (
+    ("compute_environment", "local_machine"),
+    ("machine_rank", "0"),
+    ("main_training_function", "main"),
+    ("num_machines", "1"),
+    ("rdzv_backend", "static"),
+    ("same_network", "true"),
+)
+"""What `accelerate config` writes where nothing else was asked for."""
 
 
 def _read_keys(path: Path) -> dict[str, str]:
-    """The plain values at the top of a YAML file."""
+    """The plain values at the top of a YAML file; of a key with more below it, that it is there."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read", hint="check the path") from error
     pairs = re.findall(r"(?m)^(\w+):[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?$", text)
-    return {key: value.strip("'\"") for key, value in pairs if value and value != "null"}
+    below = set(re.findall(r"(?m)^(\w+):[ \t]*\n[ \t]+\S", text))
+    found = {key: value.strip("'\"") for key, value in pairs if value and value != "null"}
+    return {**found, **dict.fromkeys(below, "more")}

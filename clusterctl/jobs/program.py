@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +39,9 @@ class Resolved:
     """What the words of another launcher program say, which it was written after."""
     installed: bool = False
     """No file here has its name: it has to be a command of the packages that the job gets."""
+    settings: Collection[str] = ()
+    """Of the job's options, by their names in JobSpec and in the batch system, those that come from
+    settings: they are weaker than these words."""
 
 
 def resolve(

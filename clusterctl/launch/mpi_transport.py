@@ -58,6 +58,10 @@ class Engine:
         return next(words[2] for words, _ in self.flags if words[1] == "pml")
 
 
+UCX_WITHOUT_RDMA: tuple[Flag, ...] = (
+    (("--mca", "pml_ucx_tls", "any"), "without it UCX is refused where there is no RDMA"),
+    (("--mca", "pml_ucx_devices", "any"), "the same: TCP devices count too"),
+)
 TCP = Engine(
     "TCP",
     (),
@@ -83,8 +87,7 @@ ENGINES = (
         ("pml:ucx", "gpu", "memory"),
         (
             (("--mca", "pml", "ucx"), "UCX reads and writes the memory of every GPU in the job"),
-            (("--mca", "pml_ucx_tls", "any"), "without it UCX is refused where there is no RDMA"),
-            (("--mca", "pml_ucx_devices", "any"), "the same: TCP devices count too"),
+            *UCX_WITHOUT_RDMA,
         ),
     ),
     TCP,

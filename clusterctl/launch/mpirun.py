@@ -115,7 +115,9 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     transport = mpi_transport.choose(request.spec.backend, nodes)
     if not cluster.one_host:
         network = replace(network, ucx_devices=transport.ucx_devices)
-    flags = merge(_list_flags(request, mpi, network, counts, transport), request.spec.mpirun_args)
+    flags = merge(
+        _list_flags(request, mpi, network, counts, transport), request.spec.mpirun_args, nodes
+    )
     env, reasons = build_environment(request, transport.env)
     notes = list(transport.notes)
     if is_oversubscribed(cluster, request.placement):

@@ -29,7 +29,7 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     evenly, the first nodes taking one more. More ranks than slots is a LaunchError, except where
     nodes share one machine with us (local): there it runs, oversubscribed.
     """
-    workers = _choose_workers(cluster, spec)
+    workers = choose_workers(cluster, spec)
     counts = _count_ranks(workers, spec)
     if not cluster.shares_machine:
         for node, count in zip(workers, counts, strict=True):
@@ -118,20 +118,52 @@ def _find_most(workers: Sequence[Node]) -> int:
     return fewest * len(workers) + slots.index(fewest)
 
 
-def _choose_workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
-    workers = cluster.workers
-    if spec.nodes > len(workers):
+def choose_workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
+    """The workers that the job uses, in the order of its ranks. Raises UsageError for a name that
+    no worker has, LaunchError where there are not as many."""
+    names = tuple(dict.fromkeys(spec.hosts))
+    found = find_workers(cluster, names, f"--nodes {','.join(names)}") or cluster.workers
+    workers = tuple({node.name: node for node in found}.values())
+    nodes = spec.nodes
+    if spec.ranks and spec.ranks_per_node and not (nodes or names):
+        nodes = -(-spec.ranks // spec.ranks_per_node)
+    if nodes > len(workers):
         raise LaunchError(
-            f"--nodes {spec.nodes}: cluster {cluster.name!r} has"
+            f"--nodes {nodes}: cluster {cluster.name!r} has"
             f" {formats.count(len(workers), 'worker')}",
-            hint=f"`clusterctl up {cluster.name} --workers {spec.nodes}` adds workers"
+            hint=f"`clusterctl up {cluster.name} --workers {nodes}` adds workers"
             if not cluster.attached
             else "add hosts to the file",
         )
-    return workers[: spec.nodes] if spec.nodes else workers
+    return workers[:nodes] if nodes else workers
+
+
+def find_workers(cluster: Cluster, hosts: Sequence[str], typed: str) -> tuple[Node, ...]:
+    """The worker of each name or address. Raises UsageError for one that there is not, with
+    `typed`, the option that names it."""
+    return tuple(_find_worker(cluster, host, typed) for host in hosts)
+
+
+def _find_worker(cluster: Cluster, host: str, typed: str) -> Node:
+    named = {node.name: node for node in cluster.workers}
+    for names in (
+        lambda node: (node.name,),
+        lambda node: (node.address, node.private_address),
+        lambda node: (node.facts.hostname,),
+        lambda node: (node.name.split(".")[0], node.facts.hostname.split(".")[0]),
+    ):
+        found = [node for node in named.values() if host in names(node)]
+        if len(found) == 1:
+            return found[0]
+    raise UsageError(
+        f"{typed}: cluster {cluster.name!r} has no worker {host}",
+        hint=f"its workers: {', '.join(named)}",
+    )
 
 
 def _count_ranks(workers: Sequence[Node], spec: JobSpec) -> list[int]:
+    if len(set(spec.hosts)) < len(spec.hosts):
+        return [spec.hosts.count(node.name) for node in workers]
     if spec.ranks and spec.ranks_per_node:
         if spec.ranks != spec.ranks_per_node * len(workers):
             raise UsageError(

@@ -12,6 +12,7 @@ from clusterctl.formats import count
 from clusterctl.job_model import JobSpec, Placement
 from clusterctl.launch import Request
 from clusterctl.launch.environment import OF_RANKS, build_environment, list_program
+from clusterctl.launch.placement import choose_workers
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
 from clusterctl.sweeps import parse_concurrency
@@ -76,7 +77,7 @@ def check_options(spec: JobSpec) -> None:
 def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     """A slot for each point, as far as there are slots, dealt out over the workers."""
     check_options(spec)
-    workers = cluster.workers[: spec.nodes or None]
+    workers = choose_workers(cluster, spec)
     slots = [node.slots for node in workers]
     if not sum(slots):
         raise LaunchError("the workers have no slots", hint="`clusterctl status` shows them")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
 
 from clusterctl.errors import UsageError
-from clusterctl.launch.mpi_transport import Flag
+from clusterctl.launch.mpi_transport import UCX_WITHOUT_RDMA, Flag, list_rdma_devices
+from clusterctl.model import Node
 
 WHY = "--mpirun-arg"
 _OURS = {
     **dict.fromkeys(("-np", "-n", "-c", "--np"), "use --ranks, or --ranks-per-node"),
     **dict.fromkeys(
         ("-H", "-host", "--host", "-hostfile", "--hostfile", "-machinefile", "--machinefile"),
-        "the workers of the cluster are its hosts; --nodes uses fewer",
+        "use --nodes N, or --nodes NAME,NAME",
     ),
     **dict.fromkeys(("-wdir", "--wdir", "-wd"), "ranks start in your current folder's copy"),
     **dict.fromkeys(("--output", "--output-filename"), "`clusterctl logs` has the output"),
@@ -60,12 +62,41 @@ def _check(words: tuple[str, ...]) -> None:
         )
 
 
-def merge(flags: Sequence[Flag], values: Sequence[str]) -> list[Flag]:
-    """clusterctl's flags, less those that these options set, and these."""
+def merge(flags: Sequence[Flag], values: Sequence[str], nodes: Sequence[Node] = ()) -> list[Flag]:
+    """clusterctl's flags, less those that these options set, and these. `nodes` are those of the
+    job, where they are known. Raises UsageError for a network that they do not have."""
     own = parse(values)
     set_here = {_name_target(words) for words in own}
+    for words in own:
+        if words[0] == "--map-by" and ":pe=" in words[-1].lower():  # it binds, too
+            set_here.add(("--bind-to",))
+        if _name_target(words) == ("--mca", "btl_tcp_if_include"):
+            _check_networks(" ".join(words), words[-1].split(","), nodes)
     kept = [flag for flag in flags if _name_target(flag[0]) not in set_here]
+    if ("pml", "ucx") in {words[1:] for words in own} and not all(map(list_rdma_devices, nodes)):
+        kept += [flag for flag in UCX_WITHOUT_RDMA if _name_target(flag[0]) not in set_here]
     return [*kept, *((words, WHY) for words in own)]
+
+
+def _check_networks(typed: str, networks: Sequence[str], nodes: Sequence[Node]) -> None:
+    """Open MPI would end the job, or wait for ever."""
+    for node in nodes:
+        known = {item.device: item for item in node.facts.interfaces if item.up}
+        for network in networks:
+            if not any(
+                network == name or _contains(network, item.address) for name, item in known.items()
+            ):
+                raise UsageError(
+                    f"{typed}: {node.name} has no network {network}",
+                    hint=f"leave it out, or choose one of: {', '.join(known)}",
+                )
+
+
+def _contains(network: str, address: str) -> bool:
+    try:
+        return ip_address(address) in ip_network(network, strict=False)
+    except ValueError:  # the name of a device
+        return False
 
 
 def _name_target(words: Sequence[str]) -> tuple[str, ...]:

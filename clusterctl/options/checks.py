@@ -91,6 +91,19 @@ def integer(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:
     return check
 
 
+def node_choice(text: str, option: str) -> str:
+    """A number of nodes, or their names."""
+    if re.fullmatch(r"[+-]?[\d.]*", text) and text.count(".") < 2:
+        return str(integer(1)(text, option))
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(re.fullmatch(r"[\w.:@-]+", name) and name[0] != "-" for name in names):
+        raise UsageError(
+            f"{option} {text!r}: expected a number, or names of workers",
+            hint=f"{option} 2, or {option} worker-1,worker-2",
+        )
+    return ",".join(names)
+
+
 def decimal(text: str, option: str) -> float:
     try:
         return float(text)

@@ -14,6 +14,7 @@ from clusterctl.options.checks import (
     duration,
     folder_or_bucket,
     integer,
+    node_choice,
     pattern,
     python_version,
 )
@@ -95,7 +96,11 @@ class Run(Started, heading=JOBS, module="run"):
         "Ranks on each node",
         limits=batch_systems.NODES,
     )
-    nodes = number("--nodes", RANKS, "Number of workers (default: all)", limits=batch_systems.NODES)
+    nodes = text(
+        *("--nodes", RANKS, "Number of workers, or their names (default: all)", "N|NAMES"),
+        limits=batch_systems.NODES,
+        check=node_choice,
+    )
     once = flag("--once", RANKS, "Run one process, on one node")
     backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
@@ -218,6 +223,15 @@ class Run(Started, heading=JOBS, module="run"):
 
     passed = batch_systems.PASSED
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
+
+    def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
+        found = super().pick_fields(spec)
+        nodes: str = found.pop("nodes", "")
+        if nodes.isdecimal():
+            found["nodes"] = int(nodes)
+        elif nodes:
+            found["hosts"] = tuple(nodes.split(","))
+        return found
 
     def collect_native(self) -> dict[str, str]:
         """What was given of the batch system's own options, by its names; a flag has no value."""

@@ -26,7 +26,10 @@ PER_NODE = {"ranks_per_node": 2}
         ),
         ("torchrun --standalone --nproc-per-node gpu -m pkg.train 5", "python -m pkg.train 5", {}),
         ("torchrun --nnodes 1:4 --max-restarts=3 --tee 3 t.py", "python t.py", {"retries": 3}),
-        ("deepspeed --hostfile=h --no_ssh t.py", "python t.py", {}),
+        ("torchrun -t3 --nproc=2 -m pkg.train", "python -m pkg.train", PER_NODE),
+        ("torchrun -m --node_rank= --nproc_per_node 2 pkg.train", "python -m pkg.train", PER_NODE),
+        ("torchrun --no_python --nproc_per_node 2 ./a", "./a", PER_NODE),
+        ("deepspeed --no_ssh t.py", "python t.py", {}),
         ("accelerate launch --multi_gpu --num_processes 8 t.py", "python t.py", {"ranks": 8}),
         (
             "deepspeed --num_gpus 2 t.py --deepspeed",
@@ -34,7 +37,11 @@ PER_NODE = {"ranks_per_node": 2}
             {"ranks_per_node": 2},
         ),
         ("deepspeed --module pkg.train", "python -m pkg.train", {}),
-        ("mpirun -np 4 --hostfile ~/hostfile python t.py 1", "python t.py 1", {"ranks": 4}),
+        ("mpirun -np 4 python t.py 1", "python t.py 1", {"ranks": 4}),
+        ("/usr/bin/mpirun --n 4 --pernode ./a -n 2", "./a -n 2", {"ranks": 4, "ranks_per_node": 1}),
+        ("mpirun -c 4 --map-by ppr:2:node:pe=1 ./a", "./a", {"ranks": 4, **PER_NODE}),
+        ("mpirun -q --timeout 60 ./a", "./a", {"timeout": 60}),
+        ("mpiexec.hydra -ppn 2 -genv A 1 -genv B=2 -l ./a", "./a", PER_NODE),
         ("mpiexec --oversubscribe -n 4 -- ./solver", "./solver", {"ranks": 4}),
         ("python -m torch.distributed.run --nproc_per_node=2 t.py 1", "python t.py 1", PER_NODE),
         ("torchrun --role r --nproc_per_node 2 t.py", "python t.py", PER_NODE),
@@ -55,6 +62,11 @@ PER_NODE = {"ranks_per_node": 2}
         ("uv run -- torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
         ("poetry run python t.py", "python t.py", {}),
         ("srun -N 2 --ntasks-per-node=8 ./a", "./a", {"nodes": 2, "ranks_per_node": 8}),
+        (
+            "srun -N2 -lun4 --exclusive --overlap -G 2 ./a -n 3",
+            "./a -n 3",
+            {"nodes": 2, "ranks": 4},
+        ),
     ],
 )
 def test_what_people_write(line: str, command: str, sizes: dict[str, int]) -> None:
@@ -140,7 +152,9 @@ def test_options_of_srun_are_for_slurm(call: Call, lab: None) -> None:
     assert asked.limit_to("mpirun", ("mpirun", "torchrun")).native == {}
     assert asked.limit_to("auto", ("auto", "mpirun", "srun")).native == asked.native
     said = call("run", "--dry-run", *line.split())
-    assert "instead of srun, with --ranks 2\n" in said.out
+    assert "instead of srun, with --ranks 2; ignored: " in said.out
+    for word in ("-p gpu", "--gres gpu:8", "--kill-on-bad-exit", "-c 4", "--label"):
+        assert word in said.out
 
 
 @pytest.mark.parametrize(
@@ -199,10 +213,21 @@ def test_what_is_no_launcher(line: str) -> None:
         ("uv run --with rich t.py", "uv run --with is not supported"),
         ("uv run", "uv run: nothing to run"),
         ("mpirun -x HF_TOKEN ./a", "mpirun -x HF_TOKEN: a secret has to be given to clusterctl"),
-        ("mpirun --wdir /a ./a", "mpirun --wdir is not supported"),
+        ("mpirun --wdir /a ./a", "mpirun --wdir /a is not supported"),
+        ("mpirun --map-by ppr:2:socket ./a", "ppr:2:socket is not supported"),
+        ("mpirun -np 1 ./a 1 : -np 1 ./b", "with several programs"),
+        ("mpirun -np 1 ./a : b", "with several programs"),
+        ("srun -n 1 ./a : -n 1 ./b", "with several programs"),
+        ("srun --multi-prog conf", "srun --multi-prog is not supported"),
+        ("mpirun --app FILE", "mpirun --app is not supported"),
+        ("mpirun -np 2 -n 4 ./a", "mpirun -np 2 and mpirun -n 4 contradict each other"),
+        ("torchrun --node_rank --nnodes 2 t.py", "torchrun --node_rank: its value is missing"),
+        ("srun --label=3 ./a", "srun --label takes no value"),
+        ("mpirun --frobnicate ./a", "unknown option of mpirun: --frobnicate"),
         ("accelerate launch --use_fsdp t.py", "accelerate launch --use_fsdp is not supported"),
         ("torchrun --nnodes few t.py", "torchrun --nnodes few: expected a number"),
-        ("mpirun -np", "expected a number"),
+        ("mpirun -np", "mpirun -np: its value is missing"),
+        ("mpirun -np few ./a", "mpirun -np few: expected a number"),
         ("torchrun --standalone", "torchrun: nothing to run"),
     ],
 )
@@ -222,12 +247,6 @@ def test_a_run_has_the_ranks_that_the_words_say(
     plan = call(*words[:1], "--json", *words[1:]).document
     assert plan["placement"] == {"worker-1": [0, 1, 2], "worker-2": [3, 4, 5]}
     assert plan["programs"]["worker-1"] == ["/opt/py/bin/python", "train.py", "--lr", "1"]
-
-
-def test_options_of_run_win(call: Call, lab: None) -> None:
-    words = ("--json", "--dry-run", "--ranks", "2", "mpirun", "-np", "8", "python", "train.py")
-    plan = json.loads(call("run", *words).out)
-    assert plan["placement"] == {"worker-1": [0], "worker-2": [1]}
 
 
 def test_once(call: Call, lab: None) -> None:

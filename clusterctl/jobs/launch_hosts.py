@@ -1,0 +1,147 @@
+"""Hosts in the words of other launchers: lists, files, and what they come to on a cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from clusterctl.errors import UsageError
+
+
+class Host(NamedTuple):
+    """`slots`: how many ranks it may have; 0: that is not said."""
+
+    name: str
+    slots: int = 0
+
+
+def read_list(text: str, typed: str) -> tuple[Host, ...]:
+    """`a,b`, `a:2,b:*`, or `a,a,b`, as mpirun's -H has it. IPv6 addresses may be in brackets."""
+    found = []
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(
+            r"(?:\[(?P<six>[^]]+)\]|(?P<name>[^:\s]+))(?::(?P<slots>\d+|\*))?", item
+        )
+        if match is None:
+            found.append(Host(item))  # an IPv6 address
+            continue
+        slots = match["slots"] or ""
+        found.append(Host(match["six"] or match["name"], int(slots) if slots.isdecimal() else 0))
+    return _require(found, typed)
+
+
+def read_file(text: str, typed: str) -> tuple[Host, ...]:
+    """Open MPI's `a slots=2 max_slots=4`, MPICH's `a:2`, and a line for each slot."""
+    found: list[Host] = []
+    for line in _read(Path(text).expanduser(), typed).splitlines():
+        name, *more = line.partition("#")[0].split() or [""]
+        if not name:
+            continue
+        counts = [word.partition("=")[2] for word in more if word.startswith("slots=")]
+        host = Host(name.rpartition("@")[2])
+        if counts:
+            if not counts[-1].isdecimal() or not int(counts[-1]):
+                raise UsageError(f"{typed}: {line.strip()!r} is not a host", hint="NAME slots=N")
+            found.append(host._replace(slots=int(counts[-1])))
+        else:
+            found += read_list(host.name, typed)
+    return _require(found, typed)
+
+
+def read_included(text: str, typed: str) -> tuple[Host, ...]:
+    """DeepSpeed's `a@b:0,1`: the numbers are GPUs."""
+    found = []
+    for item in filter(None, text.split("@")):
+        name, colon, numbers = item.partition(":")
+        given = sorted(numbers.split(",")) if colon else []
+        if given != [str(n) for n in range(len(given))]:
+            raise UsageError(
+                f"{typed}: {item} chooses GPUs by their numbers", hint=f"{name}, or {name}:0,1"
+            )
+        found.append(Host(name, len(given)))
+    return _require(found, typed)
+
+
+def read_excluded(text: str, typed: str) -> tuple[str, ...]:
+    """DeepSpeed's `a@b`."""
+    if ":" in text:
+        raise UsageError(f"{typed} excludes GPUs by their numbers", hint="exclude whole nodes")
+    return tuple(filter(None, text.split("@")))
+
+
+def read_nodelist(text: str) -> tuple[Host, ...]:
+    """Slurm's `a,b[1-3,5]`, or a file of names where there is a `/`."""
+    if "/" in text:
+        return read_file(text, f"srun --nodelist {text}")
+    names = [name for item in re.findall(r"(?:\[[^]]*\]|[^,\[])+", text) for name in _expand(item)]
+    return tuple(Host(name) for name in dict.fromkeys(names))
+
+
+def choose_named(named: Sequence[Host], in_files: Sequence[Host], typed: str) -> tuple[Host, ...]:
+    """Those of the hosts in a file that are named beside it, or all; without a file, those named.
+    Raises UsageError for a name that the file does not have."""
+    if not named or not in_files:
+        return _merge(named or in_files)
+    slots = dict(_merge(in_files))
+    if missing := [host.name for host in named if host.name not in slots]:
+        raise UsageError(
+            f"{typed}: the host file does not have {missing[0]}", hint="leave one of the two out"
+        )
+    return tuple(Host(name, count or slots[name]) for name, count in _merge(named))
+
+
+def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
+    """How many ranks each host gets: one host is filled after the other, as mpirun does it, or
+    they get one each by turns."""
+    taken = [0] * len(slots)
+    while ranks:
+        for index, most in enumerate(slots):
+            share = min(ranks, most - taken[index], 1 if by_turns else ranks)
+            taken[index] += share
+            ranks -= share
+    return taken
+
+
+def _expand(item: str) -> list[str]:
+    match = re.fullmatch(r"(.*?)\[([^]]*)\](.*)", item)
+    if match is None:
+        return [item]
+    head, ranges, tail = match.groups()
+    found = []
+    for part in ranges.split(","):
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(last or first) > 6:
+            return [item]
+        numbers = range(int(first), int(last or first) + 1)
+        found += [
+            f"{head}{number:0{len(first)}}{rest}" for number in numbers for rest in _expand(tail)
+        ]
+    return found
+
+
+def _merge(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Each host once: one that is named several times has as many slots."""
+    names = [host.name for host in hosts]
+    repeats = len(set(names)) < len(names)
+    slots = dict.fromkeys(names, 0)
+    for host in hosts:
+        slots[host.name] += host.slots or repeats
+    return tuple(Host(name, count) for name, count in slots.items())
+
+
+def _require(hosts: Sequence[Host], typed: str) -> tuple[Host, ...]:
+    if not hosts:
+        raise UsageError(f"{typed} names no host", hint="give the names of nodes")
+    return tuple(hosts)
+
+
+def _read(path: Path, typed: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{typed}: the file cannot be read",
+            hint="check the path, or leave it out: clusterctl knows the nodes",
+        ) from error

@@ -1,0 +1,199 @@
+"""How many ranks there are, and on which nodes: `run` beside the words of other launchers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.launch_sizes import fill
+from clusterctl.jobs.launch_words import translate
+from clusterctl.launch.placement import place
+from tests.unit.calling import Call
+from tests.unit.making import cluster, node, spec
+
+FOUR = cluster(
+    node("launcher", "10.0.0.10"),
+    *(node(f"worker-{n}", f"10.0.0.1{n}", hostname=f"ip-1{n}.internal") for n in range(1, 5)),
+    provider="local",
+)
+
+
+def count_ranks(
+    line: str, own: dict[str, Any] | None = None, settings: tuple[str, ...] = ()
+) -> str:
+    """`1 2` for one rank on worker-1 and two on worker-2; `worker-3:1` for others, in order. There
+    is no Slurm."""
+    asked = translate(line.split()).limit_to("mpirun", ("mpirun", "torchrun"))
+    found, _ = fill(asked, spec(**own or {}), settings, FOUR)
+    placed = [(item.node, item.count) for item in place(FOUR, found)]
+    if [name for name, _ in placed] == [f"worker-{n}" for n in range(1, len(placed) + 1)]:
+        return " ".join(str(number) for _, number in placed)
+    return " ".join(f"{name}:{number}" for name, number in placed)
+
+
+PER_NODE = (
+    "torchrun --nproc_per_node 2 t.py",
+    "deepspeed --num_gpus 2 t.py",
+    "mpirun -npernode 2 ./a",
+    "srun --ntasks-per-node=2 ./a",
+)
+NODES = (
+    "torchrun --nnodes 2 t.py",
+    "accelerate launch --num_machines 2 t.py",
+    "deepspeed --num_nodes 2 t.py",
+    "srun -N2 ./a",
+)
+RANKS = ("accelerate launch --num_processes 4 t.py", "mpirun -np 4 ./a", "srun -n4 ./a")
+
+
+@pytest.mark.parametrize("line", PER_NODE)
+def test_ranks_on_each_node(line: str) -> None:
+    assert count_ranks(line) == "2 2 2 2"
+    assert count_ranks(line, {"nodes": 2}) == "2 2"
+    assert count_ranks(line, {"ranks": 4}) == "2 2"
+    assert count_ranks(line, {"ranks_per_node": 2, "nodes": 1}) == "2"
+    assert count_ranks(line, {"ranks_per_node": 4}, ("ranks_per_node",)) == "2 2 2 2"
+    assert count_ranks(line, {"ranks": 3, "nodes": 1}, ("ranks", "nodes")) == "2"
+    assert count_ranks(line, {"hosts": ("worker-3",)}) == "worker-3:2"
+    for own, word in (({"ranks_per_node": 3}, "--ranks-per-node 3"), ({"ranks": 3}, "--ranks 3")):
+        with pytest.raises(UsageError, match=word):
+            count_ranks(line, {"nodes": 2, **own})
+
+
+@pytest.mark.parametrize("line", NODES)
+def test_nodes(line: str) -> None:
+    assert count_ranks(line) == "1 1"
+    assert count_ranks(line, {"ranks": 6}) == "3 3"
+    assert count_ranks(line, {"ranks_per_node": 3}) == "3 3"
+    assert count_ranks(line, {"nodes": 3}, ("nodes",)) == "1 1"
+    assert count_ranks(line, {"hosts": ("worker-3",)}, ("nodes",)) == "1 1"
+    assert count_ranks(line, {"hosts": ("worker-3", "worker-2")}) == "worker-3:1 worker-2:1"
+    for own in ({"nodes": 3}, {"hosts": ("worker-1",)}):
+        with pytest.raises(UsageError, match=r"--nodes [13] and .* 2|-N2 contradict") as caught:
+            count_ranks(line, own)
+        assert line.split()[0] in caught.value.message
+    with pytest.raises(UsageError, match="some nodes would have no rank"):
+        count_ranks(line, {"ranks": 1})
+
+
+@pytest.mark.parametrize("line", RANKS)
+def test_ranks(line: str) -> None:
+    assert count_ranks(line) == "1 1 1 1"
+    assert count_ranks(line, {"nodes": 2}) == "2 2"
+    assert count_ranks(line, {"ranks_per_node": 2}) == "2 2"
+    assert count_ranks(line, {"ranks": 2}, ("ranks",)) == "1 1 1 1"
+    assert count_ranks(line, {"ranks_per_node": 3}, ("ranks_per_node",)) == "1 1 1 1"
+    assert count_ranks(line, {"nodes": 2}, ("nodes",)) == "2 2"
+    with pytest.raises(UsageError, match=r"--ranks 2 and .*4 contradict each other"):
+        count_ranks(line, {"ranks": 2})
+    with pytest.raises(UsageError, match="4 is not --ranks-per-node 3 times --nodes 2"):
+        count_ranks(line, {"ranks_per_node": 3, "nodes": 2})
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "counts"),
+    [
+        ("torchrun --nnodes 1:2 t.py", {}, "1 1"),
+        ("torchrun --nnodes 2:9 t.py", {}, "1 1 1 1"),
+        ("torchrun --nnodes 2:9 t.py", {"nodes": 3}, "1 1 1"),
+        ("torchrun --nnodes 2 --nproc_per_node 2 t.py", {"nodes": 2}, "2 2"),
+        ("mpirun -np 4 --map-by ppr:2:node ./a", {}, "2 2"),
+        ("mpirun -np 2 -H worker-2,worker-3 ./a", {}, "worker-2:1 worker-3:1"),
+        ("mpirun -H worker-2:2 ./a", {}, "worker-2:2"),
+        ("mpirun -np 2 -H 10.0.0.13,ip-14.internal,ip-12 ./a", {}, "worker-3:1 worker-4:1"),
+        ("mpirun -np 3 -host worker-1:2,worker-2:2 ./a", {}, "2 1"),
+        ("mpirun -np 2 -host worker-1:2,worker-2:2 ./a", {}, "2"),
+        ("mpirun -np 2 -host worker-1:2,worker-2:2 ./a", {"nodes": 2}, "1 1"),
+        ("mpirun -np 2 --map-by node -host worker-1:2,worker-2:2 ./a", {}, "1 1"),
+        ("mpirun -H worker-2,worker-2,worker-1 ./a", {}, "worker-2:2 worker-1:1"),
+        ("mpirun -N 1 -H worker-2:2,worker-1:2 ./a", {}, "worker-2:1 worker-1:1"),
+        ("mpirun -np 3 -H worker-3 ./a", {"nodes": 4}, ""),
+        ("mpirun -np 3 -H worker-3 ./a", {"hosts": ("worker-3",)}, "worker-3:3"),
+        ("mpirun -np 3 -H worker-3 ./a", {"hosts": ("worker-2",)}, ""),
+        ("mpirun -np 5 -H worker-3:2,worker-4:2 ./a", {}, ""),
+        ("mpirun -np 2 -H localhost ./a", {}, ""),
+        ("mpirun --hostfile hosts ./a", {}, "worker-3:2 worker-1:1"),
+        ("mpirun -np 2 --machinefile=hosts ./a", {}, "worker-3:2"),
+        ("mpirun -H worker-3 --hostfile hosts ./a", {}, "worker-3:2"),
+        ("mpirun --hostfile hosts -H worker-2 ./a", {}, ""),
+        ("mpirun --hostfile nowhere ./a", {}, ""),
+        ("mpiexec.hydra -f lines -n 3 ./a", {}, "worker-2:2 worker-4:1"),
+        ("deepspeed --hostfile hosts t.py", {}, "worker-3:2 worker-1:1"),
+        ("deepspeed --hostfile hosts --num_gpus 1 t.py", {}, "worker-3:1 worker-1:1"),
+        ("deepspeed -H hosts --exclude worker-3 t.py", {}, "1"),
+        ("deepspeed --include worker-2:0,1@worker-4:0 t.py", {}, "worker-2:2 worker-4:1"),
+        ("deepspeed --include worker-2:1 t.py", {}, ""),
+        ("srun -w worker-[2-3] ./a", {}, "worker-2:1 worker-3:1"),
+        ("srun -xworker-1,worker-4 -n 4 ./a", {}, "worker-2:2 worker-3:2"),
+        ("srun -N 1 --nodelist=worker-2 ./a", {}, "worker-2:1"),
+    ],
+)
+def test_nodes_that_the_words_choose(
+    words: str, own: dict[str, Any], counts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """counts "": the line is refused, with exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("# mine\nworker-3 slots=2 max_slots=4\n\n10.0.0.11 slots=1\n")
+    Path("lines").write_text("worker-2:2\nworker-4:1\n")
+    if counts:
+        assert count_ranks(words, own) == counts
+        return
+    with pytest.raises(UsageError) as caught:
+        count_ranks(words, own)
+    assert caught.value.hint
+
+
+def test_nodes_by_name(call: Call, lab: None) -> None:
+    words = ("run", "--json", "--dry-run", "--nodes", "worker-2", "--ranks", "3", "train.py")
+    assert call(*words).document["placement"] == {"worker-2": [0, 1, 2]}
+    said = call("run", "--dry-run", "--nodes", "worker-2,nope", "train.py")
+    assert said.code == 2
+    assert "cluster 'lab' has no worker nope" in said.err
+    assert "worker-1, worker-2" in said.err
+    assert call("run", "--dry-run", "--nodes", "worker 1", "train.py").code == 2
+
+
+def test_a_foreign_line(call: Call, lab: None) -> None:
+    line = "mpirun -np 2 -H {} -x MASTER_ADDR=10.0.0.1 -x MASTER_PORT=1234 -x A=1 python train.py"
+    said = call("run", "--dry-run", *line.format("10.9.9.1,10.9.9.2").split())
+    assert said.code == 2
+    assert "no worker 10.9.9.1" in said.err
+    words = ("run", "--dry-run", *line.format("worker-1,worker-2").split())
+    plan = call(*words[:1], "--json", *words[1:]).document
+    assert (plan["env"]["A"], "MASTER_PORT" in plan["env"]) == ("1", False)
+    assert plan["env"]["MASTER_ADDR"] != "10.0.0.1"
+    note = "ignored: -x MASTER_ADDR=10.0.0.1, -x MASTER_PORT=1234\n"
+    assert f"with --nodes worker-1,worker-2 --ranks 2 --env A=1; {note}" in call(*words).out
+
+
+def test_settings_are_weaker_than_the_words(
+    call: Call, lab: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("run", "--json", "--dry-run", "mpirun", "-np", "4", "-x", "A=1", "python", "train.py")
+    monkeypatch.setenv("CLUSTERCTL_RUN_RANKS_PER_NODE", "3")
+    monkeypatch.setenv("CLUSTERCTL_RUN_NODES", "worker-2")
+    monkeypatch.setenv("CLUSTERCTL_RUN_ENV", "A=2 B=2")
+    plan = call(*words).document
+    assert plan["placement"] == {"worker-2": [0, 1, 2, 3]}
+    assert (plan["env"]["A"], plan["env"]["B"]) == ("1", "2")
+    said = call(*words[:3], "--env", "A=3", *words[3:])
+    assert (said.code, "--env A=3 and mpirun with A=1 contradict" in said.err) == (2, True)
+    said = call(*words[:3], "--once", *words[3:])
+    assert (said.code, "--once cannot be combined with mpirun -np 4" in said.err) == (2, True)
+
+
+def test_options_for_mpirun(call: Call, lab: None) -> None:
+    words = ("run", "--json", "--dry-run", "mpirun", "-mca", "pml", "ucx", "python", "train.py")
+    argv = " ".join(call(*words).document["argv"])
+    assert "--mca pml_ucx_tls any --mca pml_ucx_devices any" in argv
+    assert "--mca pml ob1" not in argv
+    words = ("run", "--dry-run", "mpirun", "-np", "2", "--mca", "btl_tcp_if_include", "ib9")
+    said = call(*words, "python", "train.py")
+    assert (said.code, "has no network ib9" in said.err) == (2, True)
+    words = ("run", "--json", "--dry-run", "mpirun", "--map-by", "node:pe=1", "python", "train.py")
+    argv = call(*words).document["argv"]
+    assert "slot:pe=1" in argv
+    assert "none" not in argv
