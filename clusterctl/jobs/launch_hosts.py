@@ -10,14 +10,14 @@ from typing import NamedTuple
 from clusterctl.errors import UsageError
 
 
-class Host(NamedTuple):
+class NamedHost(NamedTuple):
     """`slots`: how many ranks it may have; 0: that is not said."""
 
     name: str
     slots: int = 0
 
 
-def read_list(text: str, typed: str) -> tuple[Host, ...]:
+def read_list(text: str, typed: str) -> tuple[NamedHost, ...]:
     """`a,b`, `a:2,b:*`, or `a,a,b`, as mpirun's -H has it. IPv6 addresses may be in brackets."""
     found = []
     for item in filter(None, text.split(",")):
@@ -25,22 +25,24 @@ def read_list(text: str, typed: str) -> tuple[Host, ...]:
             r"(?:\[(?P<six>[^]]+)\]|(?P<name>[^:\s]+))(?::(?P<slots>\d+|\*))?", item
         )
         if match is None:
-            found.append(Host(item))  # an IPv6 address
+            found.append(NamedHost(item))  # an IPv6 address
             continue
         slots = match["slots"] or ""
-        found.append(Host(match["six"] or match["name"], int(slots) if slots.isdecimal() else 0))
+        found.append(
+            NamedHost(match["six"] or match["name"], int(slots) if slots.isdecimal() else 0)
+        )
     return _require(found, typed)
 
 
-def read_file(text: str, typed: str) -> tuple[Host, ...]:
+def read_file(text: str, typed: str) -> tuple[NamedHost, ...]:
     """Open MPI's `a slots=2 max_slots=4`, MPICH's `a:2`, and a line for each slot."""
-    found: list[Host] = []
+    found: list[NamedHost] = []
     for line in _read(Path(text).expanduser(), typed).splitlines():
         name, *more = line.partition("#")[0].split() or [""]
         if not name:
             continue
         counts = [word.partition("=")[2] for word in more if word.startswith("slots=")]
-        host = Host(name.rpartition("@")[2])
+        host = NamedHost(name.rpartition("@")[2])
         if counts:
             if not counts[-1].isdecimal() or not int(counts[-1]):
                 raise UsageError(f"{typed}: {line.strip()!r} is not a host", hint="NAME slots=N")
@@ -50,7 +52,7 @@ def read_file(text: str, typed: str) -> tuple[Host, ...]:
     return _require(found, typed)
 
 
-def read_included(text: str, typed: str) -> tuple[Host, ...]:
+def read_included(text: str, typed: str) -> tuple[NamedHost, ...]:
     """DeepSpeed's `a@b:0,1`: the numbers are GPUs."""
     found = []
     for item in filter(None, text.split("@")):
@@ -60,7 +62,7 @@ def read_included(text: str, typed: str) -> tuple[Host, ...]:
             raise UsageError(
                 f"{typed}: {item} chooses GPUs by their numbers", hint=f"{name}, or {name}:0,1"
             )
-        found.append(Host(name, len(given)))
+        found.append(NamedHost(name, len(given)))
     return _require(found, typed)
 
 
@@ -71,15 +73,17 @@ def read_excluded(text: str, typed: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split("@")))
 
 
-def read_nodelist(text: str) -> tuple[Host, ...]:
+def read_nodelist(text: str) -> tuple[NamedHost, ...]:
     """Slurm's `a,b[1-3,5]`, or a file of names where there is a `/`."""
     if "/" in text:
         return read_file(text, f"srun --nodelist {text}")
     names = [name for item in re.findall(r"(?:\[[^]]*\]|[^,\[])+", text) for name in _expand(item)]
-    return tuple(Host(name) for name in dict.fromkeys(names))
+    return tuple(NamedHost(name) for name in dict.fromkeys(names))
 
 
-def choose_named(named: Sequence[Host], in_files: Sequence[Host], typed: str) -> tuple[Host, ...]:
+def choose_named(
+    named: Sequence[NamedHost], in_files: Sequence[NamedHost], typed: str
+) -> tuple[NamedHost, ...]:
     """Those of the hosts in a file that are named beside it, or all; without a file, those named.
     Raises UsageError for a name that the file does not have."""
     if not named or not in_files:
@@ -89,7 +93,7 @@ def choose_named(named: Sequence[Host], in_files: Sequence[Host], typed: str) ->
         raise UsageError(
             f"{typed}: the host file does not have {missing[0]}", hint="leave one of the two out"
         )
-    return tuple(Host(name, count or slots[name]) for name, count in _merge(named))
+    return tuple(NamedHost(name, count or slots[name]) for name, count in _merge(named))
 
 
 def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
@@ -121,17 +125,17 @@ def _expand(item: str) -> list[str]:
     return found
 
 
-def _merge(hosts: Sequence[Host]) -> tuple[Host, ...]:
+def _merge(hosts: Sequence[NamedHost]) -> tuple[NamedHost, ...]:
     """Each host once: one that is named several times has as many slots."""
     names = [host.name for host in hosts]
     repeats = len(set(names)) < len(names)
     slots = dict.fromkeys(names, 0)
     for host in hosts:
         slots[host.name] += host.slots or repeats
-    return tuple(Host(name, count) for name, count in slots.items())
+    return tuple(NamedHost(name, count) for name, count in slots.items())
 
 
-def _require(hosts: Sequence[Host], typed: str) -> tuple[Host, ...]:
+def _require(hosts: Sequence[NamedHost], typed: str) -> tuple[NamedHost, ...]:
     if not hosts:
         raise UsageError(f"{typed} names no host", hint="give the names of nodes")
     return tuple(hosts)

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.errors import UsageError
 from clusterctl.job_model import JobSpec
-from clusterctl.jobs.launch_hosts import Host, deal
+from clusterctl.jobs.launch_hosts import NamedHost, deal
 from clusterctl.jobs.launch_words import OPTIONS, Asked, make_contradiction
 from clusterctl.launch.placement import find_workers
 from clusterctl.model import Cluster, Node
@@ -39,7 +39,7 @@ def fill(
     sizes = fill_sizes(typed, weak, asked, len(asked.hosts or hosts or cluster.workers))
     if asked.hosts:
         hosts, sizes = place_on_hosts(sizes, asked, cluster)
-        asked = replace(asked, hosts=tuple(map(Host, dict.fromkeys(hosts))))
+        asked = replace(asked, hosts=tuple(map(NamedHost, dict.fromkeys(hosts))))
     elif hosts:
         sizes.pop("nodes", None)
     elif any(asked.node_range):
@@ -109,7 +109,7 @@ def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
         return asked
     typed = asked.typed["hosts"]
     if not cluster.workers:  # the queue chooses nodes
-        return asked if asked.hosts else replace(asked, hosts=tuple(map(Host, asked.excluded)))
+        return asked if asked.hosts else replace(asked, hosts=tuple(map(NamedHost, asked.excluded)))
     nodes = find_workers(cluster, [host.name for host in asked.hosts], typed) or cluster.workers
     slots = [host.slots for host in asked.hosts] or [0] * len(nodes)
     without = {node.name for node in find_workers(cluster, asked.excluded, typed)}
@@ -123,7 +123,7 @@ def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
         chosen = [node.name for node in find_workers(cluster, own, "--nodes")]
         if set(chosen) != set(hosts):
             raise make_contradiction(f"--nodes {','.join(own)}", typed)
-    return replace(asked, hosts=tuple(Host(name, count) for name, count in hosts.items()))
+    return replace(asked, hosts=tuple(NamedHost(name, count) for name, count in hosts.items()))
 
 
 def place_on_hosts(

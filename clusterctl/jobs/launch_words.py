@@ -15,7 +15,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.job_model import PYTHONS
 from clusterctl.jobs import launch_hosts
-from clusterctl.jobs.launch_hosts import Host
+from clusterctl.jobs.launch_hosts import NamedHost
 from clusterctl.jobs.launcher_options import (
     IGNORED,
     LAUNCHERS,
@@ -42,7 +42,7 @@ class Asked:
     sizes: Mapping[str, float] = field(default_factory=dict)
     node_range: tuple[int, int] = (0, 0)
     """The fewest and the most nodes that will do; 0: it says nothing of that kind."""
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[NamedHost, ...] = ()
     excluded: tuple[str, ...] = ()
     by_turns: bool = False
     """Ranks are dealt out over the hosts, and do not fill one after the other."""
@@ -272,8 +272,8 @@ class _Reader:
         self._name, self._launcher = name, launcher
         self.asked = Asked(launcher=name, local_rank=launcher.local_rank)
         self.starts: tuple[str, ...] = ("python",) if launcher.python else ()
-        self._named: tuple[Host, ...] = ()
-        self._in_files: tuple[Host, ...] = ()
+        self._named: tuple[NamedHost, ...] = ()
+        self._in_files: tuple[NamedHost, ...] = ()
 
     def read(self, words: Sequence[str]) -> list[str]:
         """What follows the options."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 REFUSED, IGNORED = "refused", "ignored"
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """Options that mean the same. `use`: what becomes of them:
 
     - `ranks`, `ranks_per_node`, `nodes`, `retries`, `timeout`: the same options of `run`; `name` is
@@ -50,7 +50,7 @@ class Rule(NamedTuple):
 class OtherLauncher:
     """`python`: it starts a Python script or, with -m, a module; else any command."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[OptionRow, ...]
     python: bool = True
     local_rank: str = ""
     """The option by which it tells a program its number on the node."""
@@ -75,7 +75,7 @@ class OtherLauncher:
         return None
 
 
-def _list_rules(rows: tuple[Row, ...]) -> Iterator[tuple[str, Rule]]:
+def _list_rules(rows: tuple[OptionRow, ...]) -> Iterator[tuple[str, Rule]]:
     for row in rows:
         for word in row.options.split():
             name = word.rstrip("=?")
@@ -84,40 +84,40 @@ def _list_rules(rows: tuple[Row, ...]) -> Iterator[tuple[str, Rule]]:
 
 
 _ITSELF = "let the launcher start the ranks: `clusterctl run --once -- sh -c '...'`"
-_ABOUT = Row(REFUSED, "-h --help -V --version --usage", why=_ITSELF)
+_ABOUT = OptionRow(REFUSED, "-h --help -V --version --usage", why=_ITSELF)
 ONE_PROGRAM = "run a script that chooses by the variable RANK what each rank does"
 _DEBUGGER = "leave it out: `clusterctl doctor` shows where ranks are"
 _MPI = (
     _ABOUT,
-    Row("ranks", "--np= -n= --n="),
-    Row("ranks_per_node", "--ppn= --perhost="),
-    Row("hosts", "-H= --host= --hosts="),
-    Row("hostfile", "--hostfile= --machinefile="),
-    Row("folder", "--wdir= --wd="),
-    Row("timeout", "--timeout="),
-    Row(
+    OptionRow("ranks", "--np= -n= --n="),
+    OptionRow("ranks_per_node", "--ppn= --perhost="),
+    OptionRow("hosts", "-H= --host= --hosts="),
+    OptionRow("hostfile", "--hostfile= --machinefile="),
+    OptionRow("folder", "--wdir= --wd="),
+    OptionRow("timeout", "--timeout="),
+    OptionRow(
         IGNORED,
         "--prefix= --tmpdir= -v --verbose --nolocal --preload-binary --output-filename="
         " --personality= --report-pid= --report-uri= --stdin=",
     ),
-    Row(REFUSED, "--app= --configfile=", why=ONE_PROGRAM),
+    OptionRow(REFUSED, "--app= --configfile=", why=ONE_PROGRAM),
 )
 # `mpirun --help` of Open MPI 4.1, and https://docs.open-mpi.org/en/v5.0.x/man-openmpi/man1/mpirun.1.html
 _OPEN_MPI = (
-    Row("ranks", "-c="),
-    Row("ranks_per_node", "-N= --npernode="),
-    Row("ranks_per_node", "--pernode", name="1"),
-    Row("retries", "--max-restarts="),
-    Row("hostfile", "--default-hostfile="),
-    Row("variables", "-x= --set-env="),
-    Row("mca", "--mca== --gmca== --omca== --gomca=="),
-    Row("map-by", "--map-by="),
-    Row("cores", "--cpus-per-proc= --cpus-per-rank="),
-    Row("mpirun", "--bind-to= --rank-by="),
-    Row("mpirun", "--bind-to-core", name="--bind-to core"),
-    Row("mpirun", "--bind-to-socket", name="--bind-to socket"),
-    Row("mpirun", "--pmixmca== --gpmixmca==", name="--pmixmca"),
-    Row(
+    OptionRow("ranks", "-c="),
+    OptionRow("ranks_per_node", "-N= --npernode="),
+    OptionRow("ranks_per_node", "--pernode", name="1"),
+    OptionRow("retries", "--max-restarts="),
+    OptionRow("hostfile", "--default-hostfile="),
+    OptionRow("variables", "-x= --set-env="),
+    OptionRow("mca", "--mca== --gmca== --omca== --gomca=="),
+    OptionRow("map-by", "--map-by="),
+    OptionRow("cores", "--cpus-per-proc= --cpus-per-rank="),
+    OptionRow("mpirun", "--bind-to= --rank-by="),
+    OptionRow("mpirun", "--bind-to-core", name="--bind-to core"),
+    OptionRow("mpirun", "--bind-to-socket", name="--bind-to socket"),
+    OptionRow("mpirun", "--pmixmca== --gpmixmca==", name="--pmixmca"),
+    OptionRow(
         IGNORED,
         "--allow-run-as-root --oversubscribe --nooversubscribe --use-hwthread-cpus --bynode"
         " --byslot --bycore --prtemca== --noprefix --pmix-prefix= --app-pmix-prefix="
@@ -126,7 +126,7 @@ _OPEN_MPI = (
         " --forward-signals= --keepalive= --pset= --memory-alloc-kinds= --gpu-support="
         " --disable-recovery",
     ),
-    Row(
+    OptionRow(
         IGNORED,
         "-q --quiet --output= --tag-output --timestamp-output --merge-stderr-to-stdout --xml"
         " --xml-file= --output-directory= --output-proctable --stream-buffering= --show-progress"
@@ -136,36 +136,38 @@ _OPEN_MPI = (
         " --spawn-timeout= -d --debug-devel --debug-daemons --debug-daemons-file"
         " --leave-session-attached --test-suicide= --no-ready-msg",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--debug --debugger= --tv --xterm= --stop-on-exec --stop-in-init --stop-in-app",
         why=_DEBUGGER,
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--do-not-launch",
         why="leave it out: `clusterctl run --dry-run` shows what would run",
     ),
-    Row(REFUSED, "-s", why="leave it out: the files of the program's folder are on all nodes"),
-    Row(REFUSED, "--preload-files=", why="`clusterctl run --include PATH` copies more files"),
-    Row(
+    OptionRow(
+        REFUSED, "-s", why="leave it out: the files of the program's folder are on all nodes"
+    ),
+    OptionRow(REFUSED, "--preload-files=", why="`clusterctl run --include PATH` copies more files"),
+    OptionRow(
         REFUSED,
         "--set-cwd-to-session-dir",
         why="leave it out: ranks start in a copy of your current folder",
     ),
-    Row(REFUSED, "--path=", why="name the program by its path, or use `--env PATH=...`"),
-    Row(
+    OptionRow(REFUSED, "--path=", why="name the program by its path, or use `--env PATH=...`"),
+    OptionRow(
         REFUSED,
         "--unset-env= --append-env== --prepend-env==",
         why="`run --env NAME=VALUE` sets a variable",
     ),
-    Row(REFUSED, "--am= --tune=", why="give each parameter with `--mca NAME VALUE`"),
-    Row(
+    OptionRow(REFUSED, "--am= --tune=", why="give each parameter with `--mca NAME VALUE`"),
+    OptionRow(
         REFUSED,
         "--rankfile= --rf= --npersocket= --ppr= --cpu-list= --cpu-set= --cf= --cartofile=",
         why="use --map-by and --bind-to, or --ranks-per-node",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--add-host= --add-hostfile= --dvm --hnp= --ompi-server= --continuous --enable-recovery"
         " --runtime-options= --index-argv-by-rank --with-ft= --singleton= --system-server",
@@ -174,10 +176,10 @@ _OPEN_MPI = (
 )
 # `mpiexec.hydra --help` of MPICH 4 and of Intel MPI 2021.
 _HYDRA = (
-    Row("hostfile", "-f="),
-    Row("pair", "--genv== --env=="),
-    Row("export", "--genvlist= --envlist="),
-    Row(
+    OptionRow("hostfile", "-f="),
+    OptionRow("pair", "--genv== --env=="),
+    OptionRow("export", "--genvlist= --envlist="),
+    OptionRow(
         IGNORED,
         "--genvall --envall --genvnone --envnone --launcher= --launcher-exec= --bootstrap="
         " --bootstrap-exec= --rmk= --iface= --info --print-all-exitcodes --print-rank-map"
@@ -186,16 +188,16 @@ _HYDRA = (
         " --localhost= --cleanup --branch-count= --demux= --rr --grr= --membind="
         " --topolib= --usize=",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--gtool= --trace --check-mpi --profile --ilp64 --echo --gpus-per-proc= --skip-launch-node"
         " --ckpointlib= --ckpoint-*",
         why=_ITSELF,
     ),
 )
-_OF_HYDRA_ALONE = (Row(IGNORED, "--bind-to= --binding= --map-by= -s= --tune?"),)
+_OF_HYDRA_ALONE = (OptionRow(IGNORED, "--bind-to= --binding= --map-by= -s= --tune?"),)
 
-_MEETING = Row(
+_MEETING = OptionRow(
     IGNORED,
     "--master-addr= --master-port= --node-rank= --rdzv-backend= --rdzv-endpoint= --rdzv-id="
     " --rdzv-conf= --standalone --local-addr=",
@@ -204,53 +206,55 @@ _MEETING = Row(
 _TORCHRUN = (
     _ABOUT,
     _MEETING,
-    Row("ranks_per_node", "--nproc-per-node="),
-    Row("nodes", "--nnodes="),
-    Row("retries", "--max-restarts="),
-    Row("module", "-m --module"),
-    Row("command", "--no-python"),
-    Row(
+    OptionRow("ranks_per_node", "--nproc-per-node="),
+    OptionRow("nodes", "--nnodes="),
+    OptionRow("retries", "--max-restarts="),
+    OptionRow("module", "-m --module"),
+    OptionRow("command", "--no-python"),
+    OptionRow(
         IGNORED,
         "--monitor-interval= --start-method= --event-log-handler= --role= --log-dir= -r="
         " --redirects= -t= --tee= --local-ranks-filter= --duplicate-stdout-filters="
         " --duplicate-stderr-filters= --logs-specs= --numa-binding= --signals-to-handle="
         " --shutdown-timeout= --run-path",
     ),
-    Row(
+    OptionRow(
         REFUSED, "--virtual-local-rank", why="leave it out: LOCAL_RANK numbers the ranks of a node"
     ),
 )
 # https://huggingface.co/docs/accelerate/package_reference/cli#accelerate-launch
 _ACCELERATE = (
     _ABOUT,
-    Row("ranks", "--num-processes="),
-    Row("nodes", "--num-machines="),
-    Row("retries", "--max-restarts="),
-    Row("module", "-m --module"),
-    Row("command", "--no-python"),
-    Row("config", "--config-file="),
-    Row("env", "--mixed-precision=", name="ACCELERATE_MIXED_PRECISION"),
-    Row("env", "--num-cpu-threads-per-process=", name="OMP_NUM_THREADS"),
-    Row("env", "--dynamo-backend=", name="ACCELERATE_DYNAMO_BACKEND"),
-    Row("env", "--dynamo-mode=", name="ACCELERATE_DYNAMO_MODE"),
-    Row("set", "--dynamo-use-fullgraph", name="ACCELERATE_DYNAMO_USE_FULLGRAPH=True"),
-    Row("set", "--dynamo-use-dynamic", name="ACCELERATE_DYNAMO_USE_DYNAMIC=True"),
-    Row(
+    OptionRow("ranks", "--num-processes="),
+    OptionRow("nodes", "--num-machines="),
+    OptionRow("retries", "--max-restarts="),
+    OptionRow("module", "-m --module"),
+    OptionRow("command", "--no-python"),
+    OptionRow("config", "--config-file="),
+    OptionRow("env", "--mixed-precision=", name="ACCELERATE_MIXED_PRECISION"),
+    OptionRow("env", "--num-cpu-threads-per-process=", name="OMP_NUM_THREADS"),
+    OptionRow("env", "--dynamo-backend=", name="ACCELERATE_DYNAMO_BACKEND"),
+    OptionRow("env", "--dynamo-mode=", name="ACCELERATE_DYNAMO_MODE"),
+    OptionRow("set", "--dynamo-use-fullgraph", name="ACCELERATE_DYNAMO_USE_FULLGRAPH=True"),
+    OptionRow("set", "--dynamo-use-dynamic", name="ACCELERATE_DYNAMO_USE_DYNAMIC=True"),
+    OptionRow(
         "set",
         "--dynamo-use-regional-compilation",
         name="ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=True",
     ),
-    Row("set", "--enable-cpu-affinity", name="ACCELERATE_CPU_AFFINITY=1"),
-    Row("env", "--gradient-accumulation-steps=", name="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
-    Row("set", "--cpu", name="ACCELERATE_USE_CPU=true"),
-    Row("set", "--debug", name="ACCELERATE_DEBUG_MODE=true"),
-    Row(
+    OptionRow("set", "--enable-cpu-affinity", name="ACCELERATE_CPU_AFFINITY=1"),
+    OptionRow(
+        "env", "--gradient-accumulation-steps=", name="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+    ),
+    OptionRow("set", "--cpu", name="ACCELERATE_USE_CPU=true"),
+    OptionRow("set", "--debug", name="ACCELERATE_DEBUG_MODE=true"),
+    OptionRow(
         IGNORED,
         "--machine-rank= --main-process-ip= --main-process-port= --rdzv-backend= --rdzv-conf="
         " --multi-gpu --same-network --gpu-ids= -q --quiet -t= --tee= --log-dir= --role="
         " --monitor-interval= --no-tpu-cluster",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--use-deepspeed --use-fsdp --use-parallelism-config --use-megatron-lm --fsdp-*"
         " --deepspeed-* --zero-stage= --zero3-* --offload-* --gradient-clipping= --megatron-lm-*"
@@ -258,7 +262,7 @@ _ACCELERATE = (
         why="let accelerate start the ranks of each node: `clusterctl run --ranks-per-node 1 -- sh"
         " -c 'accelerate launch ...'`",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--tpu --tpu-* --vm= --env= --main-training-function= --downcast-bf16 --aws-*",
         why="leave it out: it is for TPUs and SageMaker",
@@ -267,26 +271,26 @@ _ACCELERATE = (
 # https://www.deepspeed.ai/getting-started/#launching-deepspeed-training
 _DEEPSPEED = (
     _ABOUT,
-    Row("ranks_per_node", "--num-gpus= --num-accelerators="),
-    Row("nodes", "--num-nodes="),
-    Row("hostfile", "-H= --hostfile="),
-    Row("include", "-i= --include="),
-    Row("exclude", "-e= --exclude="),
-    Row("module", "-m --module"),
-    Row("command", "--no-python"),
-    Row("no-local-rank", "--no-local-rank"),
-    Row(
+    OptionRow("ranks_per_node", "--num-gpus= --num-accelerators="),
+    OptionRow("nodes", "--num-nodes="),
+    OptionRow("hostfile", "-H= --hostfile="),
+    OptionRow("include", "-i= --include="),
+    OptionRow("exclude", "-e= --exclude="),
+    OptionRow("module", "-m --module"),
+    OptionRow("command", "--no-python"),
+    OptionRow("no-local-rank", "--no-local-rank"),
+    OptionRow(
         IGNORED,
         "--master-addr= --master-port= --node-rank= --launcher= --launcher-args= --no-ssh"
         " --no-ssh-check --force-multi --save-pid --enable-each-rank-log= --ssh-port= --log-level="
         " -q --quiet --bind-cores-to-rank --bind-core-list=",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--autotuning= --elastic-training --min-elastic-nodes= --max-elastic-nodes=",
         why=_ITSELF,
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--venv-script=",
         why="leave it out: clusterctl installs the project's packages, or use `run --venv DIR`",
@@ -295,28 +299,30 @@ _DEEPSPEED = (
 # https://horovod.readthedocs.io/en/stable/running_include.html
 _HOROVODRUN = (
     _ABOUT,
-    Row("ranks", "--np= --num-proc="),
-    Row("hosts", "-H= --hosts="),
-    Row("hostfile", "--hostfile="),
-    Row("env", "--log-level=", name="HOROVOD_LOG_LEVEL"),
-    Row("env", "--timeline-filename=", name="HOROVOD_TIMELINE"),
-    Row("env", "--gloo-timeout-seconds=", name="HOROVOD_GLOO_TIMEOUT_SECONDS"),
-    Row("env", "--num-nccl-streams=", name="HOROVOD_NUM_NCCL_STREAMS"),
-    Row("set", "--autotune", name="HOROVOD_AUTOTUNE=1"),
-    Row(
+    OptionRow("ranks", "--np= --num-proc="),
+    OptionRow("hosts", "-H= --hosts="),
+    OptionRow("hostfile", "--hostfile="),
+    OptionRow("env", "--log-level=", name="HOROVOD_LOG_LEVEL"),
+    OptionRow("env", "--timeline-filename=", name="HOROVOD_TIMELINE"),
+    OptionRow("env", "--gloo-timeout-seconds=", name="HOROVOD_GLOO_TIMEOUT_SECONDS"),
+    OptionRow("env", "--num-nccl-streams=", name="HOROVOD_NUM_NCCL_STREAMS"),
+    OptionRow("set", "--autotune", name="HOROVOD_AUTOTUNE=1"),
+    OptionRow(
         IGNORED,
         "-p= --ssh-port= -i= --ssh-identity-file= --start-timeout= --network-interface="
         " --network-interfaces= --output-filename= --verbose --gloo --mpi --disable-cache --tcp"
         " --prefix-timestamp --prefix-output-with-timestamp",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--fusion-* --cycle-* --cache-* --hierarchical-* --no-* --torus-* --autotune-* --timeline-*"
         " --stall-* --mpi-threads-* --thread-* --log-*",
         why="set the variable that Horovod reads: `run --env HOROVOD_...`",
     ),
-    Row(REFUSED, "--mpi-args= --binding-args=", why="`run --mpirun-arg` gives options to mpirun"),
-    Row(
+    OptionRow(
+        REFUSED, "--mpi-args= --binding-args=", why="`run --mpirun-arg` gives options to mpirun"
+    ),
+    OptionRow(
         REFUSED,
         "-v --check-build --cb --config-file= --min-* --max-* --slots-per-host= --elastic-*"
         " --reset-limit= --blacklist-* --host-discovery-script= --jsrun",
@@ -326,31 +332,31 @@ _HOROVODRUN = (
 # https://slurm.schedmd.com/srun.html
 _SRUN = (
     _ABOUT,
-    Row("ranks", "-n= --ntasks="),
-    Row("ranks_per_node", "--ntasks-per-node="),
-    Row("nodes", "-N= --nodes="),
-    Row("export", "--export="),
-    Row("folder", "-D= --chdir="),
-    Row("native", "-A=", name="account"),
-    Row("native", "-b=", name="begin"),
-    Row("native", "-B=", name="extra-node-info"),
-    Row("native", "-c=", name="cpus-per-task"),
-    Row("native", "-C=", name="constraint"),
-    Row("native", "-d=", name="dependency"),
-    Row("native", "-G=", name="gpus"),
-    Row("native", "-H", name="hold"),
-    Row("native", "-J=", name="job-name"),
-    Row("native", "-L=", name="licenses"),
-    Row("native", "-m=", name="distribution"),
-    Row("native", "-O", name="overcommit"),
-    Row("native", "-p=", name="partition"),
-    Row("native", "-q=", name="qos"),
-    Row("native", "-s", name="oversubscribe"),
-    Row("native", "-S=", name="core-spec"),
-    Row("native", "-t=", name="time"),
-    Row("native", "-w=", name="nodelist"),
-    Row("native", "-x=", name="exclude"),
-    Row(
+    OptionRow("ranks", "-n= --ntasks="),
+    OptionRow("ranks_per_node", "--ntasks-per-node="),
+    OptionRow("nodes", "-N= --nodes="),
+    OptionRow("export", "--export="),
+    OptionRow("folder", "-D= --chdir="),
+    OptionRow("native", "-A=", name="account"),
+    OptionRow("native", "-b=", name="begin"),
+    OptionRow("native", "-B=", name="extra-node-info"),
+    OptionRow("native", "-c=", name="cpus-per-task"),
+    OptionRow("native", "-C=", name="constraint"),
+    OptionRow("native", "-d=", name="dependency"),
+    OptionRow("native", "-G=", name="gpus"),
+    OptionRow("native", "-H", name="hold"),
+    OptionRow("native", "-J=", name="job-name"),
+    OptionRow("native", "-L=", name="licenses"),
+    OptionRow("native", "-m=", name="distribution"),
+    OptionRow("native", "-O", name="overcommit"),
+    OptionRow("native", "-p=", name="partition"),
+    OptionRow("native", "-q=", name="qos"),
+    OptionRow("native", "-s", name="oversubscribe"),
+    OptionRow("native", "-S=", name="core-spec"),
+    OptionRow("native", "-t=", name="time"),
+    OptionRow("native", "-w=", name="nodelist"),
+    OptionRow("native", "-x=", name="exclude"),
+    OptionRow(
         "native",
         "--account= --begin= --extra-node-info= --cpus-per-task= --constraint= --dependency="
         " --gpus= --hold --job-name= --licenses= --distribution= --overcommit --partition= --qos="
@@ -364,7 +370,7 @@ _SRUN = (
         " --switches= --thread-spec= --threads-per-core= --time-min= --tmp= --use-min-nodes"
         " --wckey=",
     ),
-    Row(
+    OptionRow(
         IGNORED,
         "-l --label -u --unbuffered -K? --kill-on-bad-exit? -k --no-kill -Q --quiet -v --verbose"
         " -X --disable-status --quit-on-interrupt -W= --wait= -T= --threads= -E --preserve-env"
@@ -372,17 +378,17 @@ _SRUN = (
         " --resv-ports? --slurmd-debug= --bcast? --bcast-exclude= --compress? --send-libs?"
         " -o= --output= -e= --error= --open-mode= --network=",
     ),
-    Row(REFUSED, "-i= --input=", why="let the program read the file itself"),
-    Row(REFUSED, "--multi-prog", why=ONE_PROGRAM),
-    Row(REFUSED, "--pty?", why="`clusterctl run --interactive` opens a terminal"),
-    Row(REFUSED, "--container=", why="`clusterctl run --container IMAGE` takes an image"),
-    Row(REFUSED, "-M= --clusters=", why="`clusterctl run -c NAME` chooses the cluster"),
-    Row(
+    OptionRow(REFUSED, "-i= --input=", why="let the program read the file itself"),
+    OptionRow(REFUSED, "--multi-prog", why=ONE_PROGRAM),
+    OptionRow(REFUSED, "--pty?", why="`clusterctl run --interactive` opens a terminal"),
+    OptionRow(REFUSED, "--container=", why="`clusterctl run --container IMAGE` takes an image"),
+    OptionRow(REFUSED, "-M= --clusters=", why="`clusterctl run -c NAME` chooses the cluster"),
+    OptionRow(
         REFUSED,
         "--prolog= --epilog= --task-prolog= --task-epilog=",
         why="write a script that does it, and run the script",
     ),
-    Row(
+    OptionRow(
         REFUSED,
         "--jobid= --het-group= -r= --relative= -Z --no-allocate --ntasks-per-gpu=",
         why="leave it out: `clusterctl run` asks for a job of its own",
@@ -398,7 +404,7 @@ _MPIEXEC_HYDRA = OtherLauncher(
 LAUNCHERS: dict[str, OtherLauncher] = {
     "torchrun": OtherLauncher(rows=_TORCHRUN, abbreviates=True),
     "torch.distributed.launch": OtherLauncher(
-        rows=(*_TORCHRUN, Row("no-local-rank", "--use-env")),
+        rows=(*_TORCHRUN, OptionRow("no-local-rank", "--use-env")),
         local_rank="--local-rank",
         abbreviates=True,
     ),

@@ -84,7 +84,7 @@ def _check_networks(typed: str, networks: Sequence[str], nodes: Sequence[Node]) 
         known = {item.device: item for item in node.facts.interfaces if item.up}
         for network in networks:
             if not any(
-                network == name or _contains(network, item.address) for name, item in known.items()
+                network == name or _is_within(network, item.address) for name, item in known.items()
             ):
                 raise UsageError(
                     f"{typed}: {node.name} has no network {network}",
@@ -92,7 +92,7 @@ def _check_networks(typed: str, networks: Sequence[str], nodes: Sequence[Node]) 
                 )
 
 
-def _contains(network: str, address: str) -> bool:
+def _is_within(network: str, address: str) -> bool:
     try:
         return ip_address(address) in ip_network(network, strict=False)
     except ValueError:  # the name of a device
