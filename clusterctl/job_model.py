@@ -86,6 +86,8 @@ class JobSpec:
     hosts: tuple[str, ...] = ()
     """Nodes that were chosen, in the order of the ranks; (): any. One that stands here several
     times gets as many ranks."""
+    uses_mpi: bool = True
+    """Whether the program may call MPI."""
     backend: str = "auto"
     launcher: str = "mpirun"
     """`auto`: the usual one of whatever runs the cluster's jobs."""

@@ -46,10 +46,9 @@ from clusterctl.jobs.program import (
     make_missing_error,
     resolve_command,
     resolve_module,
-    warn_of_backend,
-    warn_of_launcher,
 )
 from clusterctl.jobs.program import resolve as resolve_script
+from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend, warn_of_launcher
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Store
@@ -160,7 +159,9 @@ def prepare(
             hint="leave one of the two out",
         )
     spec = replace(
-        spec, import_paths=own_project.find_import_paths(resolved.program, resolved.tree.root)
+        spec,
+        import_paths=own_project.find_import_paths(resolved.program, resolved.tree.root),
+        uses_mpi=may_use_mpi(resolved, spec.backend),
     )
     if wanted:
         spec = replace(spec, packages=wanted.digest)

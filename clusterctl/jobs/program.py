@@ -16,7 +16,7 @@ from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import PYTHONS, SHELLS, Program, ProgramKind
 from clusterctl.jobs import own_project, stage
-from clusterctl.jobs.launch_words import Asked, find_launcher
+from clusterctl.jobs.launch_words import Asked
 from clusterctl.model import Cluster
 
 HEAD = 64 << 10
@@ -250,50 +250,6 @@ def check(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
                     f"{python.executable} on {name} lacks {', '.join(lacks)}",
                     hint=hint + (other if cluster.attached else "") + f", then `{cluster.repair}`",
                 )
-
-
-def warn_of_backend(resolved: Resolved, backend: str) -> str:
-    """That nothing in the staged files asks for --backend; "" where something may."""
-    if backend == "auto" or resolved.program.bundled:
-        return ""
-    for name in resolved.tree.files:
-        path = resolved.tree.root / name
-        with suppress(OSError):
-            if path.suffix == ".py" or path.stat().st_mode & 0o111 or path.suffix in LANGUAGES:
-                with path.open("rb") as file:
-                    text = file.read(LARGEST)
-                if any(word in text for word in _HEEDS):
-                    return ""
-    return (
-        f"--backend {backend} may have no effect: no staged program uses trainlib or reads"
-        " CLUSTERCTL_BACKEND"
-    )
-
-
-def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
-    """That a shell script of the tree starts ranks of its own on each rank; "" if it does not."""
-    program, tree = resolved.program, resolved.tree
-    words = program.args if program.target in SHELLS else (program.target,)
-    if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
-        return ""
-    for word in words:
-        path = tree.root / program.folder / word
-        if not tree.has(os.path.join(program.folder, word)):
-            continue
-        with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
-            text = file.read(HEAD)
-            if text.startswith("#!") or program.target in SHELLS:
-                launcher = find_launcher(text)
-                return launcher and (
-                    f"{word} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
-                    f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
-                )
-    return ""
-
-
-_HEEDS = (b"CLUSTERCTL_BACKEND", b"trainlib")
-LARGEST = 4 << 20
-"""Bytes of a file that are searched for them."""
 
 
 def _choose_folder(tree: stage.Tree, wanted: Path) -> str:

@@ -114,6 +114,7 @@ MPIRUN = Limit(
     says="works only with --launcher mpirun",
     hint="add --launcher mpirun, or leave it out",
 )
+SRUN = _exclude(*("mpirun", "once"), says="works only where srun starts the ranks", hint=ONE_OF_TWO)
 STAGED = _exclude(
     "interactive",
     says="has no effect with --interactive, which stages and records nothing",

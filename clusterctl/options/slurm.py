@@ -16,6 +16,7 @@ def pass_on(group: Group) -> tuple[Option[Any], ...]:
     return (
         *(text(f"--{name}", group) for name in (*before, "nodelist", "qos", "reservation")),
         flag("--exclusive", group),
+        text("--mpi", group, limits=(*group.limits, where.SRUN)),
         *(text(f"--{name}", group) for name in after),
         text("--signal", group, limits=(*group.limits, where.SUPERVISED)),
     )

@@ -89,6 +89,8 @@ class Batch(ABC):
     launchers: ClassVar[tuple[str, ...]]
     native_env: ClassVar[Sequence[tuple[str, str, str]]] = ()
     """Variables for its own launcher: name, value unless the site sets one, and why."""
+    without_mpi: ClassVar[str] = ""
+    """The option of `run` with which its own launcher starts programs that call no MPI."""
 
     @property
     def emits(self) -> str:
@@ -194,6 +196,9 @@ class Batch(ABC):
             "mpirun": plan.mpirun,
             "launcher": spec.launcher,
             "once": spec.once,
+            "mpi": spec.native.get("mpi", ""),
+            "uses_mpi": spec.uses_mpi,
+            "without_mpi": self.without_mpi,
             "native_env": self.native_env,
             "backend": spec.backend,
             "fast": FAST,

@@ -83,11 +83,16 @@ class Slurm(batch.Batch):
     ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
     launchers = ("auto", "mpirun", "srun")
     native_env = SRUN
+    without_mpi = "--mpi none"
 
     def check(self, spec: JobSpec) -> None:
         for name, text in spec.native.items():
             if text:
                 batch.check_value(f"--{name}", text)
+        if "mpi" in spec.native and spec.launcher == "mpirun":
+            raise UsageError(
+                "--mpi works only where srun starts the ranks", hint="leave out --launcher mpirun"
+            )
         choose_warning(spec)
         limit = spec.native.get("time", "")
         if limit and not TIME.fullmatch(limit):
@@ -130,7 +135,7 @@ class Slurm(batch.Batch):
         ]
         lines += _list_array(spec) if spec.is_sweep else list_size(spec)
         for option, text in spec.native.items():
-            if option in ("job-name", "requeue", "signal"):
+            if option in ("job-name", "mpi", "requeue", "signal"):
                 continue
             lines.append(
                 f"--{option}={batch.check_value(f'--{option}', text)}" if text else f"--{option}"

@@ -28,7 +28,8 @@ from tests.unit.uptime import SILENCE, Uptime
 
 FAKES = {
     "srun": """#!/bin/sh
-case "$*" in *list*) echo pmix; exit ;; *true) exit ;; esac
+case "$*" in *list*) [ -e "$0.lacks-pmix" ] || echo pmix; exit ;; *true) exit ;; esac
+echo "$*" >"$0.called"
 while [ "$1" != /bin/sh ]; do shift; done
 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 "$@" &
 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=2 "$@"
@@ -68,7 +69,8 @@ def made(
     where = cluster(login, provider="slurm", id=f"lab-{os.getpid()}-{time.time_ns()}")
     target, *args = words
     what = program(*args, kind=ProgramKind.BINARY, target=target)
-    asked = spec(program=what, launcher="auto", nodes=1, ranks_per_node=2, **changes)
+    changes = {"launcher": "auto", **changes}
+    asked = spec(program=what, nodes=1, ranks_per_node=2, **changes)
     asked, placement = systems.load(where).resolve(asked)
     one = replace(job(None, spec(), scheduler="slurm"), spec=asked, placement=placement)
     wanted = Request(id=7, spec=asked, cluster=where, placement=placement)
@@ -149,6 +151,38 @@ def test_no_fence_of_pmix_ends_early(
         script.write_text(schedulers.load("slurm").emit(one, where, plan, beside=""))
     subprocess.run(["sh", script], env=slurm | site, cwd=cwd, check=True, timeout=60)
     assert (cwd / "fence").read_text() == f"{found}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "mpi"),
+    [
+        ({"uses_mpi": False}, "none"),
+        ({"uses_mpi": False, "launcher": "srun"}, "none"),
+        ({"native": {"mpi": "pmi2"}}, "pmi2"),
+        ({}, "mpirun"),
+        ({"launcher": "srun"}, "--mpi"),
+    ],
+    ids=["no-mpi", "srun", "chosen", "mpi", "mpi-srun"],
+)
+def test_a_slurm_without_pmix(
+    changes: dict[str, Any], mpi: str, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    """And without an mpirun. What may use MPI does not start: each rank would be alone."""
+    tools = tmp_path / "tools"
+    (tools / "srun.lacks-pmix").touch()
+    (tools / "mpirun").write_text("#!/bin/sh\nexit 127\n")
+    (tools / "mpirun").chmod(0o755)
+    where, one, plan = made(tmp_path, **changes)
+    folder = staged(tmp_path, where, one, plan)
+    subprocess.run(["sh", folder / "job.sh"], env=slurm, timeout=60)
+    found = job_state.judge(one, (folder / "state").read_text())
+    if mpi in ("mpirun", "--mpi"):
+        assert found.state is JobState.FAILED
+        assert mpi in (folder / "launch.err").read_text()
+        assert not (tools / "srun.called").exists()
+    else:
+        assert found.state is JobState.SUCCEEDED
+        assert f"--mpi={mpi} " in (tools / "srun.called").read_text()
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,8 @@ import pytest
 
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import ProgramKind
-from clusterctl.jobs.program import check, resolve, resolve_command, resolve_module, warn_of_backend
+from clusterctl.jobs.program import check, resolve, resolve_command, resolve_module
+from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend
 from clusterctl.model import Python
 from tests.unit.making import cluster, node, program
 
@@ -321,6 +323,35 @@ def test_a_backend_that_no_program_asks_for_is_said(
     note = warn_of_backend(resolve("train.py", ()), backend)
     assert bool(note) == noted
     assert (f"--backend {backend}" in note) == noted
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "may"),
+    [
+        ("train.py", {"train.py": "import torch\n"}, False),
+        ("train.py", {"train.py": "import helpers\n", "helpers.py": "import mpi4py\n"}, True),
+        ("-- python -c 'import mpi4py'", {}, True),
+        ("-m pkg.train", {"pkg/train.py": "import torch\n"}, False),
+        ("-m installed", {}, True),
+        ("solver.c", {"solver.c": "#include <mpi.h>\n"}, True),
+        ("solver.c", {"solver.c": "int main(void) { return 0; }\n"}, False),
+        ("-- solver", {}, True),
+        (BUNDLED, {}, True),
+    ],
+)
+def test_which_programs_may_use_mpi(
+    words: str, files: dict[str, str], may: bool, here: Path
+) -> None:
+    for name, text in files.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(text)
+    first, *rest = shlex.split(words)
+    if first == "-m":
+        found = resolve_module(rest[0], ())
+    else:
+        found = resolve_command(rest) if first == "--" else resolve(first, ())
+    assert may_use_mpi(found, "auto") == may
+    assert may_use_mpi(found, "mpi")
 
 
 def test_a_bundled_program_heeds_the_backend(here: Path) -> None:

@@ -1,0 +1,85 @@
+"""What the files of a program say about how it is started, as far as a search for words tells."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+from clusterctl.compiling import LANGUAGES
+from clusterctl.job_model import PYTHONS, SHELLS, ProgramKind
+from clusterctl.jobs.launch_words import find_launcher
+from clusterctl.jobs.program import HEAD, Resolved
+
+LARGEST = 4 << 20
+"""Bytes of a file that are searched."""
+
+_HEEDS = re.compile(rb"CLUSTERCTL_BACKEND|trainlib")
+_MPI = re.compile(
+    rb"mpi4py|mpi4jax|petsc4py|slepc4py|horovod|trainlib|libmpi|MPI_|\bmpif?\.h|\buse\s+mpi|['\"]mpi['\"]"
+    rb"|mpirun|mpiexec",
+    re.IGNORECASE,
+)
+
+
+def _read_programs(resolved: Resolved) -> Iterator[bytes]:
+    """The beginnings of the files that may be a part of the program, and its arguments."""
+    tree = resolved.tree
+    for name in tree.files:
+        path = tree.root / name
+        with suppress(OSError):
+            if path.suffix == ".py" or path.stat().st_mode & 0o111 or path.suffix in LANGUAGES:
+                with path.open("rb") as file:
+                    yield file.read(LARGEST)
+    yield from (data for _, data in tree.written)
+    yield from (os.fsencode(word) for word in resolved.program.args)
+
+
+def may_use_mpi(resolved: Resolved, backend: str) -> bool:
+    """Whether the program may call MPI, which then has to come from what starts its ranks. Of what
+    the nodes have, nobody knows: commands other than Python, and modules that are not staged."""
+    program, tree = resolved.program, resolved.tree
+    if program.bundled or backend == "mpi":
+        return True
+    if program.kind is ProgramKind.COMMAND and program.target not in PYTHONS:
+        return True
+    if program.kind is ProgramKind.MODULE:
+        parts = program.target.split(".")
+        own = (f"{parts[0]}.py", f"{parts[0]}/")
+        if not any(f"/{name}".find(f"/{word}") >= 0 for name in tree.files for word in own):
+            return True
+    return any(_MPI.search(text) for text in _read_programs(resolved))
+
+
+def warn_of_backend(resolved: Resolved, backend: str) -> str:
+    """That nothing in the staged files asks for --backend; "" where something may."""
+    if backend == "auto" or resolved.program.bundled:
+        return ""
+    if any(_HEEDS.search(text) for text in _read_programs(resolved)):
+        return ""
+    return (
+        f"--backend {backend} may have no effect: no staged program uses trainlib or reads"
+        " CLUSTERCTL_BACKEND"
+    )
+
+
+def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
+    """That a shell script of the tree starts ranks of its own on each rank; "" if it does not."""
+    program, tree = resolved.program, resolved.tree
+    words = program.args if program.target in SHELLS else (program.target,)
+    if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
+        return ""
+    for word in words:
+        path = tree.root / program.folder / word
+        if not tree.has(os.path.join(program.folder, word)):
+            continue
+        with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+            text = file.read(HEAD)
+            if text.startswith("#!") or program.target in SHELLS:
+                launcher = find_launcher(text)
+                return launcher and (
+                    f"{word} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
+                    f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
+                )
+    return ""
