@@ -228,8 +228,9 @@ class Cluster:
         return run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
 
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs of this cluster with their present state, newest last."""
-        return job_actions.list_jobs(self._store, self.name, self._report)
+        """The jobs of this cluster with their present state, newest last; without those that
+        `verify` and `bench` have started."""
+        return job_actions.choose_own(job_actions.list_jobs(self._store, self.name, self._report))
 
     def logs(self, job: int | None = None, *, stream: str = "stdout") -> dict[int, str]:
         """What each rank has printed so far, by rank. `job`: default is the last one; `stream`:

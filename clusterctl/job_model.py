@@ -244,6 +244,8 @@ class Job:
     points_ended: dict[str, int] = field(default_factory=dict)
     """Of a sweep: the exit codes of the points that have ended, by their numbers."""
     fetched: bool = False
+    purpose: str = ""
+    """The verb that has started it for itself, to measure or test; "": a person has."""
     rerun_of: int | None = None
     resumes: bool = False
     """Its first attempt, too, gets the spec's `resume_args`: the job goes on with another's

@@ -87,8 +87,6 @@ def measure_allreduce(
                 for number in range(wanted.repeats):
                     report(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
                     job, points = _run(store, cluster, spec, resolved, {}, "", pool)
-                    # It saves nothing: `down` need not look for its outputs.
-                    store.save_job(replace(store.read_job(job.id), fetched=True))
                     repeats.append(points)
             except NodeUnreachable:
                 raise
@@ -204,7 +202,7 @@ def _run(
     prepared = run.prepare(
         cluster, spec, resolved, secrets, number=number, requirements=requirements
     )
-    job, printed = run_quietly(store, prepared, pool)
+    job, printed = run_quietly(store, prepared, pool, "bench")
     if job.state is not JobState.SUCCEEDED:
         raise call.explain_failure(job)
     return job, _read_points(printed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from clusterctl.actions import choose, open_store
+from clusterctl.actions.jobs import choose_own
 from clusterctl.datasets import DATASETS
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.program import list_bundled
@@ -26,7 +27,7 @@ def list_nodes(cluster: str | None) -> list[str]:
 def list_jobs() -> list[str]:
     """Their numbers, the last first."""
     with suppress(ClusterctlError, OSError):
-        return [str(job.id) for job in reversed(open_store().list_jobs())]
+        return [str(job.id) for job in reversed(choose_own(open_store().list_jobs()))]
     return []
 
 

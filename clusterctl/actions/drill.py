@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from clusterctl import assets, process, providers
@@ -115,6 +116,8 @@ def run(
                 found = drill.run()
             except ClusterctlError as error:
                 found = Round(strike, None, "", "aborted", 0.0, (), (error.message,))
+            finally:
+                drill.mark_jobs()
             yield found
 
 
@@ -212,6 +215,11 @@ class _Drill:
                 result = pool.find_transport(node).run(script, timeout=LOOK)
             if not result.stdout:
                 raise ProviderError(f"{self._strike.fault}: the process was not found on {node}")
+
+    def mark_jobs(self) -> None:
+        """They are none of the user's, who did not start them."""
+        for job in self._list_jobs():
+            self._store.save_job(replace(job, purpose=NAME, fetched=True))
 
     def _list_jobs(self) -> list[Job]:
         return choose_jobs(self._store.list_jobs(), self._before, self._program.name)

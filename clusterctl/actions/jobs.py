@@ -3,7 +3,7 @@ what they need has been saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,9 +55,19 @@ def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ..
     return tuple(fresh.get(job.id, job) for job in found)
 
 
-def find_last_job(store: Store, name: str | None) -> Job:
-    """The one that was started last, on the cluster `name` if it is given. Raises RecordError."""
+def choose_own(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """Those that a person has started, and what runs still."""
+    return tuple(job for job in jobs if not (job.purpose and job.state.ended))
+
+
+def find_last_job(store: Store, name: str | None, *, open_first: bool = False) -> Job:
+    """The one that a person has started last, on the cluster `name` if it is given. `open_first`:
+    if that has ended, one of our own that still runs. Raises RecordError."""
     found = [job for job in store.list_jobs() if name in (None, job.cluster)]
+    others = [job for job in found if job.purpose and not job.state.ended]
+    found = [job for job in found if not job.purpose]
+    if open_first and all(job.state.ended for job in found):
+        found = others or found
     if not found:
         if name is not None:
             store.read_cluster(check_name(name))  # no jobs of a cluster that is not there: mistyped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clusterctl.actions import run
 from clusterctl.actions.run import Prepared
 from clusterctl.job_model import Job
@@ -15,10 +17,15 @@ Printed = dict[tuple[int | None, str], bytes]
 
 
 def run_quietly(
-    store: Store, prepared: Prepared, pool: Pool, report: Reporter = lambda line: None
+    store: Store,
+    prepared: Prepared,
+    pool: Pool,
+    purpose: str,
+    report: Reporter = lambda line: None,
 ) -> tuple[Job, Printed]:
-    """The job as it ended, and all that it wrote. `report` gets what it says of its own start,
-    which is no result of a measurement."""
+    """The job as it ended, and all that it wrote. `purpose`: the verb that it is for; its outputs
+    are no result. `report` gets what it says of its own start, which is none either."""
+    prepared = replace(prepared, job=replace(prepared.job, purpose=purpose, fetched=True))
     printed: Printed = {}
 
     def listen(pieces: list[Piece]) -> None:

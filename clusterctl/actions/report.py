@@ -68,7 +68,8 @@ def find_cluster(store: Store, name: str | None) -> Cluster:
 def _collect_cluster(
     store: Store, cluster: Cluster, redact: Redact, report: Reporter
 ) -> ReportData:
-    mine = [job for job in _list_jobs(store, cluster, report) if job.cluster_id == cluster.id]
+    own = jobs.choose_own(_list_jobs(store, cluster, report))
+    mine = [job for job in own if job.cluster_id == cluster.id]
     now = time.time()
     facts = [
         ("cluster", cluster.name),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from clusterctl.actions import run
 from clusterctl.actions.quiet_run import run_quietly
 from clusterctl.errors import BootstrapError
@@ -24,7 +22,7 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
     number = run.choose_number(store, dry=False)
     prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-    job, printed = run_quietly(store, prepared, pool, report)
+    job, printed = run_quietly(store, prepared, pool, "up", report)
     texts = (text.decode(errors="replace") for text in printed.values())
     said = [line for text in texts for line in text.splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")
@@ -35,6 +33,4 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
             f" {said[-1] if said else job.reason or 'no rank printed anything'}",
             hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
         )
-    # It saves nothing: `down` need not look for its outputs, nor ask where no node answers.
-    store.save_job(replace(store.read_job(job.id), fetched=True))
     report(f"all-reduce {proof}")

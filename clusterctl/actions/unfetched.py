@@ -49,7 +49,8 @@ def agree_blind(
     lost = [
         job
         for job in jobs
-        if (not job.state.ended or not job.fetched)
+        if not job.purpose
+        and (not job.state.ended or not job.fetched)
         and (living is None or any(place.node in living for place in job.placement))
     ]
     things = [f"the outputs of job {list_numbers(lost)}"] * bool(lost)

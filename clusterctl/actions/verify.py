@@ -267,13 +267,11 @@ def _reduce(
     try:
         number = run.choose_number(store, dry=False)
         prepared = run.prepare(cluster, spec, resolved, {}, number=number)
-        job, printed = run_quietly(store, prepared, pool)
+        job, printed = run_quietly(store, prepared, pool, "verify")
     except NodeUnreachable:
         raise
     except ClusterctlError as error:
         return Reduction(backend, error=error.message)
-    # It saves nothing: `down` need not look for its outputs.
-    store.save_job(replace(store.read_job(job.id), fetched=True))
     if job.state is JobState.TIMEOUT:
         return Reduction(backend, error=f"it did not end within {seconds:.2g} s")
     said = b"\n".join(printed.get((rank, "stdout"), b"") for rank in range(job.ranks))

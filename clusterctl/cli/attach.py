@@ -6,8 +6,7 @@ import typer
 
 from clusterctl import actions
 from clusterctl.actions import attach as action
-from clusterctl.actions import down
-from clusterctl.actions.unfetched import Unfetched
+from clusterctl.cli.clusters import document_removed, remove
 from clusterctl.cli.console import Console, ago, make_plain, pick
 from clusterctl.errors import UsageError
 from clusterctl.formats import count
@@ -76,21 +75,10 @@ def _join_with_or(words: list[str]) -> str:
 def detach(given: Detach, console: Console) -> None:
     store = actions.open_store()
     wanted = given.choose_name() or actions.find_only_name(store)
-    ask = (lambda question: True) if given.yes or given.force else console.confirm
-    unfetched = Unfetched(ask=ask)
-    with console.show_waiting():
-        gone = down.take_down(
-            store, wanted, console.report, ask, unfetched, force=given.force, verb="detach"
-        )
+    with console.show_waiting(moved=actions.count_copied):
+        gone = remove(given, store, wanted, console)
     if gone is None:
         console.note("aborted; nothing was removed")
         raise typer.Exit(2)
     console.note(f"cluster {gone.name} was detached after {ago(gone.hours * 3600)}")
-    console.document(
-        {
-            "cluster": gone.name,
-            "nodes": gone.nodes,
-            "jobs_cancelled": gone.jobs_cancelled,
-            "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
-        }
-    )
+    console.document(document_removed(gone))

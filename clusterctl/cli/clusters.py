@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.formats import count, format_time
 from clusterctl.model import Cluster
 from clusterctl.node_phases import NodePhases
-from clusterctl.options.clusters import Down, Up
+from clusterctl.options.clusters import Detach, Down, Up
 from clusterctl.options.table import DEFAULT_NAME
 
 
@@ -83,8 +83,6 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
 
 
 def down(given: Down, console: Console) -> None:
-    if given.fetch and given.force:
-        raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
     with console.show_waiting(moved=_count_copied):
         _take_down(given, console)
 
@@ -97,22 +95,14 @@ def _count_copied() -> tuple[int, int | None]:
 
 def _take_down(given: Down, console: Console) -> None:
     from clusterctl import actions
-    from clusterctl.actions import down as action
-    from clusterctl.actions.unfetched import Unfetched
 
     store = actions.open_store()
     wanted = given.choose_name()
     if wanted is None:
         wanted = actions.find_only_name(store) if store.list_names() else DEFAULT_NAME
-    ask = (lambda question: True) if given.yes or given.force else console.confirm
     before = store.list_names()
     console.after_interrupt = f"`clusterctl down {wanted}` continues"
-    unfetched = Unfetched(
-        fetch=given.fetch,
-        discard=given.discard,
-        ask=console.confirm if console.interactive and not given.yes else None,
-    )
-    gone = action.take_down(store, wanted, console.report, ask, unfetched, force=given.force)
+    gone = remove(given, store, wanted, console)
     if gone is None:
         if wanted in before:
             console.note("aborted; nothing was removed")
@@ -126,20 +116,45 @@ def _take_down(given: Down, console: Console) -> None:
     lived = f": {count(gone.nodes, 'node')}, {ago(gone.hours * 3600)}, {cost}" if gone.nodes else ""
     if gone.receipt:
         console.note(format_table(_list_receipt(gone.receipt)))
-    for brought in gone.fetched:
-        note_fetched(console, brought)
     console.note(f"cluster {gone.name} was removed{lived}")
     console.document(
         {
-            "cluster": gone.name,
+            **document_removed(gone),
             "existed": True,
-            **pick(gone, "nodes", "dollars", "receipt", "jobs_cancelled"),
+            **pick(gone, "dollars", "receipt"),
             "hours": round(gone.hours, 4),
-            "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
-            "fetched": [document_fetched(brought) for brought in gone.fetched],
-            "shared": gone.shared and pick(gone.shared, "folder", "files", "left_out"),
         }
     )
+
+
+def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any:
+    """What `down` and `detach` do. Consent to lose outputs needs a terminal, or an option."""
+    from clusterctl.actions.down import take_down
+    from clusterctl.actions.unfetched import Unfetched
+
+    if given.fetch and given.force:
+        raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
+    ask = (lambda question: True) if given.yes or given.force else console.confirm
+    unfetched = Unfetched(
+        fetch=given.fetch,
+        discard=given.discard,
+        ask=console.confirm if console.interactive and not given.yes else None,
+    )
+    verb = "detach" if isinstance(given, Detach) else "down"
+    gone = take_down(store, name, console.report, ask, unfetched, force=given.force, verb=verb)
+    for brought in gone.fetched if gone else ():
+        note_fetched(console, brought)
+    return gone
+
+
+def document_removed(gone: Any) -> dict[str, Any]:
+    return {
+        "cluster": gone.name,
+        **pick(gone, "nodes", "jobs_cancelled"),
+        "unfetched": [{"job": job, "bytes": size} for job, size in gone.unfetched],
+        "fetched": [document_fetched(brought) for brought in gone.fetched],
+        "shared": gone.shared and pick(gone.shared, "folder", "files", "left_out"),
+    }
 
 
 def _suggest_next(cluster: Cluster, *, alone: bool) -> str:

@@ -214,7 +214,7 @@ def document(job: Job) -> dict[str, Any]:
         "placement": {place.node: list(place.ranks) for place in job.placement},
         **pick(job, "program_exit_code", "failure", "reason", "created", "started", "finished"),
         "seconds": None if seconds is None else round(seconds, 3),
-        **pick(job, "attempt", "survivors", "rerun_of"),
+        **pick(job, "attempt", "survivors", "rerun_of", "purpose"),
         "env": {name: redact(value) for name, value in job.spec.env.items()},
         "secrets": dict.fromkeys(job.spec.secret_names, "***"),
     }

@@ -39,6 +39,8 @@ def jobs(given: Jobs, console: Console) -> None:
     store = actions.open_store()
     with console.show_waiting():
         found = action.list_jobs(store, given.cluster, console.note)
+    if not (given.all or given.job is not None):
+        found = action.choose_own(found)
     if given.job is not None:
         wanted = action.find_job(store, given.job, given.cluster).id
         found = tuple(job for job in found if job.id == wanted)
@@ -89,7 +91,7 @@ def _format_money(dollars: Mapping[int, float], job: Job) -> str:
 def _list_cells(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]:
     code = "-" if job.program_exit_code is None else job.program_exit_code
     started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
-    command = _quote_command(job)
+    command = f"{job.purpose}: " * bool(job.purpose) + _quote_command(job)
     where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
     waits = [_describe_wait(job) or "-"] * waiting
     return [
@@ -113,7 +115,8 @@ def choose_number(
     if given.job is not None:
         return given.job
     # `rerun` names the cluster where it is to run, not the one where it ran.
-    last = action.find_last_job(store, None if isinstance(given, Rerun) else given.cluster)
+    where = None if isinstance(given, Rerun) else given.cluster
+    last = action.find_last_job(store, where, open_first=isinstance(given, Cancel))
     console.report(f"job {last.id}: {_quote_command(last)}")
     return last.id
 

@@ -200,6 +200,10 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         return {"on": True, "off": False}.get(self.verify)
 
 
+_FETCH = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")
+_DISCARD = flag("--discard", OPTIONS, "Delete unfetched job outputs and the shared folder")
+
+
 class Down(Named, heading=CLUSTERS, module="clusters"):
     """Remove a cluster and verify that nothing of it is left.
 
@@ -209,8 +213,8 @@ class Down(Named, heading=CLUSTERS, module="clusters"):
     """
 
     examples = ("clusterctl down", "clusterctl down lab --yes --fetch")
-    fetch = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")
-    discard = flag("--discard", OPTIONS, "Delete unfetched job outputs and the shared folder")
+    fetch = _FETCH
+    discard = _DISCARD
     force = flag("--force", OPTIONS, "Save no logs or outputs, and do not ask")
     yes = YES
 
@@ -322,9 +326,14 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
 
 
 class Detach(Named, heading=CLUSTERS, module="attach"):
-    """Stop using attached machines: remove clusterctl's files and keys, nothing else."""
+    """Stop using attached machines: remove clusterctl's files and keys, nothing else.
 
-    examples = ("clusterctl detach lab",)
+    Job outputs that you have not fetched are deleted only with your consent, as by `down`.
+    """
+
+    examples = ("clusterctl detach lab", "clusterctl detach lab --yes --fetch")
+    fetch = _FETCH
+    discard = _DISCARD
     force = flag("--force", OPTIONS, "Save nothing, do not ask, and skip hosts that do not answer")
     yes = YES
 

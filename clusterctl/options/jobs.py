@@ -43,6 +43,7 @@ class Jobs(Common, heading=JOBS, module="jobs"):
         empty=(),
         check=names,
     )
+    all = flag("--all", OPTIONS, "Also those of verify, bench, drill and up, which have ended")
     cluster = cluster_option(help="Show only this cluster")
 
 

@@ -18,7 +18,7 @@ KEY = "record_version"
 FIRST = 1
 """The version of records that do not name one."""
 
-RENAMED: dict[int, dict[str, str]] = {1: {"traits": "site_info"}, 2: {}, 3: {}, 4: {}}
+RENAMED: dict[int, dict[str, str]] = {1: {"traits": "site_info"}, 2: {}, 3: {}, 4: {}, 5: {}}
 """By version: the keys that the next version calls something else. One that only has more fields is
 a version too: an older clusterctl would drop them when it writes the record back."""
 

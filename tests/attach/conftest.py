@@ -107,7 +107,7 @@ def cli(site: Site, tmp_path: Path) -> Iterator[Cli]:
             made("cancel", number, code=None)
     for cluster in made.clusters():
         if cluster != "site":
-            made("detach", cluster, code=None)
+            made("detach", "--discard", cluster, code=None)
 
 
 Program = Callable[[str, str], str]

@@ -70,7 +70,7 @@ def test_unlike_hosts_become_a_cluster(hosts: Hosts, cli: Cli) -> None:
     done = cli("run", "--json", fails.name, code=3)
     assert done.documents()[-1]["failure"]["node"] == hosts["beta"].address
     assert cli("ssh", hosts["beta"].address, "--json", "--", "hostname", code=None)
-    cli("detach", "lab")
+    cli("detach", "lab", "--discard")
     for name in ("alpha", "beta"):
         assert hosts.traces(name) == []
         after = (hosts.user_home(name) / ".ssh/authorized_keys").read_text()
@@ -301,7 +301,7 @@ def test_detach_names_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
 
 
 @pytest.mark.mpi
-def test_detach_says_what_goes_with_it(hosts: Hosts, cli: Cli) -> None:
+def test_detach_deletes_no_outputs_unasked(hosts: Hosts, cli: Cli) -> None:
     """Without a terminal there is nobody to ask."""
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
     cli.script("long", "#!/bin/sh\necho started; exec sleep 302\n").chmod(0o755)
@@ -309,9 +309,13 @@ def test_detach_says_what_goes_with_it(hosts: Hosts, cli: Cli) -> None:
     cli("run", "makes")
     number = cli.detach("long")
     cli.until_state(number, "running")
-    said = cli("detach", "lab").err
-    assert f"ending job {number}" in said
+    said = cli("detach", "lab", "--yes", code=2).err
     assert "unfetched" in said
+    assert "--fetch" in said
+    assert cli.job(number)["state"] == "running"
+    said = cli("detach", "lab", "--fetch").err
+    assert f"ending job {number}" in said
+    assert list(cli.folder.glob("job-*/*/made"))
     assert cli.job(number)["state"] == "cancelled"
     assert hosts.traces("alpha") == hosts.traces("beta") == []
 

@@ -39,6 +39,9 @@ def test_nodes_links_and_all_reduces(cli: Cli) -> None:
     reduced = [("all-reduce gloo", "ok"), ("all-reduce mpi", "ok")]
     assert lines(report, "all-reduce") == reduced
     assert (done.code == 8) != report["ok"]
+    purposes = {job["purpose"] for job in cli.json("jobs", "--all")["jobs"]}
+    assert "verify" in purposes
+    assert {job["purpose"] for job in cli.json("jobs")["jobs"]} <= {""}
 
 
 def test_up_measures_what_is_ready(cli: Cli) -> None:

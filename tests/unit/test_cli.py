@@ -175,6 +175,24 @@ def test_results_on_stdout_prose_on_stderr(call: Call) -> None:
     assert call("jobs", "-c", "other").out == ""
 
 
+def test_what_verify_runs_is_not_the_last_job(call: Call) -> None:
+    """It is listed while it runs, and `cancel` ends it."""
+    store, running = open_store(), JobState.RUNNING
+    rows = ((7, "", JobState.FAILED), (8, "verify", JobState.FAILED), (9, "bench", running))
+    for number, purpose, state_ in rows:
+        store.save_job(job(id=number, purpose=purpose, state=state_, started=1.0))
+
+    def list_numbers(*words: str) -> list[int]:
+        return [item["id"] for item in call("jobs", *words, "--json").document["jobs"]]
+
+    for verb in ("logs", "fetch", "doctor", "rerun", "top"):
+        assert "job 7: train.py" in call(verb).err
+    assert "job 9: train.py" in call("cancel").err
+    assert list_numbers() == [7, 9]
+    assert list_numbers("--all") == [7, 8, 9]
+    assert list_numbers("8") == [8]
+
+
 def test_nothing_there_is_no_error(call: Call) -> None:
     for verb in ("list", "jobs"):
         said = call(verb)

@@ -345,7 +345,10 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         monkeypatch.setenv("CLUSTERCTL_CLUSTER", "lab")
     where = recorded(scene.provider, "lab")
     kept = job(cluster(), spec(), state=JobState.SUCCEEDED, started=1.0, finished=2.0)
-    store.save_job(replace(kept, cluster=where.name, cluster_id=where.id))
+    kept = replace(kept, cluster=where.name, cluster_id=where.id)
+    store.save_job(kept)
+    if scene.verb == "jobs":
+        store.save_job(replace(kept, id=8, purpose="verify"))
     for name in ("mine.env", "key"):
         Path(name).write_text("MINE=2\n")
     Path("requirements.txt").write_text("six\n")
