@@ -46,9 +46,19 @@ def make_ssh_argv(cluster: Cluster, name: str | None, words: list[str]) -> list[
     if node.here:
         return ["/bin/sh", *(["-c", _start_at_home(words)] if words else [])]
     if words:
-        return ["ssh", "-F", "config", node.name, _write_command(node, words)]
+        return [*start_ssh(cluster, node), _write_command(node, words)]
     tty = ["-t"] if sys.stdin.isatty() else []
-    return ["ssh", "-F", "config", *tty, node.name, f"cd; {_open_shell(node)}"]
+    return [*start_ssh(cluster, node, *tty), f"cd; {_open_shell(node)}"]
+
+
+def start_ssh(cluster: Cluster, node: Node, *options: str) -> list[str]:
+    """OpenSSH's words up to the host, for the cluster's `ssh` folder. A host of the person's own
+    has the name that its ssh_config knows: a HostName would not be looked up there again."""
+    if not cluster.attached:
+        return ["ssh", "-F", "config", *options, node.name]
+    place = ["-p", str(node.ssh_port)] if node.ssh_port else []
+    key = ["-i", str(cluster.identity)] if cluster.identity else []
+    return ["ssh", "-F", "config", *options, *place, *key, "-l", node.user, node.address]
 
 
 def _write_command(node: Node, words: list[str]) -> str:
@@ -119,8 +129,8 @@ def make_forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[st
         raise UsageError(f"{node.name} is this machine", hint=f"its port is localhost:{text}")
     here = f"127.0.0.1:{port or int(text)}"
     _check_free(port or int(text))
-    options = ["-N", "-o", "ExitOnForwardFailure=yes"]
-    return ["ssh", "-F", "config", *options, "-L", f"{here}:127.0.0.1:{text}", node.name], here
+    options = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{here}:127.0.0.1:{text}")
+    return start_ssh(cluster, node, *options), here
 
 
 def _check_free(port: int) -> None:

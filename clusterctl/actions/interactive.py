@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.actions import require_ready
+from clusterctl.actions.access import start_ssh
 from clusterctl.job_model import JobSpec
 from clusterctl.jobs import systems
 from clusterctl.model import Cluster
@@ -37,5 +38,5 @@ def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str
     argv = systems.load(require_ready(cluster)).make_interactive_argv(spec, words)
     if cluster.launcher.here:
         return Terminal(argv, Path.cwd())
-    argv = ("ssh", "-t", "-F", "config", cluster.launcher.name, shlex.join(argv))
+    argv = (*start_ssh(cluster, cluster.launcher, "-t"), shlex.join(argv))
     return Terminal(argv, store.locate_folder(cluster.name) / "ssh")

@@ -27,7 +27,8 @@ def remote(site: Site, tmp_path: Path) -> Iterator[Cli]:
     known = person / ".ssh" / "known_hosts"
     known.write_text(f"{site.login.address} {site.login.public_key}\n")
     config = person / ".ssh" / "config"
-    config.write_text(f"Host cluster\n  HostName {site.login.address}\n  User root\n")
+    key = f"IdentityFile {person}/.ssh/id_ed25519"  # OpenSSH does not look at HOME
+    config.write_text(f"Host cluster\n  HostName {site.login.address}\n  User root\n  {key}\n")
     (tmp_path / "project").mkdir()
     cli = Cli(person / "state", tmp_path / "project", env={"HOME": str(person)})
     yield cli
@@ -41,6 +42,10 @@ def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     made = remote.json("attach", "far", f"--{site.system}", "cluster")
     [login] = made["nodes"]
     assert (login["role"], login["address"]) == ("login", "cluster")
+    assert remote("ssh", "--", "echo in; hostname").out == "in\nlogin\n"
+    size = {"slurm": ["--nodes", "1"], "sge": ["-pe", "mpi", "2"]}[site.system]
+    told = remote("run", "--interactive", *size, "uname", "-n", code=None)
+    assert told.out.split()[-1:] in (["c1"], ["c2"]), told
     done = remote("run", *site.size(2), "--venv", sys.prefix, "reduce_all.py", "--no-table")
     assert "ok: 2 ranks on 2 hosts" in done.out
     remote.script("fail", '#!/bin/sh\n[ "$RANK" = 1 ] && exit 9; exec sleep 302\n').chmod(0o755)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl import assets, keys, known_hosts
-from clusterctl.actions import ssh_config
+from clusterctl.actions import access, ssh_config
 from clusterctl.actions.known_hosts_file import mend_known_hosts, write_known_hosts
 from clusterctl.errors import UsageError
-from clusterctl.model import Phase
+from clusterctl.model import Phase, Role
 from clusterctl.state import Store
 from clusterctl.state.home import Home
 from tests.conftest import Need
@@ -58,6 +58,37 @@ def test_an_unknown_or_changed_host_key_is_refused(
     if which != "attached":
         assert options["globalknownhostsfile"] == "none", "only the keys that we were told"
         assert os.path.basename(options["identityfile"]) in ("user", "mesh")
+
+
+def test_a_host_of_ones_own_is_called_as_ones_own_ssh_config_calls_it(
+    need: Need, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alias, with all that is known of it: for a shell, a forwarded port, a batch system."""
+    (tmp_path / ".ssh").mkdir()
+    own = "Host hpc\n HostName 10.9.9.9\n Port 2200\n ProxyJump gate\n"
+    (tmp_path / ".ssh" / "config").write_text(f"{own} UserKnownHostsFile /tmp/mine\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    login = replace(node("login", "hpc", role=Role.LOGIN), ssh_port=0, user="me")
+    hosts = cluster(replace(node("launcher", "hpc"), ssh_port=2201), node("worker-1", "10.0.0.11"))
+    store = Store(Home(tmp_path / "state"))
+    for made, port in ((replace(cluster(login), identity=""), 2200), (hosts, 2201)):
+        made = replace(made, identity="")
+        store.save(made)
+        (store.locate_folder("lab") / "ssh").mkdir(exist_ok=True)
+        ssh_config.write_config(store, made)
+        config = store.locate_folder(made.name) / "ssh"
+        for argv in (
+            access.make_ssh_argv(made, None, ["true"])[:-1],
+            access.make_forward_argv(made, ":6006", 0)[0],
+            access.start_ssh(made, made.launcher, "-t"),
+        ):
+            argv[0:1] = [need("ssh"), "-G"]
+            said = subprocess.run(argv, capture_output=True, text=True, timeout=20, cwd=config)
+            options = dict(line.split(" ", 1) for line in said.stdout.splitlines())
+            assert (options["hostname"], options["port"]) == ("10.9.9.9", str(port)), said
+            assert (options["proxyjump"], options["user"]) == ("gate", made.launcher.user)
+            assert options["userknownhostsfile"] == "/tmp/mine"
+            assert options["stricthostkeychecking"] == "true"
 
 
 @pytest.fixture
