@@ -57,6 +57,9 @@ class Program:
     """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
     sources: tuple[str, ...] = ()
     """Further files that are compiled with it."""
+    interpreter: str = ""
+    """What the first line of a script names to run it, where not every node has that: a path, or a
+    command."""
     local_rank: str = ""
     """`--local_rank`: the option by which a Python program gets its number on the node, first."""
 

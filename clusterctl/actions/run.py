@@ -25,6 +25,7 @@ from clusterctl.errors import (
 )
 from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.jobs import (
+    archives,
     control,
     installed,
     launch_sizes,
@@ -37,6 +38,7 @@ from clusterctl.jobs import (
     stage,
     start,
     systems,
+    tree_checks,
 )
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
@@ -49,10 +51,14 @@ from clusterctl.jobs.program import (
 )
 from clusterctl.jobs.program import resolve as resolve_script
 from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend, warn_of_launcher
+from clusterctl.jobs.stage import Stdin as Stdin
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
+
+LARGEST_INPUT = stage.MAX_BYTES
+"""Bytes of a standard input, unless more is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class Prepared:
     plan: LaunchPlan
     tree: stage.Tree
     secrets: Mapping[str, str]
+    doubtful: bool = False
+    """Whether its tree has links of which only the nodes can say where they lead."""
     wanted: package_sources.Wanted | None = None
     """Packages that are installed for it; a rerun finds them in the state home."""
     command: str = ""
@@ -83,11 +91,12 @@ def resolve(
     sources: Sequence[Path] = (),
     limit: int = 0,
     include: Sequence[Path] = (),
+    stdin: Stdin | None = None,
 ) -> Resolved:
     """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
     comes in, less the files `without`, whose secrets travel another way. `sources` are compiled
     with SCRIPT. `limit`: bytes that the tree may have; 0: the usual limits. `include`: files and
-    folders that are copied although git ignores them."""
+    folders that are copied although git ignores them. `stdin`: what rank 0 reads."""
     if module is not None:
         if sources:
             raise UsageError(
@@ -108,7 +117,8 @@ def resolve(
     secret = {path.resolve() for path in without}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
     own = own_project.describe(found.program, found.tree.root)
-    return replace(found, tree=replace(found.tree, files=files, own=own))
+    tree = replace(found.tree, files=files, own=own, stdin=stdin)
+    return replace(found, tree=tree, findings=tree_checks.check(found.program, tree, secret))
 
 
 def include(resolved: Resolved, paths: Sequence[Path], limit: int) -> Resolved:
@@ -179,23 +189,19 @@ def prepare(
         places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
     command = resolved.program.target if resolved.installed else ""
-    if command:
-        plan = replace(
-            plan,
-            notes=(
-                *plan.notes,
-                f"no file {command} here: one of these packages has to bring that command",
-            ),
-        )
-    for note in (warn_of_backend(resolved, spec.backend), warn_of_launcher(resolved, job.ranks)):
-        if note:
-            plan = replace(plan, notes=(*plan.notes, note))
+    notes = (
+        command and f"no file {command} here: one of these packages has to bring that command",
+        warn_of_backend(resolved, spec.backend),
+        warn_of_launcher(resolved, job.ranks),
+        *resolved.findings.notes,
+    )
     return Prepared(
         job=job,
         cluster=cluster,
-        plan=plan,
+        plan=replace(plan, notes=(*plan.notes, *filter(None, notes))),
         tree=resolved.tree,
         secrets=secrets,
+        doubtful=resolved.findings.doubtful,
         wanted=wanted,
         command=command,
     )
@@ -248,7 +254,7 @@ def submit(
         job = replace(job, stage=stage.write_archive(prepared.tree, store.home))
     if prepared.wanted:
         packages.save(prepared.wanted, store.home)
-    stage.remove_old(store)
+    archives.remove_old(store)
     logs.remove_old(store)
     if job.spec.sync:
         mirror.claim(job, store.locate_job_folder(job.id))
@@ -275,7 +281,12 @@ def _ship(
         equipped = packages.equip(chosen, job.spec.packages)
         files = start.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
-        port = start.put(job, cluster, files, pool, store.home, carry=carry)
+        port = start.put(
+            *(job, cluster, files, pool, store.home),
+            carry=carry,
+            doubtful=prepared.doubtful,
+            report=report,
+        )
         starting = True
         with Interrupts():
             job = start.start(job, cluster, pool, port, report)

@@ -13,7 +13,8 @@ from clusterctl import actions
 from clusterctl.actions import Store, detached_launches, jobs, launch_mark, up_plan
 from clusterctl.actions import run as action
 from clusterctl.actions import spec as specs
-from clusterctl.cli import clusters, run
+from clusterctl.actions.run import Stdin
+from clusterctl.cli import clusters, run, standard_input
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document_fetched, note_fetched
 from clusterctl.errors import ClusterctlError, RecordError, UsageError
@@ -35,13 +36,14 @@ def launch(given: Launch, console: Console) -> None:
         *(words, module or None, running.stage, running.env_file, running.source),
         *(running.max_stage, running.include),
     )
+    stdin = standard_input.read(piped=running.stdin, limit=running.max_stage)
     action.check_packages(resolved, running.requirements)
     store = actions.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.
     typed = given.cluster if "cluster" in given.typed else None
     there = store.find(typed) if typed else None
     if there and there.attached:
-        _run_there(store, there.name, given, console)
+        _run_there(store, there.name, given, console, stdin)
         return
     _check(running, given.detach)
     name = typed or _choose_name(store.list_names(), resolved.program.target)
@@ -58,7 +60,7 @@ def launch(given: Launch, console: Console) -> None:
         clusters.up(creation, console, then=False)
         if given.detach:
             launch_mark.mark(store, name, Path.cwd())
-        code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console)
+        code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console, stdin)
     except KeyboardInterrupt:
         if name not in store.list_names():
             raise
@@ -98,7 +100,9 @@ def _check(running: Run, detach: bool) -> None:
     running.apply_limits(circumstances, lambda note: None, "a new cluster has no batch system")
 
 
-def _run_there(store: Store, name: str, given: Launch, console: Console) -> None:
+def _run_there(
+    store: Store, name: str, given: Launch, console: Console, stdin: Stdin | None
+) -> None:
     """The program on machines of the user's own, where nothing is created and nothing removed."""
     of_up = [option for option in Launch.of_up if option.key in given.typed]
     if of_up:
@@ -108,7 +112,7 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
         )
     before = {job.id for job in store.list_jobs()}
     running = given.pick_options(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
-    code = _run(running, console)
+    code = _run(running, console, stdin)
     if given.detach or given.dry_run:
         return
     made = [job.id for job in store.list_jobs() if job.cluster == name and job.id not in before]
@@ -134,9 +138,9 @@ def _choose_idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
     return {} if verbs.find_limit("up", "--idle", where) else {"idle": detached_launches.IDLE}
 
 
-def _run(given: Run, console: Console) -> int:
+def _run(given: Run, console: Console, stdin: Stdin | None) -> int:
     try:
-        run.run(given, console)
+        run.run(given, console, stdin)
     except typer.Exit as ended:
         return ended.exit_code
     return 0

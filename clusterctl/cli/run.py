@@ -15,7 +15,8 @@ from clusterctl.actions import rerun as repeating
 from clusterctl.actions import run as action
 from clusterctl.actions.dead_nodes import find_dead
 from clusterctl.actions.follow_job import OnJob
-from clusterctl.actions.run import Prepared, Resolved
+from clusterctl.actions.run import Prepared, Resolved, Stdin
+from clusterctl.cli import standard_input
 from clusterctl.cli.console import Console, make_plain
 from clusterctl.cli.job_output import announce, finish, report_result, show_staging
 from clusterctl.cli.jobs import choose_number
@@ -28,7 +29,8 @@ from clusterctl.options.run import Rerun, Run
 from clusterctl.user_variables import read_variables
 
 
-def run(given: Run, console: Console) -> None:
+def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
+    """`stdin`: what was read from standard input already."""
     if not (given.python_module or given.command or given.interactive):
         raise UsageError("nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
     store = actions.open_store()
@@ -40,7 +42,7 @@ def run(given: Run, console: Console) -> None:
         _open_terminal(given, console, store, chosen)
         return
     try:
-        resolved, spec, secrets = read_program(given)
+        resolved, spec, secrets = read_program(given, stdin)
         if given.once:
             _check_once(given, resolved)
             spec = replace(spec, ranks=1, ranks_per_node=0, nodes=0)
@@ -54,6 +56,11 @@ def run(given: Run, console: Console) -> None:
         error.hint = _suggest_queue(given, circumstances, error) or error.hint
         raise
     if given.emit:
+        if stdin := resolved.tree.stdin:
+            raise UsageError(
+                f"an emitted script does not hold standard input: {stdin.describe()}",
+                hint="give it to the program in the script, and none to this command: </dev/null",
+            )
         _emit(console, prepared, given.emit)
     elif given.dry_run:
         _print_plan(console, prepared, given.detach)
@@ -65,12 +72,15 @@ def run(given: Run, console: Console) -> None:
         _start(console, store, prepared, given.detach)
 
 
-def read_program(given: Run) -> tuple[Resolved, JobSpec, dict[str, str]]:
+def read_program(
+    given: Run, stdin: Stdin | None = None
+) -> tuple[Resolved, JobSpec, dict[str, str]]:
     """The program with its tree, what was given about it, and secrets from files."""
     module, files = given.python_module or None, given.env_file
     resolved = action.resolve(
         *(list(given.command), module, given.stage, files, given.source, given.max_stage),
         include=given.include,
+        stdin=stdin or standard_input.read(piped=given.stdin, limit=given.max_stage),
     )
     settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
     resolved = replace(resolved, settings=settings)
@@ -172,6 +182,8 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         console.report(f"copying {prepared.tree.describe()}; {large}")
     else:
         console.detail(f"copying {prepared.tree.describe()}")
+    if not prepared.tree.stdin:
+        standard_input.warn_of_pipe(console)
     number = prepared.job.id
     copying = show_staging(console)
 
@@ -205,6 +217,11 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 
 
 def rerun(given: Rerun, console: Console) -> None:
+    if other := standard_input.read(piped=False):
+        raise UsageError(
+            f"rerun gives the program the standard input of the earlier job, not {other.name}",
+            hint="use `clusterctl run`, or leave it out",
+        )
     store = actions.open_store()
     job = choose_number(given, store, console)
     stored = [Path(name) for name in store.read_job(job).spec.env_files]
@@ -251,12 +268,14 @@ def rerun(given: Rerun, console: Console) -> None:
         raise typer.Exit(finish(console, ended))
 
 
-def _describe_conditions(spec: JobSpec, detach: bool) -> list[str]:
+def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> list[str]:
     """What a job is subject to that its command does not show."""
     later = "by the next `clusterctl logs -f`"
     by = later if detach else f"by this command, or {later} if this one has ended"
     tries = "1 more time" if spec.retries == 1 else f"{spec.retries} more times"
+    reader = "each point" if spec.is_sweep else "rank 0"
     rows = (
+        (stdin, f"{reader} reads {stdin.describe() if stdin else ''} from its standard input"),
         (spec.now, "does not wait for other jobs"),
         (spec.timeout, f"ends after {spec.timeout:g} s"),
         (spec.hang_timeout, f"ends an attempt that prints nothing for {spec.hang_timeout:g} s"),
@@ -274,7 +293,8 @@ def _describe_conditions(spec: JobSpec, detach: bool) -> list[str]:
 def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
     job, plan = prepared.job, prepared.plan
     secrets = dict.fromkeys(prepared.secrets, "***")
-    conditions, stage = _describe_conditions(job.spec, detach), prepared.tree.describe()
+    stage, stdin = prepared.tree.describe(), prepared.tree.stdin
+    conditions = _describe_conditions(job.spec, detach, stdin)
     preview = prepared.preview
     placed = {place.node for place in job.placement}
     lines = [f"# {note}" for note in (*plan.notes, *conditions)]
@@ -297,6 +317,7 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
             "dry_run": True,
             "cluster": job.cluster,
             "stage": stage,
+            "stdin": stdin and {"name": stdin.name, "bytes": len(stdin.data)},
             "conditions": conditions,
             "env": {**plan.env, **secrets},
             "programs": plan.programs,

@@ -1,5 +1,5 @@
 """Members of tar archives, which can be joined: without owners and times, so that equal files make
-equal archives."""
+equal archives. Those of jobs are kept in the state home, as long as there is room."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ import io
 import os
 import stat
 import tarfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from clusterctl.state import Store
 
 END_OF_ARCHIVE = bytes(1024)
 PERMISSIONS = 0o777
 """The bits of a mode that are copied: setuid, setgid and sticky are not."""
+KEPT_JOBS = 100
+"""The last jobs, of which more is kept than the records."""
+KEPT_SECONDS = 30 * 86400
+"""Archives that none of them needs are kept for so long."""
+KEPT_BYTES = 5_000_000_000
+"""In all archives. Beyond that, those go that have not been used for the longest time."""
+FRESH_SECONDS = 3600.0
+"""An archive that was used so lately may belong to a job that has no record yet; one to which
+nothing was added for so long is not being written any more."""
 LEAST_HOLES = 64 << 10
 """Bytes of holes from which on a file is packed as a sparse one."""
 
@@ -60,6 +73,33 @@ def make_folder(name: str, mode: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.type, info.mode = tarfile.DIRTYPE, mode
     return _pack(info)
+
+
+def remove_old(store: Store, limit: int = KEPT_BYTES) -> None:
+    """Removes archives that none of the last jobs needs and nobody has used for long, and beyond
+    `limit` bytes also others: never that of a job that has not ended. Removes those whose
+    clusterctl was killed while it wrote them."""
+    now = time.time()
+    with suppress(OSError):  # what is not removed now is removed with the next job
+        for path in store.home.stages.glob(".*.new"):
+            if path.lstat().st_mtime < now - FRESH_SECONDS:
+                path.unlink()
+        found = {path: path.lstat() for path in store.home.stages.glob("[!.]*")}
+        size = sum(status.st_size for status in found.values())
+        if size <= limit and all(s.st_mtime >= now - KEPT_SECONDS for s in found.values()):
+            return
+        if store.list_damage():
+            return  # a record that cannot be read may name one of them
+        jobs = sorted(store.list_jobs(), key=lambda job: job.id)
+        kept = {job.stage for job in jobs[-KEPT_JOBS:]}
+        in_use = {job.stage for job in jobs if not job.state.ended}
+        for path in sorted(found, key=lambda path: (path.name in kept, found[path].st_mtime)):
+            status = found[path]
+            old = status.st_mtime < now - KEPT_SECONDS and path.name not in kept
+            fresh = status.st_mtime >= now - FRESH_SECONDS
+            if (old or size > limit) and not fresh and path.name not in in_use:
+                path.unlink()
+                size -= status.st_size
 
 
 def _make_sparse_entry(path: Path, name: str, mode: int) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.formats import format_bytes
-from clusterctl.jobs.stage import KEPT_JOBS
+from clusterctl.jobs.archives import KEPT_JOBS
 from clusterctl.schedulers.direct import LEAST_OUTPUT, OUTPUT
 from clusterctl.state import Store
 from clusterctl.state.home import explain_write_errors

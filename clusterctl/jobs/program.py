@@ -15,7 +15,7 @@ from clusterctl.catalog import BUNDLED
 from clusterctl.compiling import LANGUAGES
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import PYTHONS, SHELLS, Program, ProgramKind
-from clusterctl.jobs import own_project, stage
+from clusterctl.jobs import own_project, stage, tree_checks
 from clusterctl.jobs.launch_words import Asked
 from clusterctl.model import Cluster
 
@@ -39,6 +39,7 @@ class Resolved:
     """What the words of another launcher program say, which it was written after."""
     installed: bool = False
     """No file here has its name: it has to be a command of the packages that the job gets."""
+    findings: tree_checks.Findings = tree_checks.NOTHING
     settings: Collection[str] = ()
     """Of the job's options, by their names in JobSpec and in the batch system, those that come from
     settings: they are weaker than these words."""
@@ -93,6 +94,7 @@ def resolve(
         args=args,
         bundled=bundled,
         folder=working,
+        interpreter=tree_checks.find_interpreter(path) if kind is ProgramKind.BINARY else "",
         source=source,
         sources=further,
     )

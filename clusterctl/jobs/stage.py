@@ -10,7 +10,6 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
@@ -25,18 +24,13 @@ from clusterctl.jobs.archives import (
     make_link,
     make_member,
 )
-from clusterctl.state import Home, Store, find_home
+from clusterctl.state import Home, find_home
 from clusterctl.state.home import FULL, make_write_error
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
 LARGE_TREE = 20_000_000
 """Bytes from which on staging takes so long that people ask why."""
-KEPT_JOBS = 100
-KEPT_SECONDS = 30 * 86400
-"""Archives are kept for so many jobs, and for so long in any case."""
-WRITING_SECONDS = 3600.0
-"""An archive to which nothing was added for so long is not being written any more."""
 NAMED = 5
 """Large files, or folders with many, that are named."""
 LOOK_ON = 2.0
@@ -48,9 +42,25 @@ USUAL_MODE = 0o755
 """That of a folder which tar makes for what is in it."""
 OWN = "own"
 """The folder of a job with what describes the project itself, beside that of its tree."""
+NODE_FOLDER = ("jobs", "bin/free-port")
+"""What a cluster's folder on a node is known by."""
+STDIN = "stdin"
+"""The file of a job's folder that rank 0 gets as its standard input, if it is there."""
 MARK = ".clusterctl-fetched"
 """Lies in a folder that `fetch` or --sync made: what a job has made is no part of the next one's
 program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stdin:
+    """What rank 0 reads from its standard input, in each attempt from its start. `name`: where it
+    comes from, for people."""
+
+    name: str
+    data: bytes
+
+    def describe(self) -> str:
+        return f"{self.name} ({format_bytes(len(self.data))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,9 @@ class Tree:
     """Further files that are not on this machine's disk: path and content."""
     own: tuple[Made, ...] = ()
     """What describes the project itself, for a folder beside that of the tree."""
+    stdin: Stdin | None = None
+    absent: tuple[str, ...] = ()
+    """Submodules that git has not checked out."""
 
     def has(self, name: str) -> bool:
         """Whether that path, relative to the root, is one of the files."""
@@ -114,11 +127,12 @@ def find_tree(
     own = find_home().path.resolve()
     fetched: dict[Path, bool] = {}
     ignored = _read_ignored(root)
-    found = _list_git_files(root) if top else _walk(root, own, ignored)
+    absent: list[str] = []
+    found = _list_git_files(root, absent) if top else _walk(root, own, ignored)
     names: Iterable[str] = (
         name
         for name in found
-        if not ignored(name) and not _is_in_fetched((root / name).parent, root, fetched)
+        if not ignored(name) and not _is_in_ours((root / name).parent, root, fetched)
     )
     if script is not None and script.resolve().is_relative_to(root):
         names = _add_name(names, str(script.resolve().relative_to(root)))
@@ -140,7 +154,8 @@ def find_tree(
             break
     if too_large_since < math.inf:
         raise _make_too_large_error(root, sizes, limit)
-    return Tree(root, tuple(sorted(sizes)), size, top is not None, _find_largest(sizes))
+    tree = Tree(root, tuple(sorted(sizes)), size, top is not None, _find_largest(sizes))
+    return replace(tree, absent=tuple(name for name in absent if not ignored(f"{name}/")))
 
 
 def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
@@ -163,7 +178,7 @@ def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
             )
         inside = (place / name for name in _walk(place)) if place.is_dir() else (place,)
         for file in inside:
-            if not _is_in_fetched(file.parent, tree.root, fetched):
+            if not _is_in_ours(file.parent, tree.root, fetched):
                 sizes[str(file.relative_to(tree.root))] = file.lstat().st_size
     size = sum(sizes.values())
     if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
@@ -225,24 +240,6 @@ def write_archive(tree: Tree, place: Home) -> str:
     return name
 
 
-def remove_old(store: Store) -> None:
-    """Removes archives that none of the last KEPT_JOBS jobs used, and nobody for KEPT_SECONDS; and
-    those whose clusterctl was killed while it wrote them."""
-    limit = time.time() - KEPT_SECONDS
-    with suppress(OSError):  # what is not removed now is removed with the next job
-        for path in store.home.stages.glob(".*.new"):
-            if path.lstat().st_mtime < time.time() - WRITING_SECONDS:
-                path.unlink()
-        old = [path for path in store.home.stages.glob("[!.]*") if path.lstat().st_mtime < limit]
-        if not old or store.list_damage():
-            return  # a record that cannot be read may name one of them
-        jobs = sorted(store.list_jobs(), key=lambda job: job.id)
-        used = {job.stage for job in jobs[-KEPT_JOBS:]}
-        for path in old:
-            if path.name not in used:
-                path.unlink()
-
-
 def pack_library() -> bytes:
     """The archive of the package that programs may import on the nodes: `lib/…`."""
     root = assets.find_folder("workloads")
@@ -290,8 +287,9 @@ def _looks_like_git(folder: Path) -> bool:
         return True
 
 
-def _list_git_files(root: Path) -> Iterator[str]:
-    """What git tracks or would track below `root`; folders in the list are submodules."""
+def _list_git_files(root: Path, absent: list[str]) -> Iterator[str]:
+    """What git tracks or would track below `root`; folders in the list are submodules. Those that
+    are not checked out are added to `absent`."""
     argv = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
     result = process.run(argv, timeout=60)
     if not result.ok:
@@ -307,7 +305,11 @@ def _list_git_files(root: Path) -> Iterator[str]:
         if path.is_symlink() or not path.is_dir():
             yield name
         elif (path / ".git").exists():
-            yield from (f"{name}/{inner}" for inner in _list_git_files(path))
+            further: list[str] = []
+            yield from (f"{name}/{inner}" for inner in _list_git_files(path, further))
+            absent += (f"{name}/{inner}" for inner in further)
+        else:
+            absent.append(name)
 
 
 def _read_ignored(root: Path) -> Callable[[str], bool]:
@@ -343,13 +345,18 @@ def _walk(
                 yield str(path.relative_to(root))
 
 
-def _is_in_fetched(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
-    """Whether `folder`, at or below `root`, is in one that `fetch` made."""
+def _is_in_ours(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
+    """Whether `folder`, at or below `root`, is in one that `fetch` made, or in that of a cluster,
+    which `attach --workdir` may have put there: with the files of earlier jobs."""
     if folder == root:
         return False
     if folder not in known:
-        known[folder] = (folder / MARK).is_file() or _is_in_fetched(folder.parent, root, known)
+        known[folder] = _is_ours(folder) or _is_in_ours(folder.parent, root, known)
     return known[folder]
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / MARK).is_file() or all((folder / name).exists() for name in NODE_FOLDER)
 
 
 def _add_name(names: Iterable[str], extra: str) -> Iterator[str]:
@@ -386,6 +393,8 @@ def _make_members(tree: Tree) -> Iterator[bytes]:
         yield make_entry(f"work/{name}", data, 0o644)
     for name, text, mode in tree.own:
         yield make_entry(f"{OWN}/{name}", text.encode(), mode)
+    if tree.stdin is not None:
+        yield make_entry(STDIN, tree.stdin.data, 0o600)
 
 
 def _make_folders(tree: Tree) -> Iterator[bytes]:

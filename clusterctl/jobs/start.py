@@ -11,7 +11,7 @@ from shlex import join, quote
 from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
 from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs import archives, block_copies, py_spy, secrets, stage, systems
+from clusterctl.jobs import archives, block_copies, py_spy, secrets, stage, systems, tree_checks
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.resume_args import SNAPSHOTS, quote_words
@@ -211,9 +211,12 @@ def put(
     home: Home,
     *,
     carry: Carry | None = None,
+    doubtful: bool = False,
+    report: Reporter,
 ) -> str:
     """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is what
-    goes into the new working directories besides.
+    goes into the new working directories besides. With `doubtful`, nodes are asked for links that
+    lead nowhere.
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
@@ -243,6 +246,7 @@ def put(
         if name in placed:
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps += ["/bin/sh ./outputs.sh staged || exit", *_carry_over(node, job, carry)]
+            steps += tree_checks.render_questions(job, node, doubtful)
         if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         return transport.run(
@@ -255,8 +259,13 @@ def put(
     for result in results:
         if not result.ok:
             raise make_error(f"staging job {job.id}", result)
+    answers = {r.node: tree_checks.read_answers(r.stdout) for r in results if r.node in placed}
+    lacks = {name: lacking for name, (lacking, _) in answers.items()}
+    certain = all(cluster.has(place.node) for place in job.placement)
+    for note in tree_checks.judge_answers(job.spec.program, lacks, certain=certain):
+        report(note)
     systems.load(cluster).build(job, pool)
-    return next(result.text.strip() for result in results if result.node == placed[0])
+    return answers[placed[0]][1].strip()
 
 
 def _locate_archive(node: Node, job: Job, kind: str) -> str:

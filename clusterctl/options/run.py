@@ -147,6 +147,13 @@ class Run(Started, heading=JOBS, module="run"):
         limits=(where.STAGED, where.SUPERVISED),
         check=python_version,
     )
+    stdin = flag(
+        "--stdin",
+        PROGRAM,
+        "Pass a pipe to rank 0; <FILE needs no option",
+        limits=(where.STAGED, where.SUPERVISED),
+        settable=False,
+    )
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
     detach = flag("-d --detach", JOB, "Start the job and return")
     timeout = amount(

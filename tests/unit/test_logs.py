@@ -13,8 +13,8 @@ import pytest
 from clusterctl import assets
 from clusterctl.actions import open_store
 from clusterctl.jobs import logs
+from clusterctl.jobs.archives import KEPT_JOBS
 from clusterctl.jobs.logs import read_stored
-from clusterctl.jobs.stage import KEPT_JOBS
 from clusterctl.schedulers.direct import LEAST_OUTPUT
 from clusterctl.state import Store
 from tests.unit.followed import ENDED, Site, site, text

@@ -469,13 +469,13 @@ def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
     store = open_store()
     folder = store.home.make(store.home.stages)
     first = 5
-    for number in range(first, first + stage.KEPT_JOBS + 1):
+    for number in range(first, first + archives.KEPT_JOBS + 1):
         store.save_job(job(id=number, stage=f"tree-{number}"))
     for name in (f"tree-{first}", f"tree-{first + 1}", "nobodys", "fresh", ".1.new", ".2.new"):
         (folder / name).touch()
         if name not in ("fresh", ".2.new"):
             os.utime(folder / name, (1e9, 1e9))
-    stage.remove_old(store)
+    archives.remove_old(store)
     assert sorted(path.name for path in folder.iterdir()) == [
         ".2.new",
         "fresh",
@@ -490,7 +490,7 @@ def test_no_archive_is_removed_while_a_record_cannot_be_read() -> None:
     archive = store.home.make(store.home.stages) / "its"
     archive.touch()
     os.utime(archive, (1e9, 1e9))
-    stage.remove_old(store)
+    archives.remove_old(store)
     assert archive.exists()
 
 
