@@ -140,7 +140,7 @@ def _choose_idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
 
 def _run(given: Run, console: Console, stdin: Stdin | None) -> int:
     try:
-        run.run(given, console, stdin)
+        run.run(given, console, stdin=stdin)
     except typer.Exit as ended:
         return ended.exit_code
     return 0

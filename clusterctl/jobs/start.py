@@ -212,7 +212,7 @@ def put(
     *,
     carry: Carry | None = None,
     doubtful: bool = False,
-    report: Reporter,
+    report: Reporter = lambda text: None,
 ) -> str:
     """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is what
     goes into the new working directories besides. With `doubtful`, nodes are asked for links that

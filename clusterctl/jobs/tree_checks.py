@@ -146,7 +146,7 @@ def render_questions(job: Job, node: Node, doubtful: bool) -> list[str]:
 def read_answers(output: bytes) -> tuple[list[str], str]:
     """What a node lacks, and what came after it."""
     *lacks, rest = os.fsdecode(output).split("\0")
-    return [item for item in lacks if not PurePath(item).name.startswith(EDITOR_LINK)], rest
+    return [item for item in lacks if f"/{EDITOR_LINK}" not in item.replace(" ", "/", 1)], rest
 
 
 def judge_answers(

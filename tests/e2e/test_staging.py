@@ -189,3 +189,101 @@ def test_a_file_that_cannot_be_found_or_read_is_a_users_mistake(cli: Cli) -> Non
     broken = cli.folder / "broken.py"
     broken.symlink_to("nowhere.py")
     cli("run", "broken.py", code=2)
+
+
+LOOKS = """\
+import json, os, sys, trainlib
+names = ("id", "tool", "shared", "sparse", "twin")
+status = {name: os.stat(name) for name in names}
+found = {
+    "modes": {name: oct(status[name].st_mode & 0o7777) for name in names},
+    "sparse": status["sparse"].st_blocks * 512 < 1_000_000 < status["sparse"].st_size,
+    "twins": status["id"].st_ino == status["twin"].st_ino,
+    "trainlib": getattr(trainlib, "MINE", "ours"),
+    "stdin": sys.stdin.read(),
+}
+print(json.dumps(found), flush=True)
+sys.exit(int(os.environ.get("CLUSTERCTL_ATTEMPT") == "1"))
+"""
+
+
+def test_files_and_standard_input_arrive_as_they_are(cli: Cli) -> None:
+    """Once each way: a file that the shell has opened, in each attempt from its start; a pipe with
+    --stdin, for a job that nobody follows, with torchrun. Rank 1 reads nothing."""
+    project = cli.script("proj/scripts/main.py", LOOKS).parent.parent
+    cli.script("proj/pyproject.toml", '[project]\nname = "trainlib"\nversion = "1"\n')
+    cli.script("proj/src/trainlib/__init__.py", "MINE = 1")
+    modes = {"id": 0o600, "tool": 0o6755, "shared": 0o664}
+    for name, mode in modes.items():
+        cli.script(f"proj/{name}", "x").chmod(mode)
+    (project / "twin").hardlink_to(project / "id")
+    with (project / "sparse").open("wb") as file:
+        file.truncate(50_000_000)
+    given = cli.script("proj/in.nml", "&run n=5 /\n")
+    with given.open("rb") as file:
+        words = ("run", "--stage", ".", "--retries", 1, "scripts/main.py")
+        done = cli.start(*words, cwd=project, stdin=file.fileno()).wait()
+        assert file.tell() == 0, done
+    expected = {
+        "modes": {"id": "0o600", "tool": "0o755", "shared": "0o664", "sparse": "0o644"}
+        | {"twin": "0o600"},
+        "sparse": True,
+        "twins": True,
+        "trainlib": 1,
+        "stdin": "&run n=5 /\n",
+    }
+    assert len(done.of(0)) == 2, done
+    first, again = map(json.loads, done.of(0))
+    assert first == again == expected
+    assert {json.loads(line)["stdin"] for line in done.of(1)} == {""}
+    options = ("--stage", ".", "--detach", "--stdin", "--launcher", "torchrun")
+    reader, writer = os.pipe()
+    os.write(writer, b"two\nlines")
+    os.close(writer)
+    cli.start("run", *options, "scripts/main.py", cwd=project, stdin=reader).wait()
+    os.close(reader)
+    number = max(cli.jobs())
+    cli("logs", number, "-f", code=None)
+    assert json.loads(cli("logs", number, "--rank", 0, code=None).of(0)[0])["stdin"] == "two\nlines"
+
+
+def test_a_standard_input_that_may_be_somebody_elses_is_left_alone(cli: Cli) -> None:
+    """The rest of what a loop of the shell reads: from a file, from a pipe."""
+    cli.script("m.py", "import sys; print('read', repr(sys.stdin.read()))")
+    lines = cli.script("list", "one\ntwo\n")
+    with lines.open("rb", buffering=0) as file:
+        file.read(4)
+        assert cli.start("run", "m.py", stdin=file.fileno()).wait().of(0) == ["read ''"]
+        assert file.tell() == 4
+    reader, writer = os.pipe()
+    os.write(writer, b"two")
+    os.close(writer)
+    done = cli.start("run", "-n", 1, "m.py", stdin=reader).wait()
+    assert done.of(0) == ["read ''"]
+    assert "--stdin" in done.err
+    assert os.read(reader, 10) == b"two"
+    os.close(reader)
+
+
+def test_what_nodes_lack_is_said_before_the_start(cli: Cli) -> None:
+    """Links and interpreters: the job goes on where it can, else it is refused."""
+    for name in ("proj/main.py", "proj/sub/x.py", "elsewhere/x"):
+        cli.script(name, "print('ran')")
+    (cli.folder / "proj" / "rel").symlink_to("../elsewhere")
+    (cli.folder / "proj" / "gone").symlink_to("/nowhere/x")
+    (cli.folder / "proj" / "system").symlink_to("/bin/sh")
+    (cli.folder / "proj" / "inner").symlink_to("sub")
+    (cli.folder / "proj" / "via").symlink_to("inner/x.py")
+    done = cli("run", "main.py", cwd=cli.folder / "proj")
+    assert "rel → ../elsewhere" in done.err
+    [line] = [line for line in done.err.splitlines() if "gone" in line]
+    assert "worker-[1-2]" in line
+    assert not any(word in done.err for word in ("system", "inner", "via"))
+    for first in ("#!/home/me/.venv/bin/python3", "#!/usr/bin/env -S nosuch -u"):
+        cli.script("proj/tool", f"{first}\nprint('ran')\n").chmod(0o755)
+        refused = cli("run", "./tool", cwd=cli.folder / "proj", code=6)
+        assert first.split()[-1 if "home" in first else 2].lstrip("#!") in refused.err
+    cli.script("proj/tool", "#!/usr/bin/env python3\nprint('ran')\n").chmod(0o755)
+    assert cli("run", "./tool", cwd=cli.folder / "proj").of(1) == ["ran"]
+    cli.script("proj/x.sh", "#!/nowhere/bash\necho ran\n")
+    assert cli("run", "bash", "x.sh", cwd=cli.folder / "proj").of(0) == ["ran"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from clusterctl.actions import open_store
 from clusterctl.errors import UsageError
+from clusterctl.job_model import JobState
 from clusterctl.jobs import archives, stage
 from clusterctl.jobs.archives import END_OF_ARCHIVE
 from clusterctl.jobs.program import resolve
@@ -192,6 +194,18 @@ def test_our_own_state_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
     write(tmp_path, {"a.py": "x", "state/jobs/1/job.json": "x"})
     assert find_tree(tmp_path).files == ("a.py",)
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_the_folders_of_clusters_are_left_out(repository: bool, work: Path, tmp_path: Path) -> None:
+    """`attach --workdir` may have put them into the project: also of a cluster that has no record
+    here, and where one of its files is asked for."""
+    root = work if repository else tmp_path / "plain"
+    write(root, {"train.py": "x", "state/lab-1/bin/free-port": "", "state/lab-1/jobs/7/work/a": ""})
+    tree = find_tree(root)
+    assert "train.py" in tree.files
+    assert not any(name.startswith("state/") for name in tree.files)
+    assert stage.include(tree, (root / "state",)).files == tree.files
 
 
 def test_links_travel_as_links(tmp_path: Path) -> None:
@@ -481,6 +495,31 @@ def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
         "fresh",
         f"tree-{first + 1}",
     ]
+
+
+def test_archives_beyond_the_limit_go_those_first_that_no_kept_job_needs() -> None:
+    """Never that of a job that has not ended, nor one that may belong to a job that begins."""
+    store = open_store()
+    folder = store.home.make(store.home.stages)
+    store.save_job(job(id=1, stage="runs", state=JobState.RUNNING))
+    for number in (2, 3):
+        store.save_job(job(id=number, stage=f"of-{number}", state=JobState.SUCCEEDED))
+    now = time.time()
+    ages = {"runs": 9, "of-2": 8, "of-3": 7, "nobodys-1": 6, "nobodys-2": 5, "fresh": 0}
+    for name, hours in ages.items():
+        (folder / name).write_bytes(bytes(10))
+        os.utime(folder / name, (now - 3600 * hours, now - 3600 * hours))
+    left = set(ages)
+    for limit, gone in (
+        (60, set()),
+        (50, {"nobodys-1"}),
+        (30, {"nobodys-2", "of-2"}),
+        (0, {"of-3"}),
+    ):
+        archives.remove_old(store, limit)
+        left -= gone
+        assert {path.name for path in folder.iterdir()} == left
+    assert left == {"runs", "fresh"}
 
 
 def test_no_archive_is_removed_while_a_record_cannot_be_read() -> None:
