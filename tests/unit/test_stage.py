@@ -484,7 +484,7 @@ def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
     folder = store.home.make(store.home.stages)
     first = 5
     for number in range(first, first + archives.KEPT_JOBS + 1):
-        store.save_job(job(id=number, stage=f"tree-{number}"))
+        store.save_job(job(id=number, stage=f"tree-{number}", state=JobState.SUCCEEDED))
     for name in (f"tree-{first}", f"tree-{first + 1}", "nobodys", "fresh", ".1.new", ".2.new"):
         (folder / name).touch()
         if name not in ("fresh", ".2.new"):

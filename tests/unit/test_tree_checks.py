@@ -23,7 +23,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 def look(folder: Path, *env_files: Path, program: Program = MAIN) -> tree_checks.Findings:
-    return tree_checks.check(program, find_tree(folder), [str(path) for path in env_files])
+    return tree_checks.check(program, find_tree(folder), env_files)
 
 
 def git(folder: Path, *words: str) -> None:
