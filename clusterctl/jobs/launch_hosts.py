@@ -73,10 +73,10 @@ def read_excluded(text: str, typed: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split("@")))
 
 
-def read_nodelist(text: str) -> tuple[NamedHost, ...]:
+def read_nodelist(text: str, typed: str) -> tuple[NamedHost, ...]:
     """Slurm's `a,b[1-3,5]`, or a file of names where there is a `/`."""
     if "/" in text:
-        return read_file(text, f"srun --nodelist {text}")
+        return read_file(text, typed)
     names = [name for item in re.findall(r"(?:\[[^]]*\]|[^,\[])+", text) for name in _expand(item)]
     return tuple(NamedHost(name) for name in dict.fromkeys(names))
 

@@ -108,8 +108,10 @@ def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
     if not (asked.hosts or asked.excluded):
         return asked
     typed = asked.typed["hosts"]
-    if not cluster.workers:  # the queue chooses nodes
-        return asked if asked.hosts else replace(asked, hosts=tuple(map(NamedHost, asked.excluded)))
+    if not cluster.workers:  # those of the queue
+        if asked.excluded:
+            raise UsageError(f"{typed}: the queue chooses the nodes", hint="leave it out")
+        return asked
     nodes = find_workers(cluster, [host.name for host in asked.hosts], typed) or cluster.workers
     slots = [host.slots for host in asked.hosts] or [0] * len(nodes)
     without = {node.name for node in find_workers(cluster, asked.excluded, typed)}

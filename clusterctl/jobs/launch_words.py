@@ -63,19 +63,20 @@ class Asked:
             found = replace(found, mpirun_args=(), ignored=(*self.ignored, *self.mpirun_args))
         if self.launcher in launchers or not self.native:
             return found
-        words = [self.typed[name] for name in self.native if name not in ("nodelist", "exclude")]
+        choices = ("nodelist", "exclude")
+        hosts, excluded = (
+            launch_hosts.read_nodelist(self.native.get(name, ""), self.typed.get(name, ""))
+            for name in choices
+        )
+        words = [f"{self.launcher} {self.typed[name]}" for name in choices if name in self.native]
+        without = [self.typed[name] for name in self.native if name not in choices]
         return replace(
             found,
             native={},
-            hosts=launch_hosts.read_nodelist(self.native.get("nodelist", "")),
-            excluded=tuple(
-                host.name for host in launch_hosts.read_nodelist(self.native.get("exclude", ""))
-            ),
-            typed={
-                **self.typed,
-                "hosts": self.typed.get("nodelist", self.typed.get("exclude", "")),
-            },
-            ignored=(*found.ignored, *words),
+            hosts=hosts,
+            excluded=tuple(host.name for host in excluded),
+            typed={**self.typed, "hosts": " ".join(words[:1])},
+            ignored=(*found.ignored, *without),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from clusterctl.options import bench, clusters, data, jobs, machine, run
+from clusterctl.options import batch_systems, bench, clusters, data, jobs, machine, run
 from clusterctl.options.limits import Limit
 from clusterctl.options.table import Verb
 
@@ -59,6 +59,8 @@ FAMILIES = {
 
 
 def find_limit(verb: str, option: str, circumstances: Collection[str]) -> Limit | None:
-    """Why the option (as it is written: `--spot`, `-pe`) has no effect there; None where it has."""
-    found = next(item for item in VERBS[verb].options().values() if option in item.flags)
-    return next((item for item in found.limits if not item.holds(circumstances)), None)
+    """Why the option (as it is written: `--spot`, `-pe`) has no effect there; None where it has.
+    One that the verb does not have is srun's, and for a batch system."""
+    options = (item.limits for item in VERBS[verb].options().values() if option in item.flags)
+    limits = next(options, (batch_systems.ONLY,))
+    return next((item for item in limits if not item.holds(circumstances)), None)

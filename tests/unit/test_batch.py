@@ -510,3 +510,33 @@ def test_slurm_gets_what_is_typed_for_srun(
     assert ("#SBATCH --nodes=2\n" in made) == (system == "slurm")
     assert ("#SBATCH --partition=gpu\n" in made) == (system == "slurm")
     assert ("#SBATCH --gres=gpu:2\n" in made) == (system == "slurm")
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        (
+            "srun -N2 -n4 --exclusive --comment hi ./a",
+            ["--ntasks=4", "--exclusive", "--comment=hi"],
+        ),
+        ("--time 1:00 -- srun -n 4 -p gpu ./a", ["--ntasks=4", "--time=1:00", "--partition=gpu"]),
+        ("srun -w node[1-2] -x node3 ./a", ["--nodelist=node[1-2]", "--exclude=node3"]),
+        ("torchrun --nnodes 1:2 --nproc_per_node 4 a.py", ["--nodes=2", "--ntasks-per-node=4"]),
+        ("--partition cpu srun -p gpu ./a", []),
+        ("mpirun -np 2 -H node1,node2 ./a", []),
+        ("--nodes node1,node2 a.py", []),
+        ("deepspeed --exclude node1 a.py", []),
+    ],
+)
+def test_lines_of_other_launchers_on_slurm(
+    line: str, lines: list[str], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without lines of a script, it is refused."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "a.py"):
+        Path(name).write_text("#!/bin/sh\n")
+        Path(name).chmod(0o755)
+    open_store().save(site("slurm"))
+    said = call("run", "--emit", "sbatch", *line.split())
+    assert said.code == (0 if lines else 2)
+    assert [word for word in lines if f"#SBATCH {word}\n" not in said.out] == []
