@@ -32,8 +32,8 @@ def suggest(store: Store, job: Job) -> str:
     ):
         return why
     if found is None:
-        return messages.explain_exit(failure.exit_code)
-    return f"{found.line}\n  {found.message.cause}; {found.message.advice}"
+        return messages.explain_exit(failure.exit_code, job)
+    return f"{found.line}\n  {found.message.cause}; {messages.advise(found.message.advice, job)}"
 
 
 def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:

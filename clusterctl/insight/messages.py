@@ -7,10 +7,12 @@ prints because another one has already gone: it explains a failure only if no ot
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from clusterctl.insight.known_messages import machine, mpi, pytorch
 from clusterctl.insight.known_messages.row import Message
+from clusterctl.job_model import Job
 
 MESSAGES: tuple[Message, ...] = (*machine.MESSAGES, *pytorch.MESSAGES, *mpi.MESSAGES)
 
@@ -43,9 +45,32 @@ def find(text: str) -> Match | None:
     return fallback
 
 
+_SET: Mapping[str, Callable[[Job, Mapping[str, str]], bool]] = {
+    r"--backend gloo": lambda job, _: job.spec.backend == "gloo",
+    r"--backend=gloo": lambda job, _: any("gloo" in word for word in job.spec.program.args),
+    r"--device=cpu": lambda job, _: any("cpu" in word for word in job.spec.program.args),
+    r"--allow-cpu": lambda job, _: job.spec.allow_cpu or not job.spec.program.bundled,
+    r"--ranks-per-node": lambda job, _: all(place.count <= 1 for place in job.placement),
+    r"-e (?P<name>\w+)=(?P<value>\w+)": lambda job, found: (
+        job.spec.env.get(found["name"]) == found["value"]
+    ),
+}
+"""What advice may name, and whether a job already has it, or can have no use for it."""
+
+
+def advise(advice: str, job: Job) -> str:
+    """The clauses of the advice that recommend nothing the job already has."""
+
+    def is_set(clause: str) -> bool:
+        found = ((has, re.search(pattern, clause)) for pattern, has in _SET.items())
+        return any(match and has(job, match.groupdict()) for has, match in found)
+
+    return "; ".join(clause for clause in advice.split("; ") if not is_set(clause))
+
+
 EXITS = {
     137: "SIGKILL comes from the kernel when memory runs out, or from a user or a limit; use a"
-    " smaller batch, fewer ranks per node (--ranks-per-node) or larger machines",
+    " smaller batch or larger machines; use fewer ranks on each (--ranks-per-node)",
     139: "a segmentation fault is a bug in native code, or in a package built for another version;"
     " its output has the Python line at which that happened",
     142: "SIGALRM comes from a timer that the program, or what it uses, has set with signal.alarm",
@@ -56,6 +81,6 @@ EXITS = {
 """What to do about exit codes of programs that have said nothing that the table knows."""
 
 
-def explain_exit(code: int) -> str:
-    """A hint for that exit code; "" where it says nothing."""
-    return EXITS.get(code, "")
+def explain_exit(code: int, job: Job) -> str:
+    """A hint for that exit code of a job's rank; "" where it says nothing."""
+    return advise(EXITS.get(code, ""), job)

@@ -11,6 +11,7 @@ from clusterctl.actions import init
 from clusterctl.insight import messages
 from clusterctl.options.verbs import VERBS
 from tests.unit.calling import Call
+from tests.unit.making import job
 
 MAIN = 'if __name__ == "__main__":\n    pass\n'
 
@@ -67,6 +68,6 @@ def test_a_file_that_is_there_stays(project: Path, call: Call) -> None:
 
 
 def test_exit_codes_that_say_something_have_a_hint() -> None:
-    assert "memory" in messages.explain_exit(137)
-    assert "PATH" in messages.explain_exit(127)
-    assert messages.explain_exit(1) == ""
+    assert "memory" in messages.explain_exit(137, job())
+    assert "PATH" in messages.explain_exit(127, job())
+    assert messages.explain_exit(1, job()) == ""

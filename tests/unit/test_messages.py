@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.insight import messages
+from clusterctl.insight.known_messages.row import Message
+from tests.unit.making import cluster, job, program, spec
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +41,36 @@ def test_every_row_has_a_case_a_source_and_advice() -> None:
         assert row.source.startswith("https://")
         assert row.cause
         assert row.advice
+
+
+SET = {"NCCL_DEBUG": "WARN", "CUDA_LAUNCH_BLOCKING": "1", "PYTHONBREAKPOINT": "0"}
+
+
+@pytest.mark.parametrize("row", messages.MESSAGES, ids=lambda row: row.name)
+def test_no_hint_recommends_what_the_job_has(row: Message) -> None:
+    """And something is left to do."""
+    words = program("--backend=gloo", "--device=cpu")
+    own = job(cluster(), spec(program=words, backend="gloo", allow_cpu=True, env=SET))
+    advice = messages.advise(row.advice, own)
+    assert advice
+    for word in ("backend gloo", "backend=gloo", "device=cpu", "allow-cpu", "-e ", "per-node"):
+        assert word not in advice.replace("with -e, in", "")
+
+
+def test_a_program_that_chooses_nccl_has_an_option_of_its_own() -> None:
+    """`run --backend gloo` was given, or would have no effect."""
+    found = messages.find(CASES["no-nccl"])
+    assert found
+    advice = messages.advise(found.message.advice, job(cluster(), spec(backend="gloo")))
+    assert "use --backend gloo" not in advice
+    assert "--backend=gloo" in advice
+
+
+def test_a_gpu_build_is_not_all_that_a_node_without_gpus_may_need() -> None:
+    found = messages.find("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'")
+    assert found
+    assert found.message.name == "torch-without-cuda"
+    assert "--device=cpu" in found.message.advice
 
 
 def test_a_consequence_yields_to_a_cause() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from clusterctl import stacks
+from clusterctl.insight import messages
 from clusterctl.insight.doctor import asleep, endings, failures, nodes, recorded, waits
 from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
@@ -61,6 +62,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         kept = [*_judge_record(evidence), *(_promote(evidence, finding) for finding in kept)]
     if not any(finding.serious for finding in kept):
         kept += asleep.find_asleep(evidence)
+    kept = [replace(f, advice=messages.advise(f.advice, evidence.job)) for f in kept]
     return tuple(sorted(kept, key=lambda finding: (not finding.serious, _is_aside(finding))))
 
 

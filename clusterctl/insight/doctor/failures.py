@@ -130,7 +130,7 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
         )
     how = f"was ended by {_name_signal(code)}" if 128 < code < 193 else f"ended with code {code}"
     advice = f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed"
-    if known := messages.explain_exit(code):
+    if known := messages.explain_exit(code, evidence.job):
         advice = f"{known}; {advice}"
     if code == KILLED:
         how = "was killed (SIGKILL)"

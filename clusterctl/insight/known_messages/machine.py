@@ -81,7 +81,7 @@ MESSAGES: tuple[Message, ...] = (
         r"(^|\s)MemoryError\b|std::bad_alloc|DefaultCPUAllocator: can't allocate memory"
         r"|Cannot allocate memory \(errno=12\)|Unable to allocate .* for an array",
         "the node has too little memory",
-        "use a smaller batch, fewer ranks per node (--ranks-per-node), or larger nodes",
+        "use a smaller batch or larger nodes; use fewer ranks on each (--ranks-per-node)",
         "https://docs.python.org/3/library/exceptions.html#MemoryError",
     ),
     Message(
@@ -118,22 +118,25 @@ MESSAGES: tuple[Message, ...] = (
         "no-driver",
         r"Found no NVIDIA driver|couldn't communicate with the NVIDIA driver",
         "there is no NVIDIA driver on the node, or it is not loaded",
-        "use GPU nodes (`clusterctl up --gpu g4dn`); on your own hosts install the driver",
+        "on nodes without GPUs, use its own option for the CPU (often --device=cpu); use nodes"
+        " with GPUs (`clusterctl up --gpu g4dn`), or install the driver on your own",
         "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
     ),
     Message(
         "no-gpu",
         r"No CUDA GPUs are available|no CUDA-capable device is detected|No HIP GPUs are available",
         "the program finds no GPU",
-        "check CUDA_VISIBLE_DEVICES, and that the container was started with its GPUs; for programs"
-        " that can use a CPU: `clusterctl run --allow-cpu`",
+        "check CUDA_VISIBLE_DEVICES, and that the container was started with its GPUs; use"
+        " --allow-cpu for bundled programs; use the program's own option for the CPU (often"
+        " --device=cpu)",
         "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
     ),
     Message(
         "torch-without-cuda",
-        r"Torch not compiled with CUDA enabled",
-        "this PyTorch is the build for CPUs",
-        "install the build for GPUs on the nodes",
+        r"Torch not compiled with CUDA enabled|has no attribute '_cuda_\w+'",
+        "this PyTorch is the build for CPUs, and the program wants a GPU",
+        "on nodes without GPUs, use its own option for the CPU (often --device=cpu); where it has"
+        " none, remove .cuda() and torch.cuda.set_device; on GPU nodes, install the build for GPUs",
         "https://pytorch.org/get-started/locally/",
     ),
     Message(
@@ -148,14 +151,14 @@ MESSAGES: tuple[Message, ...] = (
         r"hipErrorNoBinaryForGpu|Unable to find code object for all current devices"
         r"|Cannot read .*TensileLibrary",
         "ROCm has no kernels for this AMD GPU",
-        "use wheels that are built for it (docs/images.md), or run on CPUs with --allow-cpu",
+        "use wheels that are built for it (docs/images.md); run bundled programs with --allow-cpu",
         "https://github.com/ROCm/legacy-rocm-build/issues/1623",
     ),
     Message(
         "device-assert",
         r"device-side assert triggered",
         "a kernel found an invalid index, such as a class label that is out of range",
-        "run with -e CUDA_LAUNCH_BLOCKING=1 to see the line, and check the labels",
+        "run with -e CUDA_LAUNCH_BLOCKING=1 to see the line; check the labels",
         "https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution",
     ),
     Message(

@@ -45,7 +45,7 @@ MESSAGES: tuple[Message, ...] = (
         "mpi-tcp-address",
         r"inbound MPI TCP connection request from a peer|Source IP of socket",
         "a node has several networks, and Open MPI used a different one than it announced",
-        "remove your own OMPI_MCA_btl_tcp_if_*: clusterctl sets the subnet",
+        "do not set OMPI_MCA_btl_tcp_if_*, nor on the nodes: clusterctl sets the subnet",
         f"{_OMPI}5818",
     ),
     Message(
@@ -67,7 +67,7 @@ MESSAGES: tuple[Message, ...] = (
         "mpi-pml",
         r"PML .* cannot be selected|No components were able to be opened in the pml framework",
         "the transport that Open MPI was told to use does not work on a node",
-        "remove your own OMPI_MCA_pml; `clusterctl run --dry-run` shows what clusterctl chooses",
+        "do not set OMPI_MCA_pml; `clusterctl run --dry-run` shows what clusterctl chooses",
         f"{_OMPI_DOCS}tuning-apps/networking/index.html",
     ),
     Message(
@@ -105,7 +105,7 @@ MESSAGES: tuple[Message, ...] = (
         "ucx-device",
         r"UCX +(WARN|ERROR) .*(network device|net device).*not available|no usable transports",
         "UCX was told to use a network device that the node does not have",
-        "remove your own UCX_NET_DEVICES or UCX_TLS: clusterctl sets them for each node",
+        "do not set UCX_NET_DEVICES or UCX_TLS: clusterctl sets them for each node",
         f"{_UCX}9383",
     ),
     Message(
@@ -171,7 +171,7 @@ MESSAGES: tuple[Message, ...] = (
         "breakpoint",
         r"^(\[rank\d+\]: )?bdb\.BdbQuit\b",
         "it has stopped in Python's debugger, which reads from a terminal, and ranks have none",
-        "remove breakpoint() or set_trace() at that line; `-e PYTHONBREAKPOINT=0` skips each"
+        "remove breakpoint() or set_trace() at that line; -e PYTHONBREAKPOINT=0 skips each"
         " breakpoint()",
         "https://docs.python.org/3/library/functions.html#breakpoint",
     ),

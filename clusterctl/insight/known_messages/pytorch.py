@@ -21,7 +21,7 @@ MESSAGES: tuple[Message, ...] = (
         "nccl-interface",
         r"[Nn]o socket interface found|connecting to address .*with family \d+ is neither",
         "NCCL found no network interface with the name in NCCL_SOCKET_IFNAME",
-        "remove your own NCCL_SOCKET_IFNAME: clusterctl sets it for each node",
+        "do not set it with -e, in the program or on the nodes: clusterctl sets it for each node",
         f"{_NCCL}1837",
     ),
     Message(
@@ -35,7 +35,7 @@ MESSAGES: tuple[Message, ...] = (
         "nccl-cuda",
         r"ncclUnhandledCudaError|unhandled cuda error",
         "a CUDA call within NCCL failed",
-        "run with -e NCCL_DEBUG=WARN: the line before the error names the call",
+        "run with -e NCCL_DEBUG=WARN; the line before the error then names the call",
         f"{_NCCL_DOCS}troubleshooting.html",
     ),
     Message(
@@ -51,7 +51,7 @@ MESSAGES: tuple[Message, ...] = (
         "nccl-system",
         r"ncclSystemError|unhandled system error",
         "a system call within NCCL failed: a socket, or shared memory",
-        "run with -e NCCL_DEBUG=WARN: the line before the error names the call",
+        "run with -e NCCL_DEBUG=WARN; the line before the error then names the call",
         f"{_NCCL_DOCS}troubleshooting.html",
     ),
     Message(
@@ -67,14 +67,17 @@ MESSAGES: tuple[Message, ...] = (
         r"Distributed package doesn't have NCCL built in|ProcessGroupNCCL is only supported with "
         r"GPUs|no GPUs found",
         "the backend NCCL needs GPUs and a PyTorch that is built with it",
-        "use --backend gloo on CPUs",
+        "on CPUs use --backend gloo, if the program reads CLUSTERCTL_BACKEND, as bundled ones do;"
+        " if it chooses NCCL itself, use its own option after SCRIPT (often --backend=gloo);"
+        " without such an option, change its init_process_group",
         "https://docs.pytorch.org/docs/stable/distributed.html#backends",
     ),
     Message(
         "no-mpi-backend",
         r"Distributed package doesn't have MPI built in",
         "PyTorch's own wheels have no MPI backend",
-        "use --backend gloo, or a program that uses mpi4py (docs/workloads.md)",
+        "use --backend gloo; use a program with mpi4py (docs/workloads.md), or change its"
+        " init_process_group",
         "https://docs.pytorch.org/docs/stable/distributed.html#backends",
     ),
     # --------------------------------------------------------------------- Gloo, c10d and DDP
@@ -98,14 +101,14 @@ MESSAGES: tuple[Message, ...] = (
         "gloo-interface",
         r"Unable to find address for: |makeDeviceForInterface.*unsupported",
         "Gloo found no network interface with the name in GLOO_SOCKET_IFNAME",
-        "remove your own GLOO_SOCKET_IFNAME: clusterctl sets it for each node",
+        "do not set it with -e, in the program or on the nodes: clusterctl sets it for each node",
         f"{_TORCH}81313",
     ),
     Message(
         "gloo-refused",
         r"gloo.*(Connection refused|connectFullMesh failed)|Gloo connectFullMesh failed",
         "Gloo on one node cannot reach the address that another node announced",
-        "`clusterctl verify` tests all links; remove your own GLOO_SOCKET_IFNAME",
+        "`clusterctl verify` tests all links; do not set GLOO_SOCKET_IFNAME: clusterctl does",
         f"{_TORCH}81313",
     ),
     Message(

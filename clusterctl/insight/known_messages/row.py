@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Message:
     """A row. `pattern` is compiled when it is first searched for, since every command loads this;
-    `source`: where the message and its cause are described."""
+    `advice`: clauses with `; ` between them, of which those are left out that recommend what the
+    job already has; `source`: where the message and its cause are described."""
 
     name: str
     pattern: str
