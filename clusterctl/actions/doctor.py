@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from clusterctl import assets, stacks, timeouts
@@ -25,13 +26,15 @@ from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
-LIMIT, LEAST = 13.0, 6.0
+LIMIT, LEAST = 13.0, 4.0
 """Seconds from the start of the command to the end of the look, and those that the look has in any
 case: on a busy machine Python alone may take as long as the rest."""
-CONNECT, ANSWER = 4.0, 8.0
-"""Seconds that a node may take to say its time, and for the first part of the look."""
+CONNECT, ANSWER, REFRESH = 5.0, 8.0, 3.0
+"""Seconds for a connection to a node, for what the node shows, and for the state of the job."""
 RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Where PyTorch's flight recorder writes, by its name now and before: the beginning of a path."""
+SHORTEST = 2.0
+"""Seconds within which no stack can be read."""
 SETTLE = 1.0
 """Seconds after which ranks that end are looked at again."""
 DUMP = 6
@@ -78,12 +81,11 @@ def diagnose(
         found = _load_stored(store, job)
     else:
         with open_pool(store, cluster) as pool:
-            if not job.state.ended and store.is_handed_in(job.id):
-                job = control.refresh(job, cluster, pool, deadline.limit(ANSWER))
-                store.save_job(job)
-            found = _collect(job, cluster, pool, report, deadline)
-        if all(view.absent or view.error for view in found.nodes.values()):
-            found = replace(found, ranks=_load_stored(store, job).ranks)
+            refresh = partial(_refresh, store, cluster, pool, deadline)
+            job = job if job.placement else refresh(job)
+            found = _collect(job, cluster, pool, report, deadline, refresh)
+        job = found.job
+        found = doctor.fill_in(found, _load_stored(store, job))
     # The stacks of an attempt that was ended count until another one runs.
     hang = next((item for item in job.hangs if item.attempt == job.attempt), None)
     if hang and job.state.ended:
@@ -105,6 +107,15 @@ def diagnose(
     if bundle:
         doctor_bundle.write(job, found, findings, bundle, redact)
     return diagnosis
+
+
+def _refresh(store: Store, cluster: Cluster, pool: Pool, deadline: Deadline, job: Job) -> Job:
+    """The job as it is now. It is not worth much time: the ranks' files say what has failed."""
+    if job.state.ended or not store.is_handed_in(job.id):
+        return job
+    now = control.refresh(job, cluster, pool, deadline.limit(min(REFRESH, deadline.left / 2)))
+    store.save_job(now)
+    return now
 
 
 def _load_stored(store: Store, job: Job) -> Evidence:
@@ -129,75 +140,80 @@ def _load_stored(store: Store, job: Job) -> Evidence:
 
 
 def _collect(
-    job: Job, cluster: Cluster, pool: Pool, report: Reporter, deadline: Deadline
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    report: Reporter,
+    deadline: Deadline,
+    refresh: Callable[[Job], Job],
 ) -> Evidence:
-    names = list_nodes(job, cluster)
-    views = {view.name: view for view in read_clocks(names, pool, deadline)}
-    there = [name for name in names if not views[name].error]
-    scripts = {name: _render_look(job, cluster, name, there) for name in there}
-    found = _look(job, cluster, pool, views, scripts, min(ANSWER, deadline.left))
-    if any(rank.alive for rank in found.ranks.values()):
-        _add_stacks(found, cluster, pool, report, deadline)
-    if not job.state.ended and doctor.is_ending(found) and deadline.left > SETTLE + 1:
+    began = time.monotonic()
+    scripts = {name: _render_look(job, cluster, name) for name in list_nodes(job, cluster)}
+    found = doctor.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
+    for view in found.nodes.values():
+        view.address = cluster.node(view.name).private_address
+    shown = [view for view in found.nodes.values() if not view.error]
+    found = doctor.note_missed(found, "list", [view.name for view in shown if not view.listed])
+    unseen = [view.name for view in shown if view.listed and not view.whole]
+    found = doctor.note_missed(found, "rest", unseen)
+    took = time.monotonic() - began
+    job = refresh(job)
+    has_ended = job.state.ended and not found.job.state.ended
+    found = replace(found, job=job)
+    if not has_ended and any(rank.alive for rank in found.ranks.values()):
+        found = _add_stacks(found, cluster, pool, report, deadline)
+    ends = has_ended or (not job.state.ended and doctor.is_ending(found))
+    if ends and deadline.left > SETTLE + took:
         time.sleep(SETTLE)
-        scripts = {name: _render_look(job, cluster, name, ()) for name in there}
-        limit = min(ANSWER, deadline.left)
-        found = doctor.keep_stacks(found, _look(job, cluster, pool, found.nodes, scripts, limit))
+        again = [name for name, view in found.nodes.items() if not view.error]
+        scripts = {name: _render_look(job, cluster, name, whole=False) for name in again}
+        later = doctor.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
+        found = doctor.keep_stacks(found, later)
     if any(rank.alive for rank in found.ranks.values()):
         return _watch(found, cluster, pool, report, deadline)
     return found
 
 
-def _look(
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    known: Mapping[str, NodeView],
-    scripts: Mapping[str, bytes],
-    limit: float,
-) -> Evidence:
-    """What these nodes show now; of the others, and of all clocks, what is known."""
-    views = dict(known)
-    for result in pool.run("exec /bin/sh -s", list(scripts), stdin=scripts, timeout=limit):
-        view = node_views.read_look(result.node, result.text)
-        view.error = result.error if not result.text else ""
-        view.address = cluster.node(result.node).private_address
-        before = views[result.node]
-        view.offset, view.uncertainty = before.offset, before.uncertainty
-        views[result.node] = view
-    return doctor.assemble(job, views)
+def ask_nodes(scripts: Mapping[str, str], pool: Pool, deadline: Deadline) -> dict[str, NodeView]:
+    """What these nodes show until the deadline, and how far their clocks are off; or why they do
+    not answer. Each has CONNECT seconds of that for its connection."""
+    sent: dict[str, float] = {}
+    answered: dict[str, float] = {}
+
+    def ask(name: str) -> NodeResult:
+        transport = pool.find_transport(name)
+        transport.connect(deadline.limit(CONNECT).left)
+        sent[name] = time.time()
+
+        def note_answer(data: bytes) -> None:
+            answered.setdefault(name, time.time())
+
+        return transport.run(
+            "exec /bin/sh -s",
+            stdin=scripts[name].encode(),
+            timeout=deadline.left,
+            on_stdout=note_answer,
+        )
+
+    views = {}
+    for result in pool.call_each(ask, list(scripts)):
+        name = result.node
+        view = views[name] = node_views.read_look(name, result.text)
+        if not view.clock:
+            view.error = result.why
+            view.late = bool(result.error) and result.seconds > min(CONNECT, deadline.seconds) - 0.5
+        else:
+            before, after = sent[name], answered[name]
+            view.offset, view.uncertainty = view.clock - (before + after) / 2, (after - before) / 2
+    return views
 
 
-def read_clocks(names: Sequence[str], pool: Pool, deadline: Deadline) -> tuple[NodeView, ...]:
-    """How far the clocks of these nodes are off, or why they do not answer. Each has CONNECT
-    seconds for both, the connection and its time, and no more than the deadline leaves."""
-    clocks: dict[str, tuple[float, float]] = {}
-
-    def read_clock(name: str) -> NodeResult:
-        limit = deadline.limit(CONNECT)
-        pool.find_transport(name).connect(limit.left)
-        before = time.time()
-        result = pool.find_transport(name).run("date +%s.%N", timeout=limit.left)
-        after = time.time()
-        if result.ok:
-            when = float(result.text.split()[-1])
-            clocks[name] = when - (before + after) / 2, (after - before) / 2
-        return result
-
-    views = []
-    for result in pool.call_each(read_clock, names):
-        offset, uncertainty = clocks.get(result.node, (0.0, 0.0))
-        view = NodeView(result.node, error=result.error, offset=offset, uncertainty=uncertainty)
-        views.append(view)
-    return tuple(views)
-
-
-def _render_look(job: Job, cluster: Cluster, name: str, there: Sequence[str]) -> bytes:
-    """Each node that runs ranks tries to reach the next one of those that answer."""
+def _render_look(job: Job, cluster: Cluster, name: str, *, whole: bool = True) -> str:
+    """`whole`: each node that runs ranks tries to reach the next one."""
     node = cluster.node(name)
-    ring = [other for other in list_rank_nodes(job, cluster) if other in there]
+    ring = list_rank_nodes(job, cluster)
     peers = []
-    if name in ring and len(ring) > 1 and not cluster.one_host:
+    if whole and name in ring and len(ring) > 1 and not cluster.one_host:
         peer = cluster.node(ring[(ring.index(name) + 1) % len(ring)])
         peers = [{"name": peer.name, "host": peer.name}]
     return assets.render(
@@ -214,12 +230,12 @@ def _render_look(job: Job, cluster: Cluster, name: str, there: Sequence[str]) ->
         python=node.python,
         working=job.spec.program.folder,
         recorder=next((job.spec.env[name] for name in RECORDER if name in job.spec.env), ""),
-    ).encode()
+    )
 
 
 def _add_stacks(
     found: Evidence, cluster: Cluster, pool: Pool, report: Reporter, deadline: Deadline
-) -> None:
+) -> Evidence:
     """Adds the stacks of all ranks that live, and what they use of the processor."""
     by_node: dict[str, dict[int, Rank]] = {}
     helpers: dict[str, dict[int, Rank]] = {}
@@ -228,6 +244,8 @@ def _add_stacks(
             by_node.setdefault(rank.node, {})[main.pid] = rank
             more = helpers.setdefault(rank.node, {})
             more |= {p.pid: rank for p in rank.others[: max(0, HELPERS - len(more))]}
+    if deadline.left < SHORTEST:
+        return doctor.note_missed(found, "stacks", by_node)
     scripts: dict[str, str] = {}
     for name, ranks in by_node.items():
         view, node = found.nodes[name], cluster.node(name)
@@ -250,7 +268,9 @@ def _add_stacks(
             scripts[name], stdin=spies[name], timeout=deadline.left
         )
 
+    late = []
     for result in pool.call_each(ask, list(by_node)):
+        late += [result.node] * bool(result.error)
         dumps = node_views.read_dumps(result.text)
         node = cluster.node(result.node)
         scope = found.nodes[result.node].ptrace_scope
@@ -267,6 +287,7 @@ def _add_stacks(
             work = f"{node.root}/jobs/{found.job.id}/work"
             if stack := stacks.parse(dumps.stacks.get(pid, ""), work):
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
+    return doctor.note_missed(found, "stacks", late)
 
 
 def _bring_spy(
@@ -300,7 +321,7 @@ def _watch(
     if not by_node:
         return found
     if seconds < 1:
-        return replace(found, unwatched=tuple(by_node))
+        return doctor.note_missed(found, "watch", by_node)
     spies, _ = _bring_spy(found, cluster, list(by_node))
     report(f"watching for {seconds} s whether the waiting ranks make progress")
 
@@ -328,7 +349,7 @@ def _watch(
             seen = [stacks.parse(text, work) for text in looks.get(pid, ())]
             kind, later = watched[rank.number], [item for item in seen if item]
             node_views.compare_looks(rank, kind, moves.get(pid), later)
-    return replace(found, watched=seconds, unwatched=tuple(silent))
+    return doctor.note_missed(replace(found, watched=seconds), "watch", silent)
 
 
 def _explain_no_stack(said: str, rank: Rank, scope: int) -> str:

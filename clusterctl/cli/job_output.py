@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -13,13 +14,16 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, ago, make_plain, pick, redact, redact_arguments
+from clusterctl.cli.console import Console, ago, escape, make_plain, pick, redact, redact_arguments
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.formats import count
 from clusterctl.job_model import UNPLACED, Job, JobState, describe_exit
 
 if TYPE_CHECKING:
+    from clusterctl.actions import Store
     from clusterctl.actions.jobs import Fetched
+    from clusterctl.options.jobs import Cancel, Doctor, Fetch, Logs, Top
+    from clusterctl.options.run import Rerun
 
 EXIT_TIMEOUT = 124
 """As coreutils' timeout(1)."""
@@ -219,3 +223,32 @@ def document(job: Job) -> dict[str, Any]:
         "secrets": dict.fromkeys(job.spec.secret_names, "***"),
     }
     return {name: make_plain(value) for name, value in found.items()}
+
+
+def choose_number(
+    given: Logs | Cancel | Fetch | Doctor | Top | Rerun,
+    store: Store,
+    console: Console,
+) -> int:
+    """That of the job that is meant; which one it is is said where none was named."""
+    if given.job is not None:
+        return given.job
+    from clusterctl.actions import jobs as action
+    from clusterctl.options.jobs import Cancel
+    from clusterctl.options.run import Rerun
+
+    # `rerun` names the cluster where it is to run, not the one where it ran.
+    where = None if isinstance(given, Rerun) else given.cluster
+    last = action.find_last_job(store, where, open_first=isinstance(given, Cancel))
+    console.report(f"job {last.id}: {quote_command(last)}")
+    return last.id
+
+
+def quote_command(job: Job) -> str:
+    """In one cell: nothing in a command line can reach the terminal as a command."""
+    return format_cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
+
+
+def format_cell(text: str) -> str:
+    text = escape(text)
+    return text if len(text) <= 60 else f"{text[:59]}…"

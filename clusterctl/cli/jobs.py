@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,18 +19,20 @@ from clusterctl.cli import job_columns, sweep_points
 from clusterctl.cli.console import Console, escape, format_table
 from clusterctl.cli.job_output import (
     announce,
+    choose_number,
     describe_size,
     document_fetched,
     finish,
+    format_cell,
     format_duration,
     note_fetched,
+    quote_command,
 )
 from clusterctl.cli.job_output import document as job_document
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import NodeUnreachable
 from clusterctl.job_model import Job, JobState
-from clusterctl.options.jobs import Cancel, Doctor, Fetch, Jobs, Logs, Top
-from clusterctl.options.run import Rerun
+from clusterctl.options.jobs import Cancel, Fetch, Jobs, Logs
 from clusterctl.user_variables import read_variables
 
 
@@ -91,7 +92,7 @@ def _format_money(dollars: Mapping[int, float], job: Job) -> str:
 def _list_cells(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]:
     code = "-" if job.program_exit_code is None else job.program_exit_code
     started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
-    command = f"{job.purpose}: " * bool(job.purpose) + _quote_command(job)
+    command = f"{job.purpose}: " * bool(job.purpose) + quote_command(job)
     where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
     waits = [_describe_wait(job) or "-"] * waiting
     return [
@@ -106,34 +107,9 @@ def _list_cells(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[
     ]
 
 
-def choose_number(
-    given: Logs | Cancel | Fetch | Doctor | Top | Rerun,
-    store: Store,
-    console: Console,
-) -> int:
-    """That of the job that is meant; which one it is is said where none was named."""
-    if given.job is not None:
-        return given.job
-    # `rerun` names the cluster where it is to run, not the one where it ran.
-    where = None if isinstance(given, Rerun) else given.cluster
-    last = action.find_last_job(store, where, open_first=isinstance(given, Cancel))
-    console.report(f"job {last.id}: {_quote_command(last)}")
-    return last.id
-
-
-def _quote_command(job: Job) -> str:
-    """In one cell: nothing in a command line can reach the terminal as a command."""
-    return _format_cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
-
-
 def _describe_wait(job: Job) -> str:
     """What the queue says of a job that is in it, in one cell."""
-    return _format_cell(job.reason) if job.state is JobState.QUEUED else ""
-
-
-def _format_cell(text: str) -> str:
-    text = escape(text)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return format_cell(job.reason) if job.state is JobState.QUEUED else ""
 
 
 def logs(given: Logs, console: Console) -> None:

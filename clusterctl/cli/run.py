@@ -18,8 +18,13 @@ from clusterctl.actions.follow_job import OnJob
 from clusterctl.actions.run import Prepared, Resolved, Stdin
 from clusterctl.cli import standard_input
 from clusterctl.cli.console import Console, make_plain
-from clusterctl.cli.job_output import announce, finish, report_result, show_staging
-from clusterctl.cli.jobs import choose_number
+from clusterctl.cli.job_output import (
+    announce,
+    choose_number,
+    finish,
+    report_result,
+    show_staging,
+)
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
 from clusterctl.job_model import GRACE, Job, JobSpec, Program, ProgramKind

@@ -12,7 +12,7 @@ from clusterctl import actions
 from clusterctl.actions import top as action
 from clusterctl.actions.top import GpuLook, NodeLine, RankLine, TopFrame
 from clusterctl.cli.console import Console, ago, format_table, make_plain
-from clusterctl.cli.jobs import choose_number
+from clusterctl.cli.job_output import choose_number
 from clusterctl.formats import count
 from clusterctl.job_model import JobState
 from clusterctl.options.jobs import Top

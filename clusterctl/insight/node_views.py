@@ -152,10 +152,16 @@ class Rank:
 @dataclass(slots=True)
 class NodeView:
     """One node. `offset`: seconds that its clock is ahead of this machine's, known to within
-    `uncertainty`. `error`: why it could not be asked."""
+    `uncertainty`. `error`: why it could not be asked; `late`: it has not answered in time."""
 
     name: str
     error: str = ""
+    late: bool = False
+    listed: bool = False
+    """Whether it had the time to list the processes of the job, and for all the rest."""
+    whole: bool = False
+    clock: float = 0.0
+    """Its time when it began to answer."""
     address: str = ""
     offset: float = 0.0
     uncertainty: float = 0.0
@@ -188,7 +194,7 @@ def read_look(name: str, text: str) -> NodeView:
         with suppress(ValueError, LookupError):
             if word == "uptime":
                 up, now = rest.split()
-                boot = float(now) - float(up)
+                boot, view.clock = float(now) - float(up), float(now)
             elif word == "waits":
                 pid, _, where = rest.partition(" ")
                 waits[int(pid)] = "" if where.strip() == "0" else where.strip()
@@ -212,6 +218,10 @@ def read_look(name: str, text: str) -> NodeView:
 def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
     if word == "absent":
         view.absent = True
+    elif word == "processes":
+        view.listed = True
+    elif word == "done":
+        view.whole = True
     elif word in ("disk", "inodes", "elsewhere"):
         free, size, mount = rest.split(maxsplit=2)
         disk = Disk(int(free), int(size), mount, word == "inodes", word == "elsewhere")

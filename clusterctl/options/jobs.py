@@ -120,7 +120,7 @@ class Fetch(Common, heading=JOBS, module="jobs"):
     cluster = OF_JOB
 
 
-class Doctor(Common, heading=JOBS, module="insight"):
+class Doctor(Common, heading=JOBS, module="doctor"):
     """Say why a job hangs or has failed.
 
     Looks at all its nodes at once: stacks of the ranks, memory, disks, clocks, links, and what the

@@ -40,7 +40,7 @@ def running(number: int = 7, **changes: object) -> Job:
 def view(name: str, *lines: str, uptime: float = 5000.0, now: float = START + 60) -> NodeView:
     """A node that shows these lines, below what a login shell may print."""
     usual = ("Welcome to lab!", f"uptime {uptime} {now}", "disk 9000000 10000000 /")
-    return node_views.read_look(name, "\n".join([*usual, *lines, "done"]))
+    return node_views.read_look(name, "\n".join([*usual, *lines, "processes", "done"]))
 
 
 def stack(*frames: tuple[str, str, int], folder: str = WORK) -> stacks.Stack:

@@ -245,7 +245,7 @@ def test_ranks_without_stacks_are_not_ending() -> None:
 
 def test_ranks_that_were_not_watched_are_named_with_their_node() -> None:
     """Where a busy machine left no time for it: the judgement does not say that they hang."""
-    found = replace(two_ranks(reduces(), sleeps()), unwatched=("worker-1", "worker-2"))
+    found = replace(two_ranks(reduces(), sleeps()), missed={"watch": ("worker-1", "worker-2")})
     cause, note = doctor.judge(found)
     assert (cause.kind, note.kind, note.serious) == ("missing", "time", False)
     assert "no time to watch the ranks on worker-1, worker-2" in note.text
@@ -376,3 +376,13 @@ def test_a_thread_of_cpp_that_outlives_its_program(before: str, kind: str) -> No
     ended = view("worker-2", "rank 1", f"exit 1 134 {START + 5} 1", f"err 1 {said}")
     [finding] = doctor.judge(seen(ended))
     assert (finding.kind, finding.ranks) == (kind, (1,))
+
+
+def test_a_rank_that_sleeps_in_ddp_waits_in_a_collective_also_without_c_frames() -> None:
+    file = "/py/site-packages/torch/nn/parallel/distributed.py"
+    inside = replace(
+        stack(("_pre_forward", file, 1775), ("<module>", f"{WORK}/train.py", 19)), active=False
+    )
+    [finding] = doctor.judge(two_ranks(reduces(21), inside))
+    assert finding.kind == "mismatch"
+    assert "rank 1 in the all-reduce of gradients (DDP) at train.py:19" in finding.text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions.doctor import read_clocks
+from clusterctl.actions.doctor import ask_nodes
 from clusterctl.insight import doctor
 from clusterctl.insight.node_views import NodeView
 from clusterctl.model import NodeResult
@@ -15,7 +15,7 @@ from clusterctl.timeouts import Deadline
 from clusterctl.transport import OnStdout, Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.pool import Pool
-from tests.unit.diagnosed import START, kinds, reduces, seen, sleeps, two_ranks, view
+from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
 from tests.unit.making import node
 
 
@@ -35,6 +35,10 @@ def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
     assert said in finding.text
 
 
+CLOCK = 'echo "uptime $(cut -d" " -f1 /proc/uptime) $(date +%s.%N)"\n'
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+
+
 class Slow(LocalTransport):
     """A node that is connected when the time for it is up."""
 
@@ -50,7 +54,7 @@ class Slow(LocalTransport):
         self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
     ) -> NodeResult:
         self._given.append(timeout)
-        return super().run(command, timeout=max(timeout, 30))
+        return super().run(command, stdin=stdin, timeout=max(timeout, 30), on_stdout=on_stdout)
 
 
 def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:
@@ -63,11 +67,59 @@ def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:
 
     nodes = [node("worker-1", "")]
     with Nodes(nodes, identity=None, known_hosts=tmp_path / "known_hosts") as pool:
-        [view] = read_clocks(["worker-1"], pool, Deadline(0.5))
+        view = ask_nodes({"worker-1": CLOCK}, pool, Deadline(0.5))["worker-1"]
     assert len(given) == 2
     assert sum(given) <= 0.5
     assert (view.name, view.error) == ("worker-1", "")
     assert abs(view.offset) <= view.uncertainty
+
+
+@pytest.mark.parametrize(
+    ("script", "late", "code"),
+    [
+        (f"{CLOCK}echo rank 1\necho exit 1 3 5 1\nsleep 600", False, 3),  # what it has counts
+        ("sleep 600", True, None),
+        ("exit 1", False, None),  # no answer is not the same as none in time
+    ],
+)
+def test_what_a_node_has_said_when_the_time_is_up(
+    tmp_path: Path, script: str, late: bool, code: int | None
+) -> None:
+    nodes = [node("worker-1", "")]
+    with Pool(nodes, identity=None, known_hosts=tmp_path / "known_hosts") as pool:
+        view = ask_nodes({"worker-1": script}, pool, Deadline(1.0))["worker-1"]
+    assert (view.late, view.listed, bool(view.error)) == (late, False, code is None)
+    assert [rank.exit_code for rank in view.ranks.values()] == [code] * (code is not None)
+
+
+def test_what_a_job_has_left_counts_before_nodes_that_are_late() -> None:
+    """On a busy machine no time is left to look at more than that."""
+    quick = NodeView("worker-2", clock=START)
+    quick.ranks = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n")).ranks
+    late = NodeView("worker-1", error="did not end within 5 s", late=True)
+    found = doctor.note_missed(seen(quick, late), "list", ["worker-2"])
+    assert [(f.kind, f.serious) for f in doctor.judge(found)] == [
+        ("error", True),
+        ("unreachable", True),
+        ("time", False),
+    ]
+
+
+def test_ranks_on_a_node_that_had_no_time_to_list_processes_are_not_gone() -> None:
+    found = two_ranks(reduces(), sleeps())
+    found.nodes["worker-2"].listed, found.ranks[1].processes = False, ()
+    found.ranks[1].stack = None
+    found = doctor.note_missed(found, "list", ["worker-2"])
+    assert kinds(doctor.judge(found)) == ["time"]
+    assert "worker-2" in doctor.judge(found)[0].text
+    assert "nothing is wrong" not in doctor.summarize(found, doctor.judge(found))
+
+
+def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> None:
+    late = NodeView("worker-2", error="did not end within 5 s", late=True)
+    stored = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n"))
+    found = doctor.fill_in(seen(view("worker-1"), late), seen(stored))
+    assert kinds(doctor.judge(found)) == ["error", "unreachable"]
 
 
 def test_a_broken_network_counts_before_the_ranks_that_wait() -> None:

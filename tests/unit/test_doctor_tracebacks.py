@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from clusterctl.insight.doctor.tracebacks import find_last_error
+from clusterctl.insight.doctor.tracebacks import drop_handled, find_fatal, find_last_error
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+RECORDED: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("last_words.toml").read_text()
+)
 
 BOX = """\
 [rank1]: ╭────────────────── Traceback (most recent call last) ───────────────────╮
@@ -55,3 +67,21 @@ SyntaxError: invalid syntax
 )
 def test_tracebacks_in_other_forms(printed: str, found: tuple[str, ...]) -> None:
     assert find_last_error(printed) == found
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_line_that_matters(name: str) -> None:
+    case = RECORDED[name]
+    error = find_last_error(case["printed"])
+    assert (error[-1] if error else find_fatal(case["printed"])) == case["says"]
+    if "line" in case:
+        assert error[1].strip() == case["line"]
+
+
+def test_exceptions_that_were_caught_say_nothing_of_the_end() -> None:
+    caught = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: no cache\n'
+    last = caught.replace("OSError: no cache", "ValueError: no words")
+    assert drop_handled(f"loading\n{caught}{last}") == f"loading\n{last}".strip()
+    assert drop_handled(caught) == caught.strip()
+    thread = f"Exception in thread Thread-1:\n{caught}"
+    assert drop_handled(thread + last) == (thread + last).strip()

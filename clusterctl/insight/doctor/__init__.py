@@ -16,8 +16,10 @@ from clusterctl.insight.doctor import asleep, endings, failures, nodes, recorded
 from clusterctl.insight.doctor.finding import Evidence as Evidence
 from clusterctl.insight.doctor.finding import Finding as Finding
 from clusterctl.insight.doctor.finding import assemble as assemble
+from clusterctl.insight.doctor.finding import fill_in as fill_in
 from clusterctl.insight.doctor.finding import is_ending as is_ending
 from clusterctl.insight.doctor.finding import keep_stacks as keep_stacks
+from clusterctl.insight.doctor.finding import note_missed as note_missed
 from clusterctl.insight.doctor.finding import restore_stacks as restore_stacks
 from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.doctor.waits import find_watchable as find_watchable
@@ -50,11 +52,12 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
         *failures.find_vanished(evidence),
         *endings.find_unfinished(evidence),
         *waits.judge_collectives(evidence),
+        *nodes.judge_late_nodes(evidence),
         *waits.find_limited(evidence),
         *waits.find_idle(evidence),
         *nodes.judge_clocks(evidence),
         *waits.find_without_stacks(evidence),
-        *waits.find_unwatched(evidence),
+        *nodes.list_missed(evidence),
     ]
     explained = {finding.ranks for finding in found if finding.kind == "memory"}
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
@@ -95,6 +98,8 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     living = [rank for rank in evidence.ranks.values() if rank.alive]
     if evidence.job.state is JobState.CANCELLED and not living:
         return f"job {evidence.job.id} was cancelled, and nothing is wrong with the nodes"
+    if evidence.missed.keys() - {"watch"}:
+        return "nothing wrong was found in the time that there was"
     if not living:
         return "nothing is wrong with the nodes, and no rank printed a known error"
     waiting = [stack.collective for stack in evidence.stacks.values() if stack.collective]

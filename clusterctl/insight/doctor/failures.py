@@ -12,7 +12,15 @@ from dataclasses import replace
 
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
-from clusterctl.insight.doctor.tracebacks import PREFIX, WORK, find_last_error, is_library
+from clusterctl.insight.doctor.tracebacks import (
+    PREFIX,
+    WORK,
+    drop_handled,
+    find_fatal,
+    find_last_error,
+    find_last_words,
+    is_library,
+)
 from clusterctl.insight.node_views import NodeView, Rank
 from clusterctl.job_model import JobState
 from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, sort_failures
@@ -23,6 +31,9 @@ _CRASH = re.compile(
 )
 """What Python's fault handler prints before the lines of a thread."""
 _CRASH_LINE = re.compile(r'^  File (".*"), line (\d+) in (.+)$')
+_OWN = re.compile(
+    r"(Value|Key|Type|Index|Attribute|Assertion|Name|UnboundLocal|ZeroDivision|NotImplemented)Error"
+)
 _DEEP = 20
 """Times that a line stands in the innermost calls of a thread whose recursion has no end."""
 SAME_TIME = 0.2
@@ -42,10 +53,10 @@ def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
     if ends:
         first = evidence.ranks[ends[0].rank]
         lost = any(view.error for view in evidence.nodes.values())
-        ended_with_it = lost and ends[0].code == TOLD_TO_END  # all of them, with the lost node
+        ended_with_it = lost and (ends[0].code == TOLD_TO_END or ends[0].follows)
         if ends[0].follows and (before := _find_earlier_end(evidence, first)):
             yield before
-        elif not ended_with_it:
+        elif not ended_with_it:  # by the loss of that node
             yield _judge_failure(evidence, first)
     if failed:
         return
@@ -104,12 +115,12 @@ def _is_consequence(rank: Rank) -> bool:
 
 def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
     place = evidence.name_rank(rank.number)
-    match = messages.find(rank.err) or messages.find(rank.out)
+    error = find_last_error(rank.err)
+    match = _find_message(rank)
     if match and match.message.name in messages.MEETINGS:
         places = _find_places(evidence)
         if len(places) > 1:
             return _judge_mismatch(match, places)
-    error = find_last_error(rank.err)
     if match and not (error and match.message.name == "cpp-thread"):  # it follows an exception
         where = tuple(filter(None, (_find_line(rank.err),)))
         if match.message.name == "host-memory":
@@ -119,6 +130,11 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
         found = _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
         return replace(found, lines=(*_name_late(evidence, match), *found.lines))
     code = rank.exit_code or 0
+    heard = [view.launcher_said for view in evidence.nodes.values()]
+    if not error and (
+        said := next(filter(None, map(find_fatal, (rank.err, rank.out, *heard))), "")
+    ):
+        error = (said,)
     if error:
         return Finding(
             "error",
@@ -136,12 +152,24 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
         how = "was killed (SIGKILL)"
         advice = "find out what killed it; the kernel log of the node does not show it"
     last = tuple((rank.err.strip() or rank.out.strip()).splitlines()[-3:])
+    said = find_last_words(rank.err) or find_last_words(rank.out)
+    if said and code < 128:
+        how += f" (the last line that it printed: {said})"
     if code == 128 + signal.SIGSEGV and _has_recursed(rank.err):
         how = "failed by a recursion deeper than its stack (SIGSEGV; `ulimit -s` is the limit)"
         advice = "look for a recursion without an end at that line"
     if _CRASH.search(rank.err):
         last = (_find_line(rank.err),) if _find_line(rank.err) else ()
     return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
+
+
+def _find_message(rank: Rank) -> messages.Match | None:
+    """What it has printed of known messages, but for exceptions that it has caught. An exception
+    that is the program's own counts for more than what stands around it."""
+    text = drop_handled(rank.err)
+    match = messages.find(text) or messages.find(rank.out)
+    error = "".join(find_last_error(rank.err)[-1:])
+    return None if match and _OWN.match(error) and not messages.find(error) else match
 
 
 def _name_late(evidence: Evidence, match: messages.Match) -> Iterator[str]:
@@ -270,7 +298,11 @@ def find_vanished(evidence: Evidence) -> Iterator[Finding]:
     """Ranks without a process and without an exit code, on nodes that answer."""
     if evidence.job.state.ended or not any(rank.alive for rank in evidence.ranks.values()):
         return
-    gone = [n for n, r in sorted(evidence.ranks.items()) if not r.alive and r.exit_code is None]
+    gone = [
+        number
+        for number, rank in sorted(evidence.ranks.items())
+        if not rank.alive and rank.exit_code is None and evidence.nodes[rank.node].listed
+    ]
     for number in gone:
         yield _judge_vanished(evidence, evidence.ranks[number])
     yield from _judge_left(evidence)

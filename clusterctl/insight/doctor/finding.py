@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterctl import hang_notes
@@ -35,14 +35,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was collected. `watched`: for how many seconds, whether ranks that wait make progress,
-    and the nodes on which there was no time for it."""
+    """What was collected. `watched`: for how many seconds, whether ranks that wait make progress.
+    `missed`: what there was no time for, and on which nodes."""
 
     job: Job
     nodes: Mapping[str, NodeView]
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     watched: int = WATCH
-    unwatched: tuple[str, ...] = ()
+    missed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def stacks(self) -> dict[int, Stack]:
@@ -83,6 +83,7 @@ def is_ending(evidence: Evidence) -> bool:
     return any(
         (_is_leaving(rank) if rank.alive else rank.exit_code is None)
         for rank in evidence.ranks.values()
+        if evidence.nodes[rank.node].listed
     )
 
 
@@ -93,8 +94,28 @@ def _is_leaving(rank: Rank) -> bool:
     return not stack.collective and not any(frame.python for frame in stack.frames)
 
 
+def note_missed(evidence: Evidence, what: str, nodes: Collection[str]) -> Evidence:
+    """The same, with what there was no time for on these nodes: a word of `nodes.MISSED`."""
+    missed = {what: tuple(nodes)} if nodes else {}
+    return replace(evidence, missed={**evidence.missed, **missed})
+
+
+def fill_in(evidence: Evidence, stored: Evidence) -> Evidence:
+    """The same with what is stored of ranks whose nodes have not shown them."""
+    ranks = {n: r for n, r in stored.ranks.items() if _is_unseen(evidence.nodes.get(r.node))}
+    nodes = {**stored.nodes, **evidence.nodes}
+    return replace(evidence, nodes=nodes, ranks=dict(sorted({**ranks, **evidence.ranks}.items())))
+
+
+def _is_unseen(view: NodeView | None) -> bool:
+    return view is None or view.absent or bool(view.error)
+
+
 def keep_stacks(before: Evidence, after: Evidence) -> Evidence:
-    """A later look, with the stacks of an earlier one of ranks that still live."""
+    """A later look, with the stacks of an earlier one of ranks that still live. Where it had no
+    time, the earlier one counts."""
+    listed = {name: view for name, view in after.nodes.items() if view.listed}
+    after = replace(assemble(after.job, {**before.nodes, **listed}), missed=before.missed)
     for number, rank in after.ranks.items():
         old = before.ranks.get(number)
         if old and rank.main and old.main and rank.main.pid == old.main.pid:

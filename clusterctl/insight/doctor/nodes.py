@@ -12,13 +12,20 @@ CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""
 SOON = 10.0
 """Seconds between the kernel's line about a killed process and the end of its rank."""
+MISSED = {
+    "list": "list the processes of the job on {}",
+    "rest": "look at all disks and links of {}",
+    "stacks": "read all stacks of the ranks on {}",
+    "watch": "watch the ranks on {}: those that wait may only be slow",
+}
+"""What there may be no time for: it goes on after "to"."""
 LITTLE_MEMORY = 0.03
 """Free share of a node's memory below which programs are about to be killed."""
 
 
 def judge_machines(evidence: Evidence) -> Iterator[Finding]:
     for view in evidence.nodes.values():
-        if view.error:
+        if view.error and not view.late:
             yield Finding(
                 "unreachable",
                 f"{view.name} does not answer: {view.error}",
@@ -54,6 +61,35 @@ def judge_machines(evidence: Evidence) -> Iterator[Finding]:
                 nodes=(view.name,),
                 serious=False,
             )
+
+
+def judge_late_nodes(evidence: Evidence) -> Iterator[Finding]:
+    """Nodes that have not answered in time, which may only be busy, as may this machine: what the
+    others show comes first."""
+    for view in evidence.nodes.values():
+        if view.late:
+            yield Finding(
+                "unreachable",
+                f"{view.name} has not answered in time: {view.error}",
+                "if it is busy, or this machine is, run `clusterctl doctor` again later;"
+                " `clusterctl status --live` asks all nodes; `clusterctl up` replaces a machine"
+                " that is gone",
+                nodes=(view.name,),
+            )
+
+
+def list_missed(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.missed:
+        told = (MISSED[word].format(", ".join(names)) for word, names in evidence.missed.items())
+        yield Finding(
+            "time",
+            f"there was no time to {'; to '.join(told)}",
+            "run `clusterctl doctor` again when these machines are less busy",
+            nodes=tuple(
+                dict.fromkeys(name for names in evidence.missed.values() for name in names)
+            ),
+            serious=False,
+        )
 
 
 def _find_since_start(evidence: Evidence, view: NodeView, pattern: str) -> list[KernelLine]:
@@ -116,9 +152,10 @@ def judge_disks(evidence: Evidence) -> Iterator[Finding]:
 
 
 def judge_networks(evidence: Evidence) -> Iterator[Finding]:
+    silent = [name for name, view in evidence.nodes.items() if view.error]
     for view in evidence.nodes.values():
         for peer, how in view.peers.items():
-            if how != "ok":
+            if how != "ok" and peer not in silent:
                 yield Finding(
                     "network",
                     f"{view.name} cannot reach {peer}: {how}",

@@ -78,7 +78,7 @@ def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
             yield from _judge_missing(evidence, waiting[0], item)
     if all(stack.tears_down for stack in living.values()):  # `endings` says it
         return
-    if absent or len(living) < len(evidence.ranks):
+    if absent or len(living) < max(len(evidence.ranks), evidence.job.ranks):
         return
     if all(stack.receives for stack in living.values()):
         yield from _judge_receivers(evidence, waiting)
@@ -320,17 +320,5 @@ def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
             if compiled
             else "",
             ranks=tuple(numbers),
-            serious=False,
-        )
-
-
-def find_unwatched(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.unwatched:
-        yield Finding(
-            "time",
-            f"there was no time to watch the ranks on {', '.join(evidence.unwatched)}: those that"
-            " wait may only be slow",
-            "run `clusterctl doctor` again when this machine is less busy",
-            nodes=evidence.unwatched,
             serious=False,
         )
