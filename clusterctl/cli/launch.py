@@ -36,7 +36,7 @@ def launch(given: Launch, console: Console) -> None:
         *(words, module or None, running.stage, running.env_file, running.source),
         *(running.max_stage, running.include),
     )
-    stdin = standard_input.read(piped=running.stdin, limit=running.max_stage)
+    stdin = standard_input.read(piped=running.stdin and not given.dry_run, limit=running.max_stage)
     action.check_packages(resolved, running.requirements)
     store = actions.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.

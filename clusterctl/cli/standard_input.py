@@ -94,12 +94,18 @@ def _find_name() -> str:
 def _read_rest(name: str, limit: int, start: int | None = None) -> bytes:
     """From `start`, without a trace: a loop of the shell may give one file to many commands."""
     found = bytearray()
-    while data := (
-        os.read(FILE, CHUNK) if start is None else os.pread(FILE, CHUNK, start + len(found))
-    ):
-        found += data
-        if len(found) > limit:
-            raise _make_too_large_error(name, f"more than {format_bytes(limit)}", limit)
+    try:
+        while data := (
+            os.read(FILE, CHUNK) if start is None else os.pread(FILE, CHUNK, start + len(found))
+        ):
+            found += data
+            if len(found) > limit:
+                raise _make_too_large_error(name, f"more than {format_bytes(limit)}", limit)
+    except OSError as error:
+        raise UsageError(
+            f"standard input ({name}) cannot be read: {error.strerror}",
+            hint="redirect a file or a pipe to it",
+        ) from error
     return bytes(found)
 
 

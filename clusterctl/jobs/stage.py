@@ -42,8 +42,8 @@ USUAL_MODE = 0o755
 """That of a folder which tar makes for what is in it."""
 OWN = "own"
 """The folder of a job with what describes the project itself, beside that of its tree."""
-NODE_FOLDER = ("jobs", "bin/free-port")
-"""What a cluster's folder on a node is known by."""
+OWN_FOLDERS = (("jobs", "bin/free-port"), ("clusters", "jobs/last-id"))
+"""What a cluster's folder on a node is known by, and a state home."""
 STDIN = "stdin"
 """The file of a job's folder that rank 0 gets as its standard input, if it is there."""
 MARK = ".clusterctl-fetched"
@@ -224,6 +224,7 @@ def write_archive(tree: Tree, place: Home) -> str:
     digest = hashlib.sha256()
     try:
         with scratch.open("wb") as sink:
+            scratch.chmod(0o600)
             for chunk in _make_members(tree):
                 digest.update(chunk)
                 sink.write(chunk)
@@ -346,8 +347,8 @@ def _walk(
 
 
 def _is_in_ours(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
-    """Whether `folder`, at or below `root`, is in one that `fetch` made, or in that of a cluster,
-    which `attach --workdir` may have put there: with the files of earlier jobs."""
+    """Whether `folder`, at or below `root`, is in one that `fetch` made, or in one of clusterctl's
+    own, as `attach --workdir` may have put it there: with the files of earlier jobs."""
     if folder == root:
         return False
     if folder not in known:
@@ -356,7 +357,8 @@ def _is_in_ours(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    return (folder / MARK).is_file() or all((folder / name).exists() for name in NODE_FOLDER)
+    found = (all((folder / name).exists() for name in names) for names in OWN_FOLDERS)
+    return (folder / MARK).is_file() or any(found)
 
 
 def _add_name(names: Iterable[str], extra: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ links that lead elsewhere, files that git has not fetched, an interpreter that i
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -102,8 +103,27 @@ def _describe_environment(tree: Tree, folder: str, given: Collection[Path]) -> I
         yield f"copied to the nodes: {_list_names(copied)}; {advice} instead"
     for name in dict.fromkeys((ENVIRONMENT, os.path.normpath(f"{folder}/{ENVIRONMENT}"))):
         path = tree.root / name
-        if path.is_file() and name not in tree.files and path not in given:
+        if (
+            path.is_file()
+            and not {name, path} & {*tree.files, *given}
+            and _may_read_environment(tree)
+        ):
             yield f"not copied to the nodes: {name}; {advice}"
+
+
+def _may_read_environment(tree: Tree) -> bool:
+    """Whether a program of the tree seems to read a file of variables."""
+    for name in tree.files:
+        with suppress(OSError):
+            path = tree.root / name
+            may = path.suffix in _PROGRAMS and path.name[:1] != "."
+            if may and _READS.search(path.read_bytes()):
+                return True
+    return False
+
+
+_PROGRAMS = {".py", ".sh", ".toml", ".R", ".jl", ".js", ""}
+_READS = re.compile(rb"dotenv|[\s'\"/]\.env\b")
 
 
 def find_interpreter(path: Path) -> str:

@@ -136,7 +136,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 PROGRAMS = {
-    "good": 'echo "rank $RANK of $WORLD_SIZE"; echo made >"out-$RANK"',
+    "good": 'echo "rank $RANK of $WORLD_SIZE$(cat)"; echo made >"out-$RANK"',
     "bad": '[ "$RANK" = 1 ] && exit 7; exec sleep 300',
     "late": "exec sleep 300",
 }
@@ -176,7 +176,9 @@ def test_the_record_is_the_same(place: Place, name: str) -> None:
     path = place.cli.script(name, f"#!/bin/sh\n{PROGRAMS[name]}\n")
     path.chmod(0o755)
     words = ["-e", "MINE=x", "-e", "MY_TOKEN=y", *options, *place.size, name, "a b"]
-    done = place.cli("run", "--json", *words, code=code, timeout=90)
+    with place.cli.script("given", " was given this\n").open() as stdin:
+        done = place.cli.start("run", "--json", *words, stdin=stdin.fileno()).wait(90)
+    assert done.code == code, done
     *lines, result = done.documents()
     assert {key: result[key] for key in SAME} == SAME
     assert {key: result[key] for key in expected} == expected
@@ -192,7 +194,10 @@ def test_the_record_is_the_same(place: Place, name: str) -> None:
         assert (failure["rank"], failure["exit_code"]) == (1, 7)
         assert result["placement"][failure["node"]] == [1]
     if name == "good":
-        assert sorted(line["line"] for line in lines) == ["rank 0 of 2", "rank 1 of 2"]
+        assert sorted(line["line"] for line in lines) == [
+            "rank 0 of 2 was given this",
+            "rank 1 of 2",
+        ]
         _outputs_come_back(place, result["id"])
 
 
@@ -214,11 +219,14 @@ def test_a_cancelled_record_is_the_same(place: Place) -> None:
 
 def test_a_sweep_is_the_same(place: Place) -> None:
     script = (
-        '#!/bin/sh\necho "$CLUSTERCTL_ARRAY_INDEX" | tee made\n[ "$CLUSTERCTL_ARRAY_INDEX" != 5 ]\n'
+        '#!/bin/sh\ncat\necho "$CLUSTERCTL_ARRAY_INDEX" | tee made\n'
+        '[ "$CLUSTERCTL_ARRAY_INDEX" != 5 ]\n'
     )
     place.cli.script("point", script).chmod(0o755)
-    done = place.cli("run", "--array", "3-5", "point", code=1, timeout=120)
-    assert [done.of(number) for number in (3, 4, 5)] == [["3"], ["4"], ["5"]]
+    with place.cli.script("given", "each\n").open() as stdin:
+        done = place.cli.start("run", "--array", "3-5", "point", stdin=stdin.fileno()).wait(120)
+    assert done.code == 1, done
+    assert [done.of(number) for number in (3, 4, 5)] == [["each", str(n)] for n in (3, 4, 5)]
     job = place.cli.job(done.job)
     assert job["points"] == {"total": 3, "ended": 3, "failed": [5]}
     assert job["failure"]["rank"] == 5

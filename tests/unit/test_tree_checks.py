@@ -87,6 +87,8 @@ def test_files_of_variables_outside_git_are_named(tmp_path: Path) -> None:
     assert note.startswith("copied to the nodes: .env, sub/.env")
     (tmp_path / ".gitignore").write_text("/.env\n")
     git(tmp_path, "init", "-q")
+    [untracked] = look(tmp_path).notes
+    write(tmp_path, **{"main.py": "load_dotenv()"})
     untracked, ignored = look(tmp_path).notes
     assert untracked.startswith("copied to the nodes: sub/.env")
     assert ignored.startswith("not copied to the nodes: .env")
