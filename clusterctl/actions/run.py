@@ -97,6 +97,8 @@ def resolve(
     comes in, less the files `without`, whose secrets travel another way. `sources` are compiled
     with SCRIPT. `limit`: bytes that the tree may have; 0: the usual limits. `include`: files and
     folders that are copied although git ignores them. `stdin`: what rank 0 reads."""
+    if module is not None and translate(("python", "-m", module, *words)).launcher:
+        words, module = ["python", "-m", module, *words], None
     if module is not None:
         if sources:
             raise UsageError(

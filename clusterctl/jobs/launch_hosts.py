@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from clusterctl.errors import UsageError
+
+MOST_HOSTS = 10_000
+"""Names that are read of a list with ranges: `node[1-999999999]` is a mistake."""
 
 
 class NamedHost(NamedTuple):
@@ -27,10 +31,8 @@ def read_list(text: str, typed: str) -> tuple[NamedHost, ...]:
         if match is None:
             found.append(NamedHost(item))  # an IPv6 address
             continue
-        slots = match["slots"] or ""
-        found.append(
-            NamedHost(match["six"] or match["name"], int(slots) if slots.isdecimal() else 0)
-        )
+        name, slots = match["six"] or match["name"].rpartition("@")[2], match["slots"] or ""
+        found.append(NamedHost(name, int(slots) if slots.isdecimal() else 0))
     return _require(found, typed)
 
 
@@ -57,8 +59,8 @@ def read_included(text: str, typed: str) -> tuple[NamedHost, ...]:
     found = []
     for item in filter(None, text.split("@")):
         name, colon, numbers = item.partition(":")
-        given = sorted(numbers.split(",")) if colon else []
-        if given != [str(n) for n in range(len(given))]:
+        given = set(numbers.split(",")) if colon else set()
+        if given != {str(n) for n in range(len(given))}:
             raise UsageError(
                 f"{typed}: {item} chooses GPUs by their numbers", hint=f"{name}, or {name}:0,1"
             )
@@ -77,7 +79,8 @@ def read_nodelist(text: str, typed: str) -> tuple[NamedHost, ...]:
     """Slurm's `a,b[1-3,5]`, or a file of names where there is a `/`."""
     if "/" in text:
         return read_file(text, typed)
-    names = [name for item in re.findall(r"(?:\[[^]]*\]|[^,\[])+", text) for name in _expand(item)]
+    items = re.findall(r"(?:\[[^]]*\]|[^,\[])+", text)
+    names = islice((name for item in items for name in _expand(item)), MOST_HOSTS)
     return tuple(NamedHost(name) for name in dict.fromkeys(names))
 
 
@@ -108,21 +111,16 @@ def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
     return taken
 
 
-def _expand(item: str) -> list[str]:
-    match = re.fullmatch(r"(.*?)\[([^]]*)\](.*)", item)
+def _expand(item: str) -> Iterator[str]:
+    match = re.fullmatch(r"(.*?)\[([\d,-]+)\](.*)", item)
     if match is None:
-        return [item]
+        yield item
+        return
     head, ranges, tail = match.groups()
-    found = []
     for part in ranges.split(","):
-        first, dash, last = part.partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(last or first) > 6:
-            return [item]
-        numbers = range(int(first), int(last or first) + 1)
-        found += [
-            f"{head}{number:0{len(first)}}{rest}" for number in numbers for rest in _expand(tail)
-        ]
-    return found
+        first, _, last = part.partition("-")
+        for number in range(int(first or 0), int(last or first or 0) + 1):
+            yield from (f"{head}{number:0{len(first)}}{rest}" for rest in _expand(tail))
 
 
 def _merge(hosts: Sequence[NamedHost]) -> tuple[NamedHost, ...]:

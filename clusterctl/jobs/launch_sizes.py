@@ -31,7 +31,7 @@ def fill(
     weak = {name: value for name, value in own.items() if name in settings}
     says_nodes = asked.hosts or asked.excluded or "nodes" in asked.typed
     hosts = () if "nodes" in settings and says_nodes else spec.hosts
-    asked = _choose_hosts(asked, hosts, cluster)
+    asked = _drop_foreign_devices(_choose_hosts(asked, hosts, cluster), cluster)
     if asked.hosts:
         weak.pop("nodes", None)
     elif hosts and "nodes" not in settings:
@@ -128,6 +128,24 @@ def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
     return replace(asked, hosts=tuple(NamedHost(name, count) for name, count in hosts.items()))
 
 
+def _drop_foreign_devices(asked: Asked, cluster: Cluster) -> Asked:
+    """Without `NCCL_SOCKET_IFNAME=ens5` and the like where workers have no such network device:
+    programs would not find each other."""
+    foreign = [
+        f"{name}={value}"
+        for name, value in asked.env.items()
+        if name.endswith("_SOCKET_IFNAME") and not value.startswith("^")
+        for node in cluster.workers
+        if not any(
+            device.device.startswith(wanted)
+            for device in node.facts.interfaces
+            for wanted in value.lstrip("=").split(",")
+        )
+    ]
+    env = {name: value for name, value in asked.env.items() if f"{name}={value}" not in foreign}
+    return replace(asked, env=env, ignored=(*asked.ignored, *dict.fromkeys(foreign)))
+
+
 def place_on_hosts(
     sizes: Mapping[str, Any], asked: Asked, cluster: Cluster
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -145,7 +163,7 @@ def place_on_hosts(
         return tuple(names), found
     workers: list[Node] = [cluster.node(name) for name in names]
     known = dict(asked.hosts)
-    slots = [known[node.name] or node.slots for node in workers]
+    slots = [known[node.name] or node.slots or 1 for node in workers]
     if each > min(slots) or ranks > sum(slots):
         said = "ranks_per_node" if each > min(slots) else "ranks"
         text = asked.typed.get(said, f"{OPTIONS[said]} {found[said]}")

@@ -106,6 +106,8 @@ OPTIONS = {
 """By the names of sizes."""
 _AROUND = ("uv", "poetry", "pdm", "pipenv")
 """`uv run …` starts something in a project's environment, which the nodes have without it."""
+_BEFORE = ("command", "exec", "nohup", "time")
+"""Words that change nothing about what follows."""
 _UV_FLAGS = ("-s", "--script", "--frozen", "--locked", "--no-sync", "--no-dev", "-q", "--quiet")
 """Those that ask for what holds here anyway."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
@@ -113,6 +115,7 @@ _MODULES = {
     "torch.distributed.run": ("torchrun",),
     "torch.distributed.launch": ("torch.distributed.launch",),
     "accelerate.commands.launch": ("accelerate", "launch"),
+    "accelerate.commands.accelerate_cli": ("accelerate",),
     "deepspeed.launcher.runner": ("deepspeed",),
 }
 """Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
@@ -195,6 +198,8 @@ def translate(words: Sequence[str]) -> Asked:
                 hint="leave it out; `--requirements FILE` names other packages",
             )
         return _read_within(f"{words[0]} run", rest, {})
+    if words[0] in _BEFORE and (inner := translate(words[1:])).launcher:
+        return replace(inner, ignored=(words[0], *inner.ignored))
     start = int(words[0] == "env")
     end = next(
         (n for n, word in enumerate(words) if n >= start and not _ASSIGNMENT.fullmatch(word)),
@@ -423,8 +428,14 @@ class _Reader:
             text = values[0] if rule.use == "map-by" else f"slot:PE={values[0]}"
             self._take_mapping(f"{self._name} {given} {values[0]}", text)
             return
-        args = rule.name if not rule.values else shlex.join((rule.name or option, *values))
-        self.asked = replace(self.asked, mpirun_args=(*self.asked.mpirun_args, args))
+        self._pass_on(rule.name if not rule.values else shlex.join((rule.name or option, *values)))
+
+    def _pass_on(self, text: str) -> None:
+        name, args = text.split()[0], self.asked.mpirun_args
+        for other in args:
+            if name in ("--map-by", "--bind-to", "--rank-by") and other.split()[0] == name:
+                raise make_contradiction(f"{self._name} {other}", text)
+        self.asked = replace(self.asked, mpirun_args=(*args, text))
 
     def _take_mapping(self, typed: str, value: str) -> None:
         """`slot`, `node:PE=2`, `ppr:4:node`: what distributes ranks over nodes is ours to do."""
@@ -451,8 +462,7 @@ class _Reader:
         if left := [word for word in more if word not in kept]:
             self._ignore(":".join(("", *left)))
         if place or kept:
-            text = f"--map-by {':'.join((place or 'slot', *kept))}"
-            self.asked = replace(self.asked, mpirun_args=(*self.asked.mpirun_args, text))
+            self._pass_on(f"--map-by {':'.join((place or 'slot', *kept))}")
 
     def _take_variables(self, use: str, what: str, values: list[str]) -> None:
         pairs = ["=".join(values)] if use == "pair" else values
@@ -490,7 +500,7 @@ class _Reader:
         for key, value in keys.items():
             found = self._launcher.find(f"--{key.removeprefix('use_').replace('_', '-')}")
             use = found[1].use if found else ""
-            if (key, value.lower()) in _USUAL or value.lower() in ("false", "no", "null", ""):
+            if (key, value.lower()) in _USUAL or value.lower() in _NOTHING:
                 continue
             if found and use in ("ranks", "nodes", "env"):
                 self._take(f"{path}: {key}", found[0], found[1], [value])
@@ -513,8 +523,10 @@ def make_contradiction(one: str, other: str) -> UsageError:
 
 _PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")
 """What accelerate calls one process, or one for each GPU, and nothing beyond."""
+_NOTHING = ("false", "no", "null", "", "[]", "{}")
 _USUAL = (
     ("compute_environment", "local_machine"),
+    ("gpu_ids", "all"),
     ("machine_rank", "0"),
     ("main_training_function", "main"),
     ("num_machines", "1"),

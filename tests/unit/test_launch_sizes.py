@@ -129,6 +129,8 @@ def test_ranks(line: str) -> None:
         ("srun -w worker-[2-3] ./a", {}, "worker-2:1 worker-3:1"),
         ("srun -xworker-1,worker-4 -n 4 ./a", {}, "worker-2:2 worker-3:2"),
         ("srun -N 1 --nodelist=worker-2 ./a", {}, "worker-2:1"),
+        ("srun -w worker-[9-99999999999] ./a", {}, ""),
+        ("mpirun -H me@worker-2,me@10.0.0.13 ./a", {}, "worker-2:1 worker-3:1"),
     ],
 )
 def test_nodes_that_the_words_choose(
@@ -167,6 +169,19 @@ def test_a_foreign_line(call: Call, lab: None) -> None:
     assert plan["env"]["MASTER_ADDR"] != "10.0.0.1"
     note = "ignored: -x MASTER_ADDR=10.0.0.1, -x MASTER_PORT=1234\n"
     assert f"with --nodes worker-1,worker-2 --ranks 2 --env A=1; {note}" in call(*words).out
+
+
+def test_networks_of_other_machines(call: Call, lab: None) -> None:
+    line = "mpirun -x NCCL_SOCKET_IFNAME=ens9 -x GLOO_SOCKET_IFNAME=eth0 python train.py"
+    said = call("run", "--dry-run", *line.split())
+    assert "with --env GLOO_SOCKET_IFNAME=eth0; ignored: NCCL_SOCKET_IFNAME=ens9\n" in said.out
+
+
+def test_a_launcher_as_a_module(call: Call, lab: None) -> None:
+    words = ("run", "--json", "--dry-run", "-m", "torch.distributed.run", "--nproc_per_node", "2")
+    plan = call(*words, "train.py", "-m").document
+    assert plan["placement"] == {"worker-1": [0, 1], "worker-2": [2, 3]}
+    assert plan["programs"]["worker-1"] == ["/opt/py/bin/python", "train.py", "-m"]
 
 
 def test_settings_are_weaker_than_the_words(
