@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.console import Console, ago, format_table
+from clusterctl.cli.console import Console, ago, escape, format_table
 from clusterctl.formats import count
 from clusterctl.node_phases import ENDS, FAILED, ORDER, READY, NodePhases, NodeState, Picture
 
@@ -103,7 +103,7 @@ class _View:
         width, height = self._live.console.size
         text = Text(no_wrap=True, overflow="crop")
         for number, (line, colour) in enumerate(describe(picture, width - 1, height)):
-            text.append("\n" * bool(number) + line, style=colour)
+            text.append("\n" * bool(number) + escape(line), style=colour)
         self._live.update(text, refresh=True)
 
     def _wipe(self) -> None:

@@ -34,7 +34,19 @@ _COLOUR = re.compile(rb"(\x1b\[[0-9;:]*m)")
 _UP = b"\x1b[A"
 _UP_AND_DOWN = _UP + b"\n"
 """Between two states of a bar that stands below another one, as tqdm writes it."""
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]")
+_CONTROL = re.compile(
+    rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]"
+    rb"|\xc2[\x80-\x9f]"  # U+0080 to U+009F, a second set of control characters
+    # Characters that turn the order of others: U+061C, U+200E and F, U+202A to E, U+2066 to F;
+    # and U+2028 and 9, which begin lines.
+    rb"|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xaf]"
+)
+_STRAY = re.compile(
+    rb"^[\x80-\xbf]{1,3}|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}"
+    rb"|[\xf0-\xf4][\x80-\xbf]{3}|([\x80-\x9f])"
+)
+"""The same bytes outside a character of UTF-8, or of its rest, where a line comes in parts: some
+terminals obey them, the others show that they are wrong."""
 
 
 @dataclass(slots=True, eq=False)
@@ -231,6 +243,7 @@ class Text:
         self._exact = exact
         self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         self._terminals = _find_terminals(self._streams)
+        self._screens = [name for name, stream in self._streams.items() if stream.isatty()]
         self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
         self._unfinished: dict[str, RankStream] = {}
         """Whose line a stream, or the terminal, stands in: the next text of others begins anew."""
@@ -253,13 +266,13 @@ class Text:
             self._changed = True
         elif source.is_bar and source.shown == lines[0]:
             return  # its last state stands there already
-        if source.stream in self._terminals:
+        if source.stream in self._screens:
             lines = [_make_printable(line) for line in lines]
         self._write(source, (b"\n" + self._render_tag(source)).join(lines) + b"\n")
         self._unfinished.pop(self._name_place(source.stream), None)
 
     def show_part(self, source: RankStream, text: bytes) -> None:
-        if source.stream in self._terminals:
+        if source.stream in self._screens:
             text = _make_printable(text)
         self._write(source, text)
         self._unfinished[self._name_place(source.stream)] = source
@@ -268,7 +281,9 @@ class Text:
         if source.stream not in self._terminals:
             if source.bar:
                 self._begin_anew(source.stream)
-                self._texts[source.stream].append(self._render_tag(source) + source.bar + b"\n")
+                seen = source.stream in self._screens
+                bar = _make_printable(source.bar) if seen else source.bar
+                self._texts[source.stream].append(self._render_tag(source) + bar + b"\n")
             return
         if source.bar:
             self._bars[source] = None
@@ -374,7 +389,10 @@ def _is_pipe(stream: BinaryIO) -> bool:
 
 
 def _make_printable(text: bytes) -> bytes:
-    """A line without what would move the cursor; colours stay, and end with it."""
+    """A line without what would move the cursor or turn the order of characters; colours stay, and
+    end with it."""
+    if not text.isascii():
+        text = _STRAY.sub(lambda found: b"" if found[1] else found[0], text)
     parts = _COLOUR.split(text)  # each odd one is a colour
     parts[::2] = [_CONTROL.sub(b"", _ESCAPE.sub(b"", part)) for part in parts[::2]]
     return b"".join(parts) + b"\x1b[0m" * (len(parts) > 1)

@@ -273,3 +273,26 @@ def test_a_terminal_that_cannot_move_its_cursor(terminal: Callable[..., Terminal
     send(one, "stderr", 0, b"\r 10%")
     send(one, "stderr", 0, b"\r 20%\n")
     assert one.wait() == ["[0]  10%", "[0]  20%", "job 1 succeeded"]
+
+
+HARMFUL = [*range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F)]
+HARMFUL += range(0x2066, 0x2070)
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_a_terminal_gets_no_character_that_it_would_obey(
+    kind: str, terminal: Callable[..., Terminal], printed: Printed
+) -> None:
+    """Neither of the second set of control characters nor of those that turn the order of text; in
+    a file, all are there."""
+    text = "".join(map(chr, HARMFUL))
+    line = f"a{text}À日本é\U0001f469\u200d\U0001f4bbz".encode() + b"\x9b2J\x90."
+    one = terminal(TERM=kind)
+    send(one, "stdout", 0, line + b"\n")
+    send(one, "stdout", 0, b"one\x1b[2Jtwo\n")
+    one.wait()
+    assert not [hex(ord(char)) for char in one.raw if ord(char) in HARMFUL]
+    assert "aÀ日本é\U0001f469\u200d\U0001f4bbz2J." in one.raw
+    assert "[0] onetwo" in one.raw.replace("\x1b[36m", "").replace("\x1b[0m", "")
+    out, _ = printed([piece(0, line + b"\n")])  # a file
+    assert line in out
