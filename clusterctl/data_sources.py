@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
+from clusterctl.redaction import may_see_secrets
 
 TIMEOUT = 30.0
 TOKEN = "CLUSTERCTL_HTTPS_TOKEN"
@@ -93,8 +94,7 @@ def _find_at_url(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
             f"{parts.scheme}://{parts.netloc}{parts.path} does not name a file",
             hint="give the URL of one file; s3:// and hf:// may name folders",
         )
-    token = os.environ.get(TOKEN, "")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = _show_token(os.environ.get(TOKEN, ""), parts.geturl())
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name.partition(".")[0]).strip("-.") or "data"
     return Source(stem, (Remote(name, parts.geturl(), headers=headers),))
 
@@ -130,8 +130,7 @@ def _find_on_hub(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     repository, revision = f"{words[0]}/{name}", revision or "main"
     wanted = "/".join(words[2:]).strip("/")
     endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    token = _find_hub_token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = _show_token(_find_hub_token(), endpoint)
     at = urllib.parse.quote(revision, safe="")
     listing = f"{endpoint}/api/{kind or 'models/'}{repository}/tree/{at}?recursive=true"
     files = []
@@ -155,6 +154,11 @@ def _find_on_hub(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
     if not files:
         raise UsageError(f"{repository} has no file or folder {wanted!r} at revision {revision}")
     return Source(name, tuple(files))
+
+
+def _show_token(token: str, url: str) -> dict[str, str]:
+    """Headers with it, unless somebody on the way could read them."""
+    return {"Authorization": f"Bearer {token}"} if token and may_see_secrets(url) else {}
 
 
 def _find_hub_token() -> str:

@@ -26,6 +26,11 @@ _WORD = r"(?i)(\b(?:password|passwd|passphrase)[ \t]{0,3}:[ \t]{0,3})[^\s\"'*]\S
 _QUOTED = rf"(?i)((?<![\w-]){_NAME}[\"']?\s{{0,80}}[:=]\s{{0,80}}[rbf]?([\"']))(?:(?!\2).)+(\2)"
 
 
+def may_see_secrets(url: str) -> bool:
+    """Whether what is sent to that URL is encrypted, or stays on its machine."""
+    return re.match(r"(?i)https://|http://(localhost|127\.[\d.]+|\[::1\])([:/]|$)", url) is not None
+
+
 def redact(text: str) -> str:
     """`NAME=value` becomes `NAME=***` where the name speaks of a secret, and so do `--name value`
     and `"name": "value"`; private keys lose what they consist of."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from clusterctl import process
 from clusterctl.errors import ProviderError, UsageError, describe_reason
+from clusterctl.redaction import may_see_secrets
 from clusterctl.timeouts import Deadline, run_in_background
 
 HUB = "docker.io"
@@ -257,11 +258,13 @@ class _Registry:
         scheme, _, rest = challenge.partition(" ")
         basic = f"Basic {self._login.basic}" if self._login else ""
         if scheme.lower() == "basic":
+            self._require_encryption(self._base)
             return basic
         words = dict(re.findall(r'(\w+)="([^"]*)"', rest))
         realm = words.get("realm", "")
         if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
             raise self.make_strange_error("a challenge of an unknown kind")
+        self._require_encryption(realm)
         scope = f"repository:{self._reference.repository}:pull"
         query = {"service": words.get("service", ""), "scope": words.get("scope", scope)}
         try:
@@ -269,6 +272,11 @@ class _Registry:
         except urllib.error.HTTPError as error:
             raise self._explain_refusal(error) from error
         return f"Bearer {answer.get('token') or answer.get('access_token') or ''}"
+
+    def _require_encryption(self, url: str) -> None:
+        """Before a password goes there."""
+        if self._login and not may_see_secrets(url):
+            raise self.make_strange_error("a request for your password over http, unencrypted")
 
     def _explain_refusal(self, error: urllib.error.HTTPError) -> ProviderError:
         error.close()  # it is the answer, too

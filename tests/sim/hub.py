@@ -36,6 +36,8 @@ class Hub:
     """Seconds between the bytes that it sends of a manifest."""
     garbage: bytes = b""
     """What it sends instead of a manifest."""
+    realm: str = ""
+    """Another server that gives the tokens."""
     asked: list[str] = field(default_factory=list)
     _manifests: dict[tuple[str, str], tuple[str, str, bytes]] = field(default_factory=dict)
     _private: dict[str, str] = field(default_factory=dict)
@@ -136,7 +138,7 @@ def running(*, tokens: bool = True) -> Iterator[Hub]:
 
         def show(self, given: str, repository: str, name: str) -> None:
             if hub.tokens:
-                realm = f'Bearer realm="{hub.url}/token",service="hub"'
+                realm = f'Bearer realm="{hub.realm or hub.url}/token",service="hub"'
                 challenge = f'{realm},scope="repository:{repository}:pull"'
                 scheme, _, token = given.partition(" ")
                 scope, _, login = base64.b64decode(token).decode().partition(" ")

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl import data_sources
 from clusterctl.actions.data import require_copied
-from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError
+from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.model import NodeResult
 from tests.unit.calling import Call, Said
 from tests.unit.staged import Staged, lab
@@ -252,6 +253,30 @@ def test_a_token_is_in_no_message_file_or_record(
     assert server.token not in said.out + said.err
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or server.token.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("url", "sends"),
+    [
+        ("https://example.org/file", True),
+        ("http://127.0.0.1:80/file", True),
+        ("http://localhost/file", True),
+        ("http://example.org/file", False),
+        ("http://127.0.0.1.example.org/file", False),
+        ("http://localhost.example.org/file", False),
+        ("http://localhost@example.org/file", None),
+    ],
+)
+def test_a_token_goes_nowhere_unencrypted(
+    url: str, sends: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HTTPS_TOKEN", "sesame-street")
+    if sends is None:
+        with pytest.raises(UsageError):
+            data_sources.find(url, lambda bucket, prefix: [])
+        return
+    [file] = data_sources.find(url, lambda bucket, prefix: []).files
+    assert ("sesame-street" in str(file.headers)) is sends
 
 
 def hub(server: Server, storage: Server) -> None:

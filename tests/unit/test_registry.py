@@ -119,6 +119,14 @@ def test_a_login_that_docker_has_saved(tokens: bool, docker: Path) -> None:
             registry.resolve(image)
 
 
+def test_a_password_is_not_sent_unencrypted(hub: Hub, docker: Path) -> None:
+    hub.serve("team/cpu", "1")
+    hub.realm = "http://registry.invalid"
+    settings(docker, auths={hub.host: auth("me:secret")})
+    with pytest.raises(ProviderError, match="password over http"):
+        registry.resolve(f"{hub.host}/team/cpu:1")
+
+
 def test_a_login_of_a_credential_helper(hub: Hub, docker: Path) -> None:
     hub.serve("team/cpu", "1", login="me:secret")
     image = f"{hub.host}/team/cpu:1"
