@@ -393,5 +393,6 @@ def _list_damage(read: Callable[[Key], Any], keys: Iterable[Key]) -> Iterator[st
 def _remove(folder: Path) -> None:
     for entry in folder.iterdir():
         if entry.name != "cluster.json":
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            whole = entry.is_dir() and not entry.is_symlink()
+            shutil.rmtree(entry) if whole else entry.unlink()
     shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LeftoverError, ProviderError, UsageError
+from clusterctl.errors import LeftoverError, UsageError
 from clusterctl.model import Role
 from clusterctl.providers.local import processes
 from clusterctl.providers.local.processes import Process
@@ -279,14 +279,31 @@ def test_python_runs_on_a_node(lab: Lab) -> None:
     assert lab.ssh("worker-1", f"{sys.executable} -c 'import jinja2; print(6 * 7)'") == "42"
 
 
-def test_someone_elses_temporary_folder_is_refused(lab: Lab, tmp_path: Path) -> None:
-    scratch = lab.site.locate("worker-1").scratch
-    scratch.symlink_to(tmp_path)
+def test_nobody_else_can_take_the_place_of_a_temporary_folder(lab: Lab, tmp_path: Path) -> None:
+    """Neither by a name that can be guessed before the start, nor by that of one that a cleaner of
+    /tmp has removed; and a link that a program has left is no bug."""
+    (tmp_path / "theirs").touch()
+    squatted = [Path(f"/tmp/{lab.site.scratch_prefix}{number}") for number in (0, 1)]
+    for path in squatted:
+        path.symlink_to(tmp_path)
     try:
-        with pytest.raises(ProviderError, match="does not belong to you"):
-            lab.up(1)
+        lab.up(1)
+        first = lab.site.scratch
+        assert first.stat().st_mode & 0o777 == 0o700
+        assert lab.ssh("worker-1", 'cd "$TMPDIR" && pwd').splitlines() == [f"{first}/1"]
+        shutil.rmtree(first)
+        first.symlink_to(tmp_path)
+        squatted.append(first)
+        lab.up(1)
+        assert lab.site.scratch != first
+        (lab.site.scratch / "1").rmdir()
+        (lab.site.scratch / "1").symlink_to(tmp_path)
+        lab.up(0 + 1)
+        lab.down()
     finally:
-        scratch.unlink()
+        for path in squatted:
+            path.unlink()
+    assert [path.name for path in tmp_path.iterdir() if path.name == "theirs"] == ["theirs"]
 
 
 def test_the_number_of_workers_has_limits(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,11 @@ from clusterctl.providers.local.processes import find_network, list_pids
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder, also where a program left folders in it that it had closed to itself."""
+    """Removes a folder, also where a program left folders in it that it had closed to itself; of a
+    link in its place, the link."""
+    if path.is_symlink():
+        path.unlink()
+        return
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
@@ -39,9 +44,16 @@ def remove_node(place: Place) -> None:
 
 
 def find_scratch_folders(site: Site) -> list[Path]:
-    """The nodes' temporary folders, found by name: no list of nodes is needed."""
+    """The parents of the nodes' temporary folders, by name; nobody else's of that name."""
     folders = sorted(layout.SCRATCH.glob(f"{site.scratch_prefix}*"))
-    return [folder for folder in folders if folder.lstat().st_uid == os.geteuid()]
+    return [folder for folder in folders if _is_mine(folder)]
+
+
+def _is_mine(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def find_surplus(site: Site, names: Iterable[str]) -> list[Place]:

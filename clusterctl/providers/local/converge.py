@@ -57,6 +57,7 @@ class Outcome:
 def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Server) -> Outcome:
     """Raises ProviderError, naming the node, where one cannot be started."""
     site.nodes.mkdir(mode=0o700, exist_ok=True)
+    sshd.make_scratch(site)
     places = {name: site.locate(name) for name in names}
     kept = _keep_healthy(site, network, places)
     surplus = cleanup.find_surplus(site, names)
@@ -96,6 +97,7 @@ def _keep_healthy(site: Site, network: Network, places: Mapping[str, Place]) -> 
             for name, place in places.items()
             if name in present
             and place.host_key.exists()
+            and sshd.has_scratch(place)
             and sshd.read_endpoint(place) == network.listen(place)[0]
         }
         answers = probe(candidates, seconds=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ SWITCH = "switch"
 STARTER = "starter"
 REAPER = "reaper"
 SCRATCH = Path("/tmp")
-"""Parent of the nodes' TMPDIR. Fixed and short: a socket's path may have 107 characters."""
+"""Where the nodes' TMPDIRs lie. Fixed and short: a socket's path may have 107 characters."""
 
 
 def name_nodes(workers: int) -> tuple[str, ...]:
@@ -111,12 +112,26 @@ class Site:
     def scratch_prefix(self) -> str:
         return f"cctl-{self.short}-"
 
+    @property
+    def scratch_link(self) -> Path:
+        """Leads to the parent of the nodes' TMPDIRs, which has a name that nobody else can guess,
+        and take before."""
+        return self.folder / "scratch"
+
+    @property
+    def scratch(self) -> Path:
+        """That parent, once it is made."""
+        try:
+            return Path(os.readlink(self.scratch_link))
+        except OSError:
+            return self.scratch_link
+
     def make_tag(self, name: str) -> str:
         """The value of CLUSTERCTL_NODE in the environment of the processes that make up a node."""
         return f"{self.id}/{name}"
 
     def locate(self, name: str) -> Place:
-        return Place(name, self.nodes / name, SCRATCH / f"{self.scratch_prefix}{parse_index(name)}")
+        return Place(name, self.nodes / name, self.scratch / str(parse_index(name)))
 
 
 def make_site(cluster_id: str, folder: Path) -> Site:

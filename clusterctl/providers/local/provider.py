@@ -193,7 +193,8 @@ class LocalProvider:
                 for process in dict.fromkeys(stubborn)
                 if processes.is_alive(process.pid, process.start)
             ]
-            for path in (site.nodes, site.shared, *cleanup.find_scratch_folders(site)):
+            scratch = (*cleanup.find_scratch_folders(site), site.scratch_link)
+            for path in (site.nodes, site.shared, *scratch):
                 try:
                     cleanup.remove_tree(path)
                 except OSError as error:

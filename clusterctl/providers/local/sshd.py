@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from clusterctl import assets, keys, process
 from clusterctl.errors import ProviderError
-from clusterctl.providers.local.layout import Place
+from clusterctl.providers.local.layout import SCRATCH, Place, Site
 from clusterctl.providers.shared.sshd_probe import Endpoint
 
 SEARCH = os.pathsep.join(
@@ -152,6 +153,13 @@ def read_endpoint(place: Place) -> Endpoint | None:
     return None
 
 
+def has_scratch(place: Place) -> bool:
+    """Whether the node was started with the temporary folder that it has now."""
+    with suppress(OSError):
+        return f"TMPDIR={place.scratch}" in place.config.read_text()
+    return False
+
+
 def read_cluster(config: Path) -> str:
     """The id of the cluster that a node's sshd_config was written for; nothing if it cannot say."""
     with suppress(OSError):
@@ -160,22 +168,27 @@ def read_cluster(config: Path) -> str:
     return ""
 
 
-def write_files(place: Place, authorized: str) -> str:
-    """Makes the node's folders and keys, or completes them; returns the public host key.
+def make_scratch(site: Site) -> None:
+    """Makes the parent of the temporary folders, in a folder where others can write, too: unless it
+    is ours alone, another one with a new name takes its place. Where it was removed, as a cleaner
+    of /tmp does, it is made again by its name."""
+    with suppress(OSError):
+        if site.scratch.parent == SCRATCH:
+            site.scratch.mkdir(mode=0o700)
+    with suppress(OSError):
+        status = site.scratch.lstat()
+        mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if site.scratch.parent == SCRATCH and mine and not status.st_mode & 0o077:
+            return
+    made = tempfile.mkdtemp(prefix=site.scratch_prefix, dir=SCRATCH)
+    site.scratch_link.unlink(missing_ok=True)
+    site.scratch_link.symlink_to(made)
 
-    The temporary folder has a name that others can guess, in a folder where they can write: one
-    that is not ours is refused.
-    """
-    for folder in (place.root, place.home, place.etc):
+
+def write_files(place: Place, authorized: str) -> str:
+    """Makes the node's folders and keys, or completes them; returns the public host key."""
+    for folder in (place.root, place.home, place.etc, place.scratch):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        place.scratch.mkdir(mode=0o700)
-    status = place.scratch.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise ProviderError(
-            f"{place.scratch} does not belong to you, so {place.name} has no temporary folder",
-            hint=f"check whose it is, and remove it: ls -ld {place.scratch}",
-        )
     rewrite(place.authorized_keys, authorized)
     return keys.ensure(place.host_key)
 
