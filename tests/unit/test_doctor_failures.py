@@ -27,6 +27,32 @@ def closed(rank: int, when: float) -> tuple[str, ...]:
     return (f"rank {rank}", f"exit {rank} 1 {when} 1", f"err {rank} {encoded(GLOO_CLOSED)}")
 
 
+TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (f"{TRACE}FileNotFoundError: [Errno 2] No such file: 'vocab.txt'\n", "'vocab.txt'"),
+        (f"{TRACE}FileNotFoundError: no cache\n{TRACE}ValueError: no words\n", "no words"),
+        (f"retrying: No route to host\n{TRACE}KeyError: 'lr'\n", "KeyError: 'lr'"),
+        ("loading\nno images in data/train\n", "no images in data/train"),
+        ("usage: a.py [-h] --lr LR\na.py: error: --lr is missing\n", "error: --lr is missing"),
+    ],
+)
+def test_what_a_failed_rank_has_printed_is_told_with_the_cause(printed: str, said: str) -> None:
+    [finding] = doctor.judge(seen(view("worker-2", *failed(1, START + 9, printed))))
+    assert finding.text.startswith("rank 1 on worker-2")
+    assert said in finding.text
+
+
+def test_what_mpi_says_of_a_rank_is_in_the_words_of_the_launcher() -> None:
+    said = "[w:0] *** An error occurred in MPI_Send\n[w:0] *** MPI_ERR_RANK: invalid rank\n"
+    launcher = view("worker-1", f"launcher {encoded(said)}")
+    [finding] = doctor.judge(seen(launcher, view("worker-2", *failed(6, START + 9))))
+    assert "rank 1 on worker-2 failed first: MPI_Send: MPI_ERR_RANK: invalid rank" in finding.text
+
+
 def test_a_rank_that_ended_early_with_code_0_is_the_cause() -> None:
     """It has no failure of its own: the others tell of its end."""
     gone = view("worker-2", "rank 1", f"exit 1 0 {START + 9.1} 1")

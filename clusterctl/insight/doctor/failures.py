@@ -36,6 +36,8 @@ _OWN = re.compile(
 )
 _DEEP = 20
 """Times that a line stands in the innermost calls of a thread whose recursion has no end."""
+SHORT = 160
+"""Characters of an exception that is told beside what it means."""
 SAME_TIME = 0.2
 """Seconds by which the end of a rank may be noticed by others before it is written down."""
 
@@ -128,6 +130,9 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
         if match.message.name == "torch-file":
             match = _weigh_free_disks(match, evidence.nodes.get(rank.node))
         found = _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
+        line = PREFIX.sub("", match.line)
+        if error and error[-1].startswith(line) and len(line) <= SHORT:  # it names the file
+            found = replace(found, text=f"{found.text}: {line}")
         return replace(found, lines=(*_name_late(evidence, match), *found.lines))
     code = rank.exit_code or 0
     heard = [view.launcher_said for view in evidence.nodes.values()]
