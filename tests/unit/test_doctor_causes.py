@@ -19,6 +19,7 @@ from tests.unit.diagnosed import (
     process,
     reduces,
     seen,
+    sleeps,
     stack,
     two_ranks,
     view,
@@ -190,8 +191,20 @@ def test_a_rank_that_has_reported_no_timeout_was_the_late_one(both: bool) -> Non
     )
     cause = doctor.judge(found)[0]
     assert cause.kind == "message:gloo-timeout"
-    late = "rank 1 on worker-2 has reported no timeout, and had most likely not come to that"
-    assert any(line.startswith(late) for line in cause.lines) != both
+    late = "most likely for rank 1 on worker-2, which has reported none"
+    assert cause.text.endswith(late) != both
+    assert cause.ranks == ((0,) if both else (1,))
+
+
+def test_the_line_of_the_rank_for_which_another_one_has_waited_too_long() -> None:
+    found = seen(
+        view("worker-1", "rank 0", f"exit 0 1 {START + 10} 1", f"err 0 {encoded(TIMED_OUT)}"),
+        view("worker-2", "rank 1", process(1, 200), "waits 200 hrtimer_nanosleep"),
+    )
+    found.ranks[1].stack = sleeps()
+    cause = doctor.judge(found)[0]
+    assert "for rank 1 on worker-2 (sleeping at skip, train.py:9)" in cause.text
+    assert "download" in cause.advice
 
 
 def test_a_file_of_the_project_that_hides_a_package() -> None:

@@ -174,3 +174,10 @@ def test_what_is_no_finding(calls: tuple[list[Call], ...]) -> None:
 
 def test_ranks_of_other_groups_owe_no_call() -> None:
     assert judge([reduce(1, done=False)], [], ranks=[0]) == []
+
+
+def test_words_of_the_launcher_that_are_not_text(root: Path) -> None:
+    """Open MPI writes a NUL there, and grep takes the file for a binary one."""
+    (root / "jobs/7/mpirun.out").write_text("")
+    (root / "jobs/7/mpirun.err").write_bytes(b"\xff\0*** MPI_ERR_RANK: invalid rank\n")
+    assert "MPI_ERR_RANK" in look(root).launcher_said

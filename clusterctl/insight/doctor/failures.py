@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from clusterctl.insight import messages
+from clusterctl.insight.doctor.absence import find_wait
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
 from clusterctl.insight.doctor.tracebacks import (
     PREFIX,
@@ -133,7 +134,7 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
         line = PREFIX.sub("", match.line)
         if error and error[-1].startswith(line) and len(line) <= SHORT:  # it names the file
             found = replace(found, text=f"{found.text}: {line}")
-        return replace(found, lines=(*_name_late(evidence, match), *found.lines))
+        return _name_late(evidence, match, rank, found)
     code = rank.exit_code or 0
     heard = [view.launcher_said for view in evidence.nodes.values()]
     if not error and (
@@ -158,14 +159,15 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
         advice = "find out what killed it; the kernel log of the node does not show it"
     last = tuple((rank.err.strip() or rank.out.strip()).splitlines()[-3:])
     said = find_last_words(rank.err) or find_last_words(rank.out)
-    if said and code < 128:
-        how += f" (the last line that it printed: {said})"
+    words = f"; the last line that it printed: {said}" if said and code < 128 else ""
     if code == 128 + signal.SIGSEGV and _has_recursed(rank.err):
         how = "failed by a recursion deeper than its stack (SIGSEGV; `ulimit -s` is the limit)"
         advice = "look for a recursion without an end at that line"
     if _CRASH.search(rank.err):
         last = (_find_line(rank.err),) if _find_line(rank.err) else ()
-    return Finding("exit", f"{place} {how} first", advice, last, (rank.number,), (rank.node,))
+    return Finding(
+        "exit", f"{place} {how} first{words}", advice, last, (rank.number,), (rank.node,)
+    )
 
 
 def _find_message(rank: Rank) -> messages.Match | None:
@@ -177,18 +179,26 @@ def _find_message(rank: Rank) -> messages.Match | None:
     return None if match and _OWN.match(error) and not messages.find(error) else match
 
 
-def _name_late(evidence: Evidence, match: messages.Match) -> Iterator[str]:
-    """Ranks that others have waited for until a timeout: they have not reported one themselves."""
+def _name_late(evidence: Evidence, match: messages.Match, waited: Rank, found: Finding) -> Finding:
+    """The same with the ranks that others have waited for until a timeout: those that have not
+    reported one themselves, and are not in a collective."""
     if match.message.name not in messages.TIMEOUTS:
-        return
-    said = {n for n, r in evidence.ranks.items() if _times_out(r)}
-    late = [n for n in sorted(evidence.ranks) if n not in said]
-    if late and said:
-        places = evidence.name_rank(late[0]) if len(late) == 1 else name_ranks(late)
-        yield (
-            f"{places} {'has' if len(late) == 1 else 'have'} reported no timeout, and had most"
-            " likely not come to that collective"
-        )
+        return found
+    ranks = sorted(evidence.ranks.items())
+    late = [n for n, r in ranks if not _times_out(r) and not (r.stack and r.stack.collective)]
+    if not late or not _times_out(waited):
+        return found
+    one = evidence.ranks[late[0]]
+    places = evidence.name_rank(late[0]) if len(late) == 1 else name_ranks(late)
+    wait = find_wait(one, one.stack)
+    where = f" ({wait.text} at {one.stack.describe()})" if one.stack else ""
+    text = (
+        f"{evidence.name_rank(waited.number)} waited in a collective until its timeout, most"
+        f" likely for {places}{where}, which {'has' if len(late) == 1 else 'have'} reported none"
+    )
+    advice = wait.advice if one.stack and wait.advice else found.advice
+    nodes = tuple(dict.fromkeys(evidence.ranks[n].node for n in late))
+    return replace(found, text=text, advice=advice, ranks=tuple(late), nodes=nodes)
 
 
 def _times_out(rank: Rank) -> bool:
