@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterctl import launch
 from clusterctl.actions import connect_or_report, open_pool, require_ready
@@ -42,6 +43,7 @@ from clusterctl.jobs import (
 )
 from clusterctl.jobs.interrupts import Interrupts
 from clusterctl.jobs.launch_words import translate
+from clusterctl.jobs.package_model import NONE, Wanted
 from clusterctl.jobs.program import Resolved as Resolved
 from clusterctl.jobs.program import (
     find_similar,
@@ -72,7 +74,7 @@ class Prepared:
     secrets: Mapping[str, str]
     doubtful: bool = False
     """Whether its tree has links of which only the nodes can say where they lead."""
-    wanted: package_sources.Wanted | None = None
+    wanted: Wanted | None = None
     """Packages that are installed for it; a rerun finds them in the state home."""
     command: str = ""
     """What one of them has to bring."""
@@ -118,8 +120,7 @@ def resolve(
     found = replace(found, tree=stage.include(found.tree, include, limit))
     secret = {path.resolve() for path in without}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
-    own = own_project.describe(found.program, found.tree.root)
-    tree = replace(found.tree, files=files, own=own, stdin=stdin)
+    tree = replace(found.tree, files=files, stdin=stdin)
     return replace(found, tree=tree, findings=tree_checks.check(found.program, tree, secret))
 
 
@@ -133,14 +134,30 @@ def check_packages(resolved: Resolved, given: str) -> None:
     _find_packages(resolved, given, "")
 
 
-def _find_packages(resolved: Resolved, given: str, python: str) -> package_sources.Wanted | None:
+def _find_packages(resolved: Resolved, given: str, python: str) -> _Found:
     """Raises UsageError, too, for a program that is neither here nor a command of packages."""
     wanted, word = package_sources.find(resolved, given, python), resolved.program.target
-    if resolved.installed and (
+    projects = _find_projects(resolved, wanted, given)
+    installed = resolved.installed and not any(word in one.commands for one in projects)
+    if installed and (
         wanted is None or (find_similar(word) and not package_sources.is_named(wanted, word))
     ):
         raise make_missing_error(word)
-    return wanted
+    return _Found(wanted, projects, word if installed else "")
+
+
+def _find_projects(
+    resolved: Resolved, wanted: Wanted | None, given: str
+) -> list[own_project.Project]:
+    folders = wanted.folders if wanted else ()
+    return own_project.find(resolved.program, resolved.tree, folders, given)
+
+
+class _Found(NamedTuple):
+    wanted: Wanted | None
+    projects: list[own_project.Project]
+    command: str
+    """What a package has to bring."""
 
 
 def prepare(
@@ -153,28 +170,29 @@ def prepare(
     requirements: str = "",
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
-    wanted = None
+    wanted, command = None, ""
     if not (spec.venv or spec.modules or spec.container):
-        wanted = _find_packages(resolved, requirements, spec.python)
+        wanted, projects, command = _find_packages(resolved, requirements, spec.python)
         nodes = cluster.workers or (cluster.launcher,)
-        has_all = wanted and not (spec.python or resolved.installed)
+        has_all = wanted and not (spec.python or command)
         if wanted and has_all and installed.has_all(wanted, nodes):
             wanted = None
         # A script of the project may do without the Python that some node lacks.
         given = spec.python or requirements or resolved.program.needs_python
         if not given and any(node.facts.python is None for node in nodes):
             wanted = None
-    elif spec.python or requirements not in ("", package_sources.NONE):
+    elif spec.python or requirements not in ("", NONE):
         given = "--python" if spec.python else "--requirements"
         raise UsageError(
             f"{given} cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",
         )
-    spec = replace(
-        spec,
-        import_paths=own_project.find_import_paths(resolved.program, resolved.tree.root),
-        uses_mpi=may_use_mpi(resolved, spec.backend),
-    )
+    else:
+        projects = _find_projects(resolved, None, requirements)
+    own_project.check(projects, packages.choose(cluster, spec.python).workers)
+    paths = dict.fromkeys(path for project in projects for path in project.paths)
+    uses_mpi = may_use_mpi(resolved, spec.backend)
+    spec = replace(spec, import_paths=tuple(paths), uses_mpi=uses_mpi)
     if wanted:
         spec = replace(spec, packages=wanted.digest)
     asked = resolved.asked
@@ -190,8 +208,8 @@ def prepare(
         chosen_python = packages.choose(cluster, spec.python)
         places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
-    command = resolved.program.target if resolved.installed else ""
     notes = (
+        *(own_project.explain(project) for project in projects if project.problem),
         command and f"no file {command} here: one of these packages has to bring that command",
         warn_of_backend(resolved, spec.backend),
         warn_of_launcher(resolved, job.ranks),
@@ -201,7 +219,7 @@ def prepare(
         job=job,
         cluster=cluster,
         plan=replace(plan, notes=(*plan.notes, *filter(None, notes))),
-        tree=resolved.tree,
+        tree=own_project.equip(resolved.tree, projects),
         secrets=secrets,
         doubtful=resolved.findings.doubtful,
         wanted=wanted,

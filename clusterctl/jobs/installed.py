@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from clusterctl.jobs import uv
-from clusterctl.jobs.package_sources import Wanted
+from clusterctl.jobs.package_model import Wanted
 from clusterctl.model import Node, Python
 
 _CONSTRAINTS = re.compile(r"(?m)^\s*(?:-c|--constraints?)\b")

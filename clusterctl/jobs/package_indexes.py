@@ -31,8 +31,9 @@ def list_lines(texts: Mapping[str, str]) -> list[str]:
 
 
 def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
-    """The indexes and `find-links` of `[tool.uv]` in a pyproject.toml or in a script's block, as
-    lines of a requirements file; with `only_some`, also those that only some packages name."""
+    """The indexes and `find-links` of `[tool.uv]` in a pyproject.toml or in a script's block, and
+    Poetry's sources, as lines of a requirements file; with `only_some`, also those that only some
+    packages name."""
     found: list[str] = []
     for name, text in texts.items():
         if name.endswith(".py"):
@@ -40,7 +41,8 @@ def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
             text = "".join(re.sub("^# ?", "", line) for line in block)
         elif name != "pyproject.toml":
             continue
-        table: dict[str, Any] = config.parse_toml(text, name).get("tool", {}).get("uv", {})
+        tool: dict[str, Any] = config.parse_toml(text, name).get("tool", {})
+        table: dict[str, Any] = tool.get("uv", {})
         found += (
             f"{'--index-url' if index.get('default') else '--extra-index-url'} {index['url']}"
             for index in table.get("index", ())
@@ -51,6 +53,8 @@ def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
             for place in table.get("find-links", ())
             if "://" in place or place.startswith("/")  # uv looks for others beside the file
         )
+        sources = tool.get("poetry", {}).get("source", ())
+        found += (f"--extra-index-url {row['url']}" for row in sources if row.get("url"))
     return found
 
 

@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from clusterctl import config
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.job_model import PYTHONS, SHELLS, ProgramKind
-from clusterctl.jobs import conda_files, own_project, package_indexes, poetry_files
+from clusterctl.jobs import conda_files, own_project, package_indexes, stage, uv
+from clusterctl.jobs.package_model import NONE, Wanted
 from clusterctl.jobs.program import Resolved
-
-NONE = "none"
 
 _BLOCK = re.compile(r"(?m)^# /// script$\n(?:^#.*$\n?)*")
 """The comment that begins with one: uv decides where the block ends, and whether it is valid.
 https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
 _LOCAL = re.compile(
-    r"(?m)^\s*(?:(?:-e|--editable)[\s=]+\S+|\.{0,2}/\S*|\.(?:\[[^]]*\])?)\s*(?:#.*)?$\n?"
+    r"(?m)^[ \t]*(?:(?:-e|--editable)[ \t=]+)?"
+    r"(?:[\w.-]+(?P<extras>\[[^]]*\])?[ \t]*@[ \t]*)?(?:file:(?://)?)?"
+    r"(?P<place>['\"]?[\w./-]+)(?P<more>\[[^]]*\])?['\"]?[ \t]*(?:#.*)?(?:$\n?|\Z)"
 )
+"""`-e .`, `libs/common`, `./libs/common[train]`, `common @ file:///…/libs/common`."""
 _PINNED = re.compile(r"(?i)[\"'](?:torch|mpi4py)(?:\[[^]]*\])?\s*===?")
+PROJECT, LOCK = own_project.PROJECT, "uv.lock"
 _CONDA = ("environment.yml", "environment.yaml")
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a program asks for.
-
-    Args:
-        source: The file that says it, for people.
-        texts: The files for uv, by name; the first one names the others.
-        asked: Given by --requirements, not only found: it may install torch.
-        project: The folder of a uv.lock, whose text uv turns into requirements.
-    """
-
-    source: str
-    texts: dict[str, str]
-    asked: bool = False
-    project: str = ""
-    requirements: tuple[str, ...] | None = None
-    """Those of a file that was only found and that the nodes may have already (see `installed`);
-    None where they are installed in any case."""
-    keeps_nodes: str = ""
-    """What --requirements may name instead of a lock to keep the nodes' own torch and mpi4py."""
-    left_out: tuple[str, ...] = ()
-    """What the file asks for beside that, and nobody installs."""
-
-    @property
-    def decides(self) -> bool:
-        """Whether it may put another torch or mpi4py in place of the nodes' own: a lock is there
-        to decide versions, and what was asked for is meant."""
-        return self.asked or bool(self.project)
-
-    @property
-    def digest(self) -> str:
-        return hash_parts(self.source, str(self.asked), *self.texts, *self.texts.values())
 
 
 def find(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
@@ -83,7 +51,7 @@ def is_named(wanted: Wanted, word: str) -> bool:
 def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
-        return None if given == NONE else _read(Path(given), asked=True)
+        return None if given == NONE else _read(Path(given), tree, asked=True)
     script = _find_script(resolved)
     if script is None:
         return None
@@ -91,7 +59,7 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
         return found
     folder = script.parent if program.kind is ProgramKind.MODULE else script.resolve().parent
     for place in (folder, *folder.parents):
-        if found := _find_in(place):
+        if found := _find_in(place, tree):
             return found
         if place == tree.root:
             break
@@ -130,31 +98,104 @@ def _has_interpreter(path: Path) -> bool:
         return file.read(2) == b"#!"
 
 
-def _find_in(folder: Path) -> Wanted | None:
+def _find_in(folder: Path, tree: stage.Tree) -> Wanted | None:
     """What a file of that folder asks for, if it names packages. An empty list is an answer too:
     nothing is looked for above it."""
-    project = folder / "pyproject.toml"
-    if (folder / "uv.lock").is_file() and project.is_file():
-        return _read(folder / "uv.lock", asked=False)
+    if lock := _find_lock(folder, tree):
+        return _read_lock(folder, lock, tree, asked=False)
     if (path := folder / "requirements.txt").is_file():
-        found = _read(path, asked=False)
-        return replace(found, requirements=tuple(_list_lines(found.texts)))
-    if project.is_file() and (names := _read_dependencies(project)):
-        return replace(_read(project, asked=False), requirements=names)
+        return _read(path, tree, asked=False)
+    if found := _read_project(folder, tree, asked=False):
+        return found
     for name in _CONDA:
-        if (path := folder / name).is_file() and (environment := _read_conda(path, asked=False)):
-            return replace(environment, requirements=tuple(_list_lines(environment.texts)))
+        if (path := folder / name).is_file() and (environment := _read_conda(path, tree)):
+            return environment
     return None
 
 
-def _read_conda(path: Path, *, asked: bool) -> Wanted | None:
+def _find_lock(folder: Path, tree: stage.Tree) -> Path | None:
+    """The uv.lock of the project in that folder: its own, or that of its workspace."""
+    if not (folder / PROJECT).is_file():
+        return None
+    places = (place for place in (folder, *folder.parents) if place.is_relative_to(tree.root))
+    lock = next((place / LOCK for place in places if (place / LOCK).is_file()), None)
+    if lock is None or lock.parent == folder:
+        return lock
+    with suppress(ClusterctlError):
+        said = uv.call(PROJECT, "workspace", "dir", "--project", str(folder))
+        if Path(said.strip()).resolve() == lock.parent.resolve():
+            return lock
+    return None
+
+
+def _read_lock(folder: Path, lock: Path, tree: stage.Tree, *, asked: bool) -> Wanted:
+    """What uv makes of the lock for the project in that folder. Projects of the tree in it are used
+    where they lie."""
+    options = ("--quiet", "--frozen", "--no-dev", "--no-header", "--no-annotate")
+    text = uv.call(LOCK, "export", *options, "--project", str(folder))
+    project = _read_text(folder / PROJECT)
+    lines = package_indexes.list_tables({PROJECT: project}, only_some=True)
+    folders = []
+    for entry in uv.list_entries(re.sub("(?m)^-e ", "", text)):
+        name = re.split(r" ;| \\\\", entry)[0].strip()
+        if not name.startswith("."):
+            lines.append(entry)
+        elif (lock.parent / name).is_dir():
+            folders.append(lock.parent / name)
+        else:
+            lines.append(entry.replace(name, str(lock.parent / name), 1))
+    return Wanted(
+        LOCK,
+        {"requirements.txt": "\n".join((*lines, ""))},
+        asked,
+        locked=True,
+        keeps_nodes="" if asked else NONE if _PINNED.search(project) else PROJECT,
+        folders=tuple(one.folder for one in own_project.collect(tree, folders)),
+    )
+
+
+def _read_project(folder: Path, tree: stage.Tree, *, asked: bool) -> Wanted | None:
+    """What the project in that folder depends on; None for nothing. uv reads what its
+    pyproject.toml says by itself; the rest is known when it is built."""
+    source = next((name for name in own_project.FILES if (folder / name).is_file()), "")
+    if not source:
+        return None
+    whole = config.read_toml(folder / PROJECT) if source == PROJECT else {}
+    table = whole.get("project", {})
+    if "dependencies" in table:
+        texts, lines = {PROJECT: _read_text(folder / PROJECT)}, list(table["dependencies"])
+        needs = own_project.list_sources(folder, tree.root)
+        projects = own_project.collect(tree, (tree.root / place for place in needs))
+    else:
+        project, *projects = own_project.collect(tree, [folder])
+        given = {PROJECT: _read_text(folder / PROJECT)} if whole else {}
+        lines = project.requirements
+        indexes = package_indexes.list_tables(given, only_some=False)
+        texts = {"requirements.txt": "\n".join((*indexes, *lines, ""))}
+    return _add_local(Wanted(source, texts, asked), projects, lines) if lines else None
+
+
+def _add_local(
+    wanted: Wanted, projects: Sequence[own_project.Project], lines: Iterable[str]
+) -> Wanted:
+    """With the projects of the tree that it needs; `lines`: its requirements."""
+    local = {uv.make_plain_name(one.name): one.essentials for one in projects if one.name}
+    requirements: tuple[str, ...] | None = None
+    if not wanted.asked:
+        every = [*lines, *(line for project in projects for line in project.requirements)]
+        inner = [line for line in every if uv.read_name(line) in local]
+        if not any("[" in line for line in inner):  # extras, which only uv follows
+            requirements = tuple(line for line in every if line not in inner)
+    folders = tuple(project.folder for project in projects)
+    return replace(wanted, local=local, folders=folders, requirements=requirements)
+
+
+def _read_conda(path: Path, tree: stage.Tree, *, asked: bool = False) -> Wanted | None:
     """None where it names no packages for Python."""
     found = conda_files.read(path, _read_text(path))
     if not found.lines:
         return None
-    texts: dict[str, str] = {}
-    _collect(path, path.parent, texts)
-    return Wanted(path.name, texts, asked, left_out=found.left_out)
+    return replace(_read_lines(path, tree, asked=asked), left_out=found.left_out)
 
 
 def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
@@ -166,28 +207,7 @@ def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
                 yield words
 
 
-def _read_dependencies(project: Path, extras: Sequence[str] = ()) -> tuple[str, ...]:
-    """`dependencies` of a pyproject.toml, with those of its extras; empty where a program has to
-    make them."""
-    whole = config.read_toml(project)
-    if poetry := _find_poetry(whole):
-        return poetry_files.list_requirements(poetry, str(project), extras)
-    table: dict[str, Any] = whole.get("project", {})
-    optional = table.get("optional-dependencies", {})
-    names = [*table.get("dependencies", ())]
-    for extra in extras:
-        names += optional.get(extra, ())
-    return tuple(names)
-
-
-def _find_poetry(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Poetry's own table, where it says what the project depends on."""
-    poetry = whole.get("tool", {}).get("poetry", {}) if isinstance(whole.get("tool"), dict) else {}
-    own = "dependencies" in whole.get("project", {})
-    return poetry if isinstance(poetry, dict) and "dependencies" in poetry and not own else {}
-
-
-def _read(path: Path, *, asked: bool) -> Wanted:
+def _read(path: Path, tree: stage.Tree, *, asked: bool) -> Wanted:
     if not path.is_file():
         raise UsageError(f"--requirements: no such file: {path}", hint=f"a file, or {NONE}")
     if path.suffix == ".py":
@@ -196,20 +216,14 @@ def _read(path: Path, *, asked: bool) -> Wanted:
         raise UsageError(
             f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
         )
-    if path.name == "uv.lock":
-        project = path.absolute().parent
-        locked = {name: _read_text(project / name) for name in ("uv.lock", "pyproject.toml")}
-        pinned = _PINNED.search(locked["pyproject.toml"])
-        keeps = "" if asked else NONE if pinned else "pyproject.toml"
-        return Wanted(path.name, locked, asked, str(project), keeps_nodes=keeps)
-    if path.name == "pyproject.toml":
-        if poetry := _find_poetry(config.read_toml(path)):
-            needed = poetry_files.list_requirements(poetry, str(path))
-            lines = (*poetry_files.list_indexes(poetry), *needed, "")
-            return Wanted(path.name, {f"{path.name}.txt": "\n".join(lines)}, asked)
-        return Wanted(path.name, {path.name: _read_text(path)}, asked)
+    folder = path.absolute().parent
+    if path.name == LOCK:
+        return _read_lock(folder, folder / LOCK, tree, asked=asked)
+    if path.name in own_project.FILES:
+        nothing = Wanted(path.name, {"requirements.txt": ""}, asked)
+        return _read_project(folder, tree, asked=asked) or nothing
     if path.suffix in conda_files.SUFFIXES:
-        if environment := _read_conda(path, asked=asked):
+        if environment := _read_conda(path, tree, asked=asked):
             return environment
         raise UsageError(f"{path} names no packages for Python", hint="check its `dependencies`")
     if path.suffix not in (".txt", ".in"):
@@ -218,13 +232,23 @@ def _read(path: Path, *, asked: bool) -> Wanted:
             hint="uv.lock, pyproject.toml, a requirements .txt file, environment.yml, or a script"
             " with a block",
         )
+    return _read_lines(path, tree, asked=asked)
+
+
+def _read_lines(path: Path, tree: stage.Tree, *, asked: bool) -> Wanted:
+    """What a file of requirements says, or conda's, with those that it includes."""
     texts: dict[str, str] = {}
-    _collect(path, path.parent, texts)
-    return Wanted(path.name, texts, asked)
+    folders: list[Path] = []
+    _collect(path, path.parent, texts, folders, tree)
+    projects = own_project.collect(tree, folders)
+    return _add_local(Wanted(path.name, texts, asked), projects, _list_lines(texts))
 
 
-def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
-    """A requirements file, or conda's, and those that it includes."""
+def _collect(
+    path: Path, root: Path, texts: dict[str, str], folders: list[Path], tree: stage.Tree
+) -> None:
+    """A requirements file, or conda's, and those that it includes; a project of the tree in them by
+    its name."""
     name = os.path.relpath(path, root)
     conda = path.suffix in conda_files.SUFFIXES
     name += ".txt" * conda  # by which uv knows what it is
@@ -238,22 +262,25 @@ def _collect(path: Path, root: Path, texts: dict[str, str]) -> None:
     text = _read_text(path)
     if conda:
         text = "".join(f"{line}\n" for line in conda_files.read(path, text).lines)
-    needed: list[str] = []
-    for line in _LOCAL.findall(text):
-        place, _, extras = line.split("#")[0].split()[-1].strip("'\"").partition("[")
-        if place not in (".", "./"):
-            raise UsageError(
-                f"{path}: local packages are not installed: {line.strip()!r}",
-                hint="leave it out (the project's own folder is staged and can be imported), or"
-                f" `--requirements {NONE}`",
-            )
-        if (project := path.parent / "pyproject.toml").is_file():
-            needed += _read_dependencies(project, extras.strip("]").split(","))
-    text = package_indexes.make_absolute(text, path.parent)
-    texts[name] = "\n".join((_LOCAL.sub("", text).rstrip("\n"), *needed, "")).lstrip("\n")
+
+    def name_project(found: re.Match[str]) -> str:
+        place = found["place"].strip("'\"")
+        folder, extras = (path.parent / place).resolve(), found["extras"] or found["more"] or ""
+        if re.fullmatch(r"[\w-][\w.-]*(\[[^]]*\])?", found[0].split("#")[0].strip()):
+            return str(found[0])  # `yaml` is a package, whatever has that name here
+        if folder.is_file():
+            return f"{folder}\n"
+        if not folder.is_dir():
+            raise UsageError(f"{path}: no such folder: {place}", hint="check the path")
+        folders.append(folder)
+        own = own_project.collect(tree, [folder])[0].name
+        return f"{own}{extras}\n" if own else ""
+
+    text = package_indexes.make_absolute(_LOCAL.sub(name_project, text), path.parent)
+    texts[name] = text
     for included in _INCLUDED.findall(text):
         if "://" not in included:
-            _collect(path.parent / included, root, texts)
+            _collect(path.parent / included, root, texts, folders, tree)
 
 
 def _read_block(script: Path, *, asked: bool) -> Wanted | None:
@@ -273,7 +300,3 @@ def _read_text(path: Path) -> str:
             f"{path} cannot be read: it is not UTF-8",
             hint="save it as UTF-8 (Windows PowerShell's `>` writes UTF-16)",
         ) from error
-
-
-def hash_parts(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

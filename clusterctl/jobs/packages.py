@@ -26,7 +26,7 @@ from clusterctl import assets
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.formats import count, format_bytes
 from clusterctl.jobs import package_indexes, uv
-from clusterctl.jobs.package_sources import NONE, Wanted, hash_parts
+from clusterctl.jobs.package_model import NONE, Wanted, hash_parts
 from clusterctl.jobs.program import find_closest
 from clusterctl.jobs.start import make_error
 from clusterctl.model import Cluster, Node, Python
@@ -51,11 +51,6 @@ def save(wanted: Wanted, home: Home) -> None:
     path = _locate_stored(home, wanted.digest)
     if path.is_file():
         return
-    if wanted.project:
-        options = ("--frozen", "--no-dev", "--no-emit-local", "--no-header", "--no-annotate")
-        text = uv.call(wanted.source, "export", "--quiet", *options, "--project", wanted.project)
-        lines = package_indexes.list_tables(wanted.texts, only_some=True)
-        wanted = replace(wanted, texts={"requirements.txt": "\n".join((*lines, text))})
     home.make(path.parent)
     write_atomic(path, msgspec.json.encode(wanted))
 
@@ -291,7 +286,7 @@ class _Environment:
         kept = _keep(wanted, node, self._report)
         self._report(f"resolving the packages of {wanted.source} for Python {python.version}")
         text = (
-            next(iter(wanted.texts.values())) if wanted.project else uv.resolve(wanted, kept, node)
+            next(iter(wanted.texts.values())) if wanted.locked else uv.resolve(wanted, kept, node)
         )
         entries = [
             entry

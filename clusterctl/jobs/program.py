@@ -60,7 +60,7 @@ def resolve(
     makes = not starts and own_project.is_command(script, Path.cwd())
     if (starts or makes) and not Path(script).is_file():
         found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
-        if starts or own_project.find_import_paths(found.program, found.tree.root):
+        if starts or own_project.find_folder(found.program, found.tree.root):
             return found
     if _is_module(script):
         return resolve_module(script, args, chosen=chosen, limit=limit)

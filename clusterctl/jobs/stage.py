@@ -18,7 +18,6 @@ from clusterctl.errors import UsageError
 from clusterctl.formats import count, format_bytes
 from clusterctl.jobs.archives import (
     PERMISSIONS,
-    Made,
     make_entry,
     make_folder,
     make_link,
@@ -75,7 +74,7 @@ class Tree:
     """Some of the files, with their sizes in bytes, the largest first."""
     written: tuple[tuple[str, bytes], ...] = ()
     """Further files that are not on this machine's disk: path and content."""
-    own: tuple[Made, ...] = ()
+    own: tuple[tuple[str, bytes, int], ...] = ()
     """What describes the project itself, for a folder beside that of the tree."""
     stdin: Stdin | None = None
     absent: tuple[str, ...] = ()
@@ -393,8 +392,8 @@ def _make_members(tree: Tree) -> Iterator[bytes]:
             yield make_link(f"work/{name}", f"work/{first}")
     for name, data in tree.written:
         yield make_entry(f"work/{name}", data, 0o644)
-    for name, text, mode in tree.own:
-        yield make_entry(f"{OWN}/{name}", text.encode(), mode)
+    for name, data, mode in tree.own:
+        yield make_entry(f"{OWN}/{name}", data, mode)
     if tree.stdin is not None:
         yield make_entry(STDIN, tree.stdin.data, 0o600)
 

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping
+from email import message_from_string
 from pathlib import Path
 from shutil import which
 from zipfile import ZipFile
@@ -15,25 +16,33 @@ from zipfile import ZipFile
 from clusterctl import process
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.jobs import package_indexes
-from clusterctl.jobs.package_sources import NONE, Wanted
+from clusterctl.jobs.package_model import NONE, Wanted
 from clusterctl.model import Node
 
 FETCH_TIMEOUT = 3600.0
 """Seconds that uv may take to download packages, and a node to get them."""
 
+_REASON = re.compile(r"(?m)^\s*(?:(?:error|cause): (.*)|(\w*Error: .*))")
+_FRAMES = ("Failed to build", "The build backend returned an error", "Call to `")
+"""What uv says around the reason of a build that fails."""
+
 
 def resolve(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
-    """uv's answer: exact versions with hashes. What is kept is there as a wheel without content."""
+    """uv's answer: exact versions with hashes. What is kept, and projects of the tree, are there as
+    wheels without content."""
     with tempfile.TemporaryDirectory() as scratch:
         wheels = Path(scratch, "wheels")
         wheels.mkdir()
         for name, version in kept.items():
-            _write_stub(wheels, name, version)
+            head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            _write_stub(wheels, name, head)
         pins = Path(scratch, "kept.txt")
         # Not as an option, which would take the place of the user's UV_FIND_LINKS.
         lines = [f"--find-links {wheels}", *(f"{name}=={kept[name]}" for name in kept)]
         # Of a pyproject.toml, uv knows them only in its own folder.
         lines += package_indexes.list_tables(wanted.texts, only_some=False)
+        for name, metadata in wanted.local.items():
+            lines.append(f"{name} @ {_write_stub(wheels, name, metadata).as_uri()}")
         pins.write_text("\n".join(lines))
         for name, text in wanted.texts.items():
             path = Path(scratch, "files", name)
@@ -41,7 +50,7 @@ def resolve(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
             path.write_text(text, encoding="utf-8")
         options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-strip-extras"]
         options += ["--constraints", str(pins)]
-        for name in kept:
+        for name in (*kept, *wanted.local):
             options += ["--no-emit-package", name, "--no-sources-package", name]
         first = Path(scratch, "files", next(iter(wanted.texts)))
         if first.suffix in (".txt", ".in") and "UV_INDEX_STRATEGY" not in os.environ:
@@ -55,13 +64,14 @@ def resolve(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
         )
 
 
-def _write_stub(place: Path, name: str, version: str) -> None:
-    info = f"{name}-{version}.dist-info"
-    with ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        wheel.writestr(f"{info}/METADATA", head)
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
+def _write_stub(place: Path, name: str, metadata: str) -> Path:
+    stem = f"{make_plain_name(name).replace('-', '_')}-{message_from_string(metadata)['Version']}"
+    path = place / f"{stem}-py3-none-any.whl"
+    with ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    return path
 
 
 def make_target_options(node: Node) -> tuple[str, ...]:
@@ -72,8 +82,9 @@ def make_target_options(node: Node) -> tuple[str, ...]:
     return (*own, "--python-version", version, "--python-platform", platform)
 
 
-def call(what: str, *words: str) -> str:
-    """What uv prints. Its settings are the user's: index, proxy, certificates, cache."""
+def call(what: str, *words: str, **settings: str) -> str:
+    """What uv prints. Its settings are the user's: index, proxy, certificates, cache; and
+    these `settings`, as variables."""
     beside = Path(sysconfig.get_path("scripts"), "uv")
     program = str(beside) if beside.is_file() else which("uv")
     if program is None:
@@ -81,16 +92,13 @@ def call(what: str, *words: str) -> str:
             "uv is not installed; it installs the job's packages", hint="pip install uv"
         )
     env = process.make_environment(
-        program, NO_COLOR="1", UV_NO_PROGRESS="1", UV_PYTHON_DOWNLOADS="never"
+        program, NO_COLOR="1", UV_NO_PROGRESS="1", UV_PYTHON_DOWNLOADS="never", **settings
     )
     result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
     if result.ok:
         return result.text
-    reasons = [
-        line.strip().removeprefix("error: ").removeprefix("cause: ")
-        for line in result.complaints.splitlines()
-        if line.strip().startswith(("error: ", "cause: "))
-    ]
+    said = [found[1] or found[2] for found in _REASON.finditer(result.complaints)]
+    reasons = [reason for reason in said if not reason.startswith(_FRAMES)] or said
     # uv ends with 1 where versions do not fit together, and puts that into its last line.
     unsolved = result.exit_code == 1 and "No solution" in result.complaints
     why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
@@ -117,4 +125,9 @@ def list_entries(text: str) -> list[str]:
 
 def read_name(entry: str) -> str:
     found = re.match(r"[A-Za-z0-9._-]+", entry)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+    return make_plain_name(found[0]) if found else ""
+
+
+def make_plain_name(name: str) -> str:
+    """The name of a package as an index has it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs import package_sources, packages
-from clusterctl.jobs.program import resolve
+from clusterctl.jobs import own_project, package_sources, packages
+from clusterctl.jobs.program import Resolved, resolve
 from clusterctl.model import Node, Python
 from clusterctl.state import find_home
 from clusterctl.transport.pool import Pool
@@ -28,6 +28,20 @@ echo "$1" >>{log}
 shift
 exec /bin/sh -c "$*"
 """
+
+BACKEND = """\
+import os, zipfile
+
+def build_wheel(out, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(os.path.join(out, "{name}-1.0-py3-none-any.whl"), "w") as wheel:
+        for path, source in {files!r}.items():
+            text = open(source[1:]).read() if source.startswith("@") else source
+            wheel.writestr(path, text)
+        wheel.writestr("{name}-1.0.dist-info/RECORD", "")
+    open("left-behind", "w").close()
+    return "{name}-1.0-py3-none-any.whl"
+"""
+BUILT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 
 Said = list[str]
 Install = Callable[..., Said]
@@ -97,3 +111,25 @@ def python_of(node: Node) -> str:
 
 def run(*argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def make_project(folder: Path, name: str, files: dict[str, str], *requires: str) -> None:
+    """A project whose build makes a wheel of `files` (`@PATH`: what lies there), version 1.0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info, needs = f"{name}-1.0.dist-info", "".join(f"Requires-Dist: {one}\n" for one in requires)
+    extras = "".join(
+        f"Provides-Extra: {part.split(chr(39))[1]}\n" for part in requires if "extra" in part
+    )
+    described = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}{extras}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    (folder / "backend.py").write_text(BACKEND.format(name=name, files={**files, **described}))
+    (folder / "pyproject.toml").write_text(BUILT)
+
+
+def find_projects(found: Resolved, given: str = "") -> list[own_project.Project]:
+    """The projects that a run of the program uses."""
+    wanted = package_sources.find(found, given)
+    folders = wanted.folders if wanted else ()
+    return own_project.find(found.program, found.tree, folders, given)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clusterctl.job_model import ProgramKind
-from clusterctl.jobs import own_project
+from clusterctl.jobs import own_project, stage
 from clusterctl.jobs.program import Resolved, resolve
+from tests.unit.calling import Call
+from tests.unit.packaged import find_projects, make_project
 
 NAMED = '[project]\nname = "My.Project"\nversion = "1.4"\n'
 SCRIPTS = '[project.scripts]\npkg-train = "pkg.cli:Tool.main"\n'
@@ -39,13 +42,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def paths(found: Resolved) -> tuple[str, ...]:
-    return own_project.find_import_paths(found.program, found.tree.root)
+    return tuple(path for project in find_projects(found, "none") for path in project.paths)
+
+
+def equip(found: Resolved, given: str = "none") -> stage.Tree:
+    return own_project.equip(found.tree, find_projects(found, given))
 
 
 def unpack(found: Resolved, folder: Path) -> None:
-    for name, text, mode in own_project.describe(found.program, found.tree.root):
+    for name, data, mode in equip(found).own:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(data)
         (folder / name).chmod(mode)
 
 
@@ -96,7 +103,7 @@ def test_a_program_finds_the_version_of_its_project(here: Path, tmp_path: Path) 
 def test_a_file_without_a_project_describes_none(text: str, here: Path) -> None:
     Path("pyproject.toml").write_text(text)
     found = resolve("train.py", ())
-    assert own_project.describe(found.program, found.tree.root) == ()
+    assert equip(found).own == ()
     assert paths(found) == ("src",)
 
 
@@ -104,7 +111,7 @@ def test_names_that_are_no_commands_make_none(here: Path, tmp_path: Path) -> Non
     names = '"../out" = "pkg.cli:main"\n"a b" = "pkg.cli:main"\nodd = "pkg.cli:main; evil"\n'
     Path("pyproject.toml").write_text(f"{NAMED}[project.scripts]\n{names}")
     found = resolve("train.py", ())
-    files = [name for name, _, _ in own_project.describe(found.program, found.tree.root)]
+    files = [name for name, _, _ in equip(found).own]
     assert all(name.startswith("my_project-1.4.dist-info/") for name in files)
     assert not own_project.is_command("odd", here)
 
@@ -130,3 +137,60 @@ def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(here: Path
     assert paths(found) == ("part/src",)
     assert (found.program.folder, found.program.target) == ("part", "mine.train")
     assert paths(resolve("../train.py", ())) == (".",)
+
+
+@pytest.fixture
+def built(here: Path, need: Callable[..., None]) -> Path:
+    """A project that only its build knows: its packages are elsewhere, or have other names."""
+    need("uv")
+    for place in ("lib/deep", "lib/other"):
+        (here / place).mkdir(parents=True)
+        (here / place / "__init__.py").write_text("STATE = 'old'\n")
+    files = {
+        "deep/__init__.py": "@lib/deep/__init__.py",
+        "deep/_version.py": "version = '1.0'\n",
+        "renamed/__init__.py": "@lib/other/__init__.py",
+        "mine-1.0.dist-info/entry_points.txt": "[console_scripts]\nmine-x = deep:main\n",
+    }
+    make_project(here, "mine", files, "demo>=1")
+    return here
+
+
+def test_a_project_is_found_as_its_build_would_install_it(built: Path) -> None:
+    """Code is that of the tree, which the next job sees as it is then."""
+    found = resolve("train.py", ())
+    (project,) = find_projects(found)
+    assert (project.name, project.paths, project.requirements) == ("mine", ("lib",), ["demo>=1"])
+    tree = equip(found, "")
+    assert dict(tree.written) == {"lib/deep/_version.py": b"version = '1.0'\n"}
+    own = {name: data for name, data, _ in tree.own}
+    assert own["renamed/__init__.py"] == b"STATE = 'old'\n", "it has no place in the tree"
+    assert "mine-1.0.dist-info/METADATA" in own
+    assert b"from deep import main" in own["bin/mine-x"]
+    assert not (built / "left-behind").exists(), "a build writes into a copy"
+    (built / "lib" / "other" / "__init__.py").write_text("STATE = 'new'\n")
+    own = {name: data for name, data, _ in equip(found, "").own}
+    assert own["renamed/__init__.py"] == b"STATE = 'new'\n"
+
+
+def test_a_command_that_only_a_build_knows_is_the_projects(
+    built: Path, call: Call, lab: None
+) -> None:
+    make_project(
+        built, "mine", {"mine-1.0.dist-info/entry_points.txt": "[console_scripts]\nrun-it = a:b\n"}
+    )
+    os.chdir(built)
+    said = call("run", "--dry-run", "run-it", "--lr", "1")
+    assert said.code == 0, said.err
+    assert "run-it --lr 1" in said.out.split("# every rank")[1]
+    assert "has to bring" not in said.out
+
+
+def test_a_project_that_cannot_be_built_is_used_as_it_lies_there(
+    built: Path, call: Call, lab: None
+) -> None:
+    os.chdir(built)
+    (built / "backend.py").write_text("raise OSError('no compiler')\n")
+    said = call("run", "--dry-run", "train.py")
+    assert "cannot be built, so its packages are looked for only in src: " in said.out
+    assert "no compiler" in said.out

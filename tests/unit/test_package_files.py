@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
 from clusterctl.jobs import package_indexes, package_sources
 from clusterctl.jobs.program import resolve
-from tests.unit.packaged import Install, here, index, install, project, python_of, run
+from tests import wheels
+from tests.unit.packaged import (
+    Install,
+    find_projects,
+    here,
+    index,
+    install,
+    make_project,
+    project,
+    python_of,
+    run,
+)
 
 __all__ = ["index", "install", "project"]
 
@@ -54,86 +65,62 @@ def test_an_environment_of_conda_gets_the_files_that_it_includes(
     assert run(python_of(one), "-c", code) == "1.0 1.5\n"
 
 
-POETRY = """
-[tool.poetry]
-name = "mine"
-version = "1"
-[tool.poetry.dependencies]
-python = ">=3.10,<3.14"
-demo = "^1.0"
-{more}
-[tool.poetry.extras]
-plots = ["helper"]
-[build-system]
-requires = ["poetry-core"]
-build-backend = "poetry.core.masonry.api"
-"""
-
-
-def test_what_a_project_of_poetry_depends_on(project: Path, install: Install, index: Path) -> None:
-    lines = 'helper = {version = "*", optional = true}'
-    (project / "pyproject.toml").write_text(POETRY.format(more=lines))
-    node = here("worker-1", project.parent)
-    install("", node)
-    assert "1.0" in run(python_of(node), "-c", "import demo; print(demo.VERSION)")
-    (project / "requirements.txt").write_text("-e .[plots]\n")
-    found = package_sources.find(resolve("train.py", ()), "")
-    assert found is not None
-    assert found.requirements == ("demo>=1.0,<2", "helper")
-
-
-# https://python-poetry.org/docs/dependency-specification/
-@pytest.mark.parametrize(
-    ("line", "means"),
-    [
-        ('a = "^1.2.3"', "a>=1.2.3,<2"),
-        ('a = "^0.2.3"', "a>=0.2.3,<0.3"),
-        ('a = "^0.0.3"', "a>=0.0.3,<0.0.4"),
-        ('a = "^0.0"', "a>=0.0,<0.1"),
-        ('a = "^0"', "a>=0,<1"),
-        ('a = "^2.0.0rc1"', "a>=2.0.0rc1,<3"),
-        ('a = "~1.2.3"', "a>=1.2.3,<1.3"),
-        ('a = "~1"', "a>=1,<2"),
-        ('a = "~=1.4"', "a~=1.4"),
-        ('a = "1.2.3"', "a==1.2.3"),
-        ('a = "1.*"', "a==1.*"),
-        ('a = "*"', "a"),
-        ('a = ">=1, !=1.5 <2"', "a>=1,!=1.5,<2"),
-        ('a = {version = "^1", extras = ["x", "y"]}', "a[x,y]>=1,<2"),
-        ('a = {git = "https://h/a.git", rev = "f0"}', "a @ git+https://h/a.git@f0"),
-        ('a = {url = "https://h/a.whl"}', "a @ https://h/a.whl"),
-        ('a = {version = "1", platform = "linux"}', "a==1 ; (sys_platform == 'linux')"),
-        (
-            'a = {version = "*", python = "^3.8", markers = "m"}',
-            "a ; (m) and (python_full_version >= '3.8') and (python_full_version < '4')",
-        ),
-    ],
-)
-def test_versions_as_poetry_writes_them(line: str, means: str, project: Path) -> None:
-    (project / "pyproject.toml").write_text(POETRY.format(more=line))
-    found = package_sources.find(resolve("train.py", ()), "")
-    assert found is not None
-    assert found.requirements == ("demo>=1.0,<2", means)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('a = "^1 || ^2"', "a = '^1 || ^2' is not understood"),
-        ('a = {path = "../a", develop = true}', "local packages are not installed: a"),
-    ],
-)
-def test_what_poetry_alone_can_install(line: str, message: str, project: Path) -> None:
-    (project / "pyproject.toml").write_text(POETRY.format(more=line))
-    with pytest.raises(UsageError) as caught:
-        package_sources.find(resolve("train.py", ()), "")
-    assert message in caught.value.message
-
-
 def test_indexes_that_poetry_names_are_asked(project: Path) -> None:
-    source = '[[tool.poetry.source]]\nname = "t"\nurl = "https://h/simple"\n'
-    (project / "pyproject.toml").write_text(POETRY.format(more="") + source)
+    make_project(project, "mine", {}, "demo (>=1.0,<2)")
+    with Path("pyproject.toml").open("a") as file:
+        file.write('[[tool.poetry.source]]\nname = "t"\nurl = "https://h/simple"\n')
     found = package_sources.find(resolve("train.py", ()), "")
     assert found is not None
     assert package_indexes.list_lines(found.texts) == ["--extra-index-url https://h/simple"]
-    assert found.requirements == ("demo>=1.0,<2",)
+    assert found.requirements == ("demo (>=1.0,<2)",)
+
+
+def test_projects_of_the_tree_bring_what_they_need_and_are_used_where_they_lie(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    """Named by a path in a requirements file, by a project's own metadata, or by uv's sources."""
+    make_project(Path("libs/one"), "one", {}, "two", "helper; extra == 'more'")
+    with Path("libs/one/pyproject.toml").open("a") as file:
+        file.write('[tool.uv.sources]\ntwo = {path = "../two"}\n')
+    make_project(Path("libs/two"), "two", {}, "demo<2")
+    wheels.make(index, "two", "1.0", "outdated")  # another one, of that name
+    lines = ("-e ./libs/one[more]\n", "libs/one  # ours\nhelper\n", "one[more] @ ./libs/one\n")
+    for number, line in enumerate(lines):
+        Path("requirements.txt").write_text(line)
+        worker = here(f"worker-{number}", tmp_path)
+        install("", worker)
+        code = "import demo, helper; print(demo.VERSION)"
+        assert run(python_of(worker), "-c", code) == "1.0\n"
+        names = {path.stem for path in Path(python_of(worker)).parents[1].glob("lib/*/*/*")}
+        assert not {"one", "two", "outdated"} & names
+    folders = {one.folder for one in find_projects(resolve("train.py", ()))}
+    assert folders == {"libs/one", "libs/two"}
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_members_of_a_workspace_are_used_where_they_lie(
+    locked: bool, project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("packages/member/src/member").mkdir(parents=True)
+    Path("packages/member/src/member/__init__.py").touch()
+    head = 'version = "1"\nrequires-python = ">=3.10"\n'
+    Path("packages/member/pyproject.toml").write_text(
+        f'[project]\nname = "member"\n{head}dependencies = ["demo<2"]\n'
+    )
+    Path("pyproject.toml").write_text(
+        f'[project]\nname = "all"\n{head}dependencies = ["member"]\n'
+        "[tool.uv.sources]\nmember = {workspace = true}\n"
+        '[tool.uv.workspace]\nmembers = ["packages/*"]\n'
+    )
+    if locked:
+        run(str(Path(sys.executable).parent / "uv"), "lock", "--quiet")
+    worker = here("worker-1", tmp_path)
+    install("", worker)
+    assert run(python_of(worker), "train.py") == "1.0\n"
+    paths = {path for one in find_projects(resolve("train.py", ())) for path in one.paths}
+    assert "packages/member/src" in paths
+    run("git", "init", "-q")
+    Path("packages/member/program.py").touch()
+    wanted = package_sources.find(resolve("packages/member/program.py", ()), "")
+    assert wanted
+    assert wanted.source == ("uv.lock" if locked else "pyproject.toml")

@@ -50,6 +50,17 @@ def test_a_lock_file_is_found_and_its_versions_are_installed(
     assert "torch" not in names
 
 
+LOCK = """\
+version = 1
+requires-python = ">=3.10"
+
+[[package]]
+name = "mine"
+version = "1"
+source = { virtual = "." }
+"""
+
+
 def found() -> str | None:
     wanted = package_sources.find(resolve("train.py", ()), "")
     return wanted and wanted.source
@@ -68,7 +79,8 @@ def test_where_packages_are_looked_for(project: Path) -> None:
     assert found() == "pyproject.toml"
     Path("requirements.txt").write_text("demo\n")
     assert found() == "requirements.txt"
-    Path("uv.lock").write_text("")
+    Path("pyproject.toml").write_text(f'{PROJECT}requires-python = ">=3.10"\n')
+    Path("uv.lock").write_text(LOCK)
     assert found() == "uv.lock"
     assert package_sources.find(resolve("train.py", ()), "none") is None
     assert package_sources.find(resolve_command(["true"]), "") is None
@@ -137,7 +149,12 @@ def test_the_project_itself_stands_for_its_dependencies(project: Path) -> None:
     Path("requirements.txt").write_text("-e .[train]\nnumpy")
     wanted = package_sources.find(resolve("train.py", ()), "")
     assert wanted is not None
-    assert wanted.texts == {"requirements.txt": "numpy\ndemo>=1\nhelper<2\n"}
+    assert wanted.texts == {"requirements.txt": "mine[train]\nnumpy"}
+    assert wanted.requirements is None, "only uv follows extras"
+    Path("requirements.txt").write_text("-e .\nnumpy")
+    wanted = package_sources.find(resolve("train.py", ()), "")
+    assert wanted is not None
+    assert wanted.requirements == ("numpy", "demo>=1")
 
 
 def test_a_run_says_which_file_it_uses_and_how_not_to(project: Path, call: Call, lab: None) -> None:
@@ -228,7 +245,7 @@ def test_a_script_does_without_the_python_that_nodes_lack(call: Call, project: P
         ("environment.yml", "dependencies:\n  - python=3.11\n", "names no packages for Python"),
         ("environment.yml", "dependencies:\n  - demo[\n", "line 2 is not understood: 'demo\\["),
         ("requirements.txt", "-r ../other.txt", "is outside"),
-        ("requirements.txt", "-e ./sub\n", "local packages are not installed: '-e ./sub'"),
+        ("requirements.txt", "-e ./sub\n", "no such folder: ./sub"),
         ("train.py", "print()\n", "has no `# /// script` block"),
         ("requirements.txt", b"\xff\xfed\0e\0m\0o\0", "it is not UTF-8"),
     ],
