@@ -64,18 +64,36 @@ def _check(words: tuple[str, ...]) -> None:
 
 def merge(flags: Sequence[Flag], values: Sequence[str], nodes: Sequence[Node] = ()) -> list[Flag]:
     """clusterctl's flags, less those that these options set, and these. `nodes` are those of the
-    job, where they are known. Raises UsageError for a network that they do not have."""
-    own = parse(values)
+    job, where they are known. Raises UsageError for a network that they do not have, and for cores
+    that a rank would have without being bound to them."""
+    own = [_keep_on_node(words) for words in parse(values)]
     set_here = {_name_target(words) for words in own}
+    bindings = [words[-1] for words in own if words[0] == "--bind-to"]
     for words in own:
         if words[0] == "--map-by" and ":pe=" in words[-1].lower():  # it binds, too
             set_here.add(("--bind-to",))
+            if wrong := [word for word in bindings if not word.startswith(("core", "hwt"))]:
+                raise UsageError(
+                    f"{' '.join(words)} and --bind-to {wrong[0]} contradict each other",
+                    hint="leave one of the two out",
+                )
         if _name_target(words) == ("--mca", "btl_tcp_if_include"):
             _check_networks(" ".join(words), words[-1].split(","), nodes)
     kept = [flag for flag in flags if _name_target(flag[0]) not in set_here]
     if ("pml", "ucx") in {words[1:] for words in own} and not all(map(list_rdma_devices, nodes)):
         kept += [flag for flag in UCX_WITHOUT_RDMA if _name_target(flag[0]) not in set_here]
     return [*kept, *((words, WHY) for words in own)]
+
+
+def _keep_on_node(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Mapping by cores and the like: without the last word, PRRTE does not look at the slots of a
+    node where there may be more processes than slots, and the first node gets all ranks (5.0.11).
+    """
+    place, *more = words[-1].split(":")
+    if words[0] != "--map-by" or place.lower() == "slot":
+        return words
+    kept = [word for word in more if "oversubscribe" not in word.lower()]
+    return (words[0], ":".join((place, *kept, "NOOVERSUBSCRIBE")))
 
 
 def _check_networks(typed: str, networks: Sequence[str], nodes: Sequence[Node]) -> None:

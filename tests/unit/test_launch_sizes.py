@@ -212,3 +212,7 @@ def test_options_for_mpirun(call: Call, lab: None) -> None:
     argv = call(*words).document["argv"]
     assert "slot:pe=1" in argv
     assert "none" not in argv
+    said = call(*words[:4], "--bind-to", "none", *words[4:])
+    assert (said.code, "contradict" in said.err) == (2, True)
+    argv = call(*words[:5], "core:oversubscribe", *words[6:]).document["argv"]
+    assert "core:NOOVERSUBSCRIBE" in argv
