@@ -487,3 +487,19 @@ def test_what_a_program_leaves_behind_is_ended(cli: Cli, cluster_id: str) -> Non
     )
     done = cli("run", "leaves.py")
     wait_for(lambda: not of_job(cluster_id, done.job), 10, "the children to be gone")
+
+
+def test_a_line_of_mpirun_runs_as_it_says(cli: Cli) -> None:
+    """On the nodes that it names, mapped by cores, over UCX although there is no RDMA."""
+    words = ["-H", "worker-2:2,worker-1:1", "-mca", "pml", "ucx", "--map-by", "core", "-x", "A=1"]
+    cli.script(
+        "where.py",
+        "import os; from mpi4py import MPI\n"
+        "total = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank)\n"
+        "print(total, os.environ['CLUSTERCTL_NODE'], os.environ['A'], os.environ['MASTER_ADDR'])",
+    )
+    done = cli("run", "mpirun", *words, "-x", "MASTER_ADDR=10.0.0.1", "python3", "where.py")
+    assert "ignored: -x MASTER_ADDR=10.0.0.1\n" in done.err
+    first = done.of(0)[0].split()[-1]
+    assert done.of(0) == done.of(1) == [f"3 worker-2 1 {first}"]
+    assert (done.of(2), first != "10.0.0.1") == ([f"3 worker-1 1 {first}"], True)
