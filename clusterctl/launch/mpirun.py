@@ -49,6 +49,9 @@ class Generation:
 
     agent: tuple[str, str]
     no_tree: tuple[str, str]
+    same_shell: tuple[str, str]
+    """Without it, the command for a daemon is written for the login shell of whoever starts mpirun,
+    which may be csh. Our agents hand it to sh, and say so when they are asked for the shell."""
     daemons: tuple[str, str]
     spawn: tuple[str, str, str]
     """Lets MPI_Comm_spawn place its processes where ranks of this job are: the slots in the
@@ -70,6 +73,7 @@ GENERATIONS: dict[int, Generation] = {
     4: Generation(
         agent=("--mca", "plm_rsh_agent"),
         no_tree=("--mca", "plm_rsh_no_tree_spawn"),
+        same_shell=("--mca", "plm_rsh_assume_same_shell"),
         daemons=("--mca", "oob_tcp_if_include"),
         spawn=("--mca", "rmaps_base_oversubscribe", "1"),
         alone=(
@@ -83,6 +87,7 @@ GENERATIONS: dict[int, Generation] = {
     5: Generation(
         agent=("--prtemca", "plm_ssh_agent"),
         no_tree=("--prtemca", "plm_ssh_no_tree_spawn"),
+        same_shell=("--prtemca", "plm_ssh_assume_same_shell"),
         daemons=("--prtemca", "prte_if_include"),
         spawn=("--prtemca", "rmaps_default_mapping_policy", "slot:oversubscribe"),
         alone=(("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm,pbs,lsf")),
@@ -297,6 +302,7 @@ def _name_agent(words: Generation, name: str) -> list[Flag]:
     return [
         ((*words.agent, name), "ssh with this cluster's keys, ports and known hosts"),
         ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
+        ((*words.same_shell, "0"), "daemons are started by sh, whatever login shells are"),
     ]
 
 

@@ -48,7 +48,8 @@ class Stdout(BufferedPipe):  # type: ignore[misc]  # untyped
     def __init__(self, on_stdout: OnStdout | None) -> None:
         super().__init__()
         self._on_stdout = on_stdout
-        self._started = False
+        self.started = False
+        """Whether the login shell has come to the command."""
         self.before_start = b""
         self.received = 0
         """Bytes, which use up the channel's window until they are read."""
@@ -56,9 +57,9 @@ class Stdout(BufferedPipe):  # type: ignore[misc]  # untyped
 
     def feed(self, data: bytes) -> None:
         self.received += len(data)
-        if not self._started:
+        if not self.started:
             before, found, data = (self.before_start + data).partition(START)
-            self._started = bool(found)
+            self.started = bool(found)
             self.before_start = b"" if found else before[-PRELUDE_LIMIT:]
         if data:
             if self._on_stdout:
@@ -202,6 +203,11 @@ class Session(AbstractContextManager["Session"]):
             if not channel.event_ready:
                 raise Failure("sshd refused to start the command")
             raise Failure("sshd ended the session and gave no exit code")
+        if channel.exit_status == 0 and not self._stdout.started:
+            raise Failure(
+                "the login shell ended without running the command; one of its start files"
+                " (~/.bashrc, ~/.cshrc, …) may start another program with `exec`"
+            )
         return int(channel.exit_status)
 
     def take_output(self) -> tuple[bytes, bytes]:

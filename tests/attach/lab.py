@@ -21,6 +21,12 @@ STUDENT = 54322
 """User id of somebody who has one home for all hosts."""
 
 
+SHELLS = {"tcsh": ".tcshrc", "fish": ".config/fish/config.fish", "zsh": ".zshenv"}
+"""Users with these login shells, and these names. Their start files say something, and expect a
+terminal."""
+SHELL_USERS = {name: PERSON + number for number, name in enumerate(SHELLS, start=10)}
+
+
 @dataclass
 class Hosts:
     """`home` is the person's here: keys, known_hosts, state."""
@@ -50,13 +56,18 @@ class Hosts:
     ) -> list[tuple[Path, str]]:
         folder = self.machines.hosts[name].folder
         homes = folder / "srv"
-        for user, number in (("root", 0), ("person", PERSON)):
+        people = {"root": 0, "person": PERSON, **SHELL_USERS}
+        for user, number in people.items():
             ssh = homes / f"{user}-of-{name}" / ".ssh"
             ssh.mkdir(parents=True)
             # The last line of a file that people edit may lack its end.
             (ssh / "authorized_keys").write_text(f"# mine\n{public}")
             for path in (ssh.parent, ssh, ssh / "authorized_keys"):
                 os.chown(path, number, number)
+        for user, file in SHELLS.items():
+            start = homes / f"{user}-of-{name}" / file
+            start.parent.mkdir(parents=True, exist_ok=True)
+            start.write_text("echo hello\nstty erase x\n")
         homes.chmod(0o755)
         lines = [
             line
@@ -66,6 +77,10 @@ class Hosts:
         lines += [
             f"root:x:0:0::/srv/root-of-{name}:/bin/sh",
             f"person:x:{PERSON}:{PERSON}::/srv/person-of-{name}:/bin/sh",
+            *(
+                f"{user}:x:{number}:{number}::/srv/{user}-of-{name}:{find(user) or '/bin/sh'}"
+                for user, number in SHELL_USERS.items()
+            ),
             f"student:x:{STUDENT}:{STUDENT}::/srv/student:/bin/sh",
         ]
         (folder / "passwd").write_text("\n".join(lines) + "\n")

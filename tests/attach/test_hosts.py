@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import keys
-from tests.attach.lab import Hosts
+from tests.attach.lab import SHELLS, Hosts
 from tests.conftest import Need, require_namespaces, require_sshd
 from tests.e2e.cli import Cli, wait_for
 
@@ -96,6 +96,36 @@ def test_no_root_is_needed(hosts: Hosts, cli: Cli) -> None:
     assert done.of(0) + done.of(1) == ["person alpha", "person beta"]
     cli("detach", "lab")
     assert hosts.traces("alpha", "person") == hosts.traces("beta", "person") == []
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("shell", SHELLS)
+def test_any_login_shell_will_do(hosts: Hosts, cli: Cli, need: Need, shell: str) -> None:
+    """Also where mpirun starts its daemons, and nodes ask each other."""
+    need(shell)
+    file = hosts.file(cli, "{alpha} slots=2", "{beta} slots=2")
+    cli("attach", "lab", "--hosts", file, "--user", shell)
+    cli.script(
+        "who", '#!/bin/sh\necho "$RANK ${SHELL##*/} $(uname -n)" | tee "made-$RANK"\n'
+    ).chmod(0o755)
+    done = cli("run", "who")
+    assert done.of(0) + done.of(1) == [f"0 {shell} alpha", f"1 {shell} beta"]
+    points = cli("run", "--array", "1-2", "who")
+    assert sorted(points.of(1) + points.of(2)) == [f"0 {shell} alpha", f"0 {shell} beta"]
+
+
+def test_a_start_file_that_runs_another_program(hosts: Hosts, cli: Cli, need: Need) -> None:
+    need("tcsh")
+    start = hosts.user_home("beta", "tcsh") / ".tcshrc"
+    before = start.read_text()
+    start.write_text("exec true\n")
+    try:
+        file = hosts.file(cli, "{beta}")
+        done = cli("attach", "lab", "--hosts", file, "--user", "tcsh", code=5)
+    finally:
+        start.write_text(before)
+    assert "login shell" in done.err
+    assert "exec" in done.err
 
 
 @pytest.mark.mpi

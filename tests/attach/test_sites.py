@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.attach.conftest import SITES, Program, Site
+from tests.conftest import Need
 from tests.e2e.cli import Cli, wait_for
 
 SAVES = """
@@ -143,6 +144,18 @@ def test_a_process_by_itself_has_all_cores_of_its_job(
     assert done.of(0) == ["4," if site.system == "slurm" else "1,"]
     done = cli("run", *few, name)
     assert [done.of(rank)[0].partition(",")[0] for rank in (0, 1)] == ["2", "2"]
+
+
+def test_people_may_have_csh(cli: Cli, site: Site, need: Need) -> None:
+    """Grid Engine starts mpirun's daemons by the login shell, and mpirun writes for it."""
+    passwd = site.lab.folder / "passwd"
+    before = passwd.read_text()
+    passwd.write_text(before.replace(":/bin/sh\n", f":{need('tcsh')}\n"))
+    try:
+        done = cli("run", "--launcher", "mpirun", *site.size(2), "--", "sh", "-c", "echo $RANK")
+    finally:
+        passwd.write_text(before)
+    assert done.of(0) + done.of(1) == ["0", "1"]
 
 
 def test_a_source_file_is_compiled_in_the_job(cli: Cli, site: Site) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import known_hosts
+from clusterctl import assets, known_hosts
 from clusterctl.model import NodeResult
 from clusterctl.node_results import fold, shorten
 from clusterctl.timeouts import Watchdog
@@ -185,6 +186,17 @@ def test_a_command_reaches_sh_through_any_shell(login_shell: str, text: str) -> 
     done = subprocess.run([login_shell, "-c", command], capture_output=True, text=True)
     assert done.stdout == f"[{text}]"
     assert not any(char in command for char in "\n!") or "\\0" in command
+
+
+@pytest.mark.parametrize("login_shell", SHELLS)
+@pytest.mark.parametrize("text", [NASTY, NASTY.replace("\n", ""), "plain ' \" $HOME text", "é"])
+def test_a_command_goes_on_to_another_host_through_any_shell(login_shell: str, text: str) -> None:
+    """As scripts on nodes hand it on."""
+    command = f"printf '[%s]' {shlex.quote(text)}"
+    script = assets.render("transport/wrap.sh.j2") + 'wrap "$1"\nprintf %s "$wrapped"\n'
+    made = subprocess.run(["sh", "-c", script, "sh", command], capture_output=True, text=True)
+    done = subprocess.run([login_shell, "-c", made.stdout], capture_output=True, text=True)
+    assert done.stdout == f"[{text}]"
 
 
 def test_paths_are_no_options() -> None:
