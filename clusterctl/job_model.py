@@ -244,6 +244,8 @@ class Job:
     native_id: str = ""
     attempt: int = 1
     hangs: tuple[Hang, ...] = ()
+    never_met: bool = False
+    """Its ranks used torch, and none has joined another one."""
     points_ended: dict[str, int] = field(default_factory=dict)
     """Of a sweep: the exit codes of the points that have ended, by their numbers."""
     fetched: bool = False

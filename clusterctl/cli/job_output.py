@@ -68,6 +68,13 @@ def finish(console: Console, job: Job) -> int:
     failure = job.failure
     if job.state is JobState.SUCCEEDED:
         console.report(f"job {job.id} succeeded in {format_duration(job)}")
+        if job.never_met:
+            console.note(
+                f"none of the {job.ranks} ranks joined a process group of torch.distributed or used"
+                " MPI: unless they share the work in another way, each did all of it; to train"
+                " together, call init_process_group() in every rank"
+                ' (Lightning: Trainer(strategy="ddp", num_nodes=…)); for one process: --once'
+            )
         result = 0
     elif job.state is JobState.FAILED:
         if failure and job.spec.is_sweep:

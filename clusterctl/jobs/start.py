@@ -27,6 +27,8 @@ from clusterctl.schedulers.direct import (
 from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
 
+ALONE = "job/sitecustomize.py"
+"""Of the templates: notes whether a rank has met others."""
 STAGE_TIMEOUT = 600.0
 ASK_TIMEOUT = CLEAN_LIMIT + 10.0
 """Seconds that a node has to answer a question about a job."""
@@ -82,6 +84,9 @@ def make_node_files(
         variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
         environment = secrets.render_environment(variables, values)
         files[name][secrets.FILE] = (environment, secrets.MODE)
+        if _may_be_alone(job):
+            text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
+            files[name]["lib/sitecustomize.py"] = (text, 0o644)
         files[name] |= _make_rank_files(
             job, node, plan, cluster.system, system.expect_hostname(node)
         )
@@ -91,6 +96,12 @@ def make_node_files(
     texts = {**plan.files, **system.scheduler.script(job, cluster, plan)}
     launcher.update({name: (text, 0o755) for name, text in texts.items()})
     return files
+
+
+def _may_be_alone(job: Job) -> bool:
+    """Whether its ranks may be found to have done the same work: a Python script, on several."""
+    kind, several = job.spec.program.kind, job.ranks > 1 and not job.spec.is_sweep
+    return several and kind in (ProgramKind.PYTHON, ProgramKind.MODULE)
 
 
 FilesByNode = dict[str, dict[str, tuple[str, int]]]

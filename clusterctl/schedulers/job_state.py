@@ -121,7 +121,15 @@ def _end(job: Job, last: Attempt) -> Job:
         failure=failure,
         survivors=last.survivors,
         reason=_explain(job, state, last, failure),
+        never_met=state is JobState.SUCCEEDED and _have_never_met(job, last),
     )
+
+
+def _have_never_met(job: Job, last: Attempt) -> bool:
+    """Whether each of several ranks has done all of the work. Those that were told apart by their
+    arguments have not."""
+    same = len(set(last.alone.values())) == 1
+    return job.ranks > 1 and same and set(last.alone) == set(range(job.ranks))
 
 
 def _judge_state(job: Job, last: Attempt) -> JobState:

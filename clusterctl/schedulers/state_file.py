@@ -21,6 +21,8 @@ attempt before it:
     full TIME NODE                    its disk is full
     oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
     told TIME RANK ATTEMPT            it was told to end before it did
+    alone TIME RANK DIGEST            it used torch, and has joined no other rank; DIGEST is that of
+                                      its arguments (see templates/job/sitecustomize.py)
     node TIME NODE WORD               something came over the node: one of EVENTS
     dead TIME                         the supervisor is gone, and nobody else writes anything
     absent TIME                       there is no such file: the job was never handed in, or the
@@ -85,6 +87,8 @@ class Attempt:
     """Ranks."""
     told: set[int] = field(default_factory=set)
     """Ranks that did not end by themselves."""
+    alone: dict[int, str] = field(default_factory=dict)
+    """By rank that has joined no other one: the digest of its arguments."""
     events: dict[str, str] = field(default_factory=dict)
     """By node: one of EVENTS."""
     dead: float | None = None
@@ -155,6 +159,8 @@ class Facts:
             rank, attempt = map(int, rest)
             if attempt == last.number:
                 (last.told if word == "told" else last.out_of_memory).add(rank)
+        elif word == "alone":
+            last.alone[int(rest[0])] = rest[1]
         elif word == "node" and rest[1] in EVENTS:
             last.events[rest[0]] = rest[1]
         elif word == "dead" and not last.ended:

@@ -44,10 +44,21 @@ def test_training_reaches_its_accuracy(cli: Cli) -> None:
     done = cli("run", "multinode_ddp_mpi.py", 20, 10, timeout=110)
     losses = [float(found) for found in re.findall(r"Loss: ([0-9.e-]+)", done.out)]
     assert losses[-1] < losses[0]
+    assert "init_process_group" not in done.err
     (accuracy,) = re.findall(r"accuracy: ([0-9.]+)", done.out)
     assert float(accuracy) >= 0.95
     (snapshot,) = cli.json("fetch", done.job)["files"]
     assert (snapshot["node"], snapshot["path"]) == ("worker-1", "snapshot.pt")
+
+
+def test_ranks_that_have_never_met_are_no_silent_success(cli: Cli) -> None:
+    """Each has done all of the work. A program that reads its rank divides it."""
+    cli.script("alone.py", "import torch\nprint(torch.ones(2).sum())\n")
+    assert "init_process_group" in cli("run", "alone.py").err
+    cli.script(
+        "divides.py", "import os, torch\nprint(torch.arange(4)[int(os.environ['RANK']) :: 2])\n"
+    )
+    assert "init_process_group" not in cli("run", "divides.py").err
 
 
 def test_a_gpu_program_refuses_a_cpu_unless_allowed(cli: Cli) -> None:

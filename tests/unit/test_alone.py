@@ -1,0 +1,107 @@
+"""What a rank notes of itself: whether it was alone. Programs run with a torch that is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl import assets
+from clusterctl.job_model import JobState
+from clusterctl.schedulers import job_state
+from tests.unit.making import job
+
+C10D = "_backend = _default_pg_init_method = None\n"
+JOIN = "from torch.distributed import distributed_c10d as c; c._backend = 'gloo'"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job's folder on a node."""
+    for name in ("out", "lib", "work"):
+        (tmp_path / name).mkdir()
+    torch = tmp_path / "installed" / "torch" / "distributed"
+    torch.mkdir(parents=True)
+    (torch.parent / "__init__.py").touch()
+    (torch / "__init__.py").touch()
+    (torch / "distributed_c10d.py").write_text(C10D)
+    shutil.copy(assets.find_folder("templates") / "job/sitecustomize.py", tmp_path / "lib")
+    return tmp_path
+
+
+def run(folder: Path, script: str, *args: str) -> set[str]:
+    """The notes of rank 0."""
+    (folder / "work" / "train.py").write_text(script)
+    subprocess.run(
+        [sys.executable, "train.py", *args],
+        cwd=folder / "work",
+        env={
+            "PATH": os.environ["PATH"],
+            "PWD": str(folder / "work"),
+            "PYTHONPATH": f"{folder / 'lib'}:{folder / 'installed'}",
+            "CLUSTERCTL_RANK": "0",
+        },
+        check=True,
+        timeout=60,
+    )
+    return {path.suffix for path in (folder / "out").iterdir()}
+
+
+FORK = """
+import torch, multiprocessing as m
+def join():
+    {join}
+child = m.get_context("fork").Process(target=join)
+child.start()
+child.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "notes"),
+    [
+        ("print('no torch')", set()),
+        ("import torch", {".alone"}),
+        ("import torch.distributed.distributed_c10d", {".alone"}),
+        (f"import torch; {JOIN}", {".met"}),
+        (FORK.format(join=JOIN), {".alone", ".met"}),
+        (FORK.format(join="pass"), {".alone"}),
+        ("import torch, sys; sys.modules['ray'] = torch", {".met"}),
+        ("import torch, os; print(os.environ.get('RANK'))", {".met"}),
+        ("import torch, other", {".met"}),
+    ],
+    ids=["no torch", "alone", "c10d", "joined", "child", "worker", "ray", "rank", "module"],
+)
+def test_a_rank_notes_whether_it_was_alone(folder: Path, script: str, notes: set[str]) -> None:
+    (folder / "work" / "other.py").write_text("import socket; socket.gethostname()\n")
+    assert run(folder, script) == notes
+
+
+def test_a_start_file_of_the_persons_own_runs_too(folder: Path) -> None:
+    (folder / "installed" / "sitecustomize.py").write_text("open('ran', 'w').close()\n")
+    assert run(folder, "import torch") == {".alone"}
+    assert (folder / "work" / "ran").exists()
+
+
+ENDED = "running 1 1\nlauncher 5 0\nstarted 5 2\nexit 4 0 0 1\nexit 4 1 0 1\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "alone"),
+    [
+        ("alone 5 0 11\nalone 5 1 11\n", True),
+        ("alone 5 0 11\nalone 5 1 12\n", False),
+        ("alone 5 0 11\n", False),
+        ("", False),
+    ],
+    ids=["all", "other arguments", "one", "none"],
+)
+def test_ranks_have_never_met_if_all_were_alone(lines: str, alone: bool) -> None:
+    one = replace(job(), state=JobState.RUNNING)
+    ended = job_state.judge(one, f"{ENDED}{lines}ended 5\n")
+    assert (ended.state, ended.ranks, ended.never_met) == (JobState.SUCCEEDED, 2, alone)
