@@ -138,10 +138,12 @@ def _read_output(
     if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
         if was_removed(folder):
             report(f"the output of job {job.id} is no longer kept: only its record is")
+        _report_no_start(job, report)
         yield from read_stored(folder)
         return
     with open_pool(store, cluster) as pool:
         job = _require_handed_in(store, job, cluster, pool)
+        _report_no_start(job, report)
         if not _was_never_staged(job):
             yield from _follow(store, job, cluster, pool, report, follow, find_dead)
 
@@ -203,6 +205,12 @@ def _require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> 
 def _was_never_staged(job: Job) -> bool:
     """Whether the job never reached its cluster: there is nothing of it to read or to end."""
     return job.state is JobState.LOST and job.started is None and not job.native_id
+
+
+def _report_no_start(job: Job, report: Reporter) -> None:
+    """Why there is no output of a job that ended before any rank ran."""
+    if job.state.ended and job.started is None:
+        report(f"job {job.id} never started: {job.reason or job.state.value}")
 
 
 def describe_hang(job: Job, hang: Hang) -> str:

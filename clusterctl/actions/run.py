@@ -41,7 +41,8 @@ from clusterctl.jobs import (
     systems,
     tree_checks,
 )
-from clusterctl.jobs.interrupts import Interrupts
+from clusterctl.jobs.interrupts import Interrupts, StartSignals
+from clusterctl.jobs.interrupts import Terminated as Terminated
 from clusterctl.jobs.launch_words import translate
 from clusterctl.jobs.package_model import NONE, Wanted
 from clusterctl.jobs.program import Resolved as Resolved
@@ -278,17 +279,22 @@ def submit(
     logs.remove_old(store)
     if job.spec.sync:
         mirror.claim(job, store.locate_job_folder(job.id))
-    with store.mark_handing_in(job.id):
-        return _ship(store, replace(prepared, job=job), pool, report, carry)
+    with store.mark_handing_in(job.id), StartSignals() as signals:
+        return _ship(store, replace(prepared, job=job), pool, report, carry, signals)
 
 
 def _ship(
-    store: Store, prepared: Prepared, pool: Pool, report: Reporter, carry: start.Carry | None
+    store: Store,
+    prepared: Prepared,
+    pool: Pool,
+    report: Reporter,
+    carry: start.Carry | None,
+    signals: StartSignals,
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
-    store.save_job(job)
     staging = starting = started = False
     try:
+        store.save_job(job)
         # Staging may take its time, a node that does not answer may not.
         for name, why in connect_or_report(pool, start.list_nodes(job, cluster), report).items():
             raise start.make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
@@ -307,8 +313,9 @@ def _ship(
             doubtful=prepared.doubtful,
             report=report,
         )
-        starting = True
         with Interrupts():
+            signals.hand_in()
+            starting = True
             job = start.start(job, cluster, pool, port, report)
             started = True
             store.save_job(job)

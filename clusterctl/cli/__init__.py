@@ -85,12 +85,15 @@ def _answer(console: Console, arguments: list[str]) -> int:
         path = _log(arguments, "\n".join((*console.story, error.message))) if elsewhere else ""
         console.error(error.message, error.hint, error.exit_code, path)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         # Python remembers a Ctrl-C that passed through an exec() of text, as dataclasses make while
         # they load, and would end by SIGINT instead of this code; any other exec() clears that.
         exec("")
-        console.error("stopped by Ctrl-C", console.after_interrupt, 130)
-        return 130
+        code: int = getattr(stopped, "exit_code", 130)
+        console.error(
+            f"stopped by {getattr(stopped, 'name', 'Ctrl-C')}", console.after_interrupt, code
+        )
+        return code
     except SystemExit as error:
         # Typer turns a broken pipe into an exit of its own.
         return (

@@ -13,7 +13,7 @@ from clusterctl import actions
 from clusterctl.actions import Store, detached_launches, jobs, launch_mark, up_plan
 from clusterctl.actions import run as action
 from clusterctl.actions import spec as specs
-from clusterctl.actions.run import Stdin
+from clusterctl.actions.run import Stdin, Terminated
 from clusterctl.cli import clusters, run, standard_input
 from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document_fetched, note_fetched
@@ -61,8 +61,11 @@ def launch(given: Launch, console: Console) -> None:
         if given.detach:
             launch_mark.mark(store, name, Path.cwd())
         code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console, stdin)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         if name not in store.list_names():
+            raise
+        if isinstance(stopped, Terminated):  # nobody is there to ask, and machines stay, as always
+            console.after_interrupt = _describe_kept(name)
             raise
         if console.interactive and _wants_to_keep(name, console):
             launch_mark.unmark(store, name)

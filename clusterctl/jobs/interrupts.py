@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 
@@ -48,3 +49,46 @@ class Interrupts:
         if self._seen and not self._patient:
             raise KeyboardInterrupt
         self._seen = True
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP where nothing runs yet: cleaned up as after Ctrl-C, with its own code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+        self.name = signal.Signals(number).name
+
+
+class StartSignals:
+    """While the context is open, a job is started: what SIGTERM and SIGHUP mean in a command that
+    else leaves its job alone. Until `hand_in` they are raised as Terminated, once. From then on the
+    job may run, and they wait for the end of the context."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._waits = False
+        self._seen: list[int] = []
+
+    def hand_in(self) -> None:
+        self._waits = True
+
+    def __enter__(self) -> StartSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                before = signal.getsignal(number)
+                if callable(before):  # else nobody handles it, and it ends the process
+                    self._before[number] = before
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if kind is None and self._waits and self._seen:
+            self._before[self._seen[0]](self._seen[0], None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._seen.append(number)
+        if not self._waits and len(self._seen) == 1:
+            raise Terminated(number)

@@ -193,6 +193,12 @@ def test_what_verify_runs_is_not_the_last_job(call: Call) -> None:
     assert list_numbers("8") == [8]
 
 
+def test_logs_says_why_a_job_has_no_output(call: Call) -> None:
+    store = open_store()
+    store.save_job(job(state=JobState.CANCELLED, finished=2.0, reason="interrupted"))
+    assert "job 7 never started: interrupted" in call("logs", "7").err
+
+
 def test_nothing_there_is_no_error(call: Call) -> None:
     for verb in ("list", "jobs"):
         said = call(verb)

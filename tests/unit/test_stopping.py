@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from clusterctl.cli.console import Console
 from clusterctl.cli.job_output import document, format_duration, report_result
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.job_model import JobState
+from clusterctl.jobs.interrupts import StartSignals
 from clusterctl.jobs.stage import Tree
 from clusterctl.model import NodeResult
 from clusterctl.state.home import explain_write_errors
@@ -27,12 +28,13 @@ from tests.unit.making import cluster, job, request
 
 
 class Impatient:
-    """Connections to a cluster whose user presses Ctrl-C whenever a command is sent. What a node
-    was told in full is in `told`."""
+    """Connections to a cluster whose user presses Ctrl-C whenever a command is sent, or sends
+    another signal. What a node was told in full is in `told`."""
 
-    def __init__(self, error: str = "") -> None:
+    def __init__(self, error: str = "", number: int = signal.SIGINT) -> None:
         self.told: list[str] = []
         self.error = error
+        self.number = number
 
     def connect(self, names: Sequence[str], **options: Any) -> tuple[NodeResult, ...]:
         return ()
@@ -55,7 +57,7 @@ class Impatient:
         pass
 
     def run(self, command: str, **options: Any) -> NodeResult:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(self.number)
         self.told.append(command)
         code = None if self.error else 0
         return NodeResult(node="launcher", exit_code=code, error=self.error)
@@ -82,8 +84,33 @@ def test_a_second_ctrl_c_leaves_no_job_running() -> None:
     assert "echo cancelled >stop" in told
 
 
-def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled() -> None:
-    pool, said, store = Impatient(), list[str](), open_store()
+@pytest.fixture
+def left() -> Iterator[list[int]]:
+    """The signals after which `run` would have left its job alone."""
+    seen: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [
+        signal.signal(number, lambda number, frame: seen.append(number)) for number in numbers
+    ]
+    yield seen
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_signal_while_a_job_is_handed_in_waits_until_it_runs(left: list[int]) -> None:
+    with StartSignals() as signals:
+        signals.hand_in()
+        signal.raise_signal(signal.SIGHUP)
+        assert left == []
+    assert left == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled(
+    number: int, left: list[int]
+) -> None:
+    """It runs nowhere, so that nobody can follow it."""
+    pool, said, store = Impatient(number=number), list[str](), open_store()
     staged = job()
     store.home.make(store.home.stages)
     (store.home.stages / staged.stage).write_bytes(b"")
@@ -94,8 +121,10 @@ def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled() -> None:
         tree=Tree(store.home.stages, (), 0, False),
         secrets={},
     )
-    with pytest.raises(KeyboardInterrupt):  # once while files are sent, then at every command
+    with pytest.raises(KeyboardInterrupt) as ended:  # while files are sent, then at every command
         submit(store, prepared, cast(Pool, pool), said.append)
+    assert getattr(ended.value, "exit_code", 128 + signal.SIGINT) == 128 + number
+    assert left == []
     assert store.read_job(staged.id).state is JobState.CANCELLED
     assert said == [f"job {staged.id} is cancelled: it had not started"]
     assert all(command.startswith("rm -f") for command in pool.told)
