@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.errors import ProviderError, UsageError, make_local_error
 from clusterctl.unpack import UnsafeArchive, unpack
 
 CHUNK = 1 << 18
@@ -159,8 +159,9 @@ def get(dataset: Dataset, root: Path, mirror: str, progress: Progress) -> Path:
         mark_path(root, dataset.name).write_text(dataset.mark + "\n")
         shutil.rmtree(downloads)
     except OSError as error:
-        raise UsageError(
+        raise make_local_error(
             f"{error.filename or root} cannot be written: {error.strerror or error}",
+            error.errno,
             hint=f"{dataset.name} takes about {dataset.size * 3 // 1_000_000 + 1} MB while it is "
             "unpacked; check permissions and free space, or set CLUSTERCTL_HOME",
         ) from error

@@ -5,6 +5,11 @@ A message says what happened and to which node; the hint says what to do next.
 
 from __future__ import annotations
 
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""No space left on device; disk quota exceeded."""
+
 
 class ClusterctlError(Exception):
     """The root. Raised itself only for a bug in clusterctl (exit 1).
@@ -100,3 +105,16 @@ def describe_reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
+
+
+def make_write_error(what: str, error: OSError, hint: str = "") -> ClusterctlError:
+    """The error for what cannot be written on this machine. `hint`: see `make_local_error`."""
+    return make_local_error(f"cannot write {what}: {error.strerror or error}", error.errno, hint)
+
+
+def make_local_error(message: str, code: int | None, hint: str = "") -> ClusterctlError:
+    """The same by its message and errno. A full disk is no mistake in a command line, and may pass;
+    `hint` is for all else."""
+    if code in FULL:
+        return ProviderError(message, hint="free some space there")
+    return UsageError(message, hint=hint)

@@ -365,6 +365,8 @@ class NodeResult:
     seconds: float = 0.0
     cut: bool = False
     """The connection was lost on the way, or could not be made: another one may do better."""
+    errno: int = 0
+    """Of what failed on this machine, and not on the node: a file here could not be written."""
 
     @property
     def ok(self) -> bool:

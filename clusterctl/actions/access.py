@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterctl import process
 from clusterctl.actions import open_pool, ssh_config, terminal
 from clusterctl.actions.known_hosts_file import mend_known_hosts
-from clusterctl.errors import NodeUnreachable, RecordError, UsageError
+from clusterctl.errors import FULL, NodeUnreachable, RecordError, UsageError, make_local_error
 from clusterctl.model import Cluster, Node, NodeResult, Reporter, Role
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -209,6 +209,8 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         # What the node itself says is about its own path.
         place = source if remote_source else target
         what = f"copying {source} to {target}" if result.exit_code is None else place
+        if result.errno in FULL:
+            raise make_local_error(f"{what}: {result.error}", result.errno)
         raise UsageError(
             f"{what}: {result.error or result.complaints}",
             hint="check the path, its permissions and the free space",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import make_write_error
 from clusterctl.insight import doctor
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.node_views import NodeView
@@ -62,9 +62,7 @@ def write(
         path.touch(mode=0o600)
         path.write_bytes(data.getvalue())
     except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}", hint="choose another --bundle FILE"
-        ) from error
+        raise make_write_error(str(path), error, "choose another --bundle FILE") from error
 
 
 def _redact_outputs(found: Evidence, redact: Callable[[str], str]) -> Evidence:

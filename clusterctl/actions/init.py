@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.config import FILE
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, make_write_error
 from clusterctl.jobs import own_project
 from clusterctl.options.verbs import VERBS
 
@@ -48,9 +48,7 @@ def write(folder: Path) -> Path:
             f"{path} already exists", hint="--print shows what would be in a new one"
         ) from None
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="check the folder's permissions"
-        ) from error
+        raise make_write_error(str(path), error, "check the folder's permissions") from error
     return path
 
 

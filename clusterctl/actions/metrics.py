@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clusterctl.actions import jobs
-from clusterctl.errors import UsageError, describe_reason
+from clusterctl.errors import make_write_error
 from clusterctl.insight import event_files
 from clusterctl.insight.metrics import MetricPoint, Reader, drop_repeated
 from clusterctl.insight.metrics import find_last as find_last
@@ -63,10 +63,8 @@ def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path,
         started = job.started or job.created
         return event_files.write(points, target / f"job-{job.id}", started)
     except OSError as error:
-        raise UsageError(
-            f"the metrics cannot be written to {target}: {describe_reason(error)}",
-            hint="choose another folder or FILE.csv with --export",
-        ) from error
+        hint = "choose another folder or FILE.csv with --export"
+        raise make_write_error(f"the metrics to {target}", error, hint) from error
 
 
 def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:

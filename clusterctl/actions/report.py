@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.actions import bench, choose, cost, jobs, metrics, verify
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, make_write_error
 from clusterctl.formats import count, format_seconds, format_time
 from clusterctl.insight import cost as money
 from clusterctl.insight.metrics import MetricPoint
@@ -52,9 +52,7 @@ def write(text: str, path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", hint="choose another --output FILE"
-        ) from error
+        raise make_write_error(str(path), error, "choose another --output FILE") from error
 
 
 def find_cluster(store: Store, name: str | None) -> Cluster:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clusterctl import assets
 from clusterctl.actions import tunnel
-from clusterctl.errors import RecordError, UsageError
+from clusterctl.errors import RecordError, UsageError, make_write_error
 from clusterctl.model import Cluster
 from clusterctl.state import Store
 from clusterctl.state.home import write_atomic
@@ -135,7 +135,5 @@ def _write(config: Path, lines: list[str]) -> None:
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise UsageError(
-            f"{config} cannot be written: {error.strerror}",
-            hint="`clusterctl ssh-config --print` shows what to add",
-        ) from error
+        hint = "`clusterctl ssh-config --print` shows what to add"
+        raise make_write_error(str(config), error, hint) from error

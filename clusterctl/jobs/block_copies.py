@@ -203,7 +203,7 @@ def _get_blocks(
                 unpack.move_into(made, target)
         except OSError as error:
             why = f"{error.filename or target} cannot be written: {error.strerror}"
-            return replace(got, exit_code=None, error=why), []
+            return replace(got, exit_code=None, error=why, errno=error.errno or 0), []
     return got, damaged
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from clusterctl import assets, process
-from clusterctl.errors import UsageError
+from clusterctl.errors import FULL, UsageError, make_write_error
 from clusterctl.formats import count, format_bytes
 from clusterctl.jobs.archives import (
     PERMISSIONS,
@@ -24,7 +24,6 @@ from clusterctl.jobs.archives import (
     make_member,
 )
 from clusterctl.state import Home, find_home
-from clusterctl.state.home import FULL, make_write_error
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import join, quote
 
 from clusterctl import assets
-from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable
+from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import archives, block_copies, py_spy, secrets, stage, systems, tree_checks
 from clusterctl.launch_plan import LaunchPlan
@@ -352,7 +352,13 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
 def make_error(
     doing: str, result: NodeResult, hint: str = "--verbose shows more"
 ) -> ClusterctlError:
-    """The error for a command of ours that failed on a node."""
+    """The error for a command of ours that failed on a node, or for what it met on this machine."""
+    if result.errno:
+        message, local = (
+            f"{doing}: {result.error}",
+            "check its permissions, or choose another folder",
+        )
+        return make_local_error(message, result.errno, local)
     if result.exit_code is None:
         return NodeUnreachable(
             f"{doing}: {result.node}: {result.error}",

@@ -13,9 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, ProviderError, UsageError
+from clusterctl.errors import UsageError, make_write_error
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -181,12 +180,3 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise make_write_error(
             str(path), error, hint="check its permissions, or choose another folder"
         ) from error
-
-
-def make_write_error(what: str, error: OSError, hint: str = "") -> ClusterctlError:
-    """The error for what cannot be written. A full disk is no mistake in a command line, and may
-    pass; `hint` is for all else."""
-    message = f"cannot write {what}: {error.strerror}"
-    if error.errno in FULL:
-        return ProviderError(message, hint="free some space there")
-    return UsageError(message, hint=hint)

@@ -76,7 +76,7 @@ def _explain_errors(path: Path, what: str) -> Iterator[None]:
         if error.errno is None:
             raise
         name = error.filename or path
-        raise Failure(f"{name} cannot be {what}: {error.strerror}") from error
+        raise Failure(f"{name} cannot be {what}: {error.strerror}", error.errno) from error
 
 
 def _measure_size(folder: Path) -> int:
@@ -173,7 +173,7 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
                 try:
                     came = _receive(stream, part, mode, size, broken if partly else None)
                     result = _finish_receiving(session, *came)
-                except ConnectionError:
+                except OSError:  # of the connection, or of a disk here
                     if partly and part.is_dir():
                         target.mkdir(exist_ok=True)
                         unpack.move_into(part, target)

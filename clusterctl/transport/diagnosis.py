@@ -16,7 +16,12 @@ from clusterctl.transport import OpenTunnel
 
 
 class Failure(Exception):
-    """What came between us and the end of a command or a copy, as NodeResult.error says it."""
+    """What came between us and the end of a command or a copy, as NodeResult.error says it.
+    `errno`: that of a file of this machine."""
+
+    def __init__(self, text: str, errno: int = 0) -> None:
+        super().__init__(text)
+        self.errno = errno
 
 
 FAILURES = (Failure, ClusterctlError, OSError)
@@ -45,7 +50,8 @@ def describe_failure(error: BaseException, seconds: float) -> str:
 def make_failed_result(error: BaseException, seconds: float) -> NodeResult:
     """What a node's command or copy came to that ended with one of FAILURES, as above."""
     why = describe_failure(error, seconds)
-    return NodeResult(node="", error=why, cut=isinstance(error, ConnectionError))
+    here = error.errno if isinstance(error, Failure) else 0
+    return NodeResult(node="", error=why, cut=isinstance(error, ConnectionError), errno=here)
 
 
 @dataclass(frozen=True, slots=True)
