@@ -314,7 +314,7 @@ def _ship(
             report=report,
         )
         with Interrupts():
-            signals.hand_in()
+            signals.start_waiting()
             starting = True
             job = start.start(job, cluster, pool, port, report)
             started = True

@@ -62,15 +62,15 @@ class Terminated(KeyboardInterrupt):
 
 class StartSignals:
     """While the context is open, a job is started: what SIGTERM and SIGHUP mean in a command that
-    else leaves its job alone. Until `hand_in` they are raised as Terminated, once. From then on the
-    job may run, and they wait for the end of the context."""
+    else leaves its job alone. Until `start_waiting` they are raised as Terminated, once. From then
+    on the job may run, and they wait for the end of the context."""
 
     def __init__(self) -> None:
         self._before: dict[int, Callable[[int, FrameType | None], object]] = {}
         self._waits = False
         self._seen: list[int] = []
 
-    def hand_in(self) -> None:
+    def start_waiting(self) -> None:
         self._waits = True
 
     def __enter__(self) -> StartSignals:

@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from clusterctl import process
+from clusterctl.errors import FULL
 from clusterctl.model import Node, NodeResult
 from clusterctl.timeouts import Deadline, run_in_background
 from clusterctl.transport import OnStdout
@@ -63,7 +64,10 @@ class LocalTransport:
             result = make_failed_result(error, timeout)
         except OSError as error:
             where = error.filename or source
-            result = NodeResult(node="", error=f"{where}: {error.strerror or error}")
+            here = error.errno if error.errno in FULL else 0  # a node's path is one of ours, too
+            result = NodeResult(
+                node="", error=f"{where}: {error.strerror or error}", errno=here or 0
+            )
         return replace(result, node=self.node.name, seconds=time.monotonic() - started)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -261,11 +262,14 @@ def test_full_disk_here(transport: SshTransport, tmp_path: Path) -> None:
     try:
         file = transport.get(str(tmp_path / "source/file"), target, timeout=10)
         folder = transport.get(str(tmp_path / "source"), target, timeout=10)
+        part = transport.get(str(tmp_path / "source"), tmp_path / "kept", timeout=10, partly=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     assert file.error == folder.error == f"{target} cannot be written: File too large"
-    assert os.listdir(tmp_path) == ["source"]
+    assert file.errno == folder.errno == part.errno == errno.EFBIG
+    assert sorted(os.listdir(tmp_path)) == ["kept", "source"]
+    assert 0 < (tmp_path / "kept" / PARTS / "file").stat().st_size <= 1_000_000
 
 
 def test_copy_over_a_connection_that_is_lost(

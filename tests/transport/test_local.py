@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from clusterctl.model import Node, Role
+from clusterctl.jobs.start import make_error
+from clusterctl.model import Node, NodeResult, Role
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.pool import Pool
 
@@ -47,6 +49,16 @@ def test_time_is_limited(here: LocalTransport) -> None:
     assert result.exit_code is None
     assert "0.3 s" in result.error
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 2)]
+)
+def test_what_fails_here_is_not_the_nodes_fault(number: int, code: int) -> None:
+    error = make_error("fetching", NodeResult(node="login", error="x: full", errno=number))
+    assert error.exit_code == code
+    assert "login" not in error.message
+    assert "nodes" not in error.hint
 
 
 def test_a_channel_talks_until_it_is_closed(here: LocalTransport) -> None:

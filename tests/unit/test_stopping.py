@@ -99,7 +99,7 @@ def left() -> Iterator[list[int]]:
 
 def test_a_signal_while_a_job_is_handed_in_waits_until_it_runs(left: list[int]) -> None:
     with StartSignals() as signals:
-        signals.hand_in()
+        signals.start_waiting()
         signal.raise_signal(signal.SIGHUP)
         assert left == []
     assert left == [signal.SIGHUP]
