@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.errors import UsageError
+from clusterctl.input_files import read_input
 from clusterctl.options.table import Option
 
 FILE = "clusterctl.toml"
@@ -223,14 +224,7 @@ def _check_known(path: Path, name: str, what: str, known: set[str]) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Raises UsageError for a file that is no TOML or cannot be read."""
-    try:
-        return parse_toml(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct that line") from error
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}", hint="make it readable"
-        ) from error
+    return parse_toml(read_input(path, str(path), hint="it has to be readable text"), str(path))
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
@@ -243,4 +237,6 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         settings: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{name} is not valid TOML: {error}", hint="correct that line") from error
+    except RecursionError as error:
+        raise UsageError(f"{name} is nested too deeply", hint="no table needs that") from error
     return settings

@@ -15,14 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import UsageError
 
 CHUNK = 1 << 20
 """Bytes."""
 
 
-class UnsafeArchive(ClusterctlError):
-    """What it holds would be written elsewhere, or in place of something else."""
+MAX_PARTS = 200
+"""Folders in a path: what walks through a tree calls itself for each."""
+MAX_NAME = 255
+MAX_PATH = 3000
+"""Bytes of a name, and of a path below a folder: Linux takes 4,095 with that."""
+
+
+class UnsafeArchive(UsageError):
+    """What it holds would be written elsewhere, in place of something else, or too deep."""
 
 
 def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -> list[str]:
@@ -38,6 +45,9 @@ def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -
     links: list[tuple[Path, str]] = []
     for member in archive:
         parts = split_inner_parts(member.name)
+        if reason := _find_limit(parts):
+            left_out.append(f"{member.name[:60]}…: {reason}")
+            continue
         path = folder.joinpath(*parts)
         if member.isdir():
             path.mkdir(parents=True, exist_ok=True)
@@ -53,7 +63,11 @@ def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -
                 left_out.append(f"{member.name}: leads out of the folder, to {member.linkname}")
         elif member.islnk():
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(folder.joinpath(*split_inner_parts(member.linkname)), path)
+            inner = split_inner_parts(member.linkname)
+            if _find_limit(inner):
+                left_out.append(f"{member.name}: a link to what was left out")
+            else:
+                os.link(folder.joinpath(*inner), path)
         elif member.isreg():
             path.parent.mkdir(parents=True, exist_ok=True)
             with (
@@ -72,6 +86,16 @@ def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -
     for path, mode in reversed(modes):
         path.chmod(mode)
     return left_out
+
+
+def _find_limit(parts: list[str]) -> str:
+    """Why no file can have that path; "" where one can."""
+    if len(parts) > MAX_PARTS:
+        return f"it lies more than {MAX_PARTS} folders deep"
+    longest = max((len(os.fsencode(part)) for part in parts), default=0)
+    if longest > MAX_NAME or len(os.fsencode("/".join(parts))) > MAX_PATH:
+        return "the name is too long"
+    return ""
 
 
 @contextmanager

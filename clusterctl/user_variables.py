@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.input_files import read_input
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""
@@ -32,13 +33,11 @@ def read_variables(
     variables: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for path in files:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"--env-file {path} cannot be read: {getattr(error, 'strerror', None) or error}",
-                hint="check the path and its permissions; the file is text with NAME=VALUE lines",
-            ) from error
+        text = read_input(
+            path,
+            f"--env-file {path}",
+            hint="check the path and its permissions; the file is text with NAME=VALUE lines",
+        )
         for number, line in enumerate(text.splitlines(), 1):
             line = line.strip().removeprefix("export ")
             if line and not line.startswith("#"):

@@ -55,7 +55,7 @@ def execute(arguments: list[str]) -> int:
         return _end_unheard()
     except OSError as error:
         if error.errno not in FULL:
-            return _report_bug(console, arguments, error)
+            return _report_other(console, arguments, error)
         _drop_output()
         place = error.filename or "the output"
         ours = error.filename and error.errno != errno.EROFS
@@ -163,7 +163,38 @@ def _report_other(console: Console, arguments: list[str], error: Exception) -> i
         return 130
     if type(error).__name__ == "Exit":
         return int(getattr(error, "exit_code", 0))
+    if found := explain_input(error, _is_in_a_folder()):
+        path = _log(arguments, traceback.format_exc())
+        console.error(found.message, found.hint, found.exit_code, path)
+        return found.exit_code
     return _report_bug(console, arguments, error)
+
+
+def _is_in_a_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
+
+
+def explain_input(error: Exception, in_a_folder: bool) -> UsageError | None:
+    """What an input of the person's has done that no code has looked for; None for other errors.
+    `in_a_folder`: whether the current folder still exists."""
+    if isinstance(error, FileNotFoundError) and not error.filename and not in_a_folder:
+        return UsageError("the current folder no longer exists", hint="cd to one that does")
+    if isinstance(error, RecursionError):
+        return UsageError("a file is nested too deeply to be read", hint="use a simpler one")
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        name = str(error.filename or "a name")
+        shown = name if len(name) < 100 else f"{name[:100]}…"
+        return UsageError(f"{shown}: {error.strerror}", hint="check the path")
+    if isinstance(error, UnicodeDecodeError):
+        return UsageError(f"a file is not {error.encoding}: {error.reason}", hint="save it anew")
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return UsageError("a name contains a NUL character", hint="check the files that you gave")
+    if isinstance(error, ValueError) and "integer string conversion" in str(error):
+        return UsageError("a number has too many digits", hint="check the files that you gave")
+    return None
 
 
 def _report_bug(console: Console, arguments: list[str], error: Exception) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterctl.errors import UsageError
+from clusterctl.input_files import MAX_HOST_LINE, read_input
 
 MOST_HOSTS = 10_000
 """Names that are read of a list with ranges: `node[1-999999999]` is a mistake."""
@@ -140,10 +141,9 @@ def _require(hosts: Sequence[NamedHost], typed: str) -> tuple[NamedHost, ...]:
 
 
 def _read(path: Path, typed: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{typed}: the file cannot be read",
-            hint="check the path, or leave it out: clusterctl knows the nodes",
-        ) from error
+    return read_input(
+        path,
+        f"{typed} (the file {path})",
+        hint="check the path, or leave it out: clusterctl knows the nodes",
+        max_line=MAX_HOST_LINE,
+    )

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.input_files import read_input
 from clusterctl.job_model import PYTHONS
 from clusterctl.jobs import launch_hosts
 from clusterctl.jobs.launch_hosts import NamedHost
@@ -538,10 +539,7 @@ _USUAL = (
 
 def _read_keys(path: Path) -> dict[str, str]:
     """The plain values at the top of a YAML file; of a key with more below it, that it is there."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read", hint="check the path") from error
+    text = read_input(path, str(path), hint="check the path")
     pairs = re.findall(r"(?m)^(\w+):[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?$", text)
     below = set(re.findall(r"(?m)^(\w+):[ \t]*\n[ \t]+\S", text))
     found = {key: value.strip("'\"") for key, value in pairs if value and value != "null"}

@@ -24,7 +24,7 @@ from clusterctl.providers import PROVIDERS
 # A unit is a package or module directly in clusterctl/. A row: what it may import besides itself.
 
 FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
-FOUNDATION |= {"options", "timeouts", "node_results", "unpack", "program_variables"}
+FOUNDATION |= {"options", "timeouts", "node_results", "unpack", "program_variables", "input_files"}
 FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hang_notes"}
 FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats", "speed"}
 FOUNDATION |= {"known_hosts", "known_waits", "charge_model"}
@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "assets": {"model", "errors", "program_variables"},
     "program_variables": set(),
     "keys": {"model", "errors"},
-    "config": {"model", "errors", "options"},
+    "config": {"model", "errors", "options", "input_files"},
     "options": {"errors", "sweeps", "resume_args"},
     "catalog": {"model", "errors"},
     "timeouts": set(),
@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "unpack": {"errors"},
     "known_hosts": set(),
     "redaction": {"user_variables"},
-    "user_variables": {"errors"},
+    "user_variables": {"errors", "input_files"},
     "hang_notes": {"job_model", "stacks"},
     "stacks": {"formats", "known_waits"},
     "known_waits": set(),
@@ -90,6 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch_plan": set(),
     "model": {"charge_model"},
     "charge_model": set(),
+    "input_files": {"errors"},
     "errors": set(),
     "formats": set(),
 }

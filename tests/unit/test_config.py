@@ -164,7 +164,7 @@ def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("[run]\nenv = 1", ["env"], ""),
         ("[run]\nbackend = mpi", ["not valid TOML", "line 2"], "correct"),
         ("[run", ["not valid TOML"], "correct"),
-        ("\udcff", ["not valid TOML"], "correct"),
+        ("\udcff", ["not UTF-8"], "readable"),
     ],
 )
 def test_mistakes_name_the_file(project: Path, text: str, words: list[str], hint: str) -> None:

@@ -23,9 +23,9 @@ from clusterctl.errors import (
     LaunchError,
     NodeUnreachable,
     RecordError,
-    UsageError,
 )
 from clusterctl.formats import count
+from clusterctl.input_files import MAX_HOST_LINE, read_input
 from clusterctl.launch import interconnect
 from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.model import Cluster, Node, NodeResult, Phase, Reporter
@@ -84,13 +84,13 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
 
 
 def _read_hosts(file: Path) -> tuple[inventory.Host, ...]:
-    try:
-        return inventory.parse(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--hosts {file} cannot be read: {getattr(error, 'strerror', None) or error}",
-            hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
-        ) from error
+    text = read_input(
+        file,
+        f"--hosts {file}",
+        hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
+        max_line=MAX_HOST_LINE,
+    )
+    return inventory.parse(text, str(file))
 
 
 def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
