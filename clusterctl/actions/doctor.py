@@ -26,14 +26,14 @@ from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 
-LIMIT, LEAST = 13.0, 4.0
+LIMIT, LEAST = 12.0, 4.0
 """Seconds from the start of the command to the end of the look, and those that the look has in any
 case: on a busy machine Python alone may take as long as the rest."""
 CONNECT, ANSWER, REFRESH = 5.0, 8.0, 3.0
 """Seconds for a connection to a node, for what the node shows, and for the state of the job."""
 RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Where PyTorch's flight recorder writes, by its name now and before: the beginning of a path."""
-SHORTEST = 2.0
+SHORTEST = 1.0
 """Seconds within which no stack can be read."""
 SETTLE = 1.0
 """Seconds after which ranks that end are looked at again."""
@@ -157,11 +157,11 @@ def _collect(
     unseen = [view.name for view in shown if view.listed and not view.whole]
     found = doctor.note_missed(found, "rest", unseen)
     took = time.monotonic() - began
+    if any(rank.alive for rank in found.ranks.values()):
+        found = _add_stacks(found, cluster, pool, report, deadline)
     job = refresh(job)
     has_ended = job.state.ended and not found.job.state.ended
     found = replace(found, job=job)
-    if not has_ended and any(rank.alive for rank in found.ranks.values()):
-        found = _add_stacks(found, cluster, pool, report, deadline)
     ends = has_ended or (not job.state.ended and doctor.is_ending(found))
     if ends and deadline.left > SETTLE + took:
         time.sleep(SETTLE)

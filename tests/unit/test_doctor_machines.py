@@ -115,6 +115,13 @@ def test_ranks_on_a_node_that_had_no_time_to_list_processes_are_not_gone() -> No
     assert "nothing is wrong" not in doctor.summarize(found, doctor.judge(found))
 
 
+def test_what_the_kernel_says_where_there_was_no_time_for_stacks() -> None:
+    found = two_ranks(reduces(), sleeps())
+    found.ranks[0].stack = found.ranks[1].stack = None
+    [finding] = doctor.judge(doctor.note_missed(found, "stacks", ["worker-1", "worker-2"]))
+    assert (finding.kind, finding.lines) == ("time", ("rank 1 is sleeping",))
+
+
 def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> None:
     late = NodeView("worker-2", error="did not end within 5 s", late=True)
     stored = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n"))

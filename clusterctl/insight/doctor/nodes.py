@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
 from clusterctl.insight.node_views import KernelLine, NodeView, Silence
+from clusterctl.known_waits import explain_kernel
+from clusterctl.stacks import name_ranks
 
 CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""
@@ -85,11 +87,22 @@ def list_missed(evidence: Evidence) -> Iterator[Finding]:
             "time",
             f"there was no time to {'; to '.join(told)}",
             "run `clusterctl doctor` again when these machines are less busy",
+            tuple(_describe_waits(evidence)),
             nodes=tuple(
                 dict.fromkeys(name for names in evidence.missed.values() for name in names)
             ),
             serious=False,
         )
+
+
+def _describe_waits(evidence: Evidence) -> Iterator[str]:
+    """What the kernel says of ranks whose stacks there was no time to read."""
+    found: dict[str, list[int]] = {}
+    for number, rank in sorted(evidence.ranks.items()):
+        if rank.alive and not rank.stack and (wait := explain_kernel(rank.waits)):
+            found.setdefault(wait.text, []).append(number)
+    for text, numbers in found.items():
+        yield f"{name_ranks(numbers)} {'is' if len(numbers) == 1 else 'are'} {text}"
 
 
 def _find_since_start(evidence: Evidence, view: NodeView, pattern: str) -> list[KernelLine]:
