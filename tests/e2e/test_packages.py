@@ -1,0 +1,43 @@
+"""The packages and projects of a job, as its script finds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import wheels
+from tests.e2e.cli import Cli
+from tests.unit.packaged import make_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+
+SCRIPT = """\
+#!/bin/sh
+demo-version && mine-x && python3 -c 'import demo, deep; print(demo.VERSION, deep.STATE)'
+"""
+
+
+def test_a_script_finds_commands_and_code_of_packages_and_of_its_project(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that only a build knows. What the project's own code was for one job, it is not for the
+    next."""
+    wheels.make(tmp_path / "index", "demo", "2.0", script=True)
+    for name, value in wheels.settings(tmp_path / "index").items():
+        monkeypatch.setenv(name, value)
+    code, script = cli.folder / "lib" / "deep" / "__init__.py", cli.folder / "run.sh"
+    code.parent.mkdir(parents=True)
+    code.write_text("STATE = 'old'\ndef main():\n    print(STATE)\n")
+    entry = "[console_scripts]\nmine-x = deep:main\n"
+    files = {
+        "deep/__init__.py": "@lib/deep/__init__.py",
+        "mine-1.0.dist-info/entry_points.txt": entry,
+    }
+    make_project(cli.folder, "mine", files, "demo>=1")
+    script.write_text(SCRIPT)
+    script.chmod(0o755)
+    assert cli("run", "--once", "./run.sh", timeout=120).of(0) == ["2.0", "old", "2.0 old"]
+    code.write_text(code.read_text().replace("old", "new"))
+    assert cli("run", "--once", "mine-x").of(0) == ["new"]
+    assert cli("run", "--once", "demo-version").of(0) == ["2.0"]
