@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ UNKNOWN = "0+unknown"
 """The version of a project that lets a program find its version when it is built."""
 LOCKS = {"GIT_OPTIONAL_LOCKS": "0"}
 """Builds may ask git for a version."""
+TRY_AGAIN = 300
+"""Seconds after which a project that could not be built is built again: a compiler may be there."""
 LARGEST = 1 << 20
 """Bytes of a file that may decide how a project is built."""
 
@@ -46,6 +49,7 @@ _COMMAND = re.compile(r"[\w.-]+")
 _LOCAL = re.compile(r"([\w.-]+)\s*(\[[^]]*\])?\s*@\s*file://(?:localhost)?(/[^;\s]*)(.*)")
 _UNREACHABLE = ("Failed to resolve requirements", "Failed to fetch")
 """What uv says where it may work another time."""
+_ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
 _ESSENTIAL = ("Metadata-Version:", "Name:", "Version:", "Requires-", "Provides-Extra:")
 _SCRIPT = """\
 #!/usr/bin/env python3
@@ -104,9 +108,19 @@ def find_folder(program: Program, root: Path) -> Path | None:
     for place in (folder, *folder.parents):
         if not place.is_relative_to(root):
             break
-        if any((place / name).is_file() for name in FILES):
+        if find_file(place):
             return place
     return None
+
+
+def find_file(folder: Path) -> str:
+    """The file that says what project is in that folder; "" for none."""
+    there = [name for name in FILES if (folder / name).is_file()]
+    if "setup.cfg" in there and b"[metadata]" not in (folder / "setup.cfg").read_bytes():
+        there.remove("setup.cfg")  # it has settings of other tools
+    if len(there) > 1 and there[0] == PROJECT and not _read(folder / PROJECT):
+        return there[1]
+    return there[0] if there else ""
 
 
 def list_commands(folder: Path) -> list[str]:
@@ -202,7 +216,7 @@ def explain(project: Project) -> str:
 def build(tree: stage.Tree, folder: Path) -> Project:
     """What a build makes of the project in that folder; once for the files that decide it."""
     plain = _describe(tree, folder)
-    if not _has_build(folder):
+    if not (find_file(folder) and _has_build(folder)):
         return plain
     files = [name for name in tree.files if (tree.root / name).is_relative_to(folder)]
     key = hash_parts(plain.folder, sys.version, *_list_deciding(tree.root, plain.folder, files))
@@ -210,7 +224,8 @@ def build(tree: stage.Tree, folder: Path) -> Project:
     path = home.packages / "built" / f"{key}.json"
     with suppress(OSError, msgspec.DecodeError):
         project = msgspec.json.decode(path.read_bytes(), type=Project)
-        if not project.content or project.content == _hash_files(tree.root, files):
+        fresh = not project.content or project.content == _hash_files(tree.root, files)
+        if fresh and (not project.problem or path.stat().st_mtime > time.time() - TRY_AGAIN):
             return project
     project = _build(tree, plain, files)
     if not any(word in project.problem for word in _UNREACHABLE):
@@ -220,10 +235,12 @@ def build(tree: stage.Tree, folder: Path) -> Project:
 
 
 def _has_build(folder: Path) -> bool:
-    if any((folder / name).is_file() for name in FILES[1:]):
+    if find_file(folder) != PROJECT:
         return True
     with suppress(UsageError):
-        return "build-system" in config.read_toml(folder / PROJECT)
+        return (folder / "setup.py").is_file() or "build-system" in config.read_toml(
+            folder / PROJECT
+        )
     return False
 
 
@@ -243,7 +260,7 @@ def _list_deciding(root: Path, folder: str, files: Iterable[str]) -> Iterator[st
             path = root / name
             text = path.read_bytes() if path.stat().st_size < LARGEST else b""
             if base != "__init__.py" or b"version" in text:
-                scm = scm or (base in FILES and re.search(b"scm|vcs|git", text) is not None)
+                scm = scm or (base in FILES and _ASKS_GIT.search(text) is not None)
                 yield from (name, text.decode(errors="replace"))
     if scm:
         said = process.run(["git", "-C", str(root), "describe", "--always", "--dirty"], timeout=20)

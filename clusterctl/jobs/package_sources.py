@@ -157,10 +157,10 @@ def _read_lock(folder: Path, lock: Path, tree: stage.Tree, *, asked: bool) -> Wa
 def _read_project(folder: Path, tree: stage.Tree, *, asked: bool) -> Wanted | None:
     """What the project in that folder depends on; None for nothing. uv reads what its
     pyproject.toml says by itself; the rest is known when it is built."""
-    source = next((name for name in own_project.FILES if (folder / name).is_file()), "")
+    source = own_project.find_file(folder)
     if not source:
         return None
-    whole = config.read_toml(folder / PROJECT) if source == PROJECT else {}
+    whole = config.read_toml(folder / PROJECT) if (folder / PROJECT).is_file() else {}
     table = whole.get("project", {})
     if "dependencies" in table:
         texts, lines = {PROJECT: _read_text(folder / PROJECT)}, list(table["dependencies"])
@@ -210,18 +210,18 @@ def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
 def _read(path: Path, tree: stage.Tree, *, asked: bool) -> Wanted:
     if not path.is_file():
         raise UsageError(f"--requirements: no such file: {path}", hint=f"a file, or {NONE}")
-    if path.suffix == ".py":
-        if found := _read_block(path, asked=asked):
-            return found
-        raise UsageError(
-            f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
-        )
     folder = path.absolute().parent
     if path.name == LOCK:
         return _read_lock(folder, folder / LOCK, tree, asked=asked)
     if path.name in own_project.FILES:
         nothing = Wanted(path.name, {"requirements.txt": ""}, asked)
         return _read_project(folder, tree, asked=asked) or nothing
+    if path.suffix == ".py":
+        if found := _read_block(path, asked=asked):
+            return found
+        raise UsageError(
+            f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
+        )
     if path.suffix in conda_files.SUFFIXES:
         if environment := _read_conda(path, tree, asked=asked):
             return environment
@@ -229,8 +229,8 @@ def _read(path: Path, tree: stage.Tree, *, asked: bool) -> Wanted:
     if path.suffix not in (".txt", ".in"):
         raise UsageError(
             f"--requirements: {path} is not a file of packages",
-            hint="uv.lock, pyproject.toml, a requirements .txt file, environment.yml, or a script"
-            " with a block",
+            hint="uv.lock, pyproject.toml, setup.py, a requirements .txt file, environment.yml, or"
+            " a script with a block",
         )
     return _read_lines(path, tree, asked=asked)
 

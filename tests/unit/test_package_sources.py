@@ -73,6 +73,8 @@ def test_where_packages_are_looked_for(project: Path) -> None:
     assert found() is None
     Path("pyproject.toml").write_text(f"{PROJECT}dependencies = []\n")
     assert found() is None
+    Path("setup.cfg").write_text("[flake8]\nmax-line-length = 100\n")
+    assert found() is None, "that makes no project"
     Path("environment.yml").write_text("dependencies:\n  - demo\n")
     assert found() == "environment.yml"
     Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo"]\n')
