@@ -27,6 +27,7 @@ from clusterctl.cli.job_output import (
 )
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
+from clusterctl.formats import count
 from clusterctl.job_model import GRACE, Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
 from clusterctl.options import batch_systems, verbs
@@ -277,7 +278,7 @@ def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> li
     """What a job is subject to that its command does not show."""
     later = "by the next `clusterctl logs -f`"
     by = later if detach else f"by this command, or {later} if this one has ended"
-    tries = "1 more time" if spec.retries == 1 else f"{spec.retries} more times"
+    tries = count(spec.retries, "more time")
     reader = "each point" if spec.is_sweep else "rank 0"
     rows = (
         (stdin, f"{reader} reads {stdin.describe() if stdin else ''} from its standard input"),

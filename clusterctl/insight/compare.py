@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusterctl.formats import format_seconds
+from clusterctl.formats import count, format_seconds
 from clusterctl.job_model import GRACE, Job, Provenance
 
 MOST = 400
@@ -136,5 +136,5 @@ def compare_texts(path: str, first: bytes | None, second: bytes | None) -> tuple
             return ()
     before, after = (text.splitlines() for text in texts)
     lines = [*difflib.unified_diff(before, after, path, path, lineterm="")]
-    more = [f"… {len(lines) - MOST} more lines"] if len(lines) > MOST else []
+    more = [f"… {count(len(lines) - MOST, 'more line')}"] if len(lines) > MOST else []
     return (*lines[:MOST], *more)

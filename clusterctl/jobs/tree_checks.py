@@ -48,8 +48,7 @@ def check(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Fin
     is not there."""
     outside: list[str] = []
     pointers: list[str] = []
-    doubtful = False
-    known = {*tree.files, *(str(p) for name in tree.files for p in PurePath(name).parents)}
+    inside: set[str] = set()
     for name in tree.files:
         path = os.path.join(tree.root, name)
         with suppress(OSError):
@@ -59,8 +58,8 @@ def check(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Fin
                 end = os.path.normpath(os.path.join(os.path.dirname(name), target))
                 if end == ".." or end.startswith("../"):
                     outside.append(f"{name} → {target}")
-                elif end not in known and not PurePath(name).name.startswith(EDITOR_LINK):
-                    doubtful = True
+                elif not PurePath(name).name.startswith(EDITOR_LINK):
+                    inside.add(end)
             elif status.st_size in POINTER_SIZES and _is_pointer(path):
                 pointers.append(name)
     main = os.path.normpath(os.path.join(program.folder, program.source or program.target))
@@ -78,7 +77,13 @@ def check(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Fin
         ),
     )
     made = [f"{what}: {_list_names(names)}; {advice}" for names, what, advice in notes if names]
-    return Findings((*made, *_describe_environment(tree, program.folder, env_files)), doubtful)
+    made += _describe_environment(tree, program.folder, env_files)
+    return Findings(tuple(made), bool(inside) and not inside <= _list_paths(tree))
+
+
+def _list_paths(tree: Tree) -> set[str]:
+    """Its files and their folders."""
+    return {*tree.files, *(str(p) for name in tree.files for p in PurePath(name).parents)}
 
 
 def _is_pointer(path: str) -> bool:

@@ -139,6 +139,7 @@ def _make_plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Files, folders and links, owned by whoever unpacks them."""
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         return None
+    member.mode &= 0o777
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
