@@ -73,8 +73,8 @@ class Prepared:
     plan: LaunchPlan
     tree: stage.Tree
     secrets: Mapping[str, str]
-    doubtful: bool = False
-    """Whether its tree has links of which only the nodes can say where they lead."""
+    doubtful: tuple[str, ...] = ()
+    """Links of its tree of which only the nodes can say whether they lead anywhere."""
     wanted: Wanted | None = None
     """Packages that are installed for it; a rerun finds them in the state home."""
     command: str = ""

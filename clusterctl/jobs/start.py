@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from shlex import join, quote
 
@@ -222,12 +222,12 @@ def put(
     home: Home,
     *,
     carry: Carry | None = None,
-    doubtful: bool = False,
+    doubtful: Collection[str] = (),
     report: Reporter = lambda text: None,
 ) -> str:
     """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is what
-    goes into the new working directories besides. With `doubtful`, nodes are asked for links that
-    lead nowhere.
+    goes into the new working directories besides. Of the links `doubtful`, nodes are asked
+    whether they lead anywhere.
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
@@ -270,7 +270,9 @@ def put(
     for result in results:
         if not result.ok:
             raise make_error(f"staging job {job.id}", result)
-    answers = {r.node: tree_checks.read_answers(r.stdout) for r in results if r.node in placed}
+    answers = {
+        r.node: tree_checks.read_answers(r.stdout, doubtful) for r in results if r.node in placed
+    }
     lacks = {name: lacking for name, (lacking, _) in answers.items()}
     certain = all(cluster.has(place.node) for place in job.placement)
     for note in tree_checks.judge_answers(job.spec.program, lacks, certain=certain):

@@ -37,7 +37,7 @@ class Findings:
     lead anywhere, as absolute ones."""
 
     notes: tuple[str, ...] = ()
-    doubtful: bool = False
+    doubtful: tuple[str, ...] = ()
 
 
 NOTHING = Findings()
@@ -48,7 +48,7 @@ def check(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Fin
     is not there."""
     outside: list[str] = []
     pointers: list[str] = []
-    inside: set[str] = set()
+    others: dict[str, str] = {}
     for name in tree.files:
         path = os.path.join(tree.root, name)
         with suppress(OSError):
@@ -59,7 +59,7 @@ def check(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Fin
                 if end == ".." or end.startswith("../"):
                     outside.append(f"{name} → {target}")
                 elif not PurePath(name).name.startswith(EDITOR_LINK):
-                    inside.add(end)
+                    others[name] = end
             elif status.st_size in POINTER_SIZES and _is_pointer(path):
                 pointers.append(name)
     main = os.path.normpath(os.path.join(program.folder, program.source or program.target))
@@ -78,7 +78,8 @@ def check(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Fin
     )
     made = [f"{what}: {_list_names(names)}; {advice}" for names, what, advice in notes if names]
     made += _describe_environment(tree, program.folder, env_files)
-    return Findings(tuple(made), bool(inside) and not inside <= _list_paths(tree))
+    known = _list_paths(tree) if others else set()
+    return Findings(tuple(made), tuple(name for name, end in others.items() if end not in known))
 
 
 def _list_paths(tree: Tree) -> set[str]:
@@ -145,7 +146,7 @@ def find_interpreter(path: Path) -> str:
     return ""
 
 
-def render_questions(job: Job, node: Node, doubtful: bool) -> list[str]:
+def render_questions(job: Job, node: Node, doubtful: Collection[str]) -> list[str]:
     """The sh that asks a node, in the job's folder, for what it lacks: `WORD NAME` and a NUL
     each."""
     program, lines = job.spec.program, []
@@ -168,10 +169,11 @@ def render_questions(job: Job, node: Node, doubtful: bool) -> list[str]:
     return lines
 
 
-def read_answers(output: bytes) -> tuple[list[str], str]:
-    """What a node lacks, and what came after it."""
+def read_answers(output: bytes, doubtful: Collection[str] = ()) -> tuple[list[str], str]:
+    """What a node lacks, of links those that are `doubtful`; and what came after it."""
     *lacks, rest = os.fsdecode(output).split("\0")
-    return [item for item in lacks if f"/{EDITOR_LINK}" not in item.replace(" ", "/", 1)], rest
+    wanted = {f"{LINK} {name}" for name in doubtful}
+    return [item for item in lacks if item in wanted or item.startswith(INTERPRETER)], rest
 
 
 def judge_answers(
@@ -203,7 +205,7 @@ def judge_answers(
         names = [item.partition(" ")[2] for item in nodes]
         where = list(dict.fromkeys(name for found in nodes.values() for name in found))
         notes.append(
-            f"{count(len(names), 'link')} to files that are not on {shorten(where)}:"
+            f"{count(len(names), 'link')} to files that do not exist on {shorten(where)}:"
             f" {_list_names(sorted(names))}"
         )
     return tuple(notes)

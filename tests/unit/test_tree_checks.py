@@ -116,13 +116,12 @@ def test_the_interpreter_of_a_script(first: str, name: str, tmp_path: Path) -> N
 def test_what_nodes_lack() -> None:
     """Ranks that run elsewhere may have what the login node has not."""
     program = Program(kind=ProgramKind.BINARY, target="./tool", interpreter="Rscript")
-    lacks, port = tree_checks.read_answers(
-        b"link data\nx\0link .#a\0interpreter Rscript\x0029500\n"
-    )
+    said = b"link data\nx\0link named already\0interpreter Rscript\x0029500\n"
+    lacks, port = tree_checks.read_answers(said, ["data\nx", "another"])
     assert port == "29500\n"
     answers = {"worker-1": lacks, "worker-2": lacks}
     with pytest.raises(LaunchError, match=r"Rscript, which does not exist on worker-\[1-2\]"):
         tree_checks.judge_answers(program, answers, certain=True)
     missing, links = tree_checks.judge_answers(program, {"login": lacks}, certain=False)
     assert "Rscript" in missing
-    assert "1 link to files that are not on login: data\nx" in links
+    assert links == "1 link to files that do not exist on login: data\nx"
