@@ -179,10 +179,15 @@ def ask_nodes(scripts: Mapping[str, str], pool: Pool, deadline: Deadline) -> dic
     not answer. Each has CONNECT seconds of that for its connection."""
     sent: dict[str, float] = {}
     answered: dict[str, float] = {}
+    late: set[str] = set()
 
     def ask(name: str) -> NodeResult:
         transport = pool.find_transport(name)
-        transport.connect(deadline.limit(CONNECT).left)
+        limit = deadline.limit(CONNECT)
+        try:
+            transport.connect(limit.left)
+        finally:
+            late.update([name] * limit.passed)
         sent[name] = time.time()
 
         def note_answer(data: bytes) -> None:
@@ -201,7 +206,7 @@ def ask_nodes(scripts: Mapping[str, str], pool: Pool, deadline: Deadline) -> dic
         view = views[name] = node_views.read_look(name, result.text)
         if not view.clock:
             view.error = result.why
-            view.late = bool(result.error) and result.seconds > min(CONNECT, deadline.seconds) - 0.5
+            view.late = bool(result.error) and (name in late or deadline.passed)
         else:
             before, after = sent[name], answered[name]
             view.offset, view.uncertainty = view.clock - (before + after) / 2, (after - before) / 2

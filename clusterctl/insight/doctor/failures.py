@@ -112,7 +112,7 @@ def _judge_vanished(evidence: Evidence, rank: Rank) -> Finding:
 
 def _is_consequence(rank: Rank) -> bool:
     """Whether it failed because another one had gone."""
-    match = messages.find(f"{rank.err}\n{rank.out}")
+    match = _find_message(rank)
     return match is not None and match.message.after
 
 
@@ -173,8 +173,7 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
 def _find_message(rank: Rank) -> messages.Match | None:
     """What it has printed of known messages, but for exceptions that it has caught. An exception
     that is the program's own counts for more than what stands around it."""
-    text = drop_handled(rank.err)
-    match = messages.find(text) or messages.find(rank.out)
+    match = messages.find(f"{drop_handled(rank.err)}\n{rank.out}")
     error = "".join(find_last_error(rank.err)[-1:])
     return None if match and _OWN.match(error) and not messages.find(error) else match
 
@@ -202,7 +201,7 @@ def _name_late(evidence: Evidence, match: messages.Match, waited: Rank, found: F
 
 
 def _times_out(rank: Rank) -> bool:
-    match = messages.find(f"{rank.err}\n{rank.out}")
+    match = _find_message(rank)
     return match is not None and match.message.name in messages.TIMEOUTS
 
 

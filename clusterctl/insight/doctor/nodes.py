@@ -68,16 +68,18 @@ def judge_machines(evidence: Evidence) -> Iterator[Finding]:
 def judge_late_nodes(evidence: Evidence) -> Iterator[Finding]:
     """Nodes that have not answered in time, which may only be busy, as may this machine: what the
     others show comes first."""
-    for view in evidence.nodes.values():
-        if view.late:
-            yield Finding(
-                "unreachable",
-                f"{view.name} has not answered in time: {view.error}",
-                "if it is busy, or this machine is, run `clusterctl doctor` again later;"
-                " `clusterctl status --live` asks all nodes; `clusterctl up` replaces a machine"
-                " that is gone",
-                nodes=(view.name,),
-            )
+    late = [view for view in evidence.nodes.values() if view.late]
+    if late:
+        names = tuple(view.name for view in late)
+        yield Finding(
+            "unreachable",
+            f"{', '.join(names)} {'has' if len(late) == 1 else 'have'} not answered in time",
+            "if they or this machine are busy, run `clusterctl doctor` again later;"
+            " `clusterctl status --live` asks all nodes; `clusterctl up` replaces a machine that is"
+            " gone",
+            tuple(dict.fromkeys(view.error for view in late)),
+            nodes=names,
+        )
 
 
 def list_missed(evidence: Evidence) -> Iterator[Finding]:

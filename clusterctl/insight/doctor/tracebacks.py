@@ -45,7 +45,7 @@ _FOLLOWS = re.compile(r"(\w+\.)*(Connection\w*Error|BrokenPipeError|EOFError|Key
 """What these raise because the program has ended."""
 _NEXT = re.compile(
     r"\[\w+|[-=*]{3}|\"\"\"|\d{4}-\d\d-\d\d|[\w.: -]*\b(WARNING|INFO|ERROR|DEBUG|CRITICAL)\b"
-    r"|[^ ]*\w+Warning: |Fatal Python|Current thread|Thread 0x|terminate called|wandb:|srun|prterun"
+    r"|\S*Warning: |Fatal Python|Current thread|Thread 0x|terminate called|wandb:|srun|prterun"
     r"|mpirun|slurmstepd|libgomp"
 )
 """A line that is not of a message any more."""
@@ -58,8 +58,9 @@ _FORMS = (
     r"^libc\+\+abi: terminating due to (?P<a>uncaught exception of type .+)",
     r"^(?P<a>At line \d+ of file .+)\n(?P<b>Fortran runtime error: .+)",
     r"^(?P<a>Fortran runtime error: .+|ERROR STOP\b.*|forrtl: (?:severe|error) .+)",
-    r"^(?P<a>Error(?: in .+)?:(?:\n +)?.+)(?:(?:\n.*)*?\n(?P<b>  .+))?(?:\n.*)*\nExecution halted",
-    r"^Exception in thread \"[^\"]+\" (?P<a>.+)(?:(?:\n.*)*\n(?P<b>Caused by: .+))?",  # Java
+    r"^(?P<a>Error(?: in .+)?:(?:\n +)?.+)(?:(?:\n.*){0,9}?\n(?P<b>  .+))?(?:\n.*){0,9}"
+    r"\nExecution halted",  # R
+    r"^Exception in thread \"[^\"]+\" (?P<a>.+)(?:(?:\n.*){0,99}\n(?P<b>Caused by: .+))?",  # Java
     r"^ERROR: (?P<a>.+)(?=(?:\n.*){0,9}\nStacktrace:)",  # Julia
     r"^(?P<a>panic: .+)(?=(?:\n.*){0,9}\ngoroutine )",  # Go
     r"^thread '[^']*'.* panicked at (?P<a>.+?):?(?:\n(?P<b>(?!note: |stack ).+))?$",  # Rust
@@ -70,8 +71,8 @@ _FORMS = (
     r"^=+\d+=+ERROR: (?P<a>\w+Sanitizer: .+?)(?: at pc .*)?$",
     r"^F\d{4,8} \S+ +\d+ (?P<a>\S+:\d+\] .+)",  # glog
     r"\*\*\* An error occurred in (?P<a>MPI_\w+)$(?:\n.*){0,4}?\n.*\*\*\* (?P<b>MPI_ERR\w*.*)",
-    r"^usage: .+(?:\n.*)*?\n(?P<a>\S.*: error: .+)",  # argparse
-    r"^Usage: .+(?:\n.*)*?\nError: (?P<a>.+)",  # click
+    r"^usage: .+(?:\n.*){0,99}?\n(?P<a>\S.*: error: .+)",  # argparse
+    r"^Usage: .+(?:\n.*){0,9}?\nError: (?P<a>.+)",  # click
     r"^╭─ Error ─+╮\n│ (?P<a>.+?) *│$",  # typer
     r"^(?P<a>\S+: line \d+: .+|bash: \S+: .+|sh: \d+: .+)",
 )
