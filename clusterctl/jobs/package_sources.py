@@ -271,7 +271,8 @@ def _collect(
         if folder.is_file():
             return f"{folder}\n"
         if not folder.is_dir():
-            raise UsageError(f"{path}: no such folder: {place}", hint="check the path")
+            hint = f"correct that line, or `--requirements {NONE}`"
+            raise UsageError(f"{path}: no such folder: {place}", hint=hint)
         folders.append(folder)
         own = own_project.collect(tree, [folder])[0].name
         return f"{own}{extras}\n" if own else ""

@@ -186,7 +186,7 @@ def test_a_file_of_packages_that_is_not_understood_costs_no_cluster(call: Call) 
     Path("requirements.txt").write_text("-e ./other\n")
     said = call("launch", "train.py")
     assert said.code == 2
-    assert "requirements.txt: local packages are not installed" in said.err
+    assert "requirements.txt: no such folder" in said.err
     assert "--requirements none" in said.err
     assert open_store().list_names() == ()
 
