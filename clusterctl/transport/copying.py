@@ -153,7 +153,8 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
         stream = io.BufferedReader(_Stream(session, copy), CHUNK)
         # What the login shell's start files print may stand before it, in the same line, too.
         header = re.compile(rf"{mark} (?:folder|file ([0-7]+) (\d+))\n".encode())
-        found = next(filter(None, map(header.search, stream)), None)
+        lines = iter(partial(stream.readline, 1 << 16), b"")  # of a host that may send no newline
+        found = next(filter(None, map(header.search, lines)), None)
         if not found:
             result = _make_result(session)
             if result.error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import AbstractContextManager, suppress
@@ -17,8 +18,9 @@ from clusterctl.transport.connection import CLOSING, LOST, Connection
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.shell import wrap_command
 
-COLLECT_LIMIT = 1 << 30
-"""Bytes of stdout and stderr together that `collect` keeps: the command stands still after them."""
+COLLECT_LIMIT = 64 << 20
+"""Bytes of stdout and stderr together that `collect` takes, with what a login shell's start files
+print: a host may write without end."""
 STREAM_WINDOW = 16 << 20
 """Bytes on the way before we read them: 160 MB/s at a round trip of 100 ms."""
 STDERR_LIMIT = 64 << 10
@@ -45,9 +47,11 @@ class Stdout(BufferedPipe):  # type: ignore[misc]  # untyped
     begins after the line START.
     """
 
-    def __init__(self, on_stdout: OnStdout | None) -> None:
+    def __init__(self, on_stdout: OnStdout | None, limit: float) -> None:
+        """`limit`: bytes after which nobody waits for the command's end."""
         super().__init__()
         self._on_stdout = on_stdout
+        self._limit = limit
         self.started = False
         """Whether the login shell has come to the command."""
         self.before_start = b""
@@ -65,6 +69,12 @@ class Stdout(BufferedPipe):  # type: ignore[misc]  # untyped
             if self._on_stdout:
                 self._on_stdout(data)
             super().feed(data)
+        if self.is_full():
+            self.ended.set()
+
+    def is_full(self, more: int = 0) -> bool:
+        """Whether the host may send nothing else; `more`: bytes of stderr, which count, too."""
+        return self.received + more >= self._limit
 
     def close(self) -> None:
         super().close()
@@ -91,7 +101,7 @@ class Session(AbstractContextManager["Session"]):
     ) -> None:
         self._connection = connection
         self._deadline = deadline
-        self._stdout = Stdout(on_stdout)
+        self._stdout = Stdout(on_stdout, COLLECT_LIMIT if collect else math.inf)
         self._stderr = b""
         self._closed = False
         if not deadline.wait(lambda left: connection.sessions.acquire(timeout=left)):
@@ -148,6 +158,7 @@ class Session(AbstractContextManager["Session"]):
                 try:
                     sent = 0 if ended else self._channel.send(rest)
                 except TimeoutError:
+                    self._refuse_flood()
                     if deadline.passed:
                         raise TimeoutError(
                             f"the command read no input for {deadline.seconds:g} s"
@@ -192,10 +203,11 @@ class Session(AbstractContextManager["Session"]):
     def wait(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
         channel = self._channel
-        if not self._deadline.wait(self._stdout.ended.wait):
-            if self._stdout.received + len(channel.in_stderr_buffer) >= COLLECT_LIMIT:
-                raise Failure(f"wrote more than {COLLECT_LIMIT >> 20} MiB")
-            raise TimeoutError
+        while not self._stdout.ended.wait(min(self._deadline.left, SLICE)):
+            self._refuse_flood()
+            if self._deadline.passed:
+                raise TimeoutError
+        self._refuse_flood()
         if not self._deadline.wait(channel.status_event.wait):
             raise TimeoutError
         if channel.exit_status == -1:
@@ -209,6 +221,10 @@ class Session(AbstractContextManager["Session"]):
                 " (~/.bashrc, ~/.cshrc, …) may start another program with `exec`"
             )
         return int(channel.exit_status)
+
+    def _refuse_flood(self) -> None:
+        if self._stdout.is_full(len(self._channel.in_stderr_buffer)):
+            raise Failure(f"wrote more than {COLLECT_LIMIT >> 20} MiB")
 
     def take_output(self) -> tuple[bytes, bytes]:
         """What has come so far on stdout and stderr and was not read; once only. A login shell that
