@@ -78,8 +78,8 @@ def run(
     on_output: OnOutput,
     report: Reporter,
 ) -> Job:
-    """Runs job `number` by `first`, as `run.run` does. If it loses nodes, or its launcher loses its
-    ranks, it is continued as its --on-node-loss says, as a new job; returns the last one."""
+    """Runs job `number` by `first`, as `run.run` does. If it loses nodes, for good or for a
+    while, it is continued as its --on-node-loss says, as a new job; returns the last one."""
     latest = number
 
     def note(started: Job) -> None:
@@ -137,7 +137,8 @@ def _follow_losses(
                 raise
             error, job = caught, found
         lost = _list_lost(store, job)
-        due = bool(lost) or is_cut_off(job)
+        back = [place.node for place in job.placement if is_cut_off(job, place.node)]
+        due = lost or back
         how = _choose(job, store.read_cluster(job.cluster), lost) if due and left else FAIL
         if lost and how == FAIL:
             _advise(job, store.read_cluster(job.cluster), error, report)
@@ -149,7 +150,9 @@ def _follow_losses(
                 raise error
             return job
         if not lost:
-            report(f"all nodes answer again: continuing job {job.id}")
+            where = " from its last snapshot" if job.spec.resume_args else ""
+            are = "is" if len(back) == 1 else "are"
+            report(f"{', '.join(back)} {are} back: restarting job {job.id}{where}")
         elif how == REPLACE:
             _replace(store, job, lost, report)
         else:

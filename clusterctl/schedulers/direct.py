@@ -258,6 +258,8 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
             {
                 "name": node.name,
                 "host": node.name,
+                "hostname": node.facts.hostname,
+                "address": node.address,
                 "folder": where[node.name],
                 "here": node.name == launcher.name or cluster.one_host,
             }

@@ -15,14 +15,20 @@ notice that sooner than the shell that waits for the other one, which has crashe
 MPI 5.0.11)."""
 
 
+LOST_DAEMON = 195
+"""PMIX_ERR_LOST_CONNECTION: with it a rank ends whose daemon of mpirun has gone."""
+
+
 class RankEnd(NamedTuple):
     """How a rank has ended. `when` is by one clock for all; `follows`: what it has printed says
-    that another one had gone before it, as far as anybody has looked."""
+    that another one had gone before it, as far as anybody has looked; `told`: whether it was told
+    to end, if that is known."""
 
     rank: int
     code: int
     when: float
     follows: bool = False
+    told: bool | None = None
 
 
 def correct(when: float, offset: float, uncertainty: float) -> float:
@@ -33,13 +39,14 @@ def correct(when: float, offset: float, uncertainty: float) -> float:
 
 
 def sort_failures(ends: Iterable[RankEnd]) -> list[RankEnd]:
-    """The failed ones, the first before the others: who has only SIGTERM to show comes after those
-    that have more, and who only follows comes after those that have failed by themselves."""
+    """The failed ones, the first before the others: who was told to end comes after those that were
+    not, and who only follows comes after those that have failed by themselves."""
     failed = [end for end in ends if end.code]
     crashed = any(end.code in CRASHES for end in failed)
 
     def place(end: RankEnd) -> tuple[bool, bool, float, int]:
         follows = end.follows or (crashed and end.code == LOST_PEER)
-        return end.code == TOLD_TO_END, follows, end.when, end.rank
+        told = end.code == TOLD_TO_END if end.told is None else end.told
+        return told, follows, end.when, end.rank
 
     return sorted(failed, key=place)

@@ -6,20 +6,25 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl import hang_notes
 from clusterctl.formats import count
-from clusterctl.job_model import Hang, Job, JobState, RankFailure
-from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, correct, sort_failures
+from clusterctl.job_model import Hang, Job, JobState, RankFailure, describe_exit
+from clusterctl.schedulers.first_failure import LOST_DAEMON, RankEnd, correct, sort_failures
 from clusterctl.schedulers.state_file import CAUSES, EVENTS, Attempt, Facts, read
 
 NO_RANK = "no rank was started"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
 NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
 _FULL = "disk full on "
-_CUT_OFF = "while no rank had failed: it or one of its daemons was lost"
+_AWAY = "{} was away while the job ran"
+_GIVES_UP = 120.0
+"""Seconds after which mpirun has given up a node that does not answer: it takes half a minute."""
+_BY_SIGNAL = 128
+_ABORTED = _BY_SIGNAL + signal.SIGABRT
 _NAMED = 4
 """Ranks that a reason names; of others it gives the number."""
 
@@ -84,9 +89,9 @@ def is_disk_full(job: Job) -> bool:
     return _FULL in job.reason
 
 
-def is_cut_off(job: Job) -> bool:
-    """Whether a job failed only because its launcher lost its ranks, as in an outage."""
-    return job.state is JobState.FAILED and job.reason.endswith(_CUT_OFF)
+def is_cut_off(job: Job, node: str) -> bool:
+    """Whether a job failed only because that node, which answers again, was away for a while."""
+    return job.state is JobState.FAILED and _AWAY.format(node) in job.reason.split(", ")
 
 
 def is_reclaimed(job: Job, node: str) -> bool:
@@ -151,16 +156,26 @@ def _count_well(last: Attempt) -> int:
 
 
 def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
-    """Who has only SIGTERM to show did not fail, unless the launcher itself ended with the same."""
+    """The rank that failed first by itself. Where all were told to end, the one that mpirun blames
+    for it, if that is a rank: somebody has ended it from outside."""
     where = {rank: last.where.get(rank) or job.find_node(rank) for rank in last.exits}
-    failed = sort_failures(
-        RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))))
+    own = sort_failures(
+        RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))), told=False)
         for rank, (when, code) in last.exits.items()
+        if rank not in last.told and not (last.lost_daemons and _follows_loss(code))
     )
-    if not failed or (failed[0].code == TOLD_TO_END != last.launcher_code):
+    if own:
+        return RankFailure(rank=own[0].rank, node=where[own[0].rank], exit_code=own[0].code)
+    if last.lost_daemons or not last.blamed or job.spec.launcher == "torchrun":
         return None
-    first = failed[0]
-    return RankFailure(rank=first.rank, node=where[first.rank], exit_code=first.code)
+    rank, code = last.blamed
+    return RankFailure(rank=rank, node=job.find_node(rank), exit_code=code) if code else None
+
+
+def _follows_loss(code: int) -> bool:
+    """Whether a rank may have ended so because it lost its daemon, or a rank that did: no signal
+    did it, or its own."""
+    return code < _BY_SIGNAL or code in (LOST_DAEMON, _ABORTED)
 
 
 def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
@@ -190,18 +205,34 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         return _describe_points(job)
     if failure:
         return ""
+    if why := _describe_cut_off(job, last):
+        return why
     launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
-    ended = f"{launcher} ended with {last.launcher_code or 0}"
-    if last.told and last.launcher_code == 0:
+    how = describe_exit(last.launcher_code or 0).replace("exited", "ended with")
+    ended = f"{launcher} {how}"
+    if last.told and last.launcher_code == 0 and len(last.told) < job.ranks:
         return f"{_abort(job, last)} ({ended})"
     missing = [rank for rank in range(job.ranks) if rank not in last.exits]
     if missing and last.exits and last.started >= job.ranks:
         return f"{_describe_killed(job, missing)} ({ended})"
     if missing and last.launcher_code and not last.said:
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
-    if last.launcher_code:
-        return f"{ended} {_CUT_OFF}"
+    if last.told or last.launcher_code:
+        return f"{ended} although no rank had failed"
     return f"{ended}, but only {_count_well(last)} of {count(job.ranks, 'rank')} did"
+
+
+def _describe_cut_off(job: Job, last: Attempt) -> str:
+    """What took the ranks from mpirun, and is no failure of theirs."""
+    away = [n for n, when in last.away.items() if when > last.launcher_ended - _GIVES_UP]
+    if away:
+        return ", ".join(_AWAY.format(name) for name in sorted(away))
+    if last.lost_daemons:
+        return f"mpirun lost its daemon on {', '.join(last.lost_daemons)}"
+    if last.blamed and job.spec.launcher == "torchrun" and last.blamed[0] < len(job.placement):
+        node = job.placement[last.blamed[0]].node
+        return f"torchrun on {node} {describe_exit(last.blamed[1])}"
+    return ""
 
 
 def describe_hang(job: Job, hang: Hang) -> str:

@@ -11,6 +11,9 @@ attempt before it:
     hung TIME SECONDS                 its ranks are ended, for none has written anything for so long
     stack TIME RANK NOTE              where one of them stood then (see clusterctl/hang_notes.py)
     launcher TIME CODE                mpirun or srun has ended
+    daemon TIME NODE                  mpirun has lost its daemon there
+    first TIME RANK CODE              whose end mpirun gives as its reason: a rank's, a torchrun's
+    away TIME NODE                    it does not answer now; it may later
     started TIME COUNT                so many ranks were started
     exit TIME RANK CODE ATTEMPT       a rank has ended, or a point of a sweep
     clock TIME NODE OFFSET DOUBT      its clock, by which `exit` has the time of its ranks, was so
@@ -71,6 +74,13 @@ class Attempt:
     """By rank, where they stood before that."""
     launcher_code: int | None = None
     """That of mpirun or srun: the program, not the node."""
+    launcher_ended: float = 0.0
+    lost_daemons: list[str] = field(default_factory=list)
+    """Nodes on which mpirun has lost its daemon."""
+    blamed: tuple[int, int] | None = None
+    """The process that mpirun blames, and its exit code."""
+    away: dict[str, float] = field(default_factory=dict)
+    """By node that did not answer for a while: the last time."""
     started: int = 0
     exits: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By rank: when, and with which code."""
@@ -137,7 +147,13 @@ class Facts:
         elif word == "stack":
             last.stacks[int(rest[0])] = rest[1]
         elif word == "launcher":
-            last.launcher_code = int(rest[0])
+            last.launcher_code, last.launcher_ended = int(rest[0]), when
+        elif word == "daemon":
+            last.lost_daemons = list(dict.fromkeys((*last.lost_daemons, rest[0])))
+        elif word == "first":
+            last.blamed = last.blamed or (int(rest[0]), int(rest[1]))
+        elif word == "away":
+            last.away[rest[0]] = when
         elif word == "started":
             last.started = int(rest[0])
         elif word == "exit":

@@ -28,6 +28,7 @@ MPIRUN = """\
 mkdir -p out
 set -- $ENDINGS
 for code; do
+    case $code in told) code=143 && echo 1 >"out/rank-$((rank)).told" ;; esac
     : >"out/rank-$((rank)).pid"
     printf '%s %s.5 1\\n' "$code" "$((100 + rank))" >"out/rank-$((rank)).exit"
     rank=$((rank + 1))
@@ -40,7 +41,7 @@ exit "$CODE"
 def ended(tmp_path: Path) -> object:
     """Runs a job whose launcher ends with `code` and its ranks with `endings`; the job then."""
 
-    def run(code: int, *endings: int) -> Job:
+    def run(code: int, *endings: int | str) -> Job:
         login = node("login", "10.0.0.9", root=str(tmp_path), mpi_prefix=str(tmp_path))
         nodes = (replace(site("sge").nodes[0], root=login.root),)
         where = replace(site("sge"), nodes=nodes, id=str(tmp_path))
@@ -83,7 +84,7 @@ def ended(tmp_path: Path) -> object:
 
 def test_the_rank_that_failed_is_named_and_not_those_that_were_ended(ended: object) -> None:
     assert callable(ended)
-    found = ended(1, 143, 3, 143)
+    found = ended(1, "told", 3, "told")
     here = os.uname().nodename
     assert found.state is JobState.FAILED
     assert found.failure == RankFailure(rank=1, node=here, exit_code=3)
@@ -92,7 +93,7 @@ def test_the_rank_that_failed_is_named_and_not_those_that_were_ended(ended: obje
 def test_ranks_that_were_told_to_end_are_not_blamed(ended: object) -> None:
     """As when mpirun loses a node: it ends the ranks that are left, and none of them has failed."""
     assert callable(ended)
-    found = ended(205, 143, 143)
+    found = ended(205, "told", "told")
     assert (found.state, found.failure) == (JobState.FAILED, None)
     assert found.program_exit_code is None, "mpirun's own is none of the program's"
 

@@ -117,7 +117,7 @@ def test_a_running_job_is_lost_with_its_folder_and_its_supervisor() -> None:
 @pytest.mark.parametrize(
     ("facts", "code", "says", "advice"),
     [
-        ("launcher 30 137, started 30 2", 6, " ended with 137, and no rank", "--live"),
+        ("launcher 30 137, started 30 2", 6, " was killed by SIGKILL, and no rank", "--live"),
         ("launcher 30 1, started 30 2, survivors 31 worker-2 ?", 4, "failed: lost wor", "--live"),
         ("launcher 30 1, started 30 2, full 31 worker-1", 6, "failed: disk full on w", "df -h"),
         ("launcher 30 1, started 30 0", 6, "not be started: no rank was started", "--dry-run"),
@@ -142,19 +142,25 @@ def test_a_job_without_an_exit_code_of_its_program(
 
 
 @pytest.mark.parametrize(
-    ("told", "who"), [((0,), "rank 1 on worker-2"), ((0, 1), "a rank")], ids=["one", "all"]
+    ("told", "reason"),
+    [
+        (
+            (0,),
+            "rank 1 on worker-2 ended the other ranks before they had finished, with"
+            " MPI_Abort(…, 0) (mpirun on the launcher ended with 0)",
+        ),
+        ((0, 1), "mpirun on the launcher ended with 0 although no rank had failed"),
+    ],
+    ids=["one", "all"],
 )
 def test_ranks_that_were_told_to_end_by_an_abort_with_0_have_not_finished(
-    told: tuple[int, ...], who: str
+    told: tuple[int, ...], reason: str
 ) -> None:
     facts = ["launcher 30 0", "started 30 2", "exit 29 0 0 1", "exit 29 1 0 1"]
     facts += [f"told 30 {rank} 1" for rank in told]
     found = job_state.judge(job(), "\n".join(["running 12 1", *facts, "ended 31"]))
     assert found.state is JobState.FAILED
-    assert found.reason == (
-        f"{who} ended the other ranks before they had finished, with MPI_Abort(…, 0)"
-        " (mpirun on the launcher ended with 0)"
-    )
+    assert found.reason == reason
 
 
 def test_a_job_with_an_exit_code_of_its_program_needs_no_other() -> None:
@@ -175,7 +181,7 @@ def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:
 def test_an_earlier_version_says_how_mpirun_ended(told: str, code: int) -> None:
     found = job_state.judge(job(), f"running 12 1\nended 30 state=failed {told} started=2")
     assert found.program_exit_code is None
-    assert f"ended with {code} while no rank had failed" in found.reason
+    assert f"ended with {code} although no rank had failed" in found.reason
 
 
 def test_an_earlier_version_says_nothing_of_how_mpirun_ended() -> None:

@@ -35,6 +35,13 @@ AGENT = """#!/bin/sh
 [ "$1" != worker-2 ] || [ ! -e {dead} ] || exit 255
 exec /bin/sh -c "$2"
 """
+AWAY_ONCE = """#!/bin/sh
+if [ "$1" = worker-2 ] && [ -e {dead}.over ] && [ ! -e {dead}.back ]; then
+    touch {dead}.back
+    exit 255
+fi
+exec /bin/sh -c "$2"
+"""
 PROGRAM = """#!/bin/sh
 cat snapshot
 echo "$WORLD_SIZE ranks, $SECRET" >snapshot
@@ -206,23 +213,36 @@ def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: P
         assert not second
 
 
-@pytest.mark.parametrize("policy", ["shrink", "fail"])
-def test_a_job_whose_mpirun_lost_its_ranks_goes_on_where_all_nodes_answer(
-    policy: str, site: Staged, tmp_path: Path
+@pytest.mark.parametrize(
+    ("policy", "outage", "reason"),
+    [
+        ("shrink", True, ""),
+        ("fail", True, "worker-2 was away while the job ran"),
+        ("shrink", False, "mpirun on the launcher ended with 255 although no rank had failed"),
+    ],
+    ids=["outage", "outage, and not to go on", "mpirun was killed"],
+)
+def test_a_job_whose_mpirun_lost_its_ranks_goes_on_after_an_outage_alone(
+    policy: str, outage: bool, reason: str, site: Staged, tmp_path: Path
 ) -> None:
-    """An outage of the launcher: its daemons end the ranks, and it is over when that is seen."""
-    mpirun = tmp_path / "mpi" / "bin" / "mpirun"
-    mpirun.write_text(CUT_OFF.format(dead=tmp_path / "dead"))
-    (tmp_path / "tree" / "program").write_text(SAVES.format(dead=tmp_path / "dead"))
+    """Daemons end the ranks, and a node has not answered for a moment when that is seen. No other
+    end of mpirun starts a program again: nobody has asked for that."""
+    dead, mpirun = tmp_path / "dead", tmp_path / "mpi" / "bin" / "mpirun"
+    mpirun.write_text(CUT_OFF.format(dead=dead))
+    (tmp_path / "tree" / "program").write_text(SAVES.format(dead=dead))
+    if outage:
+        agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+        agent.write_text(AWAY_ONCE.format(dead=dead))
     ended, said, printed = run(site, tmp_path, policy)
-    if policy == "fail":
+    if reason:
         assert isinstance(ended, LaunchError), said
-        assert "while no rank had failed" in ended.message
+        assert reason in ended.message
         assert "`clusterctl rerun 1 --resume` continues" in ended.hint
+        assert [job.id for job in site.store.list_jobs()] == [1]
         return
     assert isinstance(ended, Job), ended
     assert (ended.id, ended.ranks, ended.state) == (2, 2, JobState.SUCCEEDED), said
-    assert "all nodes answer again: continuing job 1" in said
+    assert "worker-2 is back: restarting job 1" in said
     assert printed.count("saved") == 2
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,15 +79,28 @@ class Rank:
             },
         )
         (folder / "rank.sh").write_text(text)
+        where = {"id": 7, "node": "worker-1", "folder": folder, "tag": self.tag}
+        (folder / "processes.sh").write_text(
+            assets.render("job/processes.sh.j2", output=1 << 32, least=1 << 24, **where)
+        )
+
+    @property
+    def tag(self) -> str:
+        return f"{self.folder}/7;"
 
     def start(self, launcher: dict[str, str], **more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [self.shell, self.folder / "rank.sh", *self.words],
             cwd="/",
-            env={"PATH": os.environ["PATH"], "HOME": "/", **launcher, **more},
+            env={
+                **{"PATH": os.environ["PATH"], "HOME": "/", "CLUSTERCTL_JOB": self.tag},
+                **launcher,
+                **more,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,
             # Under nohup it is ignored, and no shell can change that for itself.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
@@ -236,6 +250,52 @@ def test_signals_are_forwarded(number: signal.Signals, tmp_path: Path) -> None:
     assert rank.said(1, "exit").split()[0] == "42"
 
 
+COUNTS = """
+import os, signal, sys, time
+told = 0
+def note(number, frame):
+    global told
+    told += 1
+    os.write(1, b"told\\n")
+signal.signal(signal.SIGTERM, note)
+os.write(1, b"up\\n")
+while not told:
+    time.sleep(0.02)
+time.sleep(3)
+sys.exit(42)
+"""
+
+
+def test_a_rank_gets_sigterm_once_and_has_its_time(tmp_path: Path) -> None:
+    """mpirun signals the group of what it has started, again and again, and kills it within
+    seconds; the supervisor and the deadline of the node have reasons of their own."""
+    rank = Rank(tmp_path / "7", "", {}, program=(sys.executable, "-c", COUNTS), grace=30)
+    process = rank.start(OMPI)
+    out = rank.folder / "out"
+    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
+    os.killpg(process.pid, signal.SIGTERM)
+    until(lambda: "told" in rank.said(1, "out"))
+    env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
+    subprocess.run(["/bin/sh", rank.folder / "processes.sh", "ask", "0"], env=env, check=True)
+    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+    until((out / "rank-1.exit").exists)
+    assert rank.said(1, "exit").split()[0] == "42"
+    assert rank.said(1, "out") == "up\ntold\n"
+
+
+def test_a_rank_that_does_not_save_in_its_time_is_killed(tmp_path: Path) -> None:
+    """Also where nobody is left to do it: the launcher may be gone."""
+    rank = Rank(tmp_path / "7", "trap '' TERM; echo up; while :; do sleep 0.1; done", {}, grace=1)
+    process = rank.start(OMPI)
+    out = rank.folder / "out"
+    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGKILL
+
+
 STRIKES = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -280,7 +340,8 @@ def test_in_a_batch_job_a_warned_rank_stays_until_all_have_ended(tmp_path: Path)
     process = rank.start(SLURM)
     out = rank.folder / "out"
     until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
-    process.terminate()
+    process.terminate()  # Slurm signals all processes of a step
+    os.kill(int(rank.said(1, "pid")), signal.SIGTERM)
     until((out / "rank-1.exit").exists)
     process.terminate()  # batch systems do that
     with pytest.raises(subprocess.TimeoutExpired):

@@ -307,7 +307,15 @@ def test_a_point_whose_node_was_lost_runs_on_a_slot_that_is_still_busy(tmp_path:
         answer_limit=5,
         stacks_limit=5,
         nodes=[
-            {"name": name, "host": name, "here": True, "folder": str(tmp_path)} for name in slots
+            {
+                "name": name,
+                "host": name,
+                "hostname": "",
+                "address": "",
+                "here": True,
+                "folder": str(tmp_path),
+            }
+            for name in slots
         ],
         slots=[{"node": name, "folder": str(tmp_path / name), "slot": 0} for name in slots],
     )
