@@ -14,7 +14,7 @@ from clusterctl.compiling import plan_compilation
 from clusterctl.errors import UsageError
 from clusterctl.job_model import Job
 from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Cluster
+from clusterctl.model import Cluster, Node
 from clusterctl.resume_args import SNAPSHOTS, list_predicates, name_predicate
 from clusterctl.schedulers import job_state
 
@@ -258,14 +258,18 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
             {
                 "name": node.name,
                 "host": node.name,
-                "hostname": node.facts.hostname,
-                "address": node.address,
+                "aliases": [] if cluster.one_host else _list_aliases(node),
                 "folder": where[node.name],
                 "here": node.name == launcher.name or cluster.one_host,
             }
             for node in involved
         ],
     }
+
+
+def _list_aliases(node: Node) -> list[str]:
+    """What mpirun may call a node, beside its name here."""
+    return sorted({node.facts.hostname, node.address} - {"", node.name})
 
 
 def list_watch_values(job: Job) -> dict[str, object]:

@@ -155,7 +155,7 @@ def test_a_process_by_itself_is_no_rank(hostname: str, tmp_path: Path) -> None:
     ours = {name for name in seen if name.startswith("CLUSTERCTL_")}
     left = seen.keys() & {*told, *meets, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
     assert left == ({"SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE"} if not hostname else set())
-    assert (ours, seen["OMPI_MCA_btl"]) == ({"CLUSTERCTL_RANK"}, "self")
+    assert (ours, seen["OMPI_MCA_btl"]) == ({"CLUSTERCTL_JOB", "CLUSTERCTL_RANK"}, "self")
     assert rank.said(0, "exit").split()[0] == "0"
 
 

@@ -310,8 +310,7 @@ def test_a_point_whose_node_was_lost_runs_on_a_slot_that_is_still_busy(tmp_path:
             {
                 "name": name,
                 "host": name,
-                "hostname": "",
-                "address": "",
+                "aliases": [],
                 "here": True,
                 "folder": str(tmp_path),
             }
