@@ -162,7 +162,7 @@ def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
     own = sort_failures(
         RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))), told=False)
         for rank, (when, code) in last.exits.items()
-        if rank not in last.told and not (last.lost_daemons and _follows_loss(code))
+        if rank not in last.told and not (last.lost_daemons and _is_after_loss(code))
     )
     if own:
         return RankFailure(rank=own[0].rank, node=where[own[0].rank], exit_code=own[0].code)
@@ -172,7 +172,7 @@ def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
     return RankFailure(rank=rank, node=job.find_node(rank), exit_code=code) if code else None
 
 
-def _follows_loss(code: int) -> bool:
+def _is_after_loss(code: int) -> bool:
     """Whether a rank may have ended so because it lost its daemon, or a rank that did: no signal
     did it, or its own."""
     return code < _BY_SIGNAL or code in (LOST_DAEMON, _ABORTED)
