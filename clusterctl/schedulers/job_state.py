@@ -166,7 +166,7 @@ def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
     )
     if own:
         return RankFailure(rank=own[0].rank, node=where[own[0].rank], exit_code=own[0].code)
-    if last.lost_daemons or not last.blamed or job.spec.launcher == "torchrun":
+    if last.lost_daemons or not (last.blamed and last.started) or job.spec.launcher == "torchrun":
         return None
     rank, code = last.blamed
     return RankFailure(rank=rank, node=job.find_node(rank), exit_code=code) if code else None
