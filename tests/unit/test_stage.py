@@ -152,12 +152,23 @@ def test_without_git(tmp_path: Path) -> None:
     assert (tree.files, tree.by_git, tree.size) == (("a.py", "sub/b.py"), False, 2)
 
 
+@pytest.fixture
+def refusing_git(
+    need: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its eyes, every repository is somebody else's."""
+    write(
+        tmp_path, {"bin/git": f'#!/bin/sh\nGIT_TEST_ASSUME_DIFFERENT_OWNER=1 {need("git")} "$@"\n'}
+    )
+    (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
 @pytest.mark.parametrize("chosen", [False, True], ids=["found", "--stage"])
 def test_a_repository_that_git_refuses_is_not_staged_whole(
-    work: Path, chosen: bool, monkeypatch: pytest.MonkeyPatch
+    work: Path, chosen: bool, refusing_git: None
 ) -> None:
-    """Somebody else's, in git's eyes. Without its ignore rules data and secrets would travel."""
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    """Without its ignore rules data and secrets would travel."""
     with pytest.raises(
         UsageError, match=r"could not tell which files it ignores: .*dubious"
     ) as error:
@@ -165,8 +176,7 @@ def test_a_repository_that_git_refuses_is_not_staged_whole(
     assert f"git -C {work} status" in error.value.hint
 
 
-def test_bundled_programs_run_from_somebody_elses_clone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+def test_bundled_programs_run_from_somebody_elses_clone(refusing_git: None) -> None:
     found = resolve("reduce_all.py", ())
     assert found.program.bundled
     assert "reduce_all.py" in found.tree.files
