@@ -365,7 +365,7 @@ _SRUN = (
         " --cpus-per-gpu= --deadline= --delay-boot= --exclusive? --gpu-bind= --gpu-freq="
         " --gpus-per-node= --gpus-per-socket= --gpus-per-task= --gres= --gres-flags= --hint="
         " --mail-type= --mail-user= --mcs-label= --mem= --mem-per-cpu= --mem-per-gpu= --mincpus="
-        " --nice? --ntasks-per-core= --ntasks-per-socket= --power= --priority= --profile="
+        " --mpi= --nice? --ntasks-per-core= --ntasks-per-socket= --power= --priority= --profile="
         " --propagate? --reboot --reservation= --signal= --sockets-per-node= --spread-job"
         " --switches= --thread-spec= --threads-per-core= --time-min= --tmp= --use-min-nodes"
         " --wckey=",
@@ -374,7 +374,7 @@ _SRUN = (
         IGNORED,
         "-l --label -u --unbuffered -K? --kill-on-bad-exit? -k --no-kill -Q --quiet -v --verbose"
         " -X --disable-status --quit-on-interrupt -W= --wait= -T= --threads= -E --preserve-env"
-        " -I? --immediate? --mpi= --cpu-bind= --mem-bind= --accel-bind= --overlap --exact"
+        " -I? --immediate? --cpu-bind= --mem-bind= --accel-bind= --overlap --exact"
         " --resv-ports? --slurmd-debug= --bcast? --bcast-exclude= --compress? --send-libs?"
         " -o= --output= -e= --error= --open-mode= --network=",
     ),
