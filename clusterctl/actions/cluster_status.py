@@ -30,6 +30,7 @@ from clusterctl.providers.shared.deadlines import (
     render_question,
 )
 from clusterctl.state import Store
+from clusterctl.timeouts import Deadline
 
 ANSWER = 10.0
 """Seconds that a node has to answer."""
@@ -354,6 +355,7 @@ def _render_live_question(node: Node) -> str:
 
 def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     from clusterctl.actions import open_pool
+    from clusterctl.jobs import control
 
     provider, folder = providers.load(cluster.spec.provider), store.locate_folder(cluster.name)
     if isinstance(provider, BatchSite):
@@ -365,6 +367,10 @@ def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     with open_pool(store, cluster) as pool:
         commands = {name: _render_live_question(cluster.node(name)) for name in running}
         results = pool.run(commands, running, timeout=ANSWER)
+        going = [job for job in store.list_open_jobs(cluster) if store.is_handed_in(job.id)]
+        if going and any(r.ok and r.node == cluster.launcher.name for r in results):
+            for job in control.refresh_all(going, cluster, pool, deadline=Deadline(ANSWER)):
+                store.save_job(job)
     shown: dict[str, float | None] = {}
     for result in results:
         if result.ok:

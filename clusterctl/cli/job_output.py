@@ -173,7 +173,8 @@ def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterato
 
 def _say_it_goes_on(console: Console, job: Job | None) -> None:
     if job and not job.state.ended:
-        console.note(f"job {job.id} keeps running; follow it with `clusterctl logs {job.id} -f`")
+        doing = "stays queued" if job.state is JobState.QUEUED else "keeps running"
+        console.note(f"job {job.id} {doing}; follow it with `clusterctl logs {job.id} -f`")
 
 
 def _write_result(console: Console, job: Job, code: int) -> None:

@@ -124,8 +124,9 @@ def logs(given: Logs, console: Console) -> None:
             with Printer(console, only=given.rank, exact=not follow) as printer:
                 job = _print(given, store, job, console, printer)
     except KeyboardInterrupt:
-        runs = "" if store.read_job(job).state.ended else "; it keeps running"
-        console.note(f"\ndetached from job {job}{runs}")
+        state = store.read_job(job).state
+        runs = "; it stays queued" if state is JobState.QUEUED else "; it keeps running"
+        console.note(f"\ndetached from job {job}{'' if state.ended else runs}")
         raise typer.Exit(130) from None
     ended = store.read_job(job)
     for hang in ended.hangs:

@@ -87,6 +87,8 @@ def test_ctrl_c_of_logs_only_detaches(cli: Cli) -> None:
 def test_a_detached_failure_is_on_record(cli: Cli) -> None:
     cli.script("fails.py", "import os, sys; sys.exit(5 if os.environ['RANK'] == '1' else 0)")
     number = cli.detach("fails.py")
+    # Nobody has asked after it since.
+    wait_for(lambda: number not in cli.json("status", "--live")["jobs"], 30, "status to ask, too")
     job = cli.until_state(number, "failed")
     assert job["failure"] == {"rank": 1, "node": "worker-2", "exit_code": 5}
     assert job["program_exit_code"] == 5
