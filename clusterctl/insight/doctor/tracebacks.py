@@ -41,6 +41,9 @@ _UNHEARD = re.compile(
 """Before an exception that ends nothing."""
 _ELSEWHERE = re.compile(r"Exception in thread |Process \S+:$|Unhandled exception in ")
 """Before one that ends a thread or a process that the program has started."""
+_LOADER = "/torch/utils/data/dataloader.py"
+_CUT = re.compile(r"(Connection\w*Error|BrokenPipeError|EOFError)\b")
+"""What PyTorch sometimes raises there when a worker has been killed, and nothing else."""
 _FOLLOWS = re.compile(r"(\w+\.)*(Connection\w*Error|BrokenPipeError|EOFError|KeyboardInterrupt)\b")
 """What these raise because the program has ended."""
 _NEXT = re.compile(
@@ -189,6 +192,8 @@ def _read(lines: Sequence[str], head: int, end: int) -> Raised | None:
     if found is None:
         return None
     count, message = _read_message(body[found:])
+    if _CUT.match(message) and any(_LOADER in body[number] for number in files):
+        message += ", because a worker process of its data loader has ended (was it killed?)"
     before = next((line for line in reversed(lines[:head]) if line.strip()), "")
     link = next((word for text, word in _LINKS.items() if before.startswith(text)), "")
     stop = head + 1 + found + count
