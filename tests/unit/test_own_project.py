@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import LaunchError
 from clusterctl.job_model import ProgramKind
 from clusterctl.jobs import own_project, stage
 from clusterctl.jobs.program import Resolved, resolve
+from clusterctl.model import Python
 from tests.unit.calling import Call
+from tests.unit.making import node
 from tests.unit.packaged import find_projects, make_project
 
 NAMED = '[project]\nname = "My.Project"\nversion = "1.4"\n'
@@ -194,3 +198,13 @@ def test_a_project_that_cannot_be_built_is_used_as_it_lies_there(
     said = call("run", "--dry-run", "train.py")
     assert "cannot be built, so its packages are looked for only in src: " in said.out
     assert "no compiler" in said.out
+
+
+def test_what_was_compiled_here_is_not_sent_where_it_cannot_run(built: Path) -> None:
+    make_project(built, "mine", {"deep/__init__.py": "@lib/deep/__init__.py", "deep/_c.so": "x"})
+    projects = find_projects(resolve("train.py", ()))
+    assert dict(own_project.equip(resolve("train.py", ()).tree, projects).written)["lib/deep/_c.so"]
+    python = Python(executable="/p", version=platform.python_version())
+    own_project.check(projects, [node(arch=platform.machine(), python=python)])
+    with pytest.raises(LaunchError, match="does not run on worker-1"):
+        own_project.check(projects, [node(arch="riscv64", python=python)])
