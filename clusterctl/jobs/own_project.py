@@ -39,16 +39,15 @@ UNKNOWN = "0+unknown"
 """The version of a project that lets a program find its version when it is built."""
 LOCKS = {"GIT_OPTIONAL_LOCKS": "0"}
 """Builds may ask git for a version."""
-TRY_AGAIN = 300
-"""Seconds after which a project that could not be built is built again: a compiler may be there."""
+TRY_AGAIN = 20
+"""Seconds after which a project that could not be built is built again: a network or a compiler may
+be there. Within one command, it is tried once."""
 LARGEST = 1 << 20
 """Bytes of a file that may decide how a project is built."""
 
 _ENTRY = re.compile(r"\s*([\w.]+)\s*:\s*([\w.]+)\s*(?:\[.*\])?\s*")
 _COMMAND = re.compile(r"[\w.-]+")
 _LOCAL = re.compile(r"([\w.-]+)\s*(\[[^]]*\])?\s*@\s*file://(?:localhost)?(/[^;\s]*)(.*)")
-_UNREACHABLE = ("Failed to resolve requirements", "Failed to fetch")
-"""What uv says where it may work another time."""
 _ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
 _ESSENTIAL = ("Metadata-Version:", "Name:", "Version:", "Requires-", "Provides-Extra:")
 _SCRIPT = """\
@@ -228,9 +227,8 @@ def build(tree: stage.Tree, folder: Path) -> Project:
         if fresh and (not project.problem or path.stat().st_mtime > time.time() - TRY_AGAIN):
             return project
     project = _build(tree, plain, files)
-    if not any(word in project.problem for word in _UNREACHABLE):
-        home.make(path.parent)
-        write_atomic(path, msgspec.json.encode(project))
+    home.make(path.parent)
+    write_atomic(path, msgspec.json.encode(project))
     return project
 
 
