@@ -204,5 +204,5 @@ def test_ssh_between_nodes_brings_its_own_path(tag: str, tmp_path: Path) -> None
         check=True,
     )
     assert "PATH=/far/root/bin:/far/mpi/bin:$PATH" in done.stdout.replace("'", "")
-    assert done.stdout.endswith("command word")
+    assert done.stdout.removesuffix("'").endswith("command word")
     assert ("CLUSTERCTL_JOB" in done.stdout) == bool(tag)
