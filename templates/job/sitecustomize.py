@@ -17,8 +17,8 @@ JOB = os.path.dirname(HERE)
 BEGAN = os.environ.get("PWD", "")
 MEETS = ("mpi4py.MPI", "ray", "distributed", "horovod", "jax", "tensorflow", "zmq")
 """Modules by which programs share their work; `distributed` is Dask's."""
-TELLS_APART = re.compile("RANK|PROCID|WORLD_SIZE|hostname|uname|CLUSTERCTL_")
-"""In the source of a program that may divide its work by itself."""
+VARIABLES = re.compile(r"""["'$}][A-Z_]*(RANK|PROCID|LOCALID|NODEID|WORLD_SIZE|MASTER_ADDR)\b""")
+"""In the source of a program that may divide its work by itself: what tells ranks apart."""
 
 
 def note():
@@ -66,7 +66,7 @@ def divides():
         path = os.path.realpath(os.path.join(BEGAN, name or ""))
         if path.startswith(work) and path.endswith(".py") and os.path.isfile(path):
             with open(path, errors="replace") as source:
-                if TELLS_APART.search(source.read(1 << 20)):
+                if VARIABLES.search(source.read(1 << 20)):
                     return True
     return False
 

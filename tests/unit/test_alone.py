@@ -74,11 +74,23 @@ child.join()
         ("import torch, sys; sys.modules['ray'] = torch", {".met"}),
         ("import torch, os; print(os.environ.get('RANK'))", {".met"}),
         ("import torch, other", {".met"}),
+        ("import torch; RANK = 8  # of matrices", {".alone"}),
     ],
-    ids=["no torch", "alone", "c10d", "joined", "child", "worker", "ray", "rank", "module"],
+    ids=[
+        "no torch",
+        "alone",
+        "c10d",
+        "joined",
+        "child",
+        "worker",
+        "ray",
+        "rank",
+        "module",
+        "another rank",
+    ],
 )
 def test_a_rank_notes_whether_it_was_alone(folder: Path, script: str, notes: set[str]) -> None:
-    (folder / "work" / "other.py").write_text("import socket; socket.gethostname()\n")
+    (folder / "work" / "other.py").write_text("import os; os.environ.get('SLURM_PROCID')\n")
     assert run(folder, script) == notes
 
 
