@@ -290,6 +290,23 @@ def test_what_is_missing_is_said_of_every_host(hosts: Hosts, cli: Cli) -> None:
     assert cli.json("list")["clusters"] == []
 
 
+def test_a_folder_in_which_no_program_can_start_is_refused(hosts: Hosts, cli: Cli) -> None:
+    home, folder = hosts["alpha"], "/srv/root-of-alpha/noexec"
+    home.run("mkdir", "-p", folder)
+    home.run("mount", "-t", "tmpfs", "-o", "noexec,size=8m", "tmpfs", folder)
+    try:
+        file = hosts.file(cli, "{alpha}", "{beta}")
+        done = cli("attach", "lab", "--hosts", file, "--workdir", "noexec", code=5)
+    finally:
+        home.run("umount", folder)
+        home.run("rmdir", folder)
+    assert f"{home.address}: clusterctl's folder lies on a file system that is mounted noexec" in (
+        done.err
+    )
+    assert "--workdir" in done.err
+    assert cli.json("list")["clusters"] == []
+
+
 @pytest.mark.slow
 def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
     hosts.mute("mute")

@@ -492,6 +492,19 @@ def test_an_unshared_folder_is_noticed(cli: Cli, site: Site) -> None:
     assert [c["cluster"] for c in cli.json("list")["clusters"]] == ["site"]
 
 
+@ON_SLURM
+def test_a_folder_in_which_no_program_can_start_is_refused(cli: Cli, site: Site) -> None:
+    folder = site.lab.folder / "root" / "noexec"
+    site.login.run("mkdir", "-p", str(folder))
+    site.login.run("mount", "-t", "tmpfs", "-o", "noexec,size=8m", "tmpfs", str(folder))
+    try:
+        done = cli("attach", "other", "--slurm", "--workdir", str(folder), code=5)
+    finally:
+        site.login.run("umount", str(folder))
+    assert "mounted noexec" in done.err
+    assert "--workdir" in done.err
+
+
 def test_down_and_detach_know_each_other(cli: Cli, site: Site) -> None:
     assert "clusterctl detach site" in cli("down", "site", code=2).err
     cli("attach", "second", f"--{site.system}")

@@ -201,8 +201,12 @@ def _explain_unfit(node: Node, result: NodeResult) -> str:
     root = answers.get("root", "").strip()
     if not root.startswith("/"):
         full = "No space left" in root or "Disk quota" in root
+        what = "cannot be written"
+        if root.endswith("noexec"):
+            what = "lies on a file system that is mounted noexec, so no program can start there"
+        why = root.removeprefix("cannot: ").removesuffix("noexec").strip()
         reasons.append(
-            f"clusterctl's folder cannot be written ({root.removeprefix('cannot: ')})"
+            f"clusterctl's folder {what} ({why})"
             + (": free some space there" if full else ": choose another one with --workdir")
         )
     access = answers.get("keys", "").strip()
