@@ -157,7 +157,7 @@ def _find_worker(cluster: Cluster, host: str, typed: str) -> Node:
             return found[0]
     raise UsageError(
         f"{typed}: cluster {cluster.name!r} has no worker {host}",
-        hint=f"leave it out, or choose of its workers: {', '.join(named)}",
+        hint=f"leave it out, or choose from its workers: {', '.join(named)}",
     )
 
 
