@@ -217,6 +217,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--include": ("nowhere",),
     "--max-stage": ("5",),
     "--mem": ("8G",),
+    "--mpi": ("pmix",),
     "--mem-per-cpu": ("2G",),
     "--mem-per-gpu": ("2G",),
     "--mirror": ("http://mirror.example.org",),
