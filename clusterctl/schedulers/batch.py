@@ -36,7 +36,7 @@ batch system may be about to end."""
 HAND_IN = 120
 """Seconds that it has to take a job."""
 LEAD = 60
-"""Seconds between the warning and the time limit."""
+"""Seconds between the warning and the time limit, where ranks need no more than that to save."""
 
 _SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
 
@@ -56,6 +56,11 @@ def make_job_name(job: Job) -> str:
     stem = job.spec.program.target.rpartition("/")[2].partition(".")[0]
     plain = re.sub(r"[^A-Za-z0-9_-]", "", stem).strip("-") or "job"
     return f"{plain[:20]}-{job.id}"
+
+
+def choose_lead(spec: JobSpec) -> int:
+    """Seconds before its time limit at which a job is warned: what its ranks have to save."""
+    return max(LEAD, math.ceil(spec.grace))
 
 
 class Batch(ABC):

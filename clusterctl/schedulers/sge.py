@@ -122,7 +122,7 @@ class Sge(batch.Batch):
 
     def warn_after(self, job: Job) -> float:
         limit = find_time_limit(job.spec)
-        return max(1, limit - batch.LEAD) if limit else 0
+        return max(1, limit - batch.choose_lead(job.spec)) if limit else 0
 
     def pass_on(self, secrets: Sequence[str]) -> list[str]:
         return [f"-v {','.join(secrets)}"] if secrets else []

@@ -161,13 +161,13 @@ class Slurm(batch.Batch):
 def choose_warning(spec: JobSpec) -> int:
     """Seconds before its time limit at which the script is warned. Without `B:` Slurm would warn
     the ranks alone, and only the script can put the job back into the queue."""
-    match = SIGNAL.fullmatch(spec.native.get("signal", f"USR1@{batch.LEAD}"))
+    match = SIGNAL.fullmatch(spec.native.get("signal", f"USR1@{batch.choose_lead(spec)}"))
     if match is None:
         raise UsageError(
             f"--signal {spec.native['signal']} cannot be passed on",
             hint="--signal USR1@SECONDS sets how early the job is warned; programs get SIGTERM",
         )
-    return int(match[1] or batch.LEAD)
+    return int(match[1] or batch.choose_lead(spec))
 
 
 def _list_array(spec: JobSpec) -> list[str]:

@@ -116,6 +116,14 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     assert "later 3540 " in _script(made)
 
 
+@pytest.mark.parametrize(("grace", "seconds"), [(5.0, 60), (119.5, 120)])
+def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, seconds: int) -> None:
+    slow = batch_job("slurm", native={"time": "1:00:00"}, grace=grace)
+    assert f"--signal=B:USR1@{seconds}" in slurm_scheduler.Slurm().directives(slow)
+    slow = batch_job("sge", native={"time": "1:00:00"}, grace=grace)
+    assert f"later {3600 - seconds} " in _script(slow)
+
+
 @pytest.mark.parametrize(
     ("signal", "directive"),
     [
