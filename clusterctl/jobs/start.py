@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
 
@@ -237,6 +238,9 @@ def put(
         library += archives.pack_file(py_spy.FILE, py_spy.compress())
 
     large = tree.stat().st_size > LARGE
+    spec, program = job.spec, job.spec.program
+    if spec.venv or spec.modules or spec.container:  # where interpreters come from, too
+        program = replace(program, interpreter="")
 
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.find_transport(name)
@@ -257,7 +261,8 @@ def put(
         if name in placed:
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps += ["/bin/sh ./outputs.sh staged || exit", *_carry_over(node, job, carry)]
-            steps += tree_checks.render_questions(job, node, doubtful)
+            folder = f"{node.root}/jobs/{job.id}"
+            steps += tree_checks.render_questions(program, folder, node, doubtful)
         if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         return transport.run(

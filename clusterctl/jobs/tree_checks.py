@@ -15,7 +15,7 @@ from shlex import quote
 from clusterctl import process
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.formats import count
-from clusterctl.job_model import PYTHONS, Job, Program
+from clusterctl.job_model import PYTHONS, Program
 from clusterctl.jobs.stage import NAMED, Tree
 from clusterctl.model import Node
 from clusterctl.node_results import shorten
@@ -146,14 +146,16 @@ def find_interpreter(path: Path) -> str:
     return ""
 
 
-def render_questions(job: Job, node: Node, doubtful: Collection[str]) -> list[str]:
-    """The sh that asks a node, in the job's folder, for what it lacks: `WORD NAME` and a NUL
-    each."""
-    program, lines = job.spec.program, []
+def render_questions(
+    program: Program, folder: str, node: Node, doubtful: Collection[str]
+) -> list[str]:
+    """The sh that asks a node, in the job's `folder` there, for what it lacks: `WORD NAME` and a
+    NUL each."""
+    lines = []
     if doubtful:
         lines.append(f"(cd work && find . -xtype l -printf '{LINK} %P\\0')")
-    if program.interpreter and not (job.spec.venv or job.spec.modules or job.spec.container):
-        name, folder = quote(program.interpreter), f"{node.root}/jobs/{job.id}"
+    if program.interpreter:
+        name = quote(program.interpreter)
         question = (
             f"cd {quote(folder)}/work/{quote(program.folder)} &&"
             f" PATH=$PATH:{quote(node.mpi_prefix)}/bin"
