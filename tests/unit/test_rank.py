@@ -285,6 +285,64 @@ def test_a_rank_gets_sigterm_once_and_has_its_time(tmp_path: Path) -> None:
     assert rank.said(1, "out") == "up\ntold\n"
 
 
+FAMILY = """
+import os, signal, subprocess, sys, time
+def note(number, frame):
+    print(sys.argv[1], "told", flush=True)
+    sys.argv[2] != "leaves" or os._exit(0)
+    [child.terminate() for child in children if sys.argv[2] == "passes on"]
+if sys.argv[2] != "is deaf":
+    signal.signal(signal.SIGTERM, note)
+children = [
+    subprocess.Popen([sys.executable, "-c", sys.argv[3], "child", "notes"])
+    for _ in sys.argv[3:]
+]
+time.sleep(0.2 if children else 0)
+children or print("up", flush=True)
+time.sleep(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("manner", "told"),
+    [
+        ("notes", ["parent told"]),  # as one that saves, with the workers of its DataLoader
+        ("passes on", ["child told", "parent told"]),  # as torchrun
+        ("leaves", ["child told", "parent told"]),
+        ("is deaf", ["child told"]),
+    ],
+)
+@pytest.mark.parametrize("shell", [True, False])
+def test_each_program_of_a_rank_gets_sigterm_once(
+    manner: str, told: list[str], shell: bool, tmp_path: Path
+) -> None:
+    program = (sys.executable, "-c", FAMILY, "parent", manner, FAMILY)
+    if shell:
+        program = ("/bin/bash", "-c", 'trap : TERM; "$@"; wait', "sh", *program)
+    rank = Rank(tmp_path / "7", "", {}, program=program, grace=30)
+    process = rank.start(OMPI)
+    out = rank.folder / "out" / "rank-1.out"
+    until(lambda: out.exists() and out.read_text() == "up\n")
+    env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
+    subprocess.run(["/bin/sh", rank.folder / "processes.sh", "ask", "9"], env=env, check=True)
+    process.communicate(timeout=20)
+    assert sorted(out.read_text().splitlines()) == [*told, "up"]
+
+
+def test_the_time_of_a_rank_does_not_end_its_next_attempt(tmp_path: Path) -> None:
+    """Whoever waits for that time may outlive the wrapper, which has been killed."""
+    rank = Rank(tmp_path / "7", "echo up; sleep 4", {})
+    process = rank.start(OMPI)
+    out = rank.folder / "out" / "rank-1.out"
+    until(lambda: out.exists() and out.read_text() == "up\n")
+    env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
+    script = ["/bin/sh", rank.folder / "processes.sh"]
+    with subprocess.Popen([*script, "kill", "1", "3"], env=env):
+        subprocess.run([*script, "again", "0"], env=env, check=True)
+        process.communicate(timeout=20)
+        assert rank.run(OMPI)[0] == 0
+
+
 def test_a_rank_that_does_not_save_in_its_time_is_killed(tmp_path: Path) -> None:
     """Also where nobody is left to do it: the launcher may be gone."""
     rank = Rank(tmp_path / "7", "trap '' TERM; echo up; while :; do sleep 0.1; done", {}, grace=1)
