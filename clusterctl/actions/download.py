@@ -282,10 +282,10 @@ def _render_pass(source: Node, target: Node, name: str, size: int) -> str:
         f"rm -rf {new}; mkdir -p {new} && free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
         f' if [ "$free" -lt {size // 1024} ]; then'
         f' echo "{size // 1_000_000 + 1} MB are needed, $((free / 1000)) MB are free" >&2; exit 73;'
-        f" fi && tar -xof - -C {new}"
+        f" fi && TAR_OPTIONS= tar -xof - -C {new}"
     )
     return (
-        f"tar -C {shlex.quote(source.root)}/data -cf - {shlex.quote(name)} |"
+        f"TAR_OPTIONS= tar -C {shlex.quote(source.root)}/data -cf - {shlex.quote(name)} |"
         f" {shlex.quote(source.root)}/bin/clusterctl-ssh {target.name} {shlex.quote(there)}"
     )
 

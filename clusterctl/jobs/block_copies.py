@@ -167,7 +167,7 @@ def _reduce(
     there, held, run = shlex.quote(work), shlex.quote(links), shlex.quote(script)
     share = ALL if any(basis.is_part for basis in bases.values()) else CHANGED
     command = (
-        f"[ -e {run} ] && rm -rf {there} && mkdir {there} && tar -C {there} -xof - &&"
+        f"[ -e {run} ] && rm -rf {there} && mkdir {there} && TAR_OPTIONS= tar -C {there} -xof - &&"
         f" mv {held} {there}/files && cd {there} && nice -n 19 /bin/sh {run} reduce {share} &&"
         " rm -rf sums held"
     )

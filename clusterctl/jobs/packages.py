@@ -311,9 +311,10 @@ class _Environment:
         for name, target in pairs.items():
             node = nodes[name]
             place = quote(self._locate_packages(target, self._locate_scratch(target)))
-            there = f"mkdir -p {place} && tar -xof - -C {place}"
+            there = f"mkdir -p {place} && TAR_OPTIONS= tar -xof - -C {place}"
+            packages = quote(self._locate_packages(node, locate(node, self._digest)))
             commands[name] = (
-                f"tar -C {quote(self._locate_packages(node, locate(node, self._digest)))} -cf - . |"
+                f"TAR_OPTIONS= tar -C {packages} -cf - . |"
                 f" {quote(node.root)}/bin/clusterctl-ssh {target.name} {quote(there)}"
             )
         for result in self._pool.run(commands, timeout=uv.FETCH_TIMEOUT):

@@ -301,11 +301,11 @@ def _render_unpacking(node: Node, job: Job, keep: list[str], large: bool) -> lis
         f"cd {folder} || exit",
         *keep,
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
-        "umask 022; tar -xpof - ; s=$?; [ $s = 0 ] || exit $s",
+        "umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s",
     ]
     if large:
         archive = quote(_locate_archive(node, job, "tar"))
-        steps.append(f"tar -xpof {archive} || exit; rm -f {archive}")
+        steps.append(f"TAR_OPTIONS= tar -xpof {archive} || exit; rm -f {archive}")
     return steps
 
 
@@ -316,10 +316,10 @@ def _carry_over(node: Node, job: Job, carry: Carry | None) -> list[str]:
         return []
     if isinstance(carry, int):
         script = f"{quote(node.root)}/jobs/{carry}/outputs.sh"
-        pack = f"/bin/sh {script} pack | tar -xof - -C work || exit"
+        pack = f"/bin/sh {script} pack | TAR_OPTIONS= tar -xof - -C work || exit"
         return [f"if [ -e {script} ]; then {pack}; fi"]
     archive = quote(_locate_archive(node, job, "carry.tar"))
-    return [f"tar -xof {archive} -C work || exit; rm -f {archive}"]
+    return [f"TAR_OPTIONS= tar -xof {archive} -C work || exit; rm -f {archive}"]
 
 
 def _split_environment(

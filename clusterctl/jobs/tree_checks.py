@@ -153,7 +153,7 @@ def render_questions(
     NUL each."""
     lines = []
     if doubtful:
-        lines.append(f"(cd work && find . -xtype l -printf '{LINK} %P\\0')")
+        lines.append(f"(cd ./work && find . -xtype l -printf '{LINK} %P\\0')")
     if program.interpreter:
         name = quote(program.interpreter)
         question = (

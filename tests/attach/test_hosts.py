@@ -114,6 +114,38 @@ def test_any_login_shell_will_do(hosts: Hosts, cli: Cli, need: Need, shell: str)
     assert sorted(points.of(1) + points.of(2)) == [f"0 {shell} alpha", f"0 {shell} beta"]
 
 
+@pytest.mark.mpi
+def test_what_start_files_export_is_the_program_s_alone(hosts: Hosts, cli: Cli, need: Need) -> None:
+    """Neither tar nor `cd` of ours heeds it, and what a start file says is no fault of a link."""
+    need("zsh")
+    homes = [hosts.user_home(name, "zsh") for name in ("alpha", "beta")]
+    before = (homes[0] / ".zshenv").read_text()
+    for home in homes:
+        (home / ".zshenv").write_text(
+            "echo a warning >&2\nexport CDPATH=$HOME TAR_OPTIONS='--exclude=*.txt'\n"
+        )
+        for name in ("work", "kept"):
+            (home / name).mkdir(exist_ok=True)
+            (home / name / "seen.txt").touch()
+    try:
+        file = hosts.file(cli, "{alpha} slots=1", "{beta} slots=1")
+        cli("attach", "lab", "--hosts", file, "--user", "zsh")
+        cli.script("data.txt", "7\n")
+        cli.script("who", '#!/bin/sh\ncat data.txt && echo "$TAR_OPTIONS" | tee made.txt\n').chmod(
+            0o755
+        )
+        done = cli("run", "who")
+        assert done.of(0) == done.of(1) == ["7", "--exclude=*.txt"]
+        assert "cannot reach" not in cli("doctor").out
+        cli("fetch")
+        assert len(list(cli.folder.glob("job-*/*/made.txt"))) == 2
+        cli("cp", f"{hosts['alpha'].address}:kept", "copy")
+        assert (cli.folder / "copy" / "seen.txt").exists()
+    finally:
+        for home in homes:
+            (home / ".zshenv").write_text(before)
+
+
 def test_a_start_file_that_runs_another_program(hosts: Hosts, cli: Cli, need: Need) -> None:
     need("tcsh")
     start = hosts.user_home("beta", "tcsh") / ".tcshrc"
