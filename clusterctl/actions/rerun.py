@@ -14,6 +14,7 @@ from clusterctl.actions.run import Prepared, plan_job, run
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.job_model import Job, JobSpec
 from clusterctl.jobs.stage import Tree
+from clusterctl.launch.placement import drop_unknown_hosts
 from clusterctl.model import Cluster, Reporter
 from clusterctl.resume_args import are_given
 from clusterctl.state import Store
@@ -62,6 +63,10 @@ def rerun(
     cluster = cluster.drop_nodes(without)
     spec, secrets = _apply_changes(old.spec, given)
     spec = replace(spec, hosts=tuple(name for name in spec.hosts if name not in without))
+    if spec.hosts and cluster.name != old.cluster:
+        spec, note = drop_unknown_hosts(spec, cluster)
+        if note:
+            report(note)
     if given.failed:
         spec = replace(spec, only=_choose_points(old))
     if detach and spec.sync:

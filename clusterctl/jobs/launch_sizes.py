@@ -10,7 +10,7 @@ from typing import Any
 from clusterctl.errors import UsageError
 from clusterctl.job_model import JobSpec
 from clusterctl.jobs.launch_hosts import NamedHost, deal
-from clusterctl.jobs.launch_words import OPTIONS, Asked, make_contradiction
+from clusterctl.jobs.launch_words import OPTIONS, Asked, find_other_value, make_contradiction
 from clusterctl.launch.placement import find_workers
 from clusterctl.model import Cluster, Node
 
@@ -54,12 +54,16 @@ def fill(
             raise make_contradiction(
                 f"--env {name}={spec.env[name]}", f"{asked.launcher} with {name}={value}"
             )
+    for option in asked.mpirun_args:
+        if "mpirun_args" not in settings and (other := find_other_value(option, spec.mpirun_args)):
+            raise make_contradiction(f"--mpirun-arg '{other}'", f"{asked.launcher} {option}")
+    mpirun_args = [arg for arg in spec.mpirun_args if not find_other_value(arg, asked.mpirun_args)]
     env = {**spec.env, **asked.env} if "env" in settings else {**asked.env, **spec.env}
     filled = replace(
         spec,
         env=env,
         native={**spec.native, **asked.native},
-        mpirun_args=(*asked.mpirun_args, *spec.mpirun_args),
+        mpirun_args=(*asked.mpirun_args, *mpirun_args),
         hosts=hosts,
         **{**dict.fromkeys(own, 0), **sizes},
     )

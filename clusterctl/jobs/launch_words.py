@@ -3,6 +3,7 @@ holds for the job, and clusterctl starts the ranks itself."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from clusterctl.jobs.launcher_options import (
     LAUNCHERS,
     ONE_PROGRAM,
     REFUSED,
+    WRAPPERS,
     OtherLauncher,
     Rule,
 )
@@ -39,7 +41,11 @@ class Asked:
     Program."""
 
     launcher: str = ""
+    starts: str = ""
+    """The launcher that this one starts on each node, as in `srun torchrun …`."""
     command: tuple[str, ...] = ()
+    ahead: tuple[str, ...] = ()
+    """Words of the command that were typed before the launcher, as in `timeout 60 mpirun …`."""
     sizes: Mapping[str, float] = field(default_factory=dict)
     node_range: tuple[int, int] = (0, 0)
     """The fewest and the most nodes that will do; 0: it says nothing of that kind."""
@@ -92,9 +98,11 @@ class Asked:
         if self.hosts:
             given.insert(0, f"--nodes {','.join(host.name for host in self.hosts)}")
         how = f", with {' '.join(given)}" if given else ""
+        how += f", each rank behind {shlex.join(self.ahead)}" if self.ahead else ""
         what = "ranks" if self.launcher in LAUNCHERS else "program"
         without = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
-        return f"clusterctl starts the {what} itself instead of {self.launcher}{how}{without}"
+        who = " and ".join(filter(None, (self.launcher, self.starts)))
+        return f"clusterctl starts the {what} itself instead of {who}{how}{without}"
 
 
 OPTIONS = {
@@ -107,8 +115,6 @@ OPTIONS = {
 """By the names of sizes."""
 _AROUND = ("uv", "poetry", "pdm", "pipenv")
 """`uv run …` starts something in a project's environment, which the nodes have without it."""
-_BEFORE = ("command", "exec", "nohup", "time")
-"""Words that change nothing about what follows."""
 _UV_FLAGS = ("-s", "--script", "--frozen", "--locked", "--no-sync", "--no-dev", "-q", "--quiet")
 """Those that ask for what holds here anyway."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
@@ -123,7 +129,7 @@ _MODULES = {
 
 
 _STARTS = re.compile(
-    r"""(?mx)^[ \t]*
+    r"""(?mx)(?:^|[;&|])[ \t]*
     (?:exec[ \t]+|uv[ ]run[ \t]+|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+
       |python3?[ \t]+(?:-u[ \t]+)?-m[ \t]+)*
     (torchrun|accelerate[ ]launch|deepspeed|mpirun|mpiexec|horovodrun|srun
@@ -199,8 +205,8 @@ def translate(words: Sequence[str]) -> Asked:
                 hint="leave it out; `--requirements FILE` names other packages",
             )
         return _read_within(f"{words[0]} run", rest, {})
-    if words[0] in _BEFORE and (inner := translate(words[1:])).launcher:
-        return replace(inner, ignored=(words[0], *inner.ignored))
+    if (count := _count_wrapping(words)) and (inner := translate(words[count:])).launcher:
+        return _wrap(words[:count], inner)
     start = int(words[0] == "env")
     end = next(
         (n for n, word in enumerate(words) if n >= start and not _ASSIGNMENT.fullmatch(word)),
@@ -238,12 +244,50 @@ def _read_within(
     )
 
 
+def _count_wrapping(words: Sequence[str]) -> int:
+    """How many words of `timeout -k 5 60 mpirun …` stand before what is started; 0: none does."""
+    count = 1 + (words[0] not in WRAPPERS)
+    wrapper = WRAPPERS.get(" ".join(words[:count]))
+    if wrapper is None:
+        return 0
+    valued = wrapper.values.split()
+    while count < len(words) and re.match("-.", words[count]):
+        if words[count] in wrapper.other.split():
+            return 0
+        count += 1 + (words[count] in valued)
+        if words[count - 1] == "--":
+            break
+    count += wrapper.operands
+    is_env = words[0] == "env" and count == 1  # variables, which are read as such
+    return 0 if is_env or count >= len(words) else count
+
+
+def _wrap(words: Sequence[str], inner: Asked) -> Asked:
+    """A launcher behind other words: where these mean something to a rank, each rank gets them."""
+    name = " ".join(words[: 1 + (words[0] not in WRAPPERS)])
+    if not WRAPPERS[name].kept:
+        return replace(inner, ignored=(shlex.join(words), *inner.ignored))
+    if inner.local_rank:
+        raise UsageError(
+            f"{name} before {inner.launcher} is not supported: clusterctl starts the ranks itself",
+            hint=f"leave {name} out",
+        )
+    command = (*words, *inner.command)
+    return replace(inner, command=command, ahead=(*words, *inner.ahead))
+
+
 def _unwrap(words: Sequence[str]) -> list[str]:
     """`python -m torch.distributed.run …` is `torchrun …`, `/usr/bin/mpirun …` is `mpirun …`."""
     if _is_installed(words[0]):
         return [Path(words[0]).name, *words[1:]]
+    if words[0] == "accelerate-launch":
+        return ["accelerate", "launch", *words[1:]]
     plain = [word for n, word in enumerate(words) if n != 1 or word != "-u"]
-    if plain[0] not in PYTHONS or plain[1:2] != ["-m"] or not set(plain[2:3]) & set(_MODULES):
+    if (
+        not (plain[0] in PYTHONS or re.fullmatch(r"python3\.\d+", plain[0]))
+        or plain[1:2] != ["-m"]
+        or not set(plain[2:3]) & set(_MODULES)
+    ):
         return list(words)
     return [*_MODULES[plain[2]], *plain[3:]]
 
@@ -263,7 +307,54 @@ def _translate(words: Sequence[str]) -> Asked:
     rest = reader.read(words)
     if not rest:
         raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-    return replace(reader.asked, command=(*reader.starts, *rest))
+    asked = replace(reader.asked, command=(*reader.starts, *rest))
+    inner = translate(asked.command)
+    return _merge(asked, inner) if inner.launcher in LAUNCHERS else asked
+
+
+def _merge(outer: Asked, inner: Asked) -> Asked:
+    """`srun torchrun …`: the outer launcher starts the inner one once on each node. Where that says
+    nothing about ranks, it starts one, as in `mpirun -np 4 accelerate launch …`."""
+    sizes, typed = {**outer.sizes}, {**outer.typed, **inner.typed}
+    hosts, native, ignored = outer.hosts, {**outer.native}, [*outer.ignored, *inner.ignored]
+    if not inner.sizes.keys().isdisjoint(("ranks", "ranks_per_node")):
+        ranks, nodes = sizes.pop("ranks", 0), sizes.pop("nodes", 0)
+        each = sizes.pop("ranks_per_node", 0)
+        if each > 1 or (nodes and ranks and ranks != nodes):
+            said = outer.typed["ranks_per_node" if each > 1 else "ranks"]
+            raise UsageError(
+                f"{said} starts {inner.launcher} several times on each node",
+                hint=f"leave {outer.launcher} out: {inner.launcher} says how many ranks there are",
+            )
+        if ranks or nodes:
+            sizes["nodes"] = nodes or ranks
+            typed["nodes"] = outer.typed["nodes" if nodes else "ranks"]
+        hosts = tuple(NamedHost(host.name) for host in hosts)
+        for name in ("cpus-per-task", "gpus-per-task"):  # of all the ranks that it starts
+            if native.pop(name, ""):
+                ignored.append(outer.typed[name])
+    for name, size in inner.sizes.items():
+        if sizes.get(name, size) != size:
+            raise make_contradiction(typed[name], inner.typed[name])
+    if hosts and inner.hosts and {h.name for h in hosts} != {h.name for h in inner.hosts}:
+        raise make_contradiction(outer.typed["hosts"], inner.typed["hosts"])
+    if "hosts" in outer.typed:
+        typed["hosts"] = outer.typed["hosts"]
+    return replace(
+        inner,
+        launcher=outer.launcher,
+        starts=inner.launcher,
+        sizes={**sizes, **inner.sizes},
+        node_range=(0, 0) if "nodes" in sizes else inner.node_range,
+        hosts=hosts or inner.hosts,
+        excluded=(*outer.excluded, *inner.excluded),
+        by_turns=outer.by_turns,
+        env={**outer.env, **inner.env},
+        mpirun_args=(*outer.mpirun_args, *inner.mpirun_args),
+        native={**native, **inner.native},
+        ignored=tuple(ignored),
+        typed=typed,
+    )
 
 
 _OUR_PARAMETERS = re.compile(
@@ -281,6 +372,7 @@ class _Reader:
         self.starts: tuple[str, ...] = ("python",) if launcher.python else ()
         self._named: tuple[NamedHost, ...] = ()
         self._in_files: tuple[NamedHost, ...] = ()
+        self._config: Path | None = None
 
     def read(self, words: Sequence[str]) -> list[str]:
         """What follows the options."""
@@ -293,6 +385,10 @@ class _Reader:
                     hint=rule.why,
                 )
             self._take(given, option, rule, values)
+        if self._config:
+            self._read_config(self._config)
+        elif self._launcher.settings:
+            self._read_settings(_find_settings(self._launcher.settings))
         typed = self.asked.typed.get("hosts", "")
         hosts = launch_hosts.choose_named(self._named, self._in_files, typed)
         self.asked = replace(self.asked, hosts=hosts)
@@ -371,7 +467,7 @@ class _Reader:
         elif rule.use == "folder":
             self._check_folder(typed, value)
         elif rule.use == "config":
-            self._read_config(Path(value))
+            self._config = Path(value)  # the command line wins over it
         else:
             self._take_hosts(rule.use, typed, value)
 
@@ -432,11 +528,11 @@ class _Reader:
         self._pass_on(rule.name if not rule.values else shlex.join((rule.name or option, *values)))
 
     def _pass_on(self, text: str) -> None:
-        name, args = text.split()[0], self.asked.mpirun_args
-        for other in args:
-            if name in ("--map-by", "--bind-to", "--rank-by") and other.split()[0] == name:
-                raise make_contradiction(f"{self._name} {other}", text)
-        self.asked = replace(self.asked, mpirun_args=(*args, text))
+        args = self.asked.mpirun_args
+        if other := find_other_value(text, args):
+            raise make_contradiction(f"{self._name} {other}", text)
+        if text not in args:
+            self.asked = replace(self.asked, mpirun_args=(*args, text))
 
     def _take_mapping(self, typed: str, value: str) -> None:
         """`slot`, `node:PE=2`, `ppr:4:node`: what distributes ranks over nodes is ours to do."""
@@ -488,20 +584,49 @@ class _Reader:
         """What the command line says wins. Raises UsageError where the file asks for more than
         ranks, which only the launcher itself can do."""
         keys = _read_keys(path)
-        kind = keys.pop("distributed_type", "NO").upper()
+        self._refuse_more(
+            path,
+            keys,
+            "let it start the ranks of each node: clusterctl run --ranks-per-node 1 -- sh"
+            f" -c '{self._name} --config_file {path} --num_machines $WORLD_SIZE --machine_rank"
+            " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'",
+        )
+        self._take_keys(path, keys)
+
+    def _read_settings(self, path: Path) -> None:
+        """The file that it reads by itself, if there is one: its numbers are those of this
+        machine."""
+        options = {word.replace("_", "-") for word in self.asked.ignored}
+        if not path.is_file() or "ACCELERATE_USE_CPU" in self.asked.env:
+            return
+        keys = _read_keys(path)
+        if "--multi-gpu" not in options:
+            self._refuse_more(
+                path,
+                keys,
+                f"`{self._name} --multi_gpu …` runs without it; or copy the file into the project,"
+                " and name it with --config_file",
+            )
+        sizes = {key for key in keys if key in ("num_processes", "num_machines")}
+        self._ignore(*(f"{k} in {path}" for k in sorted(sizes) if (k, keys[k]) not in _USUAL))
+        self._take_keys(path, {key: keys[key] for key in keys if key not in sizes})
+
+    def _refuse_more(self, path: Path, keys: Mapping[str, str], hint: str) -> None:
+        kind = keys.get("distributed_type", "NO").upper()
         if kind not in _PLAIN:
             raise UsageError(
                 f"{path} asks for {kind}, which {self._name} sets up and clusterctl does not",
-                hint="let it start the ranks of each node: clusterctl run --ranks-per-node 1 -- sh"
-                f" -c '{self._name} --config_file {path} --num_machines $WORLD_SIZE --machine_rank"
-                " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'",
+                hint=hint,
             )
+
+    def _take_keys(self, path: Path, keys: Mapping[str, str]) -> None:
         before = self.asked
         self.asked = replace(before, sizes={}, env={}, ignored=())
         for key, value in keys.items():
             found = self._launcher.find(f"--{key.removeprefix('use_').replace('_', '-')}")
             use = found[1].use if found else ""
-            if (key, value.lower()) in _USUAL or value.lower() in _NOTHING:
+            usual = key == "distributed_type" or (key, value.lower()) in _USUAL
+            if usual or value.lower() in _NOTHING:
                 continue
             if found and use in ("ranks", "nodes", "env"):
                 self._take(f"{path}: {key}", found[0], found[1], [value])
@@ -516,6 +641,20 @@ class _Reader:
             env={**self.asked.env, **before.env},
             ignored=(*before.ignored, *self.asked.ignored),
         )
+
+
+def find_other_value(option: str, args: Sequence[str]) -> str:
+    """What options of mpirun say otherwise than this one, which may be there once: `--bind-to core`
+    beside `--bind-to none`; "" if they do not."""
+    words = shlex.split(option)
+    name = words[: 1 + (words[0] in ("--mca", "--pmixmca"))]
+    for arg in args:
+        given = shlex.split(arg)
+        for start in range(len(given)):
+            other = given[start : start + len(words)]
+            if other[: len(name)] == name and other != words:
+                return shlex.join(other)
+    return ""
 
 
 def make_contradiction(one: str, other: str) -> UsageError:
@@ -537,10 +676,50 @@ _USUAL = (
 """What `accelerate config` writes where nothing else was asked for."""
 
 
+def _find_settings(name: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    folder = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    return Path(folder, name).expanduser()
+
+
 def _read_keys(path: Path) -> dict[str, str]:
-    """The plain values at the top of a YAML file; of a key with more below it, that it is there."""
+    """The plain values of a YAML or JSON file, with those of `dynamo_config`; of another key with
+    more below it, that it is there."""
     text = read_input(path, str(path), hint="check the path")
-    pairs = re.findall(r"(?m)^(\w+):[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?$", text)
-    below = set(re.findall(r"(?m)^(\w+):[ \t]*\n[ \t]+\S", text))
-    found = {key: value.strip("'\"") for key, value in pairs if value and value != "null"}
-    return {**found, **dict.fromkeys(below, "more")}
+    found: dict[str, str] = {}
+    for key, value in (_read_json if text.lstrip()[:1] == "{" else _read_yaml)(text, path).items():
+        if not isinstance(value, dict | list):
+            found[key] = value if isinstance(value, str) else json.dumps(value)
+        elif key == "dynamo_config" and isinstance(value, dict):
+            for name, inner in value.items():
+                text = inner if isinstance(inner, str) else json.dumps(inner)
+                found[f"dynamo_{name.removeprefix('dynamo_')}"] = text
+        elif value:
+            found[key] = "more"
+    return found
+
+
+def _read_json(text: str, path: Path) -> dict[str, object]:
+    try:
+        found: dict[str, object] = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid JSON: {error}", hint="correct the file") from None
+    return found
+
+
+def _read_yaml(text: str, _: Path) -> dict[str, object]:
+    """As `accelerate config` writes it: keys, and keys one level below."""
+    found: dict[str, object] = {}
+    above: dict[str, object] = {}
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip()[0] == "#":
+            continue
+        match = re.fullmatch(r"\s*[\"']?(\w+)[\"']?:(?:\s+(.*?))?\s*(?:\s#.*)?", line)
+        key, value = (match[1], (match[2] or "").strip("'\"")) if match else (line, "")
+        if line[0] in " \t-":
+            above[key] = value
+        elif value:
+            found[key] = value
+        else:
+            found[key] = above = {}
+    return found

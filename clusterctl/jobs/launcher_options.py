@@ -60,6 +60,8 @@ class OtherLauncher:
     """The beginning of a long option will do."""
     programs: bool = False
     """A `:` separates programs."""
+    settings: str = ""
+    """A file below Hugging Face's folder that it reads where no other is named."""
 
     def find(self, option: str) -> tuple[str, Rule] | None:
         """The option by its full name, and its rule."""
@@ -408,11 +410,41 @@ LAUNCHERS: dict[str, OtherLauncher] = {
         local_rank="--local-rank",
         abbreviates=True,
     ),
-    "accelerate launch": OtherLauncher(rows=_ACCELERATE),
+    "accelerate launch": OtherLauncher(rows=_ACCELERATE, settings="accelerate/default_config.yaml"),
     "deepspeed": OtherLauncher(rows=_DEEPSPEED, local_rank="--local_rank", abbreviates=True),
     **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun"), _MPIRUN),
     **dict.fromkeys(("mpirun.openmpi", "mpiexec.openmpi"), _MPIRUN),
     **dict.fromkeys(("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich"), _MPIEXEC_HYDRA),
     "horovodrun": OtherLauncher(rows=_HOROVODRUN, python=False, one_dash=True),
     "srun": OtherLauncher(rows=_SRUN, python=False, abbreviates=True, programs=True),
+}
+
+
+class Wrapper(NamedTuple):
+    """A command that starts what follows its options. `values`: its options with a value;
+    `operands`: words that it takes before the command; `kept`: each rank is started behind it,
+    else it means nothing to ranks; `other`: options with which it does something else."""
+
+    values: str = ""
+    operands: int = 0
+    kept: bool = False
+    other: str = ""
+
+
+_CONDA = Wrapper("-n --name -p --prefix --cwd -r --root-prefix -e --env")
+WRAPPERS: dict[str, Wrapper] = {
+    **dict.fromkeys(("exec", "nohup", "time", "setsid"), Wrapper()),
+    "command": Wrapper(other="-v -V"),
+    **dict.fromkeys(("conda run", "mamba run", "micromamba run"), _CONDA),
+    "env": Wrapper("-u --unset", other="-C --chdir -S --split-string"),
+    "sudo": Wrapper("-u --user -g --group"),
+    "timeout": Wrapper("-k --kill-after -s --signal", operands=1, kept=True),
+    "numactl": Wrapper(
+        "-i --interleave -N --cpunodebind -m --membind -C --physcpubind -p --preferred", kept=True
+    ),
+    "taskset": Wrapper(operands=1, kept=True),
+    "nice": Wrapper("-n --adjustment", kept=True),
+    "ionice": Wrapper("-c --class -n --classdata", kept=True),
+    "chrt": Wrapper(operands=1, kept=True),
+    "stdbuf": Wrapper("-i --input -o --output -e --error", kept=True),
 }

@@ -70,6 +70,8 @@ def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
     words = program.args if program.target in SHELLS else (program.target,)
     if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
         return ""
+    if program.target in SHELLS and words[:1] == ("-c",) and words[1:]:
+        return _warn_of_launcher(f"the command of {program.target} -c", words[1], ranks)
     for word in words:
         path = tree.root / program.folder / word
         if not tree.has(os.path.join(program.folder, word)):
@@ -77,9 +79,13 @@ def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
         with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
             text = file.read(HEAD)
             if text.startswith("#!") or program.target in SHELLS:
-                launcher = find_launcher(text)
-                return launcher and (
-                    f"{word} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
-                    f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
-                )
+                return _warn_of_launcher(word, text, ranks)
     return ""
+
+
+def _warn_of_launcher(what: str, text: str, ranks: int) -> str:
+    launcher = find_launcher(text)
+    return launcher and (
+        f"{what} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
+        f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
+    )

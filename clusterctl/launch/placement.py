@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl import formats
 from clusterctl.errors import LaunchError, UsageError
@@ -142,6 +142,18 @@ def find_workers(cluster: Cluster, hosts: Sequence[str], typed: str) -> tuple[No
     """The worker of each name or address. Raises UsageError for one that there is not, with
     `typed`, the option that names it."""
     return tuple(_find_worker(cluster, host, typed) for host in hosts)
+
+
+def drop_unknown_hosts(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, str]:
+    """A job of another cluster: with as many workers, whichever they are, where this one does not
+    have all that the job has chosen; and a line that says so."""
+    try:
+        find_workers(cluster, spec.hosts, "--nodes")
+    except UsageError:
+        names = tuple(dict.fromkeys(spec.hosts))
+        note = f"--nodes {len(names)} instead of {','.join(names)}, since cluster {cluster.name!r}"
+        return replace(spec, hosts=(), nodes=len(names)), f"{note} does not have all of these"
+    return spec, ""
 
 
 def _find_worker(cluster: Cluster, host: str, typed: str) -> Node:

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.launch_sizes import fill
 from clusterctl.jobs.launch_words import translate
-from clusterctl.launch.placement import place
+from clusterctl.launch.placement import drop_unknown_hosts, place
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node, spec
 
@@ -216,3 +216,19 @@ def test_options_for_mpirun(call: Call, lab: None) -> None:
     assert (said.code, "contradict" in said.err) == (2, True)
     argv = call(*words[:5], "core:oversubscribe", *words[6:]).document["argv"]
     assert "core:NOOVERSUBSCRIBE" in argv
+
+
+def test_parameters_of_mpirun_that_contradict_options_of_run() -> None:
+    line, own = "mpirun --mca pml cm --mca btl self ./a", {"mpirun_args": ("--mca pml ob1",)}
+    with pytest.raises(UsageError, match="--mpirun-arg '--mca pml ob1' and mpirun --mca pml cm"):
+        count_ranks(line, own)
+    found, _ = fill(translate(line.split()), spec(**own), ("mpirun_args",), FOUR)
+    assert found.mpirun_args == ("--mca pml cm", "--mca btl self")
+
+
+def test_nodes_that_another_cluster_does_not_have() -> None:
+    known = spec(hosts=("worker-1", "worker-4"), ranks=4)
+    assert drop_unknown_hosts(known, FOUR) == (known, "")
+    found, note = drop_unknown_hosts(spec(hosts=("worker-9", "worker-1", "worker-1")), FOUR)
+    assert (found.hosts, found.nodes) == ((), 2)
+    assert "--nodes 2 instead of worker-9,worker-1" in note

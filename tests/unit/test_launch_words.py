@@ -59,6 +59,20 @@ PER_NODE = {"ranks_per_node": 2}
             "python t.py",
             {"ranks": 8},
         ),
+        ("accelerate-launch --num_processes 8 t.py", "python t.py", {"ranks": 8}),
+        ("python3.11 -u -m torch.distributed.run --nproc=2 t.py", "python t.py", PER_NODE),
+        ("timeout -k 5 60 mpirun -np 4 ./a", "timeout -k 5 60 ./a", {"ranks": 4}),
+        ("nohup nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
+        ("env -u A B=1 mpirun -np 4 ./a", "./a", {"ranks": 4}),
+        ("conda run -n lab torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
+        (
+            "srun -N 2 -c 8 torchrun --nnodes 2 --nproc=2 t.py",
+            "python t.py",
+            PER_NODE | {"nodes": 2},
+        ),
+        ("mpirun -n 4 torchrun --nproc=2 t.py", "python t.py", PER_NODE | {"nodes": 4}),
+        ("mpirun -n 4 -ppn 2 accelerate launch t.py", "python t.py", PER_NODE | {"ranks": 4}),
+        ("mpirun -np 2 --mca pml ob1 --mca pml ob1 ./a", "./a", {"ranks": 2}),
         ("uv run t.py --lr 1", "t.py --lr 1", {}),
         ("uv run -- torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
         ("poetry run python t.py", "python t.py", {}),
@@ -107,8 +121,43 @@ def test_the_configuration_of_accelerate(tmp_path: Path) -> None:
     assert (asked.command, asked.sizes) == (("python", "t.py"), {"ranks": 8})
     assert asked.env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
     words = ["--num_processes", "2", "--mixed_precision=no", "--config_file", str(file), "t.py"]
-    asked = translate(["accelerate", "launch", *words])
-    assert (asked.sizes, asked.env) == ({"ranks": 2}, {"ACCELERATE_MIXED_PRECISION": "no"})
+    for line in (words, [*words[3:5], *words[:3], "t.py"]):
+        asked = translate(["accelerate", "launch", *line])
+        assert (asked.sizes, asked.env) == ({"ranks": 2}, {"ACCELERATE_MIXED_PRECISION": "no"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"num_processes": 3, "use_cpu": true, "dynamo_config": {"dynamo_backend": "INDUCTOR"}}',
+        "---\r\nnum_processes: 3\r\nuse_cpu: true # yes\r\ndynamo_config:\r\n"
+        "  dynamo_backend: INDUCTOR\r\n  dynamo_mode: default\r\n",
+    ],
+)
+def test_ways_to_write_a_configuration_of_accelerate(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(text.encode())
+    asked = translate(["accelerate", "launch", "--config_file", str(file), "t.py"])
+    assert asked.sizes == {"ranks": 3}
+    wanted = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    assert asked.env.items() >= wanted.items()
+
+
+def test_the_configuration_that_accelerate_finds_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    file = tmp_path / "accelerate" / "default_config.yaml"
+    file.parent.mkdir()
+    file.write_text(CONFIG.format(kind="MULTI_GPU", precision="bf16"))
+    asked = translate(["accelerate", "launch", "t.py"])
+    assert (asked.sizes, asked.env) == ({}, {"ACCELERATE_MIXED_PRECISION": "bf16"})
+    assert f"num_processes in {file}" in asked.ignored  # of this machine
+    file.write_text(CONFIG.format(kind="FSDP", precision="bf16"))
+    with pytest.raises(UsageError, match=r"default_config\.yaml asks for FSDP"):
+        translate(["accelerate", "launch", "t.py"])
+    assert translate(["accelerate", "launch", "--multi_gpu", "t.py"]).env == asked.env
+    assert translate(["accelerate", "launch", "--cpu", "t.py"]).ignored == ()
 
 
 def test_a_configuration_of_accelerate_that_asks_for_more(tmp_path: Path) -> None:
@@ -197,6 +246,19 @@ def test_variables_before_a_command_are_given_to_the_ranks() -> None:
     assert translate(["A=1", "t.py"]).note.endswith("instead of env, with --env A=1")
 
 
+@pytest.mark.parametrize("line", ["timeout", "command -v mpirun", "timeout 5 python t.py mpirun"])
+def test_words_before_a_command_that_is_no_launcher(line: str) -> None:
+    assert translate(line.split()).launcher == ""
+
+
+def test_what_became_of_words_before_and_behind_a_launcher() -> None:
+    note = translate(["sudo", "-E", "timeout", "60", "mpirun", "-np", "4", "./a"]).note
+    assert note.endswith("mpirun, with --ranks 4, each rank behind timeout 60; ignored: sudo -E")
+    asked = translate(["srun", "-c", "8", "torchrun", "--nproc_per_node=2", "--rdzv_id=7", "t.py"])
+    assert "instead of srun and torchrun" in asked.note
+    assert set(asked.ignored) == {"-c 8", "--rdzv_id 7"}
+
+
 @pytest.mark.parametrize("line", ["env", "uv pip list", "python -m pkg A=1", "x" * 5000])
 def test_other_words_are_left_as_they_are(line: str) -> None:
     assert translate(line.split()).launcher == ""
@@ -225,6 +287,13 @@ def test_what_is_no_launcher(line: str) -> None:
         ("mpirun --map-by core --cpus-per-proc 2 ./a", "--map-by core and --map-by slot:PE=2"),
         ("torchrun --node_rank --nnodes 2 t.py", "torchrun --node_rank: its value is missing"),
         ("srun --label=3 ./a", "srun --label takes no value"),
+        ("mpirun --mca pml ob1 --mca pml cm ./a", "--mca pml ob1 and --mca pml cm contradict"),
+        (
+            "srun -N 2 torchrun --nnodes 4 --nproc=2 t.py",
+            "srun -N 2 and torchrun --nnodes 4 contra",
+        ),
+        ("mpirun -N 2 torchrun --nproc=2 t.py", "mpirun -N 2 starts torchrun several times"),
+        ("timeout 60 deepspeed t.py", "timeout before deepspeed is not supported"),
         ("mpirun --frobnicate ./a", "unknown option of mpirun: --frobnicate"),
         ("accelerate launch --use_fsdp t.py", "accelerate launch --use_fsdp is not supported"),
         ("torchrun --nnodes few t.py", "torchrun --nnodes few: expected a number"),
@@ -275,6 +344,7 @@ python -m torch.distributed.launch --nproc_per_node=$GPUS \\
         ("accelerate launch train.py\n", "accelerate launch"),
         ("python train.py --deepspeed ds.json\n", ""),
         ("# torchrun train.py\npython train.py\n", ""),
+        ("cd code && mpirun -np 4 ./a\n", "mpirun"),
         ("torchrun --nnodes 2 --node_rank $RANK --master_addr $MASTER_ADDR train.py\n", ""),
     ],
 )
@@ -288,3 +358,6 @@ def test_a_script_that_starts_a_launcher_on_each_rank(
     note = f"train.sh starts {launcher} itself, on each of 2 ranks"
     assert (note in call("run", "--dry-run", *words).out) == bool(launcher)
     assert "itself, on each" not in call("run", "--dry-run", "--once", *words).out
+    note = f"the command of sh -c starts {launcher} itself"
+    said = call("run", "--dry-run", "sh", "-c", text)
+    assert (note in said.out) == bool(launcher)
