@@ -113,6 +113,10 @@ class JobSpec:
     """Seconds without output after which an attempt is ended; 0: none."""
     grace: float = GRACE
     """Seconds that ranks have to save after SIGTERM, before they are killed."""
+    notice: int = 0
+    """Seconds that they have when a batch system announces the job's end; 0: none announces it."""
+    pass_signal: bool = False
+    """Whether they get the batch system's own signal then, and not SIGTERM."""
     retries: int = 0
     on_node_loss: str = ""
     """`replace`, `shrink` or `fail`; "": the first where nodes cost nothing, else the last."""
@@ -159,6 +163,7 @@ class JobSpec:
             "--venv": self.venv,
             "--container": self.container,
             "--now": self.now,
+            "--pass-signal": self.pass_signal,
             "--keep-files": self.keep_files,
             "--sync": self.sync,
             "--on-node-loss": self.on_node_loss,

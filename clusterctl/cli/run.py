@@ -286,6 +286,7 @@ def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> li
         (spec.timeout, f"ends after {spec.timeout:g} s"),
         (spec.hang_timeout, f"ends an attempt that prints nothing for {spec.hang_timeout:g} s"),
         (spec.grace != GRACE, f"gives ranks {spec.grace:g} s to save after SIGTERM"),
+        (spec.pass_signal, "gives ranks the site's own signal before its time limit, not SIGTERM"),
         (spec.on_node_loss, f"if nodes are lost: {spec.on_node_loss}, {by}"),
         (spec.keep_files, f"copies {', '.join(spec.keep_files)} to the launcher while it runs"),
         (spec.sync, f"copies outputs to {spec.sync} while it runs"),

@@ -87,6 +87,7 @@ def _list_facts(job: Job) -> dict[str, str]:
         "--timeout": _render_seconds(spec.timeout or None),
         "--hang-timeout": _render_seconds(spec.hang_timeout or None),
         "--grace": _render_seconds(spec.grace if spec.grace != GRACE else None),
+        "--pass-signal": "yes" if spec.pass_signal else "",
         "--retries": str(spec.retries or ""),
         "--resume-args": spec.resume_args,
         "--module": " ".join(spec.modules),

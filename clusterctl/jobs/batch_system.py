@@ -30,7 +30,11 @@ SURVEY_TIMEOUT = 45.0
 def _check_points(spec: JobSpec) -> None:
     """Raises UsageError for options that mean nothing to an array, whose tasks the queue starts."""
     points.check_options(spec)
-    for name, value in (("--nodes", spec.nodes), ("--timeout", spec.timeout)):
+    for name, value in (
+        ("--nodes", spec.nodes),
+        ("--timeout", spec.timeout),
+        ("--pass-signal", spec.pass_signal),
+    ):
         if value:
             raise UsageError(
                 f"{name} cannot be combined with --sweep or --array on a batch system:"
@@ -75,6 +79,7 @@ class BatchSystem:
                 hint=hint,
             )
         self.scheduler.check(spec)
+        spec = self.scheduler.give_time(spec)
         if spec.is_sweep:
             _check_points(spec)
             count = parse_concurrency(spec.array) or len(spec.points)

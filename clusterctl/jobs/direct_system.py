@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from shlex import join, quote
 
 from clusterctl import assets, launch, schedulers
@@ -49,7 +50,7 @@ class DirectSystem:
         how = place_points if spec.is_sweep else place
         placement = how(self._cluster, spec)
         check(spec.program, self._cluster, tuple(item.node for item in placement))
-        return spec, placement
+        return replace(spec, notice=0), placement
 
     def plan(self, request: launch.Request) -> LaunchPlan:
         name = "points" if request.spec.is_sweep else request.spec.launcher

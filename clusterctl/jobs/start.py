@@ -144,6 +144,7 @@ def _make_rank_files(
         gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
         gpus=gpus,
         grace=math.ceil(job.spec.grace),
+        pass_signal=job.spec.pass_signal,
         cgroups=CGROUPS,
         line_buffered=job.spec.program.kind in COMPILED,
     )

@@ -56,6 +56,11 @@ def build_variables(
         ("PYTHONFAULTHANDLER", "1", "a rank that crashes in a library prints its Python lines"),
         *own,
         (
+            "CLUSTERCTL_GRACE",
+            f"{request.spec.notice or request.spec.grace:g}",
+            "seconds to save after SIGTERM",
+        ),
+        (
             "CLUSTERCTL_WORLD_SIZE",
             str(sum(place.count for place in request.placement)),
             "programs check that they see as many ranks as were started",

@@ -167,6 +167,12 @@ class Run(Started, heading=JOBS, module="run"):
         duration,
     )
     grace = amount("--grace", JOB, "Time to save after SIGTERM (default: 5s)", "TIME", duration)
+    pass_signal = flag(
+        "--pass-signal",
+        JOB,
+        "Give ranks the site's own signal before its time limit, not SIGTERM",
+        limits=(batch_systems.ONLY, where.STAGED, where.SUPERVISED),
+    )
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
     on_node_loss = choice(
         "--on-node-loss",

@@ -56,6 +56,9 @@ class BatchScheduler(Scheduler, Protocol):
         """The spec with the numbers of nodes and ranks that it left open. Raises UsageError where
         they contradict each other."""
 
+    def give_time(self, spec: JobSpec) -> JobSpec:
+        """The spec with the seconds that ranks have to save their work."""
+
     def reasons(self, spec: JobSpec) -> tuple[Reason, ...]:
         """Why variables are set for its own launcher (`srun`), if that may start the ranks."""
 

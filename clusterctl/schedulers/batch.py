@@ -20,7 +20,7 @@ from clusterctl import __version__, assets
 from clusterctl.catalog import FAST
 from clusterctl.compiling import plan_compilation
 from clusterctl.errors import UsageError
-from clusterctl.job_model import Job, JobSpec, JobState
+from clusterctl.job_model import GRACE, Job, JobSpec, JobState
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
 from clusterctl.program_variables import SBATCH, write_unset
@@ -115,6 +115,24 @@ class Batch(ABC):
         never."""
         return 0.0
 
+    def read_notice(self, spec: JobSpec) -> int:
+        """Seconds before its end at which the job asks to be warned, where it does."""
+        return 0
+
+    def give_time(self, spec: JobSpec) -> JobSpec:
+        """The job with the seconds that its ranks have to save: as it says, or all of the warning
+        that it asks for. Of one of our own choice the script needs a part."""
+        announced = 0 if self.name_passed(spec, "USR1") else self.read_notice(spec)
+        if spec.grace == GRACE and announced:
+            spec = replace(spec, grace=float(announced))
+        notice = LEAD - ANSWER_MARGIN if spec.grace == GRACE else math.ceil(spec.grace)
+        return replace(spec, notice=notice)
+
+    def name_passed(self, spec: JobSpec, signal: str) -> str:
+        """The signal that ranks get with --pass-signal when the script gets that one; "": the
+        script gives them SIGTERM."""
+        return signal if spec.pass_signal and signal != "TERM" else ""
+
     def reasons(self, spec: JobSpec) -> tuple[Reason, ...]:
         if spec.launcher == "mpirun":
             return ()
@@ -132,7 +150,8 @@ class Batch(ABC):
         text = assets.render(
             "batch/job.sh.j2",
             directives=[f"{self.prefix} {line}" for line in self.directives(job)],
-            signals=self.signals,
+            traps=[(*row, self.name_passed(job.spec, row[0])) for row in self.signals],
+            notice=job.spec.notice,
             requeue="requeue" in job.spec.native,
             requeue_code=self.requeue_code,
             id=job.id,
@@ -155,6 +174,7 @@ class Batch(ABC):
             "batch/points.sh.j2",
             directives=[f"{self.prefix} {line}" for line in self.directives(job)],
             signals=self.signals,
+            notice=job.spec.notice,
             id=job.id,
             tag=f"{cluster.id}/{job.id};",
             folder=f"{cluster.launcher.root}/jobs/{job.id}",

@@ -121,6 +121,8 @@ class Sge(batch.Batch):
         return JobState.RUNNING, ""
 
     def warn_after(self, job: Job) -> float:
+        if job.spec.pass_signal:
+            return 0  # as the site says: USR1 for -l s_rt, USR2 before the end
         limit = find_time_limit(job.spec)
         return max(1, limit - batch.choose_lead(job.spec)) if limit else 0
 

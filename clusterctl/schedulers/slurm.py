@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from signal import Signals
 
 from clusterctl.errors import UsageError
 from clusterctl.formats import count
-from clusterctl.job_model import Job, JobSpec, JobState
+from clusterctl.job_model import GRACE, Job, JobSpec, JobState
 from clusterctl.schedulers import arrays, batch
 from clusterctl.sweeps import parse_concurrency
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
 
-SIGNAL = re.compile(r"(?:[BR]:)?(?:(?:SIG)?USR1|10)(?:@(\d+))?", re.I | re.A)
-"""What --signal takes, as far as our script understands it:
-https://slurm.schedmd.com/sbatch.html#OPT_signal"""
+SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?([A-Z]+\d?|\d+)(?:@(\d+))?", re.I | re.A)
+"""What --signal takes: https://slurm.schedmd.com/sbatch.html#OPT_signal"""
+TAKEN = ("USR1", "TERM")
+"""Its signals that may stand for a warning, on which ranks get SIGTERM."""
+UNCAUGHT = ("KILL", "STOP")
 
 QUEUE: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -93,7 +96,13 @@ class Slurm(batch.Batch):
             raise UsageError(
                 "--mpi works only where srun starts the ranks", hint="leave out --launcher mpirun"
             )
-        choose_warning(spec)
+        seconds = self.read_notice(spec)
+        passed = self.name_passed(spec, "USR1")
+        if seconds and not passed and seconds < spec.grace != GRACE:
+            raise UsageError(
+                f"--grace {spec.grace:g}s is longer than the {seconds} s of --signal",
+                hint="leave one of the two out: each alone sets how early the job is warned",
+            )
         limit = spec.native.get("time", "")
         if limit and not TIME.fullmatch(limit):
             raise UsageError(
@@ -141,8 +150,14 @@ class Slurm(batch.Batch):
                 f"--{option}={batch.check_value(f'--{option}', text)}" if text else f"--{option}"
             )
         lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
-        lines.append(f"--signal=B:USR1@{choose_warning(spec)}")
+        lines.append(f"--signal=B:USR1@{self.read_notice(spec) or batch.choose_lead(spec)}")
         return lines
+
+    def read_notice(self, spec: JobSpec) -> int:
+        return read_signal(spec)[1]
+
+    def name_passed(self, spec: JobSpec, signal: str) -> str:
+        return super().name_passed(spec, read_signal(spec)[0] if signal == "USR1" else "TERM")
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         if HOPELESS.fullmatch(reason):
@@ -158,16 +173,34 @@ class Slurm(batch.Batch):
         return ("srun", "--pty", *list_size(spec), *options, *command)
 
 
-def choose_warning(spec: JobSpec) -> int:
-    """Seconds before its time limit at which the script is warned. Without `B:` Slurm would warn
-    the ranks alone, and only the script can put the job back into the queue."""
-    match = SIGNAL.fullmatch(spec.native.get("signal", f"USR1@{batch.choose_lead(spec)}"))
-    if match is None:
+def read_signal(spec: JobSpec) -> tuple[str, int]:
+    """The name of the signal that --signal asks for, and how many seconds before the time limit; 0:
+    it does not say. Slurm always sends the script USR1: without `B:` it would warn the ranks
+    alone, and only the script can put the job back into the queue."""
+    given = spec.native.get("signal", "USR1")
+    match = SIGNAL.fullmatch(given)
+    name = _name_signal(match[1]) if match else ""
+    if match is None or not name or name in UNCAUGHT:
         raise UsageError(
-            f"--signal {spec.native['signal']} cannot be passed on",
-            hint="--signal USR1@SECONDS sets how early the job is warned; programs get SIGTERM",
+            f"--signal {given} is not a signal that a program can handle",
+            hint="NAME@SECONDS, for example --signal USR1@120",
         )
-    return int(match[1] or batch.choose_lead(spec))
+    if name not in TAKEN and not spec.pass_signal:
+        raise UsageError(
+            f"--signal {given}: programs get SIGTERM, not SIG{name}",
+            hint=f"--pass-signal gives them SIG{name}; --signal TERM@SECONDS sets how early they"
+            " are warned",
+        )
+    return name, int(match[2] or 0)
+
+
+def _name_signal(text: str) -> str:
+    """`USR1`, also for `usr1` and 10; "" for none."""
+    try:
+        found = Signals(int(text)) if text.isdecimal() else Signals[f"SIG{text.upper()}"]
+    except (KeyError, ValueError):
+        return ""
+    return found.name.removeprefix("SIG")
 
 
 def _list_array(spec: JobSpec) -> list[str]:

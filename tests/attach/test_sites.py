@@ -633,3 +633,27 @@ def test_an_array_is_cancelled_with_the_points_that_wait(
     assert job["state"] == "cancelled"
     assert job["points"]["total"] == 5
     assert cli("logs", number).out == "[5] started\n"
+
+
+COUNTS = """
+for name in USR1 USR2 TERM; do trap "echo $name" "$name"; done
+echo started
+while :; do sleep 1; done
+"""
+
+
+def test_the_site_s_own_signal_reaches_every_rank_once(
+    cli: Cli, site: Site, program: Program
+) -> None:
+    number = cli.detach("--pass-signal", *site.size(2), program("counts", COUNTS))
+    wait_for(lambda: cli("logs", number).out.count("started") == 2, 60, "not every rank started")
+    native = _native(cli, site, number)
+    if site.system == "slurm":  # as for its --signal=B:
+        said = "USR1"
+        site.login.run("scancel", "--batch", "--signal=USR1", native)
+    else:  # 20 seconds before it ends a job
+        said = "USR2"
+        site.login.run("qdel", native)
+    time.sleep(8)
+    done = cli("logs", number)
+    assert done.of(0) == done.of(1) == ["started", said]

@@ -125,6 +125,25 @@ def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, second
 
 
 @pytest.mark.parametrize(
+    ("changes", "grace", "notice"),
+    [
+        ({}, 5, "45"),
+        ({"grace": 9.5}, 9.5, "10"),
+        ({"native": {"signal": "USR1@300"}}, 300, "300"),
+        ({"native": {"signal": "B:TERM@120"}}, 120, "120"),
+        ({"native": {"signal": "USR1@300"}, "grace": 20.0}, 20, "20"),
+        ({"native": {"signal": "HUP@300"}, "pass_signal": True}, 5, "45"),
+        ({"native": {"signal": "TERM@300"}, "pass_signal": True}, 300, "300"),
+    ],
+)
+def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice: str) -> None:
+    made = batch_job("slurm", **changes)
+    assert made.spec.grace == grace
+    wanted = replace(request(), spec=made.spec, cluster=site("slurm"), placement=made.placement)
+    assert launch.load("batch").plan(wanted).env["CLUSTERCTL_GRACE"] == notice
+
+
+@pytest.mark.parametrize(
     ("signal", "directive"),
     [
         ("USR1@70", "--signal=B:USR1@70"),
@@ -132,6 +151,7 @@ def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, second
         ("SIGUSR1@70", "--signal=B:USR1@70"),
         ("10@70", "--signal=B:USR1@70"),
         ("USR1", "--signal=B:USR1@60"),
+        ("B:TERM@70", "--signal=B:USR1@70"),
     ],
 )
 def test_a_warning_reaches_the_script_which_alone_can_requeue(signal: str, directive: str) -> None:
@@ -187,6 +207,7 @@ def _script(made: Job) -> str:
         ("slurm", {"time": "1:2:3:4"}, "--time '1:2:3:4'"),
         ("slurm", {"signal": "INT@60"}, "--signal INT@60"),
         ("slurm", {"signal": "USR1@soon"}, "--signal USR1@soon"),
+        ("slurm", {"signal": "BREW@60"}, "--signal BREW@60"),
         ("sge", {"l": "h_vmem"}, "-l h_vmem: it has no value"),
         ("sge", {"l": "gpu=1,h_vmem="}, "-l h_vmem=: it has no value"),
         ("direct", {"pe": "mpi 4"}, "-pe works only with Grid Engine"),
@@ -210,6 +231,13 @@ def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str
 @pytest.mark.parametrize(
     ("system", "changes", "word"),
     [
+        ("direct", {"pass_signal": True}, "--pass-signal works only with Slurm and Grid Engine"),
+        (
+            "slurm",
+            {"grace": 100.0, "native": {"signal": "USR1@60"}},
+            "--grace 100s is longer than the 60 s of --signal",
+        ),
+        ("slurm", {"pass_signal": True, "native": {"signal": "KILL@60"}}, "--signal KILL@60"),
         ("slurm", {"now": True}, "--now has no effect with a batch system"),
         ("sge", {"nodes": 2}, "--nodes has no effect with Grid Engine"),
         ("sge", {"ranks_per_node": 2}, "--ranks-per-node has no effect with Grid Engine"),

@@ -354,3 +354,45 @@ def check(seen: dict[str, str], env: dict[str, str]) -> None:
     # One device for all libraries; UCX chooses itself among those of a fast fabric.
     if not Path("/sys/class/infiniband").exists():
         assert seen.get("UCX_NET_DEVICES") == seen.get("GLOO_SOCKET_IFNAME")
+
+
+def announce(batch: Batch) -> None:
+    """As Slurm does it for the script's --signal."""
+    batch.wait_for_ranks()
+    batch.process.send_signal(signal.SIGUSR1)
+
+
+SLOW = "trap 'sleep 8; echo saved >saved-$RANK; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("native", [{}, {"signal": "B:TERM@120"}])
+def test_ranks_have_the_time_of_a_notice_to_save(
+    start: Callable[..., Batch], native: dict[str, str]
+) -> None:
+    """More than the five seconds that they have when the job is cancelled."""
+    batch = start(SLOW, native=native)
+    announce(batch)
+    assert batch.end().state is JobState.TIMEOUT
+    assert len(list((batch.folder / "work").glob("saved-*"))) == 2
+
+
+COUNTS = (
+    "trap 'echo $SIGNAL >>got-$RANK' $SIGNAL; trap 'echo TERM >>got-$RANK' TERM;"
+    " echo up; until [ -e over ]; do sleep 0.1; done"
+)
+
+
+@pytest.mark.parametrize(("native", "name"), [({}, "USR1"), ({"signal": "USR2@120"}, "USR2")])
+def test_ranks_get_the_site_s_own_signal(
+    start: Callable[..., Batch], native: dict[str, str], name: str
+) -> None:
+    """Once, and no other; the job goes on until its time is up."""
+    batch = start(COUNTS, native=native, pass_signal=True, env={"SIGNAL": name})
+    announce(batch)
+    work = batch.folder / "work"
+    until(lambda: len(list(work.glob("got-*"))) == 2)
+    time.sleep(2.5)
+    assert batch.process.poll() is None
+    (work / "over").touch()
+    assert batch.end().state is JobState.SUCCEEDED
+    assert [path.read_text() for path in sorted(work.glob("got-*"))] == [f"{name}\n"] * 2

@@ -60,6 +60,7 @@ class Rank:
             "job/rank.sh.j2",
             **{
                 "grace": 1,
+                "pass_signal": False,
                 "id": 7,
                 "node": "worker-1",
                 "folder": folder,

@@ -14,8 +14,8 @@ from typing import Any
 from trainlib.errors import Stopped
 
 #: Seconds between the signal and the end, if the end of the epoch is further away than that or
-#: another rank is already gone and a collective waits for it.
-GRACE_S = 5.0
+#: another rank is already gone and a collective waits for it: as long as the job gives its ranks.
+GRACE_S = float(os.environ.get("CLUSTERCTL_GRACE") or 5)
 
 #: Seconds in which a repeated signal is the same one: launchers pass on what the terminal has sent
 #: to their ranks as well.
