@@ -38,10 +38,11 @@ _PLACES = tuple(
         r"^\[(?P<epoch>\d+),\s*(?P<step>\d+)\]",
         r"^\[(?P<epoch>\d+)/\d+\]\[\s*(?P<part>\d+)/(?P<of>\d+)\]",
         r"^train:(?P<epoch>\d+) \[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\]",
-        r"(?<![\w.])(?:at )?epoch(?:\(\w+\))?\s*[:=#]?\s*\[?(?P<epoch>\d+(?:\.\d+)?)(?:/\d+)?\]?"
+        r"(?<![\w./])(?:at )?epoch(?:\(\w+\))?\s*[:=#]?\s*\[?(?P<epoch>\d+(?:\.\d+)?)(?:/\d+)?\]?"
         r"(?![\w.]\w)(?:\s*\[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\])?:?",
-        r"(?<![\w.])(?:at )?(?:global[ _]step|step|iter|iteration|batch|episode)\s*[:=#]?\s*"
+        r"(?<![\w./])(?:at )?(?:global[ _]step|step|iter|iteration|batch|episode)\s*[:=#]?\s*"
         rf"\[?(?P<step>{_NUMBER})(?:/\d+)?\]?(?![\w.]\w):?",
+        r"(?<![\w./])(?P<step>\d+)/\d+ (?:batches|steps|iterations)\b",
         r"^\s*\[?(?P<step>\d+)/\d+(?:\]| [\[━]\S*)",
     )
 )

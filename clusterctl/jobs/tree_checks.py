@@ -140,10 +140,16 @@ def find_interpreter(path: Path) -> str:
         words = first.removeprefix("#!").split()
         if first.startswith("#!") and words:
             if PurePath(words[0]).name == "env":
-                words = [w.removeprefix("-S") for w in words[1:] if "=" not in w]
-                words = [w for w in words if w and not w.startswith("-")]
+                words = [word.removeprefix("-S") for word in words[1:]]
+                pairs = zip(["", *words], words, strict=False)
+                words = [w for before, w in pairs if w and before not in _TAKE_A_VALUE]
+                words = [w for w in words if "=" not in w and not w.startswith("-")]
             return "" if not words or words[0] in ("/bin/sh", "sh") else words[0]
     return ""
+
+
+_TAKE_A_VALUE = {"-u", "--unset", "-C", "--chdir"}
+"""Options of env whose value is the next word."""
 
 
 def render_questions(
@@ -153,7 +159,11 @@ def render_questions(
     NUL each."""
     lines = []
     if doubtful:
-        lines.append(f"(cd ./work && find . -xtype l -printf '{LINK} %P\\0')")
+        # `-xtype l` would fail at links that form a loop.
+        lines.append(
+            "(cd ./work && find . -type l -printf '%Y%P\\0' |"
+            f" LC_ALL=C sed -zn 's/^[LN]/{LINK} /p')"
+        )
     if program.interpreter:
         name = quote(program.interpreter)
         question = (
@@ -192,8 +202,8 @@ def judge_answers(
     if where:
         python = PurePath(program.interpreter).name.startswith(PYTHONS[0])
         message = (
-            f"{program.target} starts with #!{program.interpreter}, which does not exist on"
-            f" {shorten(where)}"
+            f"the first line of {program.target} asks for {program.interpreter}, which does not"
+            f" exist on {shorten(where)}"
         )
         if certain:
             raise LaunchError(

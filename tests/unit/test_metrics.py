@@ -66,6 +66,9 @@ FOR_PEOPLE = {
     "[1,  2000] loss: 2.125": {"epoch": 1, "step": 2000, "loss": 2.125},
     "[0/5][1/2]\tLoss_D: 1.5\tLoss_G: 3.5": {"epoch": 0.5, "loss_d": 1.5, "loss_g": 3.5},
     "Epoch [1/10], Step [100/600], Loss: 0.25": {"epoch": 1, "step": 100, "loss": 0.25},
+    "| epoch   1 |   200/ 2928 batches | lr 20.00 | ms/batch 20.5 | loss  7.5 | ppl  1808.0": {
+        **{"epoch": 1, "step": 200, "lr": 20, "ms/batch": 20.5, "loss": 7.5, "ppl": 1808}
+    },
     # torchtitan, Megatron, timm.
     "\x1b[31mstep:  1  \x1b[32mloss:  8.5  \x1b[0mmemory:  1.5GiB(1.9%)  tps: 1,234": {
         **{"step": 1, "loss": 8.5, "memory_GiB": 1.5, "tps": 1234}

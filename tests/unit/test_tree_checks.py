@@ -11,6 +11,7 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import Program, ProgramKind
 from clusterctl.jobs import tree_checks
 from clusterctl.jobs.stage import find_tree
+from tests.unit.making import cluster
 
 MAIN = Program(kind=ProgramKind.PYTHON, target="main.py")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
@@ -103,6 +104,7 @@ def test_files_of_variables_outside_git_are_named(tmp_path: Path) -> None:
         ("#! /usr/bin/env -S A=1 python3 -u", "python3"),
         ("#!/usr/bin/env -Spython3 -u", "python3"),
         ("#!/usr/bin/env bash", "bash"),
+        ("#!/usr/bin/env -S -u A --chdir /x python3", "python3"),
         ("#!/bin/sh -e", ""),
         ("#!", ""),
         ("\x7fELF", ""),
@@ -111,6 +113,20 @@ def test_files_of_variables_outside_git_are_named(tmp_path: Path) -> None:
 def test_the_interpreter_of_a_script(first: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "tool").write_text(f"{first}\nprint()\n")
     assert tree_checks.find_interpreter(tmp_path / "tool") == name
+
+
+def test_nodes_name_links_that_lead_nowhere(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    write(work)
+    targets = {"main": "main.py", "none": "a\nb", "x\ny": "none", "loop": "loop"}
+    for name, target in targets.items():
+        (work / name).symlink_to(target)
+    node = cluster().nodes[0]
+    [question] = tree_checks.render_questions(MAIN, str(tmp_path), node, tuple(targets))
+    done = subprocess.run(["sh", "-ec", question], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stderr == b""
+    lacks, _ = tree_checks.read_answers(done.stdout, tuple(targets))
+    assert sorted(lacks) == ["link loop", "link none", "link x\ny"]
 
 
 def test_what_nodes_lack() -> None:
