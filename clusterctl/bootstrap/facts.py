@@ -166,7 +166,8 @@ def list_facts(
         "hostname": Fact("uname -n", _make_line_parser("hostname")),
         "arch": Fact("uname -m", _make_line_parser("arch")),
         "boot_id": Fact("cat /proc/sys/kernel/random/boot_id", _make_line_parser("boot_id")),
-        "cores": Fact("nproc", parse_cores),
+        # nproc takes these variables, which people set in start files, for the number of cores.
+        "cores": Fact("unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc", parse_cores),
         "physical_cores": Fact("lscpu -p=core,socket", parse_physical_cores),
         "interfaces": Fact("ip -j addr", parse_interfaces),
         "nvidia": Fact(

@@ -39,6 +39,17 @@ def test_every_question_has_a_case() -> None:
     assert set(facts.list_questions(())) - asked <= {"arch"}
 
 
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OMP_THREAD_LIMIT"])
+def test_threads_that_a_start_file_sets_are_no_cores(name: str) -> None:
+    """nproc believes them: the host of somebody with `export OMP_NUM_THREADS=1` had one core."""
+    command = facts.list_questions(())["cores"]
+    said = [
+        subprocess.run(["sh", "-c", command], env={**os.environ, **more}, capture_output=True)
+        for more in ({}, {"OMP_NUM_THREADS": "999"}, {name: "1"})
+    ]
+    assert len({done.stdout for done in said}) == 1
+
+
 GARBAGE = [
     "",
     "\n",
