@@ -614,8 +614,9 @@ def test_a_sweep_is_an_array(cli: Cli, site: Site, program: Program) -> None:
     }
     again = cli("rerun", done.job, "--failed", code=1, timeout=120)
     assert again.out == "[1] lr 0.2 point 1 of 1\n"
-    well = cli("run", "-e", "A_TOKEN=x", "--array", "3,5", "--", "printenv", "A_TOKEN", timeout=120)
-    assert [well.of(number) for number in (3, 5)] == [["x"], ["x"]]
+    tell = ("--", "sh", "-c", 'echo "$A_TOKEN ${SLURM_ARRAY_TASK_ID-$SGE_TASK_ID}"')
+    well = cli("run", "-e", "A_TOKEN=x", "--array", "3,5", *tell, timeout=120)
+    assert [well.of(number) for number in (3, 5)] == [["x 3"], ["x 5"]]
     assert list(site.home.parent.glob(".clusterctl/*/jobs/*")) != []
     for job in (done.job, again.job, well.job):  # nobody is left to need its secrets
         assert list(site.home.parent.glob(f".clusterctl/*/jobs/{job}/env")) == []
