@@ -53,7 +53,12 @@ from clusterctl.jobs.program import (
     resolve_module,
 )
 from clusterctl.jobs.program import resolve as resolve_script
-from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend, warn_of_launcher
+from clusterctl.jobs.program_text import (
+    may_use_mpi,
+    warn_of_backend,
+    warn_of_launcher,
+    warn_of_no_mpi,
+)
 from clusterctl.jobs.stage import Stdin as Stdin
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
@@ -214,6 +219,7 @@ def prepare(
         command and f"no file {command} here: one of these packages has to bring that command",
         warn_of_backend(resolved, spec.backend),
         warn_of_launcher(resolved, job.ranks),
+        warn_of_no_mpi(resolved, spec.native.get("mpi", ""), job.ranks),
         *resolved.findings.notes,
     )
     return Prepared(

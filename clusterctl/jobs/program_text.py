@@ -64,6 +64,18 @@ def warn_of_backend(resolved: Resolved, backend: str) -> str:
     )
 
 
+def warn_of_no_mpi(resolved: Resolved, mpi: str, ranks: int) -> str:
+    """That ranks started without MPI do not find each other by it; "" if nothing mentions MPI."""
+    if mpi != "none" or ranks < 2 or resolved.program.bundled:
+        return ""
+    if not any(_MPI.search(text) for text in _read_programs(resolved)):
+        return ""
+    return (
+        "a staged file or an argument mentions MPI, and --mpi none starts ranks without it: to MPI,"
+        " each is rank 0 of 1"
+    )
+
+
 def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
     """That a shell script of the tree starts ranks of its own on each rank; "" if it does not."""
     program, tree = resolved.program, resolved.tree

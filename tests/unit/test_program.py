@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import ProgramKind
 from clusterctl.jobs.program import check, resolve, resolve_command, resolve_module
-from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend
+from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend, warn_of_no_mpi
 from clusterctl.model import Python
 from tests.unit.making import cluster, node, program
 
@@ -352,6 +352,22 @@ def test_which_programs_may_use_mpi(
         found = resolve_command(rest) if first == "--" else resolve(first, ())
     assert may_use_mpi(found, "auto") == may
     assert may_use_mpi(found, "mpi")
+
+
+@pytest.mark.parametrize(
+    ("text", "mpi", "ranks", "noted"),
+    [
+        ("import mpi4py\n", "none", 2, True),
+        ("import mpi4py\n", "none", 1, False),
+        ("import mpi4py\n", "pmix", 2, False),
+        ("import torch\n", "none", 2, False),
+    ],
+)
+def test_ranks_that_mpi_will_not_join_are_said(
+    text: str, mpi: str, ranks: int, noted: bool, here: Path
+) -> None:
+    (here / "train.py").write_text(text)
+    assert bool(warn_of_no_mpi(resolve("train.py", ()), mpi, ranks)) == noted
 
 
 def test_a_bundled_program_heeds_the_backend(here: Path) -> None:
