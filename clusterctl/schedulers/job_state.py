@@ -18,6 +18,7 @@ from clusterctl.schedulers.state_file import CAUSES, EVENTS, Attempt, Facts, rea
 
 NO_RANK = "no rank was started"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
+_SIGNALLED = "a signal ended its supervisor on the launcher"
 NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
 _FULL = "disk full on "
 _AWAY = "{} was away while the job ran"
@@ -166,7 +167,9 @@ def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
     )
     if own:
         return RankFailure(rank=own[0].rank, node=where[own[0].rank], exit_code=own[0].code)
-    if last.lost_daemons or not (last.blamed and last.started) or job.spec.launcher == "torchrun":
+    if last.lost_daemons or last.stop or not (last.blamed and last.started):
+        return None
+    if job.spec.launcher == "torchrun":
         return None
     rank, code = last.blamed
     return RankFailure(rank=rank, node=job.find_node(rank), exit_code=code) if code else None
@@ -195,6 +198,8 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         why = ", ".join((*said, *([why] if why else [])))
     elif failure and failure.rank in last.out_of_memory:
         why = f"{failure.node} ran out of memory, and the kernel killed a process"
+    elif last.stop == "signal" and not failure:
+        why = ", ".join(filter(None, (_SIGNALLED, why)))
     elif last.hung and not silent:
         why = describe_hang(job, hang_notes.fold(last.number, last.hung, last.stacks))
     if not last.started and not last.where:

@@ -50,6 +50,7 @@ CAUSES: Mapping[str, JobState] = {
     "timeout": JobState.TIMEOUT,
     "checkpoint": JobState.TIMEOUT,  # the batch system's limit is near
     "no-rank": JobState.FAILED,  # the launch took too long
+    "signal": JobState.FAILED,  # to the supervisor, from somebody else than clusterctl
     "stopped": JobState.RUNNING,  # by the batch system, which knows whether it will run again
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -166,6 +167,17 @@ def test_cancel(site: Site, stubborn: bool) -> None:
     assert (job.state, job.program_exit_code) == (JobState.CANCELLED, None), site.story(job)
     assert set(job.survivors.values()) == {0}
     assert site.living(1) == []
+
+
+def test_a_signal_to_the_supervisor_is_not_called_a_cancellation(site: Site) -> None:
+    job = site.submit(1, "echo here; while :; do sleep 0.1; done", BOTH, retries=3)
+    out = site.folder("worker-1", 1) / "out" / "rank-0.out"
+    site.until(job, lambda _: out.exists() and out.read_text() == "here\n")
+    os.kill(int((site.folder("launcher", 1) / "supervisor.pid").read_text()), signal.SIGTERM)
+    job = site.ended(job)
+    assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
+    assert "a signal ended its supervisor" in job.reason
+    assert (job.failure, site.living(1)) == (None, [])
 
 
 @pytest.mark.parametrize("grace", [1.0, 9.0])
