@@ -433,7 +433,9 @@ class Wrapper(NamedTuple):
 
 _CONDA = Wrapper("-n --name -p --prefix --cwd -r --root-prefix -e --env")
 WRAPPERS: dict[str, Wrapper] = {
-    **dict.fromkeys(("exec", "nohup", "time", "setsid"), Wrapper()),
+    **dict.fromkeys(("nohup", "setsid"), Wrapper()),
+    "exec": Wrapper("-a"),
+    "time": Wrapper("-f --format -o --output"),
     "command": Wrapper(other="-v -V"),
     **dict.fromkeys(("conda run", "mamba run", "micromamba run"), _CONDA),
     "env": Wrapper("-u --unset", other="-C --chdir -S --split-string"),

@@ -63,6 +63,7 @@ PER_NODE = {"ranks_per_node": 2}
         ("python3.11 -u -m torch.distributed.run --nproc=2 t.py", "python t.py", PER_NODE),
         ("timeout -k 5 60 mpirun -np 4 ./a", "timeout -k 5 60 ./a", {"ranks": 4}),
         ("nohup nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
+        ("time -f %e exec -a b mpirun -np 4 ./a", "./a", {"ranks": 4}),
         ("env -u A B=1 mpirun -np 4 ./a", "./a", {"ranks": 4}),
         ("conda run -n lab torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
         (
