@@ -8,18 +8,30 @@ import site
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, NoReturn
 
 from clusterctl import program_variables
 from clusterctl.model import NodeResult
 from clusterctl.timeouts import Deadline, now
 
 Spawned = subprocess.Popen[bytes]
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP where nothing runs yet: cleaned up as after Ctrl-C, with its own code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+        self.name = signal.Signals(number).name
 
 
 def build_own_command(*words: str) -> list[str]:
@@ -60,10 +72,6 @@ def run(
     The result's `node` is empty: this machine. A program that is not there is an `error`, not an
     exception.
     """
-    try:
-        process = _start(argv, subprocess.PIPE, subprocess.PIPE, cwd, env)
-    except OSError as error:
-        return NodeResult(node="", error=f"{argv[0]}: {error.strerror}")
     out, err, why = b"", b"", ""
 
     def communicate(left: float) -> bool:
@@ -74,17 +82,41 @@ def run(
             return True
         return False
 
-    try:
-        if not Deadline(timeout).wait(communicate):
+    with _raise_what_ends_us():
+        try:
+            process = _start(argv, subprocess.PIPE, subprocess.PIPE, cwd, env)
+        except OSError as error:
+            return NodeResult(node="", error=f"{argv[0]}: {error.strerror}")
+        try:
+            if not Deadline(timeout).wait(communicate):
+                kill_group(process.pid)
+                out, err = process.communicate()
+                why = f"{argv[0]} did not end within {timeout:g} s"
+        except BaseException:
             kill_group(process.pid)
-            out, err = process.communicate()
-            why = f"{argv[0]} did not end within {timeout:g} s"
-    except BaseException:
-        kill_group(process.pid)
-        process.wait()
-        raise
+            process.wait()
+            raise
     code = None if why else process.returncode
     return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=why)
+
+
+@contextmanager
+def _raise_what_ends_us() -> Iterator[None]:
+    """A signal that would end us at once is raised as Terminated: what was started is in a session
+    of its own, and would stay."""
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _raise_terminated)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(number)
 
 
 def spawn(

@@ -42,7 +42,6 @@ from clusterctl.jobs import (
     tree_checks,
 )
 from clusterctl.jobs.interrupts import Interrupts, StartSignals
-from clusterctl.jobs.interrupts import Terminated as Terminated
 from clusterctl.jobs.launch_words import translate
 from clusterctl.jobs.package_model import NONE, Wanted
 from clusterctl.jobs.program import Resolved as Resolved
@@ -62,6 +61,7 @@ from clusterctl.jobs.program_text import (
 from clusterctl.jobs.stage import Stdin as Stdin
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
+from clusterctl.process import Terminated as Terminated
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
 

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from clusterctl.process import ENDING, Terminated
+
 
 class Interrupts:
     """While the context is open, `check` raises the KeyboardInterrupt that came meanwhile.
@@ -51,15 +53,6 @@ class Interrupts:
         self._seen = True
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP where nothing runs yet: cleaned up as after Ctrl-C, with its own code."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.exit_code = 128 + number
-        self.name = signal.Signals(number).name
-
-
 class StartSignals:
     """While the context is open, a job is started: what SIGTERM and SIGHUP mean in a command that
     else leaves its job alone. Until `start_waiting` they are raised as Terminated, once. From then
@@ -75,7 +68,7 @@ class StartSignals:
 
     def __enter__(self) -> StartSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
+            for number in ENDING:
                 before = signal.getsignal(number)
                 if callable(before):  # else nobody handles it, and it ends the process
                     self._before[number] = before
