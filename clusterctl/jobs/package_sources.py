@@ -288,7 +288,7 @@ def _read_block(script: Path, *, asked: bool) -> Wanted | None:
     found = _BLOCK.search(_read_text(script))
     if not found or "dependencies" not in found[0]:
         return None
-    return Wanted(script.name, {"script.py": f"{found[0]}\n"}, asked)
+    return Wanted(script.name, {f"{script.stem}.py": f"{found[0]}\n"}, asked)
 
 
 def _read_text(path: Path) -> str:

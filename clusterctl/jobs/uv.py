@@ -23,6 +23,8 @@ FETCH_TIMEOUT = 3600.0
 """Seconds that uv may take to download packages, and a node to get them."""
 
 _REASON = re.compile(r"(?m)^\s*(?:(?:error|cause): (.*)|(\w*Error: .*))")
+_UNBUILT = re.compile(r"Failed to build `([\w.-]+(?:==| @ (?!file:))[^`]+)`")
+"""A package, not a project of the tree."""
 _FRAMES = ("Failed to build", "The build backend returned an error", "Call to `")
 """What uv says around the reason of a build that fails."""
 
@@ -104,6 +106,11 @@ def call(what: str, *words: str, **settings: str) -> str:
     why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
     message = f"{what}: {result.error or why or result.why}"
     without = f"`--requirements {NONE}` uses only what the nodes have"
+    if (failed := _UNBUILT.search(result.complaints)) and not result.error:
+        raise LaunchError(
+            f"{what}: {failed[1]} has no wheel and cannot be built here: {why}",
+            hint=f"choose a version with a wheel, install what its build needs here, or {without}",
+        )
     for line in result.complaints.splitlines():
         if line.startswith("hint: ") and "authentication" in line:
             raise LaunchError(

@@ -11,6 +11,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+import tarfile
 import venv
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.packaged import (
+    BUILT,
     KEPT,
     PROJECT,
     Install,
@@ -315,6 +317,29 @@ def test_a_pin_that_is_no_lock_is_a_conflict_that_names_both(
         "`--requirements requirements.txt` installs that of the file, `--requirements none`"
         " installs nothing"
     )
+
+
+def test_a_package_that_cannot_be_built_is_named(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(BUILT)
+    (source / "backend.py").write_text("raise IndexError('list index out of range')\n")
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.2\nName: broken\nVersion: 1.0\n")
+    with tarfile.open(index / "broken-1.0.tar.gz", "w:gz") as archive:
+        archive.add(source, "broken-1.0")
+    Path("requirements.txt").write_text("demo\nbroken\n")
+    with pytest.raises(LaunchError, match=r"broken==1\.0 .*list index out of range"):
+        install("", here("worker-1", tmp_path))
+
+
+def test_an_invalid_script_block_is_that_of_its_script(
+    project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    Path("train.py").write_text('# /// script\n# dependencies = ["demo"\n# ///\n')
+    with pytest.raises(UsageError, match=r"^train\.py"):
+        install("", here("worker-1", tmp_path))
 
 
 @pytest.mark.parametrize("needs", ["torch==2.4.1", "trainer"])
