@@ -80,6 +80,15 @@ MESSAGES: tuple[Message, ...] = (
         " init_process_group",
         "https://docs.pytorch.org/docs/stable/distributed.html#backends",
     ),
+    Message(
+        "torchvision",
+        r"operator torchvision::\w+ does not exist",
+        "torchvision was built for another PyTorch than that of the nodes; PyPI's torchvision needs"
+        " CUDA's PyTorch",
+        "name the index of the nodes' PyTorch, which has the torchvision for it, among the indexes"
+        " of the program's packages: for CPUs, https://download.pytorch.org/whl/cpu",
+        "https://github.com/pytorch/vision/issues/9085",
+    ),
     # --------------------------------------------------------------------- Gloo, c10d and DDP
     Message(
         "port-used",
