@@ -84,6 +84,7 @@ class Console:
         moved: Callable[[], Moved] | None = None,
         *,
         only_copies: bool = False,
+        doing: str = "",
     ) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
         without a word (usually SILENCE), those before included, the last line of progress is
@@ -93,6 +94,7 @@ class Console:
             moved: Says how many bytes were copied, and how many are still to be (None: unknown).
                 While they grow, a terminal shows how fast.
             only_copies: Where nothing is copied, the caller has its own ways to say so.
+            doing: What happens meanwhile, if no line has said so.
         """
         silence = silence or SILENCE
         over = threading.Event()
@@ -113,8 +115,8 @@ class Console:
                     drawn = _draw(size - start, left)
                     self.show(f"{self._format_time()}  {drawn}{self._doing}{copied}")
                 elif now - self._spoke >= silence:
-                    doing = escape_lines(self._doing).partition(";")[0]
-                    after = f"; last step: {doing}" if doing else ""
+                    step = escape_lines(self._doing).partition(";")[0]
+                    after = f"; last step: {step}" if step else f": {doing}" if doing else ""
                     self._write_stderr(f"{self._format_time()}  still working{after}{copied}")
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")

@@ -55,9 +55,10 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
         node_loss.check(spec.on_node_loss, chosen)
         number = action.choose_number(store, dry=True)
         needs = "none" if given.emit else given.requirements
-        prepared = action.prepare(
-            chosen, spec, resolved, secrets, number=number, requirements=needs
-        )
+        with console.show_waiting(doing="preparing the program, and building its project"):
+            prepared = action.prepare(
+                chosen, spec, resolved, secrets, number=number, requirements=needs
+            )
     except UsageError as error:
         error.hint = _suggest_queue(given, circumstances, error) or error.hint
         raise
