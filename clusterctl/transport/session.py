@@ -215,10 +215,11 @@ class Session(AbstractContextManager["Session"]):
             if not channel.event_ready:
                 raise Failure("sshd refused to start the command")
             raise Failure("sshd ended the session and gave no exit code")
-        if channel.exit_status == 0 and not self._stdout.started:
+        said = self._stdout.before_start or self._stderr or len(channel.in_stderr_buffer)
+        if not self._stdout.started and (channel.exit_status == 0 or not said):
             raise Failure(
                 "the login shell ended without running the command; one of its start files"
-                " (~/.bashrc, ~/.cshrc, …) may start another program with `exec`"
+                " (~/.bashrc, ~/.cshrc, …) may call `exit`, or start another program with `exec`"
             )
         return int(channel.exit_status)
 

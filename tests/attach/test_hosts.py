@@ -146,18 +146,21 @@ def test_what_start_files_export_is_the_program_s_alone(hosts: Hosts, cli: Cli, 
             (home / ".zshenv").write_text(before)
 
 
-def test_a_start_file_that_runs_another_program(hosts: Hosts, cli: Cli, need: Need) -> None:
-    need("tcsh")
-    start = hosts.user_home("beta", "tcsh") / ".tcshrc"
+@pytest.mark.parametrize("line", ["exec true", "exit 3"])
+def test_a_start_file_that_does_not_come_to_commands(
+    hosts: Hosts, cli: Cli, need: Need, line: str
+) -> None:
+    need("zsh")
+    start = hosts.user_home("beta", "zsh") / ".zshenv"
     before = start.read_text()
-    start.write_text("exec true\n")
+    start.write_text(f"{line}\n")
     try:
         file = hosts.file(cli, "{beta}")
-        done = cli("attach", "lab", "--hosts", file, "--user", "tcsh", code=5)
+        done = cli("attach", "lab", "--hosts", file, "--user", "zsh", code=5)
     finally:
         start.write_text(before)
     assert "login shell" in done.err
-    assert "exec" in done.err
+    assert line.split()[0] in done.err
 
 
 @pytest.mark.mpi
