@@ -38,11 +38,17 @@ MOST = 200
 
 
 def write(folder: Path) -> Path:
-    """Writes the file. Raises UsageError where there is one."""
+    """Writes the file, whole or not at all. Raises UsageError where there is one."""
     path = folder / FILE
+    text = make_text(folder)
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(make_text(folder))
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink(missing_ok=True)  # the next `init` would take it for yours
+                raise
     except FileExistsError:
         raise UsageError(
             f"{path} already exists", hint="--print shows what would be in a new one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,14 @@ def test_exit_codes_that_say_something_have_a_hint() -> None:
     assert "memory" in messages.explain_exit(137, job())
     assert "PATH" in messages.explain_exit(127, job())
     assert messages.explain_exit(1, job()) == ""
+
+
+def test_nothing_is_left_where_the_disk_is_full(project: Path, call: Call) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        assert call("init").code != 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(project.iterdir()) == []
+    assert call("init").code == 0
