@@ -46,8 +46,15 @@ def parse(values: Sequence[str]) -> list[tuple[str, ...]]:
                 found.append((word,))
             else:
                 found[-1] = (*found[-1], word)
+    once: dict[tuple[str, ...], tuple[str, ...]] = {}
     for words_of in found:
         _check(words_of)
+        other = once.setdefault(_name_target(words_of), words_of)
+        if other != words_of and words_of[0] in (*_NAMED, "--map-by", "--bind-to", "--rank-by"):
+            raise UsageError(
+                f"--mpirun-arg: {' '.join(other)} and {' '.join(words_of)} contradict each other",
+                hint="leave one of the two out",
+            )
     return found
 
 

@@ -232,3 +232,9 @@ def test_nodes_that_another_cluster_does_not_have() -> None:
     found, note = drop_unknown_hosts(spec(hosts=("worker-9", "worker-1", "worker-1")), FOUR)
     assert (found.hosts, found.nodes) == ((), 2)
     assert "--nodes 2 instead of worker-9,worker-1" in note
+
+
+def test_two_values_of_one_parameter_of_mpirun(call: Call, lab: None) -> None:
+    for one, other in (("--mca pml ob1", "--mca pml cm"), ("--bind-to core", "--bind-to none")):
+        said = call("run", "--dry-run", "--mpirun-arg", one, "--mpirun-arg", other, "train.py")
+        assert (said.code, f"{one} and {other} contradict" in said.err) == (2, True)
