@@ -142,6 +142,9 @@ def test_a_process_by_itself_has_all_cores_of_its_job(
         all_cores, few = ["-l", "h_vmem=1G"], ["-pe", "mpi", "8", "--ranks", "2"]
     done = cli("run", "--once", *all_cores, name)
     assert done.of(0) == ["4," if site.system == "slurm" else "1,"]
+    if site.system == "slurm":  # without it, the mpirun that somebody starts there fails
+        done = cli("run", "--once", *all_cores, "--", "printenv", "SLURM_TASKS_PER_NODE")
+        assert done.of(0) != []
     done = cli("run", *few, name)
     assert [done.of(rank)[0].partition(",")[0] for rank in (0, 1)] == ["2", "2"]
 
