@@ -16,6 +16,7 @@ from clusterctl.insight import doctor
 from clusterctl.insight.doctor import Evidence, Finding
 from clusterctl.insight.node_views import NodeView
 from clusterctl.job_model import Job
+from clusterctl.state.home import replace_file
 
 
 def write(
@@ -59,8 +60,7 @@ def write(
             member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
             archive.addfile(member, io.BytesIO(content))
     try:
-        path.touch(mode=0o600)
-        path.write_bytes(data.getvalue())
+        replace_file(path, data.getvalue(), mode=0o600)
     except OSError as error:
         raise make_write_error(str(path), error, "choose another --bundle FILE") from error
 

@@ -18,6 +18,7 @@ from clusterctl.job_model import Job
 from clusterctl.jobs.logs import read_stored
 from clusterctl.model import Reporter
 from clusterctl.state import Store
+from clusterctl.state.home import replace_file
 
 
 def follow(
@@ -58,7 +59,7 @@ def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path,
     cannot be done."""
     try:
         if target.suffix.lower() == ".csv":
-            target.write_text(to_csv(points))
+            replace_file(target, to_csv(points).encode())
             return (target,)
         started = job.started or job.created
         return event_files.write(points, target / f"job-{job.id}", started)

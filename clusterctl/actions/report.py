@@ -26,6 +26,7 @@ from clusterctl.insight.report import (
 from clusterctl.job_model import Job, JobState, Provenance
 from clusterctl.model import Cluster, Reporter
 from clusterctl.state import Store
+from clusterctl.state.home import replace_file
 
 Redact = Callable[[str], str]
 FEW_PLOTS = 3
@@ -50,7 +51,7 @@ def make(
 
 def write(text: str, path: Path) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text.encode())
     except OSError as error:
         raise make_write_error(str(path), error, "choose another --output FILE") from error
 

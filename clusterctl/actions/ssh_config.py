@@ -6,7 +6,6 @@ one pattern. So new clusters appear there by themselves, and `down` takes them o
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from clusterctl.actions import tunnel
 from clusterctl.errors import RecordError, UsageError, make_write_error
 from clusterctl.model import Cluster
 from clusterctl.state import Store
-from clusterctl.state.home import write_atomic
+from clusterctl.state.home import replace_file, write_atomic
 
 HOSTS = "hosts"
 MARK = "# clusterctl: nodes as CLUSTER-NODE"
@@ -123,17 +122,10 @@ def _read(config: Path) -> list[str]:
 
 def _write(config: Path, lines: list[str]) -> None:
     """Whole or not at all, and where a symbolic link leads to."""
-    target = config.resolve()
     text = "".join(f"{line}\n" for line in lines)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
-        temporary.touch(mode=mode)
-        temporary.chmod(mode)
-        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-        temporary.replace(target)
+        config.resolve().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(config, text.encode(errors="surrogateescape"), mode=0o600)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         hint = "`clusterctl ssh-config --print` shows what to add"
         raise make_write_error(str(config), error, hint) from error

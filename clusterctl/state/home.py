@@ -156,6 +156,26 @@ def write_atomic(path: Path, data: bytes) -> None:
             raise
 
 
+def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """A file that a person asked for, whole or as it was, where a symbolic link leads to. A pipe or
+    a device is written to. `mode`: of a new one; None: as the umask says. Raises OSError."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        scratch.touch(mode=0o666 if mode is None else mode)
+        if target.exists():
+            scratch.chmod(target.stat().st_mode & 0o777)
+        scratch.write_bytes(data)
+        scratch.replace(target)
+    except OSError:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise
+
+
 def _flush(folder: Path) -> None:
     """Brings the names in `folder` to the disk, where it may be opened and its file system can."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.state import ClusterLock, Home, Store
-from clusterctl.state.home import write_atomic
+from clusterctl.state.home import replace_file, write_atomic
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job
 from tests.unit.test_state import ROOT, start, store
@@ -241,3 +242,18 @@ def test_a_home_that_became_read_only(
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.stdout.startswith("2 |")
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
+    old = tmp_path / "page.html"
+    old.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            replace_file(old, b"new page")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+    replace_file(old, b"new page")
+    assert old.read_bytes() == b"new page"
