@@ -264,7 +264,10 @@ def _find_git_top(folder: Path, *, refuse: bool = True) -> Path | None:
         return Path(os.fsdecode(top))
     place = folder.resolve()
     repository = next((path for path in (place, *place.parents) if _looks_like_git(path)), None)
-    if repository is None or not refuse:
+    if not refuse:
+        return None
+    if repository is None:
+        _refuse_distant_repository(place)
         return None
     said = result.complaints.partition("\n")[0]
     raise UsageError(
@@ -272,6 +275,19 @@ def _find_git_top(folder: Path, *, refuse: bool = True) -> Path | None:
         f"{result.error or said or 'no reason given'}",
         hint=f"make `git -C {shlex.quote(str(repository))} status` work, then try again",
     )
+
+
+def _refuse_distant_repository(place: Path) -> None:
+    """Its ignored files would travel, too: git's variables are those of a hook as a rule, and
+    clusterctl looks for the repository itself."""
+    tree = os.environ.get("GIT_WORK_TREE")
+    if tree and place.is_relative_to(Path(tree).resolve()):
+        raise UsageError(
+            f"GIT_WORK_TREE says that {place} belongs to a repository elsewhere, whose ignore rules"
+            " clusterctl does not read",
+            hint="run it with `env -u GIT_WORK_TREE`, and name what not to copy in"
+            " .clusterctlignore",
+        )
 
 
 def _looks_like_git(folder: Path) -> bool:

@@ -214,7 +214,7 @@ def test_a_compiled_program_is_no_output_and_fetched_files_are_not_staged(cli: C
     )
     done = cli("run", "-n", 1, "./-writes.c")
     assert cli("fetch", done.job).out == f"job-{done.job}/worker-1/out.txt\n"
-    assert "stage: 1 files" in cli("run", "--dry-run", "./-writes.c").out
+    assert "stage: 1 file" in cli("run", "--dry-run", "./-writes.c").out
     (cli.folder / "file").touch()
     assert "is a file" in cli("fetch", done.job, "--to", "file", code=2).err
 

@@ -182,6 +182,18 @@ def test_bundled_programs_run_from_somebody_elses_clone(refusing_git: None) -> N
     assert "reduce_all.py" in found.tree.files
 
 
+def test_a_tree_whose_repository_lies_elsewhere_is_not_staged_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "dot", {"train.py": "x", "secret": "x"})
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "dot"))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "dot.git"))
+    with pytest.raises(UsageError, match="GIT_WORK_TREE"):
+        find_tree(tmp_path / "dot")
+    monkeypatch.delenv("GIT_WORK_TREE")
+    assert find_tree(tmp_path / "dot").files == ("secret", "train.py")
+
+
 def test_a_repository_is_not_staged_whole_where_there_is_no_git(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
