@@ -100,9 +100,9 @@ def make_node_files(
 
 
 def _may_be_alone(job: Job) -> bool:
-    """Whether its ranks may be found to have done the same work: a Python script, on several."""
-    kind, several = job.spec.program.kind, job.ranks > 1 and not job.spec.is_sweep
-    return several and kind in (ProgramKind.PYTHON, ProgramKind.MODULE)
+    """Whether its ranks may be found to have done the same work: of Python, also behind a shell."""
+    several = job.ranks > 1 and not job.spec.is_sweep
+    return several and job.spec.program.kind is not ProgramKind.SOURCE
 
 
 FilesByNode = dict[str, dict[str, tuple[str, int]]]

@@ -17,7 +17,7 @@ JOB = os.path.dirname(HERE)
 BEGAN = os.environ.get("PWD", "")
 MEETS = ("mpi4py.MPI", "ray", "distributed", "horovod", "jax", "tensorflow", "zmq")
 """Modules by which programs share their work; `distributed` is Dask's."""
-VARIABLES = re.compile(r"""["'$}][A-Z_]*(RANK|PROCID|LOCALID|NODEID|WORLD_SIZE|MASTER_ADDR)\b""")
+VARIABLES = re.compile(r"""["'${}][A-Z_]*(RANK|PROCID|LOCALID|NODEID|WORLD_SIZE|MASTER_ADDR)\b""")
 """In the source of a program that may divide its work by itself: what tells ranks apart."""
 
 
@@ -58,17 +58,35 @@ def uses_mpi():
 
 
 def divides():
-    """Whether the program's own source mentions which rank it is."""
+    """Whether the program's own source mentions which rank it is, or that of a shell above it."""
     work = os.path.realpath(os.path.join(JOB, "work")) + os.sep
     names = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     # A script that has ended has no __file__ any more.
-    for name in names + sys.argv[:1]:
-        path = os.path.realpath(os.path.join(BEGAN, name or ""))
-        if path.startswith(work) and path.endswith(".py") and os.path.isfile(path):
+    names = [name for name in names + sys.argv[:1] if name and name.endswith(".py")]
+    words = list_words_above()
+    for name in names + words:
+        path = os.path.realpath(os.path.join(BEGAN, name))
+        if path.startswith(work) and os.path.isfile(path):
             with open(path, errors="replace") as source:
                 if VARIABLES.search(source.read(1 << 20)):
                     return True
-    return False
+    return any(VARIABLES.search(word) for word in words)
+
+
+def list_words_above():
+    """The command lines of the processes that have started this one, up to the rank's wrapper."""
+    wrapper = os.path.join(os.path.realpath(JOB), "rank.sh")
+    found, pid = [], os.getppid()
+    while pid > 1:
+        place = os.path.join("/proc", str(pid))
+        with open(os.path.join(place, "cmdline"), errors="replace") as file:
+            words = file.read().split("\0")
+        if any(os.path.realpath(word) == wrapper for word in words):
+            break
+        found += words
+        with open(os.path.join(place, "stat"), errors="replace") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return found
 
 
 def follow_fork():

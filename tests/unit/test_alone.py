@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,14 +35,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, script: str, *args: str) -> set[str]:
+def run(folder: Path, script: str, start: Sequence[str] = (sys.executable, "train.py")) -> set[str]:
     """The notes of rank 0."""
     (folder / "work" / "train.py").write_text(script)
+    wrapper = folder / "rank.sh"
+    wrapper.write_text('"$@"\nexit\n')
     subprocess.run(
-        [sys.executable, "train.py", *args],
+        ["sh", str(wrapper), *start],
         cwd=folder / "work",
         env={
-            "PATH": os.environ["PATH"],
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PWD": str(folder / "work"),
             "PYTHONPATH": f"{folder / 'lib'}:{folder / 'installed'}",
             "CLUSTERCTL_RANK": "0",
@@ -117,3 +120,22 @@ def test_ranks_have_never_met_if_all_were_alone(lines: str, alone: bool) -> None
     one = replace(job(), state=JobState.RUNNING)
     ended = job_state.judge(one, f"{ENDED}{lines}ended 5\n")
     assert (ended.state, ended.ranks, ended.never_met) == (JobState.SUCCEEDED, 2, alone)
+
+
+@pytest.mark.parametrize(
+    ("shell", "notes"),
+    [
+        (["bash", "run.sh"], {".alone"}),
+        (["sh", "-c", "python3 train.py; true"], {".alone"}),
+        (["bash", "shard.sh"], {".met"}),
+        (["sh", "-c", "SHARD=${RANK-0} python3 train.py; true"], {".met"}),
+    ],
+    ids=["script", "words", "script that divides", "words that divide"],
+)
+def test_a_program_behind_a_shell_is_looked_at_too(
+    folder: Path, shell: list[str], notes: set[str]
+) -> None:
+    work = folder / "work"
+    (work / "run.sh").write_text("python3 train.py\ntrue\n")
+    (work / "shard.sh").write_text("export SHARD=$RANK\npython3 train.py\ntrue\n")
+    assert run(folder, "import torch", start=shell) == notes
