@@ -64,6 +64,7 @@ class Site:
                 (folder / sub).mkdir(parents=True, exist_ok=True)
             (folder / ".staged").touch()
             for path, (text, mode) in files.items():
+                (folder / path).parent.mkdir(exist_ok=True)
                 (folder / path).write_text(self.change(text))
                 (folder / path).chmod(mode)
         start_script = self.folder("launcher", number) / "launch.sh"

@@ -84,6 +84,7 @@ def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:
     (folder / "work").mkdir()
     (folder / ".staged").touch()
     for name, (text, mode) in make_node_files(one, where, plan, {})["login"].items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
         (folder / name).chmod(mode)
     return folder
