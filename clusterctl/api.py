@@ -207,6 +207,7 @@ class Cluster:
             resolved = run.resolve(
                 *(words, None, given.stage, given.env_file, given.source, given.max_stage),
                 include=given.include,
+                once=given.once,
             )
         pairs = (f"{name}={value}" for name, value in env.items())
         variables, secrets = read_variables((*given.variables, *pairs), given.env_file)

@@ -100,11 +100,13 @@ def resolve(
     limit: int = 0,
     include: Sequence[Path] = (),
     stdin: Stdin | None = None,
+    once: bool = False,
 ) -> Resolved:
     """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
     comes in, less the files `without`, whose secrets travel another way. `sources` are compiled
     with SCRIPT. `limit`: bytes that the tree may have; 0: the usual limits. `include`: files and
-    folders that are copied although git ignores them. `stdin`: what rank 0 reads."""
+    folders that are copied although git ignores them. `stdin`: what rank 0 reads. `once`: one
+    process is wanted."""
     if module is not None and translate(("python", "-m", module, *words)).launcher:
         words, module = ["python", "-m", module, *words], None
     if module is not None:
@@ -113,7 +115,7 @@ def resolve(
                 "--source works only with SCRIPT, not with -m", hint="leave out --source"
             )
         found = resolve_module(module, tuple(words), chosen=chosen, limit=limit)
-    elif (asked := translate(words[words[0] == "--" :])).launcher:
+    elif (asked := translate(words[words[0] == "--" :], once=once)).launcher:
         found = resolve_command(asked.command, chosen=chosen, sources=sources, limit=limit)
         program = replace(found.program, local_rank=asked.local_rank)
         found = replace(found, program=program, asked=asked)

@@ -35,6 +35,7 @@ def launch(given: Launch, console: Console) -> None:
     resolved = action.resolve(
         *(words, module or None, running.stage, running.env_file, running.source),
         *(running.max_stage, running.include),
+        once=running.once,
     )
     stdin = standard_input.read(piped=running.stdin and not given.dry_run, limit=running.max_stage)
     action.check_packages(resolved, running.requirements)

@@ -88,6 +88,7 @@ def read_program(
         *(list(given.command), module, given.stage, files, given.source, given.max_stage),
         include=given.include,
         stdin=stdin or standard_input.read(piped=given.stdin, limit=given.max_stage),
+        once=given.once,
     )
     settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
     resolved = replace(resolved, settings=settings)

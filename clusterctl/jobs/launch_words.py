@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.input_files import read_input
-from clusterctl.job_model import PYTHONS
+from clusterctl.job_model import PYTHONS, SHELLS
 from clusterctl.jobs import launch_hosts
 from clusterctl.jobs.launch_hosts import NamedHost
 from clusterctl.jobs.launcher_options import (
@@ -128,12 +128,13 @@ _MODULES = {
 """Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
 
 
+_NAMES = "|".join(map(re.escape, (*LAUNCHERS, "accelerate-launch", *_MODULES)))
+_AHEAD = "|".join(map(re.escape, WRAPPERS))
 _STARTS = re.compile(
-    r"""(?mx)(?:^|[;&|])[ \t]*
-    (?:exec[ \t]+|uv[ ]run[ \t]+|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+
-      |python3?[ \t]+(?:-u[ \t]+)?-m[ \t]+)*
-    (torchrun|accelerate[ ]launch|deepspeed|mpirun|mpiexec|horovodrun|srun
-      |torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)\s"""
+    rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
+    rf"""uv\ run[ \t]+|(?:[\w./-]*/)?(?:{_AHEAD})(?:[ \t]+[-\d]\S*)*[ \t]+"""
+    r"""|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+"""
+    rf"""|python3?[ \t]+(?:-u[ \t]+)?-m[ \t]+)*(?:[\w./-]*/)?({_NAMES})\s"""
 )
 _KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
 """In a script that starts a launcher as a part of a job."""
@@ -144,7 +145,23 @@ def find_launcher(script: str) -> str:
     found = _STARTS.search(re.sub(r"\\\n", " ", script))
     if found is None or _KNOWS.search(script):
         return ""
-    return f"python -m {found[1]}" if "." in found[1] else found[1]
+    return f"python -m {found[1]}" if found[1] in _MODULES else found[1]
+
+
+def find_handed_on(words: Sequence[str]) -> str:
+    """The launcher that a command may start with these words behind it, of which only options and
+    their values stand before the launcher; "" without one."""
+    for n, word in enumerate(words):
+        if word.startswith("-"):
+            continue
+        with suppress(UsageError):
+            if (found := translate(words[n:])).launcher in LAUNCHERS:
+                return found.launcher
+        if word in (*PYTHONS, *SHELLS) or os.path.isfile(word):
+            return ""
+        if n and not words[n - 1].startswith("-"):
+            return ""
+    return ""
 
 
 _OF_THIS_MACHINE = re.compile(r"(LD_LIBRARY_|LIBRARY_|PYTHON)?PATH|HOME|PYTHONHOME|VIRTUAL_ENV")
@@ -186,11 +203,14 @@ def _refuse_secret(what: str, name: str) -> None:
         )
 
 
-def translate(words: Sequence[str]) -> Asked:
-    """Raises UsageError for an option that has no meaning here."""
+def translate(words: Sequence[str], *, once: bool = False) -> Asked:
+    """`once`: one process by itself is wanted, so that words which only a job of one process can
+    have before a launcher are left as they are. Raises UsageError for an option that has no meaning
+    here."""
     with suppress(OSError):  # a name that no file can have
         if not words or (Path(words[0]).is_file() and not _is_installed(words[0])):
             return Asked()
+    typed, words = words[0], [_name_command(words[0]), *words[1:]]
     if tuple(words[1:2]) == ("run",) and words[0] in _AROUND:
         rest = list(words[2:])
         while rest and rest[0] in _UV_FLAGS:
@@ -204,9 +224,15 @@ def translate(words: Sequence[str]) -> Asked:
                 f"{words[0]} run {rest[0]} is not supported: nodes have the project's packages",
                 hint="leave it out; `--requirements FILE` names other packages",
             )
-        return _read_within(f"{words[0]} run", rest, {})
-    if (count := _count_wrapping(words)) and (inner := translate(words[count:])).launcher:
-        return _wrap(words[:count], inner)
+        return _read_within(f"{words[0]} run", rest, {}, once=once)
+    if (text := _split_text(words)) and not once:
+        with suppress(UsageError):  # only in a shell can people start a launcher in their own way
+            if (inner := translate(text)).launcher in LAUNCHERS:
+                return replace(inner, ignored=(shlex.join(words[:2]), *inner.ignored))
+    if (count := _count_wrapping(words)) and (
+        inner := translate(words[count:], once=once)
+    ).launcher:
+        return _wrap(words[:count], inner, once)
     start = int(words[0] == "env")
     end = next(
         (n for n, word in enumerate(words) if n >= start and not _ASSIGNMENT.fullmatch(word)),
@@ -219,22 +245,60 @@ def translate(words: Sequence[str]) -> Asked:
             found, without = _read_variable("env", word)
             env |= found
             ignored += [word] * bool(without)
-        return _read_within("env", words[end:], env, ignored)
-    return _translate(_unwrap(words))
+        return _read_within("env", words[end:], env, ignored, once=once)
+    asked = _translate(_unwrap(words))
+    if _is_python(words[0]) and os.path.isabs(typed) and asked.command[:1] == ("python",):
+        return replace(asked, command=(typed, *asked.command[1:]))
+    return asked
+
+
+_KNOWN = {name.split()[0] for name in (*LAUNCHERS, *WRAPPERS, *_AROUND, *SHELLS)}
+"""Commands that may start ranks, or what starts them."""
+
+
+def _is_python(name: str) -> bool:
+    return name in PYTHONS or bool(re.fullmatch(r"python3\.\d+", name))
 
 
 def _is_installed(word: str) -> bool:
-    """`/usr/bin/mpirun`: a launcher of this machine, not a file of the program's."""
-    return Path(word).is_absolute() and Path(word).name in LAUNCHERS
+    """`/usr/bin/mpirun`, `.venv/bin/torchrun`: a command of this machine, not a file of the
+    program's."""
+    path = Path(word)
+    known = path.name in _KNOWN or path.name == "accelerate-launch" or _is_python(path.name)
+    return known and (path.is_absolute() or path.parent.parent.joinpath("pyvenv.cfg").is_file())
+
+
+def _name_command(word: str) -> str:
+    return Path(word).name if _is_installed(word) else word
+
+
+_SHELL_SYNTAX = set("$`;|&<>(){}*?[]~#!\\\n")
+
+
+def _split_text(words: Sequence[str]) -> list[str]:
+    """The words of `bash -c 'mpirun -np 2 ./a'`, or of `env -S`; [] where a shell would do more
+    than to split them."""
+    splits = words[0] == "env" and words[1:2] in (["-S"], ["--split-string"])
+    if not splits and not (words[0] in SHELLS and re.fullmatch(r"-[a-z]*c", "".join(words[1:2]))):
+        return []
+    text, rest = "".join(words[2:3]), words[3:] if splits else []
+    with suppress(ValueError):  # quotes that are left open
+        return [*shlex.split(text), *rest] if not _SHELL_SYNTAX & set(text) else []
+    return []
 
 
 def _read_within(
-    name: str, words: Sequence[str], env: Mapping[str, str], ignored: Sequence[str] = ()
+    name: str,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    ignored: Sequence[str] = (),
+    *,
+    once: bool,
 ) -> Asked:
     """What `uv run` or `env` starts, which may be a launcher."""
     if not words:
         raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-    inner = translate(words)
+    inner = translate(words, once=once)
     return replace(
         inner,
         launcher=inner.launcher or name,
@@ -254,40 +318,49 @@ def _count_wrapping(words: Sequence[str]) -> int:
     while count < len(words) and re.match("-.", words[count]):
         if words[count] in wrapper.other.split():
             return 0
-        count += 1 + (words[count] in valued)
+        takes = words[count] in valued or (valued == ["*"] and "=" not in words[count])
+        count += 1 + (takes and words[count] != "--")
         if words[count - 1] == "--":
             break
     count += wrapper.operands
+    count += words[count : count + 1] == ["--"]
     is_env = words[0] == "env" and count == 1  # variables, which are read as such
     return 0 if is_env or count >= len(words) else count
 
 
-def _wrap(words: Sequence[str], inner: Asked) -> Asked:
+def _wrap(words: Sequence[str], inner: Asked, once: bool) -> Asked:
     """A launcher behind other words: where these mean something to a rank, each rank gets them."""
     name = " ".join(words[: 1 + (words[0] not in WRAPPERS)])
-    if not WRAPPERS[name].kept:
+    wrapper = WRAPPERS[name]
+    given = {word.partition("=")[0] for word in words}
+    option = next((word for word in wrapper.refused.split() if word in given), "")
+    command = (*words, *inner.command)
+    if wrapper.use == REFUSED or option:
+        if once:
+            return Asked()
+        sizes = " ".join(f"{OPTIONS[size]} {value:g} " for size, value in inner.sizes.items())
+        raise UsageError(
+            f"{f'{name} {option}'.strip()} before {inner.launcher} is not supported: clusterctl"
+            " starts the ranks itself",
+            hint=f"`clusterctl run {sizes}-- {shlex.join(command)}` starts each rank behind it;"
+            " `clusterctl run --once …` runs your line once, on one node",
+        )
+    if wrapper.use == IGNORED:
         return replace(inner, ignored=(shlex.join(words), *inner.ignored))
     if inner.local_rank:
         raise UsageError(
             f"{name} before {inner.launcher} is not supported: clusterctl starts the ranks itself",
             hint=f"leave {name} out",
         )
-    command = (*words, *inner.command)
     return replace(inner, command=command, ahead=(*words, *inner.ahead))
 
 
 def _unwrap(words: Sequence[str]) -> list[str]:
-    """`python -m torch.distributed.run …` is `torchrun …`, `/usr/bin/mpirun …` is `mpirun …`."""
-    if _is_installed(words[0]):
-        return [Path(words[0]).name, *words[1:]]
+    """`python -m torch.distributed.run …` is `torchrun …`."""
     if words[0] == "accelerate-launch":
         return ["accelerate", "launch", *words[1:]]
     plain = [word for n, word in enumerate(words) if n != 1 or word != "-u"]
-    if (
-        not (plain[0] in PYTHONS or re.fullmatch(r"python3\.\d+", plain[0]))
-        or plain[1:2] != ["-m"]
-        or not set(plain[2:3]) & set(_MODULES)
-    ):
+    if not _is_python(plain[0]) or plain[1:2] != ["-m"] or not set(plain[2:3]) & set(_MODULES):
         return list(words)
     return [*_MODULES[plain[2]], *plain[3:]]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-REFUSED, IGNORED = "refused", "ignored"
+REFUSED, IGNORED, KEPT = "refused", "ignored", "kept"
 
 
 class OptionRow(NamedTuple):
@@ -421,32 +421,81 @@ LAUNCHERS: dict[str, OtherLauncher] = {
 
 
 class Wrapper(NamedTuple):
-    """A command that starts what follows its options. `values`: its options with a value;
-    `operands`: words that it takes before the command; `kept`: each rank is started behind it,
-    else it means nothing to ranks; `other`: options with which it does something else."""
+    """A command that starts what follows its options. `use`: what becomes of it before a launcher:
+    IGNORED, it means nothing to ranks; KEPT, each rank is started behind it; REFUSED, what it would
+    do to ranks is not what it does to their launcher. `values`: its options with a value, `*` for
+    all; `operands`: words that it takes before the command; `refused`: options with which it is
+    refused; `other`: with which it does something else."""
 
+    use: str = IGNORED
     values: str = ""
     operands: int = 0
-    kept: bool = False
+    refused: str = ""
     other: str = ""
 
 
-_CONDA = Wrapper("-n --name -p --prefix --cwd -r --root-prefix -e --env")
+_CONDA = Wrapper(values="-n --name -p --prefix --cwd -r --root-prefix -e --env")
+_SINGULARITY = Wrapper(
+    REFUSED,
+    "-B --bind --env --env-file -H --home -W --workdir -S --scratch --app --network --overlay"
+    " -o --pwd --cwd --security --mount --dns --hostname --add-caps --drop-caps --no-mount"
+    " --fusemount",
+    operands=1,
+)
+_DOCKER = Wrapper(
+    REFUSED,
+    "-v --volume -e --env --env-file -w --workdir --name --network --net -u --user --gpus"
+    " --shm-size --ipc --pid --mount --entrypoint --device --runtime -p --publish -h --hostname -m"
+    " --memory --cpus --platform --ulimit --security-opt --cap-add -l --label --add-host --tmpfs",
+    operands=1,
+)
 WRAPPERS: dict[str, Wrapper] = {
-    **dict.fromkeys(("nohup", "setsid"), Wrapper()),
-    "exec": Wrapper("-a"),
-    "time": Wrapper("-f --format -o --output"),
+    **dict.fromkeys(("nohup", "setsid", "tini", "dumb-init"), Wrapper()),
+    "exec": Wrapper(values="-a"),
+    "time": Wrapper(values="-f --format -o --output"),
     "command": Wrapper(other="-v -V"),
     **dict.fromkeys(("conda run", "mamba run", "micromamba run"), _CONDA),
-    "env": Wrapper("-u --unset", other="-C --chdir -S --split-string"),
-    "sudo": Wrapper("-u --user -g --group"),
-    "timeout": Wrapper("-k --kill-after -s --signal", operands=1, kept=True),
+    "env": Wrapper(values="-u --unset -C --chdir", refused="-C --chdir", other="-S --split-string"),
+    "sudo": Wrapper(values="-u --user -g --group"),
+    "timeout": Wrapper(KEPT, "-k --kill-after -s --signal", operands=1),
     "numactl": Wrapper(
-        "-i --interleave -N --cpunodebind -m --membind -C --physcpubind -p --preferred", kept=True
+        KEPT, "-i --interleave -N --cpunodebind -m --membind -C --physcpubind -p --preferred"
     ),
-    "taskset": Wrapper(operands=1, kept=True),
-    "nice": Wrapper("-n --adjustment", kept=True),
-    "ionice": Wrapper("-c --class -n --classdata", kept=True),
-    "chrt": Wrapper(operands=1, kept=True),
-    "stdbuf": Wrapper("-i --input -o --output -e --error", kept=True),
+    "taskset": Wrapper(KEPT, operands=1),
+    "nice": Wrapper(KEPT, "-n --adjustment"),
+    "ionice": Wrapper(KEPT, "-c --class -n --classdata"),
+    "chrt": Wrapper(KEPT, operands=1),
+    "stdbuf": Wrapper(KEPT, "-i --input -o --output -e --error"),
+    "unbuffer": Wrapper(KEPT),
+    "strace": Wrapper(
+        REFUSED, "-a -b -e -E -I -o --output -O -p --attach -P -s --string-limit -S -u --user -U -X"
+    ),
+    "ltrace": Wrapper(REFUSED, "-a -A -D -e -F -l -n -o --output -p -s -u -x -w"),
+    **dict.fromkeys(("gdb", "cuda-gdb"), Wrapper(REFUSED, "-ex -iex -x --command -cd")),
+    "lldb": Wrapper(REFUSED, "-o --one-line -s --source -f --file"),
+    **dict.fromkeys(
+        ("perf record", "perf stat", "perf trace"),
+        Wrapper(REFUSED, "-e --event -F --freq -c -o --output -C --cpu -p -t -r -I --call-graph"),
+    ),
+    **dict.fromkeys(("nsys profile", "nsys launch", "vtune"), Wrapper(REFUSED, "*")),
+    "ncu": Wrapper(REFUSED, "-o --export -k --kernel-name -c --launch-count --set --section"),
+    "compute-sanitizer": Wrapper(REFUSED, "--tool --log-file"),
+    **dict.fromkeys(("rocprof", "rocprofv3"), Wrapper(REFUSED, "-i -o -d --output-directory")),
+    "tau_exec": Wrapper(REFUSED, "-T"),
+    **dict.fromkeys(
+        ("valgrind", "ddt", "map", "heaptrack", "hpcrun", "rr record", "nvprof"), Wrapper(REFUSED)
+    ),
+    "xvfb-run": Wrapper(
+        REFUSED, "-e --error-file -f --auth-file -n --server-num -p -s --server-args -w --wait"
+    ),
+    **dict.fromkeys(
+        (f"{name} {verb}" for name in ("singularity", "apptainer") for verb in ("exec", "run")),
+        _SINGULARITY,
+    ),
+    **dict.fromkeys(
+        (f"{name} {verb}" for name in ("docker", "podman") for verb in ("exec", "run")), _DOCKER
+    ),
+    "enroot start": Wrapper(REFUSED, "-c --conf -e --env -m --mount", operands=1),
+    "ch-run": Wrapper(REFUSED, "-b --bind -c --cd", operands=1),
+    "shifter": Wrapper(REFUSED, "-i --image -V --volume -m --module"),
 }

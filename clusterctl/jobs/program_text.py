@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from clusterctl.compiling import LANGUAGES
 from clusterctl.job_model import PYTHONS, SHELLS, ProgramKind
-from clusterctl.jobs.launch_words import find_launcher
+from clusterctl.jobs.launch_words import find_handed_on, find_launcher
+from clusterctl.jobs.launcher_options import LAUNCHERS
 from clusterctl.jobs.program import HEAD, Resolved
 
 LARGEST = 4 << 20
@@ -77,13 +78,18 @@ def warn_of_no_mpi(resolved: Resolved, mpi: str, ranks: int) -> str:
 
 
 def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
-    """That a shell script of the tree starts ranks of its own on each rank; "" if it does not."""
+    """That a shell script of the tree, or a command, starts ranks of its own on each rank; "" if it
+    does not."""
     program, tree = resolved.program, resolved.tree
     words = program.args if program.target in SHELLS else (program.target,)
     if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
         return ""
+    if program.kind is ProgramKind.COMMAND and program.target not in SHELLS:
+        found = "" if resolved.asked.launcher in LAUNCHERS else find_handed_on(program.args)
+        return _warn_of_launcher(f"{program.target} may start", found, ranks)
     if program.target in SHELLS and words[:1] == ("-c",) and words[1:]:
-        return _warn_of_launcher(f"the command of {program.target} -c", words[1], ranks)
+        what = f"the command of {program.target} -c starts"
+        return _warn_of_launcher(what, find_launcher(words[1]), ranks)
     for word in words:
         path = tree.root / program.folder / word
         if not tree.has(os.path.join(program.folder, word)):
@@ -91,13 +97,12 @@ def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
         with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
             text = file.read(HEAD)
             if text.startswith("#!") or program.target in SHELLS:
-                return _warn_of_launcher(word, text, ranks)
+                return _warn_of_launcher(f"{word} starts", find_launcher(text), ranks)
     return ""
 
 
-def _warn_of_launcher(what: str, text: str, ranks: int) -> str:
-    launcher = find_launcher(text)
+def _warn_of_launcher(what: str, launcher: str, ranks: int) -> str:
     return launcher and (
-        f"{what} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
+        f"{what} {launcher} itself, on each of {ranks} ranks: for one job of all"
         f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
     )

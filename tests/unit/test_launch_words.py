@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -62,6 +63,11 @@ PER_NODE = {"ranks_per_node": 2}
         ("accelerate-launch --num_processes 8 t.py", "python t.py", {"ranks": 8}),
         ("python3.11 -u -m torch.distributed.run --nproc=2 t.py", "python t.py", PER_NODE),
         ("timeout -k 5 60 mpirun -np 4 ./a", "timeout -k 5 60 ./a", {"ranks": 4}),
+        ("/usr/bin/nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
+        ("bash -c 'mpirun -np 4 ./a \"b c\"'", "./a 'b c'", {"ranks": 4}),
+        ("sh -ec 'timeout 60 torchrun t.py'", "timeout 60 python t.py", {}),
+        ("env -S 'A=1 mpirun -np 4' ./a", "./a", {"ranks": 4}),
+        ("/usr/bin/python3 -m torch.distributed.run t.py", "/usr/bin/python3 t.py", {}),
         ("nohup nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
         ("time -f %e exec -a b mpirun -np 4 ./a", "./a", {"ranks": 4}),
         ("env -u A B=1 mpirun -np 4 ./a", "./a", {"ranks": 4}),
@@ -86,8 +92,8 @@ PER_NODE = {"ranks_per_node": 2}
     ],
 )
 def test_what_people_write(line: str, command: str, sizes: dict[str, int]) -> None:
-    asked = translate(line.split())
-    assert " ".join(asked.command) == command
+    asked = translate(shlex.split(line))
+    assert shlex.join(asked.command) == command
     assert asked.sizes == sizes
 
 
@@ -295,6 +301,11 @@ def test_what_is_no_launcher(line: str) -> None:
         ),
         ("mpirun -N 2 torchrun --nproc=2 t.py", "mpirun -N 2 starts torchrun several times"),
         ("timeout 60 deepspeed t.py", "timeout before deepspeed is not supported"),
+        ("strace -f -o log mpirun -np 2 ./a", "strace before mpirun is not supported"),
+        ("env -C dir mpirun -np 2 ./a", "env -C before mpirun is not supported"),
+        ("nice nsys profile -t cuda -o x torchrun t.py", "nsys profile before torchrun"),
+        ("singularity exec --nv -B a:b a.sif srun -n 2 ./a", "singularity exec before srun"),
+        ("ch-run /a -- mpirun -np 2 ./a", "ch-run before mpirun"),
         ("mpirun --frobnicate ./a", "unknown option of mpirun: --frobnicate"),
         ("accelerate launch --use_fsdp t.py", "accelerate launch --use_fsdp is not supported"),
         ("torchrun --nnodes few t.py", "torchrun --nnodes few: expected a number"),
@@ -328,6 +339,36 @@ def test_once(call: Call, lab: None) -> None:
     assert (said.code, "--once cannot be combined with --ranks" in said.err) == (2, True)
 
 
+def test_words_that_only_one_process_can_have_before_a_launcher(call: Call, lab: None) -> None:
+    for words in (["strace", "-f", "mpirun", "-np", "2", "./a"], ["sh", "-c", "mpirun -np 2 ./a"]):
+        plan = json.loads(call("run", "--json", "--dry-run", "--once", "--", *words).out)
+        assert plan["programs"]["worker-1"] == words
+    said = call("run", "--dry-run", "--", "strace", "-f", "mpirun", "-np", "2", "./a")
+    assert "clusterctl run --ranks 2 -- strace -f ./a" in said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher"),
+    [
+        ("frob mpirun -np 2 ./a", "mpirun"),
+        ("frob run --rm -x 3 srun -n 2 ./a", "srun"),
+        ("frob srun", ""),
+        ("frob a b srun ./a", ""),
+        ("frob python t.py --launcher torchrun t.py", ""),
+        ("frob --x train.py torchrun t.py", ""),
+        ("strace -f python train.py --launcher torchrun t.py", ""),
+    ],
+)
+def test_a_launcher_behind_a_command_that_is_not_known(
+    line: str, launcher: str, call: Call, lab: None
+) -> None:
+    said = call("run", "--json", "--dry-run", "--", *line.split()).document
+    assert said["programs"]["worker-1"] == line.split()
+    assert any(
+        f"starts {launcher} itself" in n or f"start {launcher} itself" in n for n in said["notes"]
+    ) == bool(launcher)
+
+
 TORCHRUN = """#!/usr/bin/env bash
 # mpirun is not what this uses
 GPUS=$1
@@ -346,6 +387,7 @@ python -m torch.distributed.launch --nproc_per_node=$GPUS \\
         ("python train.py --deepspeed ds.json\n", ""),
         ("# torchrun train.py\npython train.py\n", ""),
         ("cd code && mpirun -np 4 ./a\n", "mpirun"),
+        ("time timeout -k 5 60 /opt/bin/mpirun.openmpi ./a | tee log\n", "mpirun.openmpi"),
         ("torchrun --nnodes 2 --node_rank $RANK --master_addr $MASTER_ADDR train.py\n", ""),
     ],
 )
