@@ -90,19 +90,32 @@ def _start_at_home(words: list[str]) -> str:
 def open_shell(
     store: Store, cluster: Cluster, name: str | None, words: list[str], report: Reporter
 ) -> int:
-    """Hands the terminal to ssh; its exit code, which is the remote command's.
-
-    ssh says 255 when it gets no connection, and programs may say so too: then we try ourselves,
-    which raises the NodeUnreachable that says why.
-    """
+    """Hands the terminal to ssh; its exit code, which is the remote command's. Raises
+    NodeUnreachable where ssh gets no session."""
     argv = make_ssh_argv(cluster, name, words)
+    node = find_node(cluster, name)
     _prepare_ssh(store, cluster)
-    _prepare_shell(store, cluster, find_node(cluster, name), words, report)
+    _prepare_shell(store, cluster, node, words, report)
     code = process.run_in_foreground(argv, cwd=store.locate_folder(cluster.name) / "ssh")
-    if code == SSH_FAILED:
-        with open_pool(store, cluster) as pool:
-            pool.find_transport(find_node(cluster, name).name).connect(CONNECT_TIMEOUT)
+    if code == SSH_FAILED and not node.here:
+        _check_sessions(store, cluster, node)
     return code
+
+
+def _check_sessions(store: Store, cluster: Cluster, node: Node) -> None:
+    """ssh says 255 when it gets no session, and programs may say so too. Raises NodeUnreachable
+    where we get no connection either, or ssh no session for a program that does nothing: it refuses
+    more than we do, such as a key that others can read."""
+    with open_pool(store, cluster) as pool:
+        pool.find_transport(node.name).connect(CONNECT_TIMEOUT)
+    argv = [*start_ssh(cluster, node, "-o", "BatchMode=yes"), "true"]
+    folder = store.locate_folder(cluster.name) / "ssh"
+    result = process.run(argv, timeout=2 * CONNECT_TIMEOUT, cwd=folder)
+    if result.exit_code == SSH_FAILED:
+        raise NodeUnreachable(
+            f"ssh gets no session on {node.name}: {result.why}",
+            hint=f"ssh's own configuration for the node is {folder / 'config'}",
+        )
 
 
 def _prepare_shell(
@@ -147,12 +160,11 @@ def _check_free(port: int) -> None:
 
 
 def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
-    """Runs ssh until it is interrupted; raises NodeUnreachable where it gets no connection."""
+    """Runs ssh until it is interrupted; raises NodeUnreachable where it gets no session."""
     _prepare_ssh(store, cluster)
     code = process.run_in_foreground(argv, cwd=store.locate_folder(cluster.name) / "ssh")
     if code == SSH_FAILED:
-        with open_pool(store, cluster) as pool:
-            pool.find_transport(node).connect(CONNECT_TIMEOUT)
+        _check_sessions(store, cluster, cluster.node(node))
     return code
 
 

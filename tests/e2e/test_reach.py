@@ -70,6 +70,18 @@ def test_the_exit_code_is_the_commands(cli: Cli, code: int) -> None:
     assert cli("ssh", "worker-2", "--", "sh", "-c", f"exit {code}", code=code).code == code
 
 
+def test_a_session_that_ssh_does_not_get_is_no_exit_code_of_a_program(cli: Cli) -> None:
+    """OpenSSH refuses more than clusterctl's own connections do, and says 255, as programs may."""
+    key = cli.home / "clusters" / "default" / "ssh" / "user"
+    cli("ssh", "worker-2", "--", "true")  # what a shell needs is there
+    key.chmod(0o644)
+    try:
+        for words in (("ssh", "worker-2", "--", "true"), ("forward", "worker-2:22")):
+            assert "Permission denied" in cli(*words, code=4).err.splitlines()[-3]
+    finally:
+        key.chmod(0o600)
+
+
 def test_a_command_finds_what_a_shell_finds(cli: Cli) -> None:
     """Other nodes by name, mpirun that reaches them, the Python of jobs."""
     line = "ssh -n worker-1 echo there; mpirun -np 2 --hostfile ~/hostfile hostname >out </dev/null"
