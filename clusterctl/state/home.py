@@ -22,8 +22,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class Home:
     """The state home. Made with mode 0700 when something is first written to it.
 
-    Raises UsageError for one that another user made: its records name the commands and keys that we
-    would use.
+    Raises UsageError for one that is no folder or cannot be read, which must not look like one
+    without records, and for one that another user made: its records name the commands and keys that
+    we would use.
     """
 
     path: Path
@@ -38,6 +39,11 @@ class Home:
                         hint="run clusterctl as that user, or set CLUSTERCTL_HOME to a folder of"
                         " yours",
                     )
+            if reason := _explain_unreadable(place):
+                raise UsageError(
+                    f"cannot read the state home {place}: {reason}",
+                    hint="set CLUSTERCTL_HOME to a folder that you can read and write",
+                )
 
     @property
     def clusters(self) -> Path:
@@ -114,6 +120,18 @@ def _list_statuses(place: Path) -> Iterator[os.stat_result]:
     for follow in (False, True):
         with suppress(OSError):
             yield place.stat(follow_symlinks=follow)
+
+
+def _explain_unreadable(place: Path) -> str:
+    """Why this folder cannot be read; empty also where it can still be made."""
+    try:
+        with os.scandir(place):
+            return ""
+    except FileNotFoundError:
+        there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+        return "" if there.is_dir() else f"{there} is a link to nothing"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _name_user(uid: int) -> str:

@@ -139,6 +139,20 @@ def test_the_home_of_another_user_is_refused(
     assert "CLUSTERCTL_HOME" in told.value.hint
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "link", "link/below", "loop"])
+def test_a_home_that_is_no_folder_does_not_look_empty(
+    place: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / place))
+    for words in (("jobs",), ("status",), ("logs", "1"), ("run", "train.py"), ("up",)):
+        said = call(*words)
+        assert (said.code, said.out) == (2, "")
+        assert f"cannot read the state home {tmp_path / place}: " in said.err
+
+
 # ------------------------------------------------------------------------------------- records
 
 
