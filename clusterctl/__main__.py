@@ -1,14 +1,19 @@
 """Where the command and `python -m clusterctl` begin."""
 
-import atexit
-import gc
 import os
-import signal
+
+try:
+    import atexit
+    import gc
+    import signal
+except KeyboardInterrupt:
+    os._exit(130)
 
 
 def main() -> None:
     """Ctrl-C while Python still loads our modules ends us without a traceback: nothing has been
-    begun. A shell that ignores SIGINT for us keeps doing so."""
+    begun. What comes before our first line, the start of Python itself and what the installer put
+    around us, ends as Python ends it. A shell that ignores SIGINT for us keeps doing so."""
     listening = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listening:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
@@ -19,7 +24,10 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # All is done and said by then: a late Ctrl-C must not change the exit code.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    cli.main()
+    try:
+        cli.main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

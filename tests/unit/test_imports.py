@@ -51,6 +51,30 @@ def test_import_is_light(tmp_path: Path) -> None:
     assert not modules & (HEAVY | {"typer", "msgspec"})
 
 
+def test_ctrl_c_is_ours_from_the_first_line_on(tmp_path: Path) -> None:
+    """What is loaded before could only end with a traceback."""
+    code = "import sys; known = {*sys.modules}; import clusterctl; print(*{*sys.modules} - known)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert set(done.stdout.split()) <= {"clusterctl", "__future__"}, done
+    for module in ("atexit", "clusterctl.cli", "clusterctl.cli.parser"):
+        code = f"""
+import os, signal, sys
+class Presses:
+    def find_spec(name, *more):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Presses)
+from clusterctl.__main__ import main
+main()
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("argument", ["--help", "--version"])
 def test_start_up_is_light(argument: str, tmp_path: Path) -> None:
     modules, done = loaded("-m", "clusterctl", argument, cwd=tmp_path)
