@@ -330,6 +330,29 @@ def test_each_program_of_a_rank_gets_sigterm_once(
     assert sorted(out.read_text().splitlines()) == [*told, "up"]
 
 
+def test_a_shell_gets_sigterm_before_what_it_waits_for(
+    need: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The end of any of these would let it go on, to its own end; here they are told slowly."""
+    slow = tmp_path / "bin" / "awk"
+    slow.parent.mkdir()
+    slow.write_text(
+        f'#!/bin/sh\n{need("awk")} "$@" | while read -r line; do sleep 0.05; echo "$line"; done\n'
+    )
+    slow.chmod(0o755)
+    script = "for _ in {1..15}; do sleep 60 & done; echo up; wait -n"
+    trap = "trap 'echo saved; exit 42' TERM"
+    rank = Rank(tmp_path / "7", "", {}, program=("/bin/bash", "-c", f"{trap}; {script}"), grace=30)
+    process = rank.start(OMPI)
+    out = rank.folder / "out" / "rank-1.out"
+    until(lambda: out.exists() and out.read_text() == "up\n")
+    env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
+    env["PATH"] = f"{slow.parent}:{env['PATH']}"
+    subprocess.run(["/bin/sh", rank.folder / "processes.sh", "ask", "9"], env=env, check=True)
+    process.communicate(timeout=20)
+    assert (out.read_text(), process.returncode) == ("up\nsaved\n", 42)
+
+
 def test_the_time_of_a_rank_does_not_end_its_next_attempt(tmp_path: Path) -> None:
     """Whoever waits for that time may outlive the wrapper, which has been killed."""
     rank = Rank(tmp_path / "7", "echo up; sleep 4", {})
