@@ -124,13 +124,14 @@ def choose_workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
     names = tuple(dict.fromkeys(spec.hosts))
     found = find_workers(cluster, names, f"--nodes {','.join(names)}") or cluster.workers
     workers = tuple({node.name: node for node in found}.values())
-    nodes = spec.nodes
+    nodes, wanted = spec.nodes, f"--nodes {spec.nodes}"
     if spec.ranks and spec.ranks_per_node and not (nodes or names):
         nodes = -(-spec.ranks // spec.ranks_per_node)
+        each = formats.count(spec.ranks, "rank")
+        wanted = f"{each}, {spec.ranks_per_node} on each node, need {nodes} workers"
     if nodes > len(workers):
         raise LaunchError(
-            f"--nodes {nodes}: cluster {cluster.name!r} has"
-            f" {formats.count(len(workers), 'worker')}",
+            f"{wanted}: cluster {cluster.name!r} has {formats.count(len(workers), 'worker')}",
             hint=f"`clusterctl up {cluster.name} --workers {nodes}` adds workers"
             if not cluster.attached
             else "add hosts to the file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +113,13 @@ def test_more_nodes_come_from_up_or_from_the_file_of_hosts() -> None:
         with pytest.raises(LaunchError) as caught:
             place(where, spec(nodes=3))
         assert caught.value.hint == hint
+        with pytest.raises(LaunchError) as caught:
+            place(where, spec(ranks=5, ranks_per_node=2))
+        assert caught.value.hint == hint
+        assert "--nodes" not in caught.value.message
+        assert re.findall(r"\d+ (?:rank|worker)s", caught.value.message) == [
+            *("5 ranks", "3 workers", "2 workers")
+        ]
 
 
 def test_a_local_node_takes_so_many_ranks_and_no_more() -> None:
