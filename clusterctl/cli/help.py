@@ -36,7 +36,7 @@ def render_verb(name: str) -> str:
         rows.setdefault(heading, [])
         if of := _find_source(verb, option):
             bare.setdefault(heading, {}).setdefault(f"As for `{of}`", []).append(option.flag)
-        elif option.help:
+        elif option.help and not lead:
             rows[heading].append(_make_row(option))
         elif option.flags:  # the text of the verb explains an argument without a help
             bare.setdefault(heading, {}).setdefault(lead, []).append(option.flag)

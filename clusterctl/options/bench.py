@@ -83,4 +83,9 @@ class BenchScaling(Started, heading=JOBS, module="bench"):
     )
     repeats = REPEATS
     now = NOW
-    of_run = (Run.backend, Run.launcher, *copy_options(Run, groups=(Run.PROGRAM,)), Run.timeout)
+    of_run = (
+        Run.backend,
+        Run.launcher,
+        *copy_options(Run, groups=(Run.PROGRAM, Run.MORE_PROGRAM)),
+        Run.timeout,
+    )

@@ -42,6 +42,8 @@ ENV = "Variable for all ranks; repeatable"
 ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
 STAGED = (where.STAGED,)
+SELDOM = "Less common, see docs/jobs.md"
+"""What the help says before options that it only names, so that it fits on 60 lines."""
 
 
 class Started(Common):
@@ -83,6 +85,8 @@ class Run(Started, heading=JOBS, module="run"):
     examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
     JOB = Group("Job", (where.STAGED, where.SUPERVISED))
+    MORE_PROGRAM = Group("Program", STAGED, lead=SELDOM)
+    MORE_JOB = Group("Job", lead=SELDOM)
 
     ranks = number(
         "-n --ranks",
@@ -133,9 +137,9 @@ class Run(Started, heading=JOBS, module="run"):
     stage = file("--stage", PROGRAM, "Folder to copy (default: repository, else SCRIPT's)", "DIR")
     include = files("--include", PROGRAM, "Copy PATH even if git ignores it; repeatable", "PATH")
     max_stage = number(
-        "--max-stage", PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
+        "--max-stage", MORE_PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
     )
-    source = files("--source", PROGRAM, "Also compile FILE; repeatable (-e CFLAGS=...)")
+    source = files("--source", MORE_PROGRAM, "Also compile FILE; repeatable (-e CFLAGS=...)")
     requirements = text(
         *("--requirements", PROGRAM, "Packages: FILE or none (default: the project's)"),
         "FILE",
@@ -149,7 +153,7 @@ class Run(Started, heading=JOBS, module="run"):
     )
     stdin = flag(
         "--stdin",
-        PROGRAM,
+        MORE_PROGRAM,
         "Pass a pipe to rank 0; <FILE needs no option",
         limits=(where.STAGED, where.SUPERVISED),
         settable=False,
@@ -170,7 +174,7 @@ class Run(Started, heading=JOBS, module="run"):
     pass_signal = flag(
         "--pass-signal",
         JOB,
-        "Give ranks the site's own signal before its time limit, not SIGTERM",
+        "Give ranks the site's own signal, not SIGTERM",
         limits=(batch_systems.ONLY, where.STAGED, where.SUPERVISED),
     )
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
@@ -206,11 +210,13 @@ class Run(Started, heading=JOBS, module="run"):
         limits=(where.COPIED, where.SUPERVISED, where.ATTENDED),
         check=folder_or_bucket,
     )
-    now = flag("--now", JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED))
+    now = flag(
+        "--now", MORE_JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED)
+    )
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
     emit = choice(
         "--emit",
-        JOB,
+        MORE_JOB,
         "Print a standalone script",
         "sh",
         *(system.emits for system in batch_systems.SYSTEMS.values()),
@@ -289,7 +295,8 @@ class Launch(Started, heading=JOBS, module="launch"):
     keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
     of_up = copy_options(Up, groups=(Up.MACHINE, Up.EC2))
     of_run = copy_options(
-        Run, "--detach", "--now", "--emit", "--dry-run", groups=(Run.RANKS, Run.PROGRAM, Run.JOB)
+        *(Run, "--detach", "--dry-run"),
+        groups=(Run.RANKS, Run.PROGRAM, Run.MORE_PROGRAM, Run.JOB),
     )
     of_batch = copy_options(
         # `up` has options of the names of the last two.

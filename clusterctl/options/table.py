@@ -37,7 +37,7 @@ class Group(NamedTuple):
     limits: tuple[AnyLimit, ...] = ()
     native: bool = False
     lead: str = ""
-    """What the help says before those that have no help of their own."""
+    """What the help says before those that it only names."""
 
 
 class Option(Generic[T]):

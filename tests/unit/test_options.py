@@ -16,7 +16,7 @@ from clusterctl.config import name_prefix
 from clusterctl.errors import UsageError
 from clusterctl.options.checks import duration
 from clusterctl.options.verbs import VERBS
-from tests.unit.calling import Call, clusterctl, judge
+from tests.unit.calling import ROOT, Call, clusterctl, judge
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -43,8 +43,11 @@ def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPat
 def test_help_of_run_fits_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = call("run", "--help").out.splitlines()
-    assert len(lines) <= 70
+    assert len(lines) <= 60
     assert all(len(line) <= 80 for line in lines)
+    for option in VERBS["run"].options().values():
+        if option.help and (document := re.search(r"docs/\w+\.md", option.group.lead)):
+            assert f"`{option.flag}" in (ROOT / document[0]).read_text()
 
 
 @pytest.mark.parametrize("verb", VERBS)
