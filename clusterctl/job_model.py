@@ -111,8 +111,8 @@ class JobSpec:
     """Seconds; 0: none."""
     hang_timeout: float = 0.0
     """Seconds without output after which an attempt is ended; 0: none."""
-    grace: float = GRACE
-    """Seconds that ranks have to save after SIGTERM, before they are killed."""
+    grace: float = 0.0
+    """Seconds that ranks have to save after SIGTERM, before they are killed; 0: it does not say."""
     notice: int = 0
     """Seconds that they have when a batch system announces the job's end; 0: none announces it."""
     pass_signal: bool = False
@@ -141,6 +141,11 @@ class JobSpec:
     """The version of another Python than that of the nodes, for its packages: `3.12`."""
     import_paths: tuple[str, ...] = ()
     """Folders of the staged tree with packages of the project itself."""
+
+    @property
+    def save_time(self) -> float:
+        """Seconds that ranks have to save after SIGTERM."""
+        return self.grace or GRACE
 
     @property
     def is_sweep(self) -> bool:

@@ -124,7 +124,7 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
     told by then."""
     try:
         with Interrupts(patient=True):
-            saving = f"; its ranks have {job.spec.grace:g} s to save" if job.started else ""
+            saving = f"; its ranks have {job.spec.save_time:g} s to save" if job.started else ""
             report(f"stopping job {job.id} on all nodes{saving}")
             control.ask_to_end(job, cluster, pool)
         job = control.wait_for_end(job, cluster, pool, report=report)

@@ -65,7 +65,7 @@ def save(
     # On machines that are not ours jobs would run on: ending those has no deadline.
     store.check_jobs(cluster)
     jobs = store.list_cluster_jobs(cluster)
-    saving = max((job.spec.grace for job in jobs if not job.state.ended), default=GRACE) - GRACE
+    saving = max((job.spec.save_time for job in jobs if not job.state.ended), default=GRACE) - GRACE
     deadline = Deadline(LIMIT + saving if not cluster.attached else math.inf)
     look = deadline.limit(LOOK_LIMIT)
     shares = shared_folder.was_usable(store, cluster)

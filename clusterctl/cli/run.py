@@ -28,7 +28,7 @@ from clusterctl.cli.job_output import (
 from clusterctl.cli.rank_output import Printer
 from clusterctl.errors import UsageError
 from clusterctl.formats import count
-from clusterctl.job_model import GRACE, Job, JobSpec, Program, ProgramKind
+from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
 from clusterctl.model import Cluster
 from clusterctl.options import batch_systems, verbs
 from clusterctl.options.run import Rerun, Run
@@ -287,7 +287,7 @@ def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> li
         (spec.now, "does not wait for other jobs"),
         (spec.timeout, f"ends after {spec.timeout:g} s"),
         (spec.hang_timeout, f"ends an attempt that prints nothing for {spec.hang_timeout:g} s"),
-        (spec.grace != GRACE, f"gives ranks {spec.grace:g} s to save after SIGTERM"),
+        (spec.grace, f"gives ranks {spec.grace:g} s to save after SIGTERM"),
         (spec.pass_signal, "gives ranks the site's own signal before its time limit, not SIGTERM"),
         (spec.on_node_loss, f"if nodes are lost: {spec.on_node_loss}, {by}"),
         (spec.keep_files, f"copies {', '.join(spec.keep_files)} to the launcher while it runs"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterctl.formats import count, format_seconds
-from clusterctl.job_model import GRACE, Job, Provenance
+from clusterctl.job_model import Job, Provenance
 
 MOST = 400
 """Lines of one file's differences that are kept."""
@@ -86,7 +86,7 @@ def _list_facts(job: Job) -> dict[str, str]:
         "--allow-cpu": "yes" if spec.allow_cpu else "",
         "--timeout": _render_seconds(spec.timeout or None),
         "--hang-timeout": _render_seconds(spec.hang_timeout or None),
-        "--grace": _render_seconds(spec.grace if spec.grace != GRACE else None),
+        "--grace": _render_seconds(spec.grace or None),
         "--pass-signal": "yes" if spec.pass_signal else "",
         "--retries": str(spec.retries or ""),
         "--resume-args": spec.resume_args,

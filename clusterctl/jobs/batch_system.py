@@ -125,7 +125,7 @@ class BatchSystem:
         return tuple(self.scheduler.parse_status(job, result.text) for job in jobs)
 
     def limit_end(self, spec: JobSpec) -> float:
-        return 2 * spec.grace + 20.0  # its script has to see our word first, and asks all nodes
+        return 2 * spec.save_time + 20.0  # its script has to see our word first, and asks all nodes
 
     def make_force_argv(self, job: Job) -> tuple[str, ...]:
         return self.scheduler.end_argv(job)

@@ -120,7 +120,7 @@ def _wait_for_end(
         waited = now() - began
         if job.state is JobState.RUNNING and waited - told >= SAVING:
             told = waited
-            report(f"job {job.id} is still saving: {waited:.0f} of {job.spec.grace:g} s")
+            report(f"job {job.id} is still saving: {waited:.0f} of {job.spec.save_time:g} s")
     return job
 
 

@@ -105,7 +105,7 @@ class DirectSystem:
         return self.scheduler.parse_status(job, result.text)
 
     def limit_end(self, spec: JobSpec) -> float:
-        return spec.grace + 4.0
+        return spec.save_time + 4.0
 
     def make_force_argv(self, job: Job) -> tuple[str, ...]:
         return ()  # what its supervisor leaves is ended on each node

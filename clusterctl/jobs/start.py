@@ -143,7 +143,7 @@ def _make_rank_files(
         root=node.root,
         gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
         gpus=gpus,
-        grace=math.ceil(job.spec.grace),
+        grace=math.ceil(job.spec.save_time),
         pass_signal=job.spec.pass_signal,
         cgroups=CGROUPS,
         line_buffered=job.spec.program.kind in COMPILED,

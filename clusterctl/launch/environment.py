@@ -57,7 +57,7 @@ def build_variables(
         *own,
         (
             "CLUSTERCTL_GRACE",
-            f"{request.spec.notice or request.spec.grace:g}",
+            f"{request.spec.notice or request.spec.save_time:g}",
             "seconds to save after SIGTERM",
         ),
         (

@@ -20,7 +20,7 @@ from clusterctl import __version__, assets
 from clusterctl.catalog import FAST
 from clusterctl.compiling import plan_compilation
 from clusterctl.errors import UsageError
-from clusterctl.job_model import GRACE, Job, JobSpec, JobState
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.launch_plan import LaunchPlan, Reason
 from clusterctl.model import Cluster
 from clusterctl.program_variables import SBATCH, write_unset
@@ -123,9 +123,8 @@ class Batch(ABC):
         """The job with the seconds that its ranks have to save: as it says, or all of the warning
         that it asks for. Of one of our own choice the script needs a part."""
         announced = 0 if self.name_passed(spec, "USR1") else self.read_notice(spec)
-        if spec.grace == GRACE and announced:
-            spec = replace(spec, grace=float(announced))
-        notice = LEAD - ANSWER_MARGIN if spec.grace == GRACE else math.ceil(spec.grace)
+        spec = replace(spec, grace=spec.grace or float(announced))
+        notice = math.ceil(spec.grace) or LEAD - ANSWER_MARGIN
         return replace(spec, notice=notice)
 
     def name_passed(self, spec: JobSpec, signal: str) -> str:
@@ -158,7 +157,7 @@ class Batch(ABC):
             tag=f"{cluster.id}/{job.id};",
             folder=f"{root}/jobs/{job.id}",
             root=root,
-            grace=math.ceil(job.spec.grace),
+            grace=math.ceil(job.spec.save_time),
             answer_limit=ANSWER_MARGIN,
             stacks_limit=direct.STACKS_LIMIT,
             timers=timers,

@@ -251,7 +251,7 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
         "folder": where[launcher.name],
         "root": launcher.root,
         "launcher": launcher.name,
-        "grace": math.ceil(job.spec.grace),
+        "grace": math.ceil(job.spec.save_time),
         "answer_limit": ANSWER_LIMIT,
         "stacks_limit": STACKS_LIMIT,
         "nodes": [

@@ -9,7 +9,7 @@ from signal import Signals
 
 from clusterctl.errors import UsageError
 from clusterctl.formats import count
-from clusterctl.job_model import GRACE, Job, JobSpec, JobState
+from clusterctl.job_model import Job, JobSpec, JobState
 from clusterctl.schedulers import arrays, batch
 from clusterctl.sweeps import parse_concurrency
 
@@ -98,7 +98,7 @@ class Slurm(batch.Batch):
             )
         seconds = self.read_notice(spec)
         passed = self.name_passed(spec, "USR1")
-        if seconds and not passed and seconds < spec.grace != GRACE:
+        if seconds and not passed and seconds < spec.grace:
             raise UsageError(
                 f"--grace {spec.grace:g}s is longer than the {seconds} s of --signal",
                 hint="leave one of the two out: each alone sets how early the job is warned",

@@ -129,6 +129,8 @@ def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, second
     [
         ({}, 5, "45"),
         ({"grace": 9.5}, 9.5, "10"),
+        ({"grace": 5.0}, 5, "5"),
+        ({"native": {"signal": "USR1@300"}, "grace": 5.0}, 5, "5"),
         ({"native": {"signal": "USR1@300"}}, 300, "300"),
         ({"native": {"signal": "B:TERM@120"}}, 120, "120"),
         ({"native": {"signal": "USR1@300"}, "grace": 20.0}, 20, "20"),
@@ -138,7 +140,7 @@ def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, second
 )
 def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice: str) -> None:
     made = batch_job("slurm", **changes)
-    assert made.spec.grace == grace
+    assert made.spec.save_time == grace
     wanted = replace(request(), spec=made.spec, cluster=site("slurm"), placement=made.placement)
     assert launch.load("batch").plan(wanted).env["CLUSTERCTL_GRACE"] == notice
 
