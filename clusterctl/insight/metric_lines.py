@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 LONGEST = 2000
 """Bytes of such a line. What is longer is none."""
 MEASURES = (
     *("loss", "acc", "accuracy", "ppl", "perplexity", "nll", "elbo", "bpb", "bpc", "bleu", "rouge"),
     *("f1", "auc", "auroc", "map", "mse", "mae", "rmse", "psnr", "ssim", "iou", "miou", "dice"),
-    *("fid", "reward", "top1", "top5"),
+    *("fid", "reward", "return", "top1", "top5", "prec", "logloss"),
 )
 """How the names of results end. Text without any is prose: `step 3: moved 4 files`."""
 EPOCH, STEP, TIME = "epoch", "step", "time"
@@ -28,7 +28,7 @@ _VALUE = (
     rf"(?P<value>{_NUMBER})(?:/(?P<total>\d+))?(?P<unit>{_UNIT})?(?=[\s(.]|$)"
     r"(?:\s*\([^()]*\))*\.?\s*"
 )
-_WORD = r"[A-Za-z][\w@/-]*(?:\.\w+)*"
+_WORD = r"[A-Za-z][\w@/'-]*(?:\.\w+)*"
 _KINDS = "train|training|val|valid|validation|test|eval|dev|avg|average|mean|running|best|final"
 _NAMED = re.compile(rf"(?P<name>{_WORD}(?: [\w@/.()-]+){{0,5}})[:=]{_VALUE}", re.IGNORECASE)
 _BARE = re.compile(rf"(?P<name>(?:(?:{_KINDS}) )?{_WORD})\s+{_VALUE}", re.IGNORECASE)
@@ -37,6 +37,7 @@ _PLACES = tuple(
     for pattern in (
         r"^\[(?P<epoch>\d+),\s*(?P<step>\d+)\]",
         r"^\[(?P<epoch>\d+)/\d+\]\[\s*(?P<part>\d+)/(?P<of>\d+)\]",
+        r"^\[(?P<step>\d+)\]\t",
         r"^train:(?P<epoch>\d+) \[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\]",
         r"(?<![\w./])(?:at )?epoch(?:\(\w+\))?\s*[:=#]?\s*\[?(?P<epoch>\d+(?:\.\d+)?)(?:/\d+)?\]?"
         r"(?![\w.]\w)(?:\s*\[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\])?:?",
@@ -56,6 +57,12 @@ _ITEM = re.compile(
     rf"'(?P<name>[^']+)': (?:[\w.]+\(|')?(?P<value>{_NUMBER})(?:'|(?:, [^()]*)?\))?(?=[,}}])"
 )
 """An entry of a dict, also `tensor(0.5)` and `'0.5'`."""
+_GROUP = re.compile(r"\[([A-Za-z][^\[\]]*)\]")
+"""As in `[Epoch 0/200] [D loss: 0.69]`: a field of its own."""
+_SUMMARY = re.compile(
+    r"\s*(?:\*|=+>|(?:test|val|validation|eval|evaluation):)\s+(?!\[)", re.IGNORECASE
+)
+"""What the line that sums up an evaluation begins with: ` * Acc@1 71.3`."""
 _FIELDS = re.compile(r"[;|\t]|,(?!\d{3}\b)|\s-+\s|\.\s+(?=[A-Za-z])|\s{2,}(?=[A-Za-z])")
 _TITLE = re.compile(r"\s*(?P<title>\w[\w ]*:(?!nan|inf)(?=[A-Za-z]))*\s*", re.IGNORECASE)
 _JOINED = re.compile(r"\s*([:=/])\s*")
@@ -79,13 +86,26 @@ def read(line: bytes, marks: Sequence[bytes] = MARKS) -> dict[str, float] | None
     text = _CONTROL.sub("", line.decode(errors="replace")).rstrip()
     if text.startswith("{"):
         values = _read_dict(text)
-        place = any(name in values for name in (EPOCH, STEP))
-        found = values if (place and len(values) > 1) or _is_measured(values) else None
+        found = values if (_is_placed(values) and len(values) > 1) or is_measured(values) else None
     else:
         found = _read_bar(text) or _read_text(text)
     if found and abs(found.get(TIME, SINCE_1970)) < SINCE_1970:
         found = {"duration" if name == TIME else name: value for name, value in found.items()}
     return found
+
+
+def is_of_training(values: Mapping[str, float]) -> bool:
+    """Whether a line has a place in the training and a result: no settings have both."""
+    return _is_placed(values) and is_measured(values)
+
+
+def is_measured(names: Iterable[str]) -> bool:
+    """Whether one of them is the name of a result."""
+    return any(_MEASURED.fullmatch(name) for name in names)
+
+
+def _is_placed(names: Collection[str]) -> bool:
+    return EPOCH in names or STEP in names
 
 
 def _read_dict(text: str) -> dict[str, float]:
@@ -123,14 +143,16 @@ def _read_text(text: str) -> dict[str, float] | None:
     if _ERROR.search(text):
         return None
     found: dict[str, float] = {}
-    text = _take_place(_JOINED.sub(r"\1", text), found)
+    summary = _SUMMARY.match(text)
+    text = text[summary.end() :] if summary else text
+    text = _take_place(_JOINED.sub(r"\1", _GROUP.sub(r"|\1|", text)), found)
     placed = bool(found)
-    for field in _FIELDS.split(text):
-        pairs = list(_read_pairs(field, bare=placed))
+    for field in filter(None, map(str.strip, _FIELDS.split(text))):
+        pairs = list(_read_pairs(field, bare=placed or bool(summary)))
         if not (pairs or placed):
             return None
         found |= {name: value for name, value in pairs if name not in (EPOCH, STEP)}
-    return found if _is_measured(found) else None
+    return found if is_measured(found) else None
 
 
 def _take_place(text: str, found: dict[str, float]) -> str:
@@ -162,12 +184,8 @@ def _read_pairs(field: str, *, bare: bool = False) -> Iterator[tuple[str, float]
         if pair["total"]:
             found[name] /= max(1, int(pair["total"]))
         at = pair.end()
-    if not (start and start["title"]) or _is_measured(found):  # `module:function:12`
+    if not (start and start["title"]) or is_measured(found):  # `module:function:12`
         yield from found.items()
-
-
-def _is_measured(names: Iterable[str]) -> bool:
-    return any(_MEASURED.fullmatch(name) for name in names)
 
 
 def _parse_number(text: str) -> float:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from clusterctl.insight import metric_lines
+from clusterctl.insight.metric_lines import is_measured, is_of_training
 
 KEY = "clusterctl"
 LONGEST = 1 << 16
@@ -82,12 +83,16 @@ def _keep_numbers(values: Mapping[str, float]) -> dict[str, float]:
 
 class Reader:
     """Finds the metrics in what ranks write, piece by piece. Of a rank that has printed some for
-    clusterctl, lines for people no longer count: they say the same."""
+    clusterctl, lines for people no longer count: they say the same. Settings are printed once,
+    before the training: what has no place or no result waits for a line that has both, and is then
+    dropped, or for another with its names."""
 
     def __init__(self) -> None:
         self._rest: dict[tuple[int, str], bytes] = {}
         self._last: dict[int, Mapping[str, float]] = {}
         self._meant: set[int] = set()
+        self._begun: set[int] = set()
+        self._waiting: dict[int, dict[tuple[str, ...], Mapping[str, float]]] = {}
 
     def read(self, rank: int, data: bytes, stream: str = "") -> list[MetricPoint]:
         """The points that end in `data`, which is what the rank wrote next to that stream. A bar
@@ -98,23 +103,41 @@ class Reader:
         return self._read_lines(rank, whole)
 
     def finish(self) -> list[MetricPoint]:
-        """Of last lines without their end."""
+        """Of last lines without their end, and results after which no training came."""
         found = [p for (rank, _), line in self._rest.items() for p in self._read_lines(rank, line)]
         self._rest.clear()
-        return found
+        waiting = [(rank, v) for rank, lines in self._waiting.items() for v in lines.values()]
+        self._waiting.clear()
+        results = [MetricPoint(r, v, meant=False) for r, v in waiting if is_measured(v)]
+        return [*found, *results]
 
     def _read_lines(self, rank: int, text: bytes) -> list[MetricPoint]:
         found = [MetricPoint(rank, v) for line in text.split(b"\n") if (v := parse(line))]
         if found:
             self._meant.add(rank)
+            self._waiting.pop(rank, None)
         if rank in self._meant or not (marks := metric_lines.find_marks(text)):
             return found
         for line in text.split(b"\n"):
             values = _keep_numbers(metric_lines.read(line, marks) or {})
             if values and values != self._last.get(rank):  # a bar is drawn again and again
                 self._last[rank] = values
-                found.append(MetricPoint(rank, values, meant=False))
+                ready = self._hold_back(rank, values)
+                found += [MetricPoint(rank, each, meant=False) for each in ready]
         return found
+
+    def _hold_back(self, rank: int, values: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """What counts, now that this line has come."""
+        if rank in self._begun:
+            return [values]
+        names = tuple(values)
+        before = self._waiting.setdefault(rank, {}).get(names, values)
+        if before == values and not is_of_training(values):
+            self._waiting[rank][names] = values
+            return []
+        self._begun.add(rank)
+        del self._waiting[rank]
+        return [values] if before == values else [before, values]
 
 
 def drop_repeated(points: Iterable[MetricPoint]) -> tuple[MetricPoint, ...]:

@@ -95,12 +95,33 @@ FOR_PEOPLE = {
     },
     "2026-01-01 | INFO | __main__:train:12 - loss 0.5 at step 3": {"step": 3, "loss": 0.5},
     "val_loss=0.25, acc=0.9": {"val_loss": 0.25, "acc": 0.9},
+    # PyTorch-GAN, torchvision, ResNet on CIFAR, VAE, CleanRL.
+    "[Epoch 0/200] [Batch 1/938] [D loss: 0.69, acc: 50%] [G loss: 0.71] ETA: 0:12:01": {
+        **{"epoch": 0, "step": 1, "d_loss": 0.69, "acc": 50, "g_loss": 0.71}
+    },
+    " * Acc@1 71.3 Acc@5 90.1": {"acc@1": 71.3, "acc@5": 90.1},
+    "Test:  Acc@1 71.300 Acc@5 90.100": {"acc@1": 71.3, "acc@5": 90.1},
+    " * Prec@1 91.7": {"prec@1": 91.7},
+    "====> Test set loss: 105.5": {"test_set_loss": 105.5},
+    "global_step=100, episodic_return=21.0": {"step": 100, "episodic_return": 21},
+    # XGBoost, LightGBM, mmdetection, detectron2.
+    "[3]\ttrain-logloss:0.5\teval-logloss:0.6": {
+        **{"step": 3, "train-logloss": 0.5, "eval-logloss": 0.6}
+    },
+    "[10]\tvalid_0's auc: 0.75": {"step": 10, "valid_0_s_auc": 0.75},
+    "2026-01-01 12:00:00,000 - mmdet - INFO - Epoch [1][50/100]\tlr: 1e-03, loss: 1.5": {
+        **{"epoch": 1.5, "lr": 1e-3, "loss": 1.5}
+    },
+    "[01/01 12:00:00 d2.utils.events]:  eta: 0:12:34  iter: 19  total_loss: 1.5  lr: 1e-5": {
+        **{"step": 19, "total_loss": 1.5, "lr": 1e-5}
+    },
 }
 
 
 @pytest.mark.parametrize("text", FOR_PEOPLE)
 def test_lines_for_people_are_metrics(text: str) -> None:
-    (point,) = Reader().read(0, f"starting\n{text}\n".encode())
+    reader = Reader()
+    (point,) = reader.read(0, f"starting\n{text}\n".encode()) + reader.finish()
     assert list(point.values) == list(FOR_PEOPLE[text])
     assert list(point.values.values()) == pytest.approx(
         list(FOR_PEOPLE[text].values()), nan_ok=True
@@ -120,10 +141,43 @@ def test_lines_for_people_are_metrics(text: str) -> None:
         *("ValueError: step 3: loss 0.5", "/x/y.py:12: UserWarning: step 3 loss 0.5"),
         *("x.bin: 10%|█ | 1.2G/12G [00:01<00:09, 9.8MB/s]", "10%|█| 1/9 [00:01<00:09, 9it/s]"),
         "Epoch 3: best model saved to loss_0.5.pt",
+        *('{"epoch": 10, "lr": 0.1}', "{'iter': 1000, 'lr': 0.1, 'batch': 64}", "* step 3"),
+        *("Test: [0/79]\tLoss 0.5\tAcc@1 75", "[INFO] [Loading data] 3 files", "[1] loss: 0.5"),
     ],
 )
 def test_prose_and_tracebacks_are_no_metrics(text: str) -> None:
-    assert Reader().read(0, f"{text}\n".encode()) == []
+    reader = Reader()
+    assert reader.read(0, f"{text}\n".encode()) + reader.finish() == []
+
+
+TRAINING = b"Epoch 0 | Loss: 0.5\n"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *('{"lr": 0.1, "aux_loss": 0.4, "epochs": 10}', "{'epoch': 10, 'lr': 0.001}"),
+        *("label_smoothing: 0.1, aux_loss: 0.4", "target_accuracy=0.95, lr=0.1"),
+    ],
+)
+def test_what_comes_once_and_before_the_training_are_settings(settings: str) -> None:
+    reader, text = Reader(), settings.encode() + b"\n"
+    assert [dict(p.values) for p in reader.read(0, text + text + TRAINING)] == [
+        {"epoch": 0, "loss": 0.5}
+    ]
+    assert len(reader.read(0, text)) == 1  # after it, a result or a place of its own
+    assert reader.finish() == []
+
+
+def test_results_without_a_place_count_again_and_again_or_alone() -> None:
+    reader = Reader()
+    assert reader.read(0, b"loss=0.5, acc=0.25\n") == []
+    found = reader.read(0, b'loss=0.4, acc=0.5\n{"step": 1, "gpus": 8}\n')
+    assert [list(point.values.values()) for point in found] == [[0.5, 0.25], [0.4, 0.5], [1, 8]]
+    pairs = reader.read(1, b'{"step": 1, "gpus": 8}\n{"step": 2, "gpus": 8}\n')
+    assert [point.x for point in pairs] == [1, 2]
+    assert reader.read(2, b'val_loss=0.25\n{"epoch": 1, "lr": 0.1}\n') == []
+    assert reader.finish() == [MetricPoint(2, {"val_loss": 0.25})]
 
 
 def test_what_a_rank_prints_for_clusterctl_counts_alone() -> None:
