@@ -116,13 +116,14 @@ def test_any_login_shell_will_do(hosts: Hosts, cli: Cli, need: Need, shell: str)
 
 @pytest.mark.mpi
 def test_what_start_files_export_is_the_program_s_alone(hosts: Hosts, cli: Cli, need: Need) -> None:
-    """Neither tar nor `cd` of ours heeds it, and what a start file says is no fault of a link."""
+    """Neither tar nor `cd` of ours heeds it, and what a start file says is no fault of a link. What
+    it says of a job is about another one."""
     need("zsh")
     homes = [hosts.user_home(name, "zsh") for name in ("alpha", "beta")]
     before = (homes[0] / ".zshenv").read_text()
     for home in homes:
         (home / ".zshenv").write_text(
-            "echo a warning >&2\nexport CDPATH=$HOME TAR_OPTIONS='--exclude=*.txt'\n"
+            "echo a warning >&2\nexport CDPATH=$HOME TAR_OPTIONS='--exclude=*.txt' SLURM_PROCID=7\n"
         )
         for name in ("work", "kept"):
             (home / name).mkdir(exist_ok=True)
@@ -131,9 +132,8 @@ def test_what_start_files_export_is_the_program_s_alone(hosts: Hosts, cli: Cli, 
         file = hosts.file(cli, "{alpha} slots=1", "{beta} slots=1")
         cli("attach", "lab", "--hosts", file, "--user", "zsh")
         cli.script("data.txt", "7\n")
-        cli.script("who", '#!/bin/sh\ncat data.txt && echo "$TAR_OPTIONS" | tee made.txt\n').chmod(
-            0o755
-        )
+        who = '#!/bin/sh\ncat data.txt && echo "$TAR_OPTIONS$SLURM_PROCID" | tee made.txt\n'
+        cli.script("who", who).chmod(0o755)
         done = cli("run", "who")
         assert done.of(0) == done.of(1) == ["7", "--exclude=*.txt"]
         assert "cannot reach" not in cli("doctor").out

@@ -206,3 +206,25 @@ def test_ssh_between_nodes_brings_its_own_path(tag: str, tmp_path: Path) -> None
     assert "PATH=/far/root/bin:/far/mpi/bin:$PATH" in done.stdout.replace("'", "")
     assert done.stdout.removesuffix("'").endswith("command word")
     assert ("CLUSTERCTL_JOB" in done.stdout) == bool(tag)
+
+
+def test_start_files_of_a_node_name_no_job_to_its_ranks(tmp_path: Path) -> None:
+    names = "SLURM_PROCID SLURM_JOB_ID PBS_NODENUM PMI_RANK JOB_ID SLURM_CONF OMPI_MCA_pml MINE"
+    (tmp_path / "ssh").mkdir()
+    (tmp_path / "bin").mkdir()
+    login = tmp_path / "bin" / "ssh"
+    exports = " ".join(f"{name}=old" for name in names.split())
+    login.write_text(f'#!/bin/sh\nexport {exports}\nexec sh -c "$4"\n')
+    login.chmod(0o755)
+    script = assets.render("bootstrap/agent.sh.j2", root=str(tmp_path), nodes=[node("worker-1")])
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "agent", "worker-1", "PMI_RANK=1; export PMI_RANK; env"],
+        env={"PATH": f"{login.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    found = {name: seen[name] for name in names.split() if name in seen}
+    kept = dict.fromkeys(("SLURM_CONF", "OMPI_MCA_pml", "MINE"), "old")
+    assert found == {"PMI_RANK": "1", **kept}
