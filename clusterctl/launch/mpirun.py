@@ -57,7 +57,9 @@ class Generation:
     """Lets MPI_Comm_spawn place its processes where ranks of this job are: the slots in the
     hostfile are all taken. How the ranks themselves are placed does not depend on it."""
     alone: tuple[tuple[str, str, str], ...]
-    """In a job of a batch system: daemons come by our agent, whatever this build knows of it."""
+    """In a job of a batch system: daemons come by our agent, whatever this build knows of it. Slurm
+    kills those that go into the background. Agents therefore stay, and there may be any number of
+    them: by default, mpirun starts no more than 128 at a time."""
     shared_memory: str
     first_address_only: bool
     one_thread: tuple[tuple[str, str, str], ...] = ()
@@ -79,6 +81,8 @@ GENERATIONS: dict[int, Generation] = {
         alone=(
             ("--mca", "plm", "rsh"),
             ("--mca", "plm_rsh_disable_qrsh", "1"),
+            ("--mca", "plm_rsh_num_concurrent", "1000000"),
+            ("--mca", "orte_leave_session_attached", "1"),
             ("--mca", "ras", "^slurm,gridengine,tm,lsf"),
         ),
         shared_memory="vader",
@@ -90,7 +94,12 @@ GENERATIONS: dict[int, Generation] = {
         same_shell=("--prtemca", "plm_ssh_assume_same_shell"),
         daemons=("--prtemca", "prte_if_include"),
         spawn=("--prtemca", "rmaps_default_mapping_policy", "slot:oversubscribe"),
-        alone=(("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm,pbs,lsf")),
+        alone=(
+            ("--prtemca", "plm", "ssh"),
+            ("--prtemca", "plm_ssh_num_concurrent", "1000000"),
+            ("--prtemca", "prte_leave_session_attached", "1"),
+            ("--prtemca", "ras", "^slurm,pbs,lsf"),
+        ),
         shared_memory="sm",
         first_address_only=True,
         one_thread=(("--prtemca", "odls_base_max_threads", "0"),),

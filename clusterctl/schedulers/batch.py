@@ -166,7 +166,8 @@ class Batch(ABC):
             **direct.list_resume_values(job),
             **self._start(job, plan, "work"),
         )
-        return {"job.sh": text, "clusterctl-agent": assets.render(f"{self.system}/agent.sh.j2")}
+        agent = assets.render(f"{self.system}/agent.sh.j2", folder=f"{root}/jobs/{job.id}")
+        return {"job.sh": text, "clusterctl-agent": agent}
 
     def _render_array(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> str:
         return assets.render(
@@ -200,7 +201,7 @@ class Batch(ABC):
             env=sorted(plan.env.items()),
             working=what.folder,
             program=next(iter(plan.programs.values())),
-            agent=assets.render(f"{self.system}/agent.sh.j2"),
+            agent=assets.render(f"{self.system}/agent.sh.j2", folder=""),
             **self._start(job, plan, ".."),
         )
 

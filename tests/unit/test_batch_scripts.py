@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -344,6 +345,48 @@ def test_a_batch_job_fails_with_its_first_failure(start: Callable[..., Batch]) -
     found = batch.end()
     assert (found.state, found.attempt, found.program_exit_code) == (JobState.FAILED, 2, 3)
     assert found.failure == RankFailure(rank=1, node=os.uname().nodename, exit_code=3)
+
+
+STEP = """#!/bin/sh
+while [ "$1" != /bin/sh ]; do shift; done
+setsid sh -c 'tail -s 0.1 --pid="$1" -f /dev/null
+    kill -KILL $(grep -lsF -e "STEP=$0;" /proc/[0-9]*/environ | cut -d / -f 3)' "$0" $$ &
+STEP="$0;" "$@"
+"""
+"""An srun of a Slurm that tracks processes by cgroup: nothing of a step outlives its first process,
+nor srun."""
+
+
+def test_programs_of_other_nodes_save_after_mpirun_has_killed_its_agents(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    """Their daemon ends, too. What starts it stays for no longer than they do."""
+    where, one, plan = made(tmp_path)
+    folder = staged(tmp_path, where, one, plan)
+    (tmp_path / "tools" / "srun").write_text(STEP)
+    program = "trap 'sleep 1; echo >saved; exit' TERM; echo $$ >pid; while :; do sleep 0.1; done"
+    daemon = f"setsid sh -c {shlex.quote(program)} & until [ -s pid ]; do sleep 0.01; done"
+    agent = subprocess.Popen(
+        [folder / "clusterctl-agent", "here", f"{daemon}; until [ -e over ]; do sleep 0.01; done"],
+        env=slurm | {"CLUSTERCTL_JOB": f"{where.id}/7;"},
+        cwd=tmp_path,
+    )
+    found = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    os.kill(found, signal.SIGTERM)
+    agent.kill()
+    agent.wait()
+    (tmp_path / "over").touch()
+    until(lambda: not Path(f"/proc/{found}").exists())
+    assert (tmp_path / "saved").exists()
+    step = f"STEP={tmp_path}/tools/srun;".encode()
+    until(lambda: not any(step in read_environment(path) for path in Path("/proc").glob("[0-9]*")))
+
+
+def read_environment(process: Path) -> bytes:
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def check(seen: dict[str, str], env: dict[str, str]) -> None:
