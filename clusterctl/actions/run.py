@@ -221,7 +221,7 @@ def prepare(
         command and f"no file {command} here: one of these packages has to bring that command",
         warn_of_backend(resolved, spec.backend),
         warn_of_launcher(resolved, job.ranks),
-        warn_of_no_mpi(resolved, spec.native.get("mpi", ""), job.ranks),
+        warn_of_no_mpi(resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi),
         *resolved.findings.notes,
     )
     return Prepared(

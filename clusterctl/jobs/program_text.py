@@ -12,6 +12,7 @@ from clusterctl.job_model import PYTHONS, SHELLS, ProgramKind
 from clusterctl.jobs.launch_words import find_handed_on, find_launcher
 from clusterctl.jobs.launcher_options import LAUNCHERS
 from clusterctl.jobs.program import HEAD, Resolved
+from clusterctl.model import Mpi
 
 LARGEST = 4 << 20
 """Bytes of a file that are searched."""
@@ -65,16 +66,23 @@ def warn_of_backend(resolved: Resolved, backend: str) -> str:
     )
 
 
-def warn_of_no_mpi(resolved: Resolved, mpi: str, ranks: int) -> str:
-    """That ranks started without MPI do not find each other by it; "" if nothing mentions MPI."""
-    if mpi != "none" or ranks < 2 or resolved.program.bundled:
+def warn_of_no_mpi(resolved: Resolved, mpi: str, ranks: int, installed: Mpi | None) -> str:
+    """That ranks which srun starts with `--mpi` do not find each other by MPI; "" if nothing
+    mentions MPI. `installed`: on the launcher."""
+    if ranks < 2 or resolved.program.bundled:
+        return ""
+    if mpi == "none":
+        why = "--mpi none starts ranks without it: to MPI, each is rank 0 of 1"
+    elif mpi == "pmi2" and installed and installed.flavour == "openmpi" and installed.major >= 5:
+        why = (
+            f"Open MPI {installed.version}, which is installed here, knows no PMI2: to it, each"
+            " rank is rank 0 of 1 (use --mpi pmix, or leave --mpi out)"
+        )
+    else:
         return ""
     if not any(_MPI.search(text) for text in _read_programs(resolved)):
         return ""
-    return (
-        "a staged file or an argument mentions MPI, and --mpi none starts ranks without it: to MPI,"
-        " each is rank 0 of 1"
-    )
+    return f"a staged file or an argument mentions MPI, and {why}"
 
 
 def warn_of_launcher(resolved: Resolved, ranks: int) -> str:

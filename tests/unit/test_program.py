@@ -15,7 +15,7 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import ProgramKind
 from clusterctl.jobs.program import check, resolve, resolve_command, resolve_module
 from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend, warn_of_no_mpi
-from clusterctl.model import Python
+from clusterctl.model import Mpi, Python
 from tests.unit.making import cluster, node, program
 
 BUNDLED = "multinode_ddp_mpi.py"
@@ -361,13 +361,20 @@ def test_which_programs_may_use_mpi(
         ("import mpi4py\n", "none", 1, False),
         ("import mpi4py\n", "pmix", 2, False),
         ("import torch\n", "none", 2, False),
+        ("import mpi4py\n", "pmi2 openmpi 5.0.11", 2, True),
+        ("import mpi4py\n", "pmi2 openmpi 4.1.4", 2, False),
+        ("import mpi4py\n", "pmi2 mpich 4.2.1", 2, False),
+        ("import mpi4py\n", "pmix openmpi 5.0.11", 2, False),
+        ("import torch\n", "pmi2 openmpi 5.0.11", 2, False),
     ],
 )
 def test_ranks_that_mpi_will_not_join_are_said(
     text: str, mpi: str, ranks: int, noted: bool, here: Path
 ) -> None:
     (here / "train.py").write_text(text)
-    assert bool(warn_of_no_mpi(resolve("train.py", ()), mpi, ranks)) == noted
+    name, *installed = mpi.split()
+    found = Mpi(flavour=installed[0], version=installed[1], prefix="/usr") if installed else None
+    assert bool(warn_of_no_mpi(resolve("train.py", ()), name, ranks, found)) == noted
 
 
 def test_a_bundled_program_heeds_the_backend(here: Path) -> None:
