@@ -116,7 +116,7 @@ def test_a_code_that_grid_engine_takes_for_a_request_is_kept_from_it(
 
 TOOLS = {
     "mpirun": '#!/bin/sh\n[ "$1" != --version ] || { echo "mpirun (Open MPI) $MPI"; exit; }\n'
-    'printf "%s\\n" "${MALLOC_MMAP_THRESHOLD_-}" "$@" >"$SAID"\n',
+    'printf "%s\\n" "${MALLOC_MMAP_THRESHOLD_-}" "$@" >"$SAID"; cat hostfile >"$SAID.hosts"\n',
     "ip": '#!/bin/sh\necho "2: eth0 inet 10.0.0.11/24 brd 10.0.0.255 scope global eth0"\n'
     'case "$*:$SECOND" in *dev*:yes) echo "2: eth0 inet 10.9.0.1/16 scope global eth0" ;; esac\n',
     "ls": '#!/bin/sh\necho "$FABRIC"\n',
@@ -127,16 +127,23 @@ TOOLS = {
 
 
 def called(
-    tmp_path: Path, mpi: str, backend: str = "auto", **changes: str
+    tmp_path: Path,
+    mpi: str,
+    backend: str = "auto",
+    *,
+    hosts: Sequence[int] = (2,),
+    ranks: int = 0,
+    **changes: str,
 ) -> tuple[str, dict[str, str]]:
     """How an emitted script calls that mpirun: what glibc is told, and Open MPI's parameters and
-    the variables that ranks get."""
+    the variables that ranks get. `hosts`: the slots of each that Grid Engine has given."""
     (tmp_path / "bin").mkdir()
     for name, text in TOOLS.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "hosts").write_text("10.0.0.11 2 all.q x\n")
-    made = batch_job("sge", native={"pe": "mpi 2"}, backend=backend)
+    lines = (f"10.0.0.{11 + at} {slots} all.q x\n" for at, slots in enumerate(hosts))
+    (tmp_path / "hosts").write_text("".join(lines))
+    made = batch_job("sge", native={"pe": f"mpi {sum(hosts)}"}, ranks=ranks, backend=backend)
     plan = launch.load("batch").plan(
         replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
     )
@@ -151,6 +158,27 @@ def called(
     subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=30)
     apart, *words = (tmp_path / "said").read_text().splitlines()
     return apart, parameters(words)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "placed"),
+    [
+        ((4, 4), 3, (2, 1)),
+        ((4, 4), 2, (1, 1)),
+        ((6, 2), 4, (3, 1)),
+        ((1, 1, 1, 1), 2, (1, 0, 1, 0)),
+        ((4, 4), 1, (1, 0)),
+        ((3, 1), 4, (3, 1)),
+    ],
+)
+def test_fewer_ranks_than_slots_are_spread_as_the_slots_are(
+    hosts: tuple[int, ...], ranks: int, placed: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Each rank has its share of cores and memory. The script runs on the first host."""
+    called(tmp_path, "5.0.11", hosts=hosts, ranks=ranks, FABRIC="", SECOND="")
+    found = (tmp_path / "said.hosts").read_text().splitlines()
+    wanted = [f"10.0.0.{11 + at} slots={count}" for at, count in enumerate(placed) if count]
+    assert found == wanted
 
 
 def split(word: str) -> tuple[str, str, str]:
