@@ -298,7 +298,7 @@ def test_nobody_else_can_take_the_place_of_a_temporary_folder(lab: Lab, tmp_path
         assert lab.site.scratch != first
         (lab.site.scratch / "1").rmdir()
         (lab.site.scratch / "1").symlink_to(tmp_path)
-        lab.up(0 + 1)
+        lab.up(1)
         lab.down()
     finally:
         for path in squatted:
