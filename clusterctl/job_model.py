@@ -59,7 +59,7 @@ class Program:
     """Further files that are compiled with it."""
     interpreter: str = ""
     """What the first line of a script names to run it, where not every node has that: a path, or a
-    command."""
+    command. Of a command with an absolute path, that path."""
     local_rank: str = ""
     """`--local_rank`: the option by which a Python program gets its number on the node, first."""
 

@@ -55,3 +55,5 @@ class LaunchPlan:
     """On a batch system: of every rank, `$cctl_device` being its node's network device."""
     reasons: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What may go wrong: said with --quiet, too."""

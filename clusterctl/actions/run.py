@@ -216,9 +216,11 @@ def prepare(
         chosen_python = packages.choose(cluster, spec.python)
         places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
         plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
-    notes = (
+    if command:
+        note = f"no file {command} here: one of these packages has to bring that command"
+        plan = replace(plan, notes=(*plan.notes, note))
+    warnings = (
         *(own_project.explain(project) for project in projects if project.problem),
-        command and f"no file {command} here: one of these packages has to bring that command",
         warn_of_backend(resolved, spec.backend),
         warn_of_launcher(resolved, job.ranks),
         warn_of_no_mpi(resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi),
@@ -227,7 +229,7 @@ def prepare(
     return Prepared(
         job=job,
         cluster=cluster,
-        plan=replace(plan, notes=(*plan.notes, *filter(None, notes))),
+        plan=replace(plan, warnings=tuple(filter(None, warnings))),
         tree=own_project.equip(resolved.tree, projects),
         secrets=secrets,
         doubtful=resolved.findings.doubtful,

@@ -147,6 +147,10 @@ class Console:
         if not self.quiet:
             self._write_stderr(text)
 
+    def warn(self, text: str) -> None:
+        """A line of prose about what may go wrong, with --quiet, too."""
+        self._write_stderr(text)
+
     def show(self, text: str) -> None:
         """A line that stands on the terminal until the next one, or until `leave`."""
         self._spoke = self._clock()

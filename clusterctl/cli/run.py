@@ -186,6 +186,8 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
     """Runs the job; exits with its code, unless it runs detached."""
     for note in prepared.plan.notes:
         console.note(note)
+    for warning in prepared.plan.warnings:
+        console.warn(warning)
     if large := prepared.tree.describe_large_files():
         console.report(f"copying {prepared.tree.describe()}; {large}")
     else:
@@ -306,7 +308,7 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
     conditions = _describe_conditions(job.spec, detach, stdin)
     preview = prepared.preview
     placed = {place.node for place in job.placement}
-    lines = [f"# {note}" for note in (*plan.notes, *conditions)]
+    lines = [f"# {note}" for note in (*plan.notes, *plan.warnings, *conditions)]
     lines += [f"# stage: {stage}", ""]
     for title, text in preview.sections:
         lines += [f"# {title}", text]

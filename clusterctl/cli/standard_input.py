@@ -55,7 +55,7 @@ def warn_of_pipe(console: Console) -> None:
     """That bytes wait in a pipe which nobody is going to read. They stay there."""
     mode = _find_mode()
     if (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and _count_waiting():
-        console.note(
+        console.warn(
             "standard input is a pipe and is not passed to the program; `run --stdin` passes it"
         )
 

@@ -70,7 +70,7 @@ class DirectSystem:
             "node_env": plan.node_env,
             "agents": plan.agents,
             "files": plan.files,
-            "notes": plan.notes,
+            "notes": (*plan.notes, *plan.warnings),
             "placement": {place.node: list(place.ranks) for place in job.placement},
         }
         return Preview(tuple(sections), document)

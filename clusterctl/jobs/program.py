@@ -219,6 +219,7 @@ def resolve_command(
         kind=ProgramKind.COMMAND,
         target=word,
         args=rest,
+        interpreter=word if os.path.isabs(word) else "",
         folder=_choose_folder(tree, here) if tree else ".",
     )
     return Resolved(program, tree or stage.Tree(here, (), 0, by_git=False))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from shlex import quote
+from shlex import join, quote
 
 from clusterctl import process
 from clusterctl.errors import LaunchError, UsageError
@@ -201,15 +201,21 @@ def judge_answers(
     notes = []
     if where:
         python = PurePath(program.interpreter).name.startswith(PYTHONS[0])
+        is_command = program.interpreter == program.target
+        words = join(program.args) if is_command else program.target
         message = (
-            f"the first line of {program.target} asks for {program.interpreter}, which does not"
-            f" exist on {shorten(where)}"
+            f"{program.target} does not exist on {shorten(where)}, or cannot be run there"
+            if is_command
+            else f"the first line of {program.target} asks for {program.interpreter}, which does"
+            f" not exist on {shorten(where)}"
         )
         if certain:
             raise LaunchError(
                 message,
-                hint=f"run it with the nodes' Python: clusterctl run python {program.target}"
+                hint=f"run it with the nodes' Python: clusterctl run python {words}"
                 if python
+                else "install it on the nodes, or give the path that it has there"
+                if is_command
                 else "install it on the nodes, or change the first line",
             )
         notes.append(message)

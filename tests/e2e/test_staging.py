@@ -274,8 +274,8 @@ def test_what_nodes_lack_is_said_before_the_start(cli: Cli) -> None:
     (cli.folder / "proj" / "system").symlink_to("/bin/sh")
     (cli.folder / "proj" / "inner").symlink_to("sub")
     (cli.folder / "proj" / "via").symlink_to("inner/x.py")
+    assert "rel → ../elsewhere" in cli("run", "--quiet", "main.py", cwd=cli.folder / "proj").err
     done = cli("run", "main.py", cwd=cli.folder / "proj")
-    assert "rel → ../elsewhere" in done.err
     [line] = [line for line in done.err.splitlines() if "gone" in line]
     assert "worker-[1-2]" in line
     assert not any(word in done.err for word in ("system", "inner", "via"))
@@ -285,5 +285,10 @@ def test_what_nodes_lack_is_said_before_the_start(cli: Cli) -> None:
         assert first.split()[-1 if "home" in first else 2].lstrip("#!") in refused.err
     cli.script("proj/tool", "#!/usr/bin/env python3\nprint('ran')\n").chmod(0o755)
     assert cli("run", "./tool", cwd=cli.folder / "proj").of(1) == ["ran"]
+    words = ("run", "--", "/opt/no such/bin/python", "main.py")
+    refused = cli(*words, cwd=cli.folder / "proj", code=6)
+    assert "/opt/no such/bin/python" in refused.err
+    assert "worker-[1-2]" in refused.err
+    assert cli("run", "--", "/bin/echo", "ran", cwd=cli.folder / "proj").of(1) == ["ran"]
     cli.script("proj/x.sh", "#!/nowhere/bash\necho ran\n")
     assert cli("run", "bash", "x.sh", cwd=cli.folder / "proj").of(0) == ["ran"]
