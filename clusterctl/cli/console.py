@@ -225,7 +225,7 @@ class Console:
         self._asking, answer = True, ""
         try:
             self._write_stderr(f"{question} [y/N] ", end="")
-            answer = sys.stdin.readline()
+            answer = _read_line()
             return answer.strip().lower() in ("y", "yes")
         finally:
             if not answer.endswith("\n"):
@@ -253,6 +253,16 @@ class Console:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
             sys.stderr.write(text)
             sys.stderr.flush()
+
+
+def _read_line() -> str:
+    """What somebody types. Python looks for Ctrl-C before it waits and after: one that comes in
+    between would be heeded after the answer, so no wait here is long."""
+    import select  # seldom used
+
+    while not select.select([sys.stdin], [], [], 0.2)[0]:
+        pass
+    return sys.stdin.readline()
 
 
 def make_plain(value: Any) -> Any:

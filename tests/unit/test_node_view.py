@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,6 +234,43 @@ def test_ctrl_c_at_the_question(play: Play) -> None:
     terminal = play("console.confirm('remove worker-1?')")
     terminal.until("False", "remove worker-1? [y/N]")
     terminal.process.send_signal(signal.SIGINT)
+    assert terminal.wait() == ["False", "remove worker-1? [y/N]", "stopped by KeyboardInterrupt"]
+
+
+STRIKES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/select.h>
+#include <unistd.h>
+
+static void strike(void) {
+    if (getenv("ONCE") && unlink(getenv("ONCE")) == 0) kill(getpid(), SIGINT);
+}
+ssize_t read(int from, void *into, size_t most) {
+    ssize_t (*real)(int, void *, size_t) = dlsym(RTLD_NEXT, "read");
+    if (from == 0) strike();
+    return real(from, into, most);
+}
+int select(int n, fd_set *in, fd_set *out, fd_set *more, struct timeval *limit) {
+    int (*real)(int, fd_set *, fd_set *, fd_set *, struct timeval *) = dlsym(RTLD_NEXT, "select");
+    strike();
+    return real(n, in, out, more, limit);
+}
+"""
+"""For LD_PRELOAD: Ctrl-C comes after Python has looked for signals, before it waits for input."""
+
+
+def test_ctrl_c_just_before_the_wait_for_an_answer(
+    need: Callable[[str], str], play: Play, tmp_path: Path
+) -> None:
+    (tmp_path / "strikes.c").write_text(STRIKES)
+    library = str(tmp_path / "strikes.so")
+    build = [need("gcc"), "-shared", "-fPIC", "-o", library, str(tmp_path / "strikes.c"), "-ldl"]
+    subprocess.run(build, check=True, timeout=60)
+    scene = "(folder / 'once').touch(); console.confirm('remove worker-1?')"
+    terminal = play(scene, LD_PRELOAD=library, ONCE=str(tmp_path / "once"))
     assert terminal.wait() == ["False", "remove worker-1? [y/N]", "stopped by KeyboardInterrupt"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -49,8 +51,16 @@ def test_quiet_means_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
+@pytest.fixture
+def readable() -> Iterator[int]:
+    """As a keyboard on which somebody has typed."""
+    file = os.open(os.devnull, os.O_RDONLY)
+    yield file
+    os.close(file)
+
+
 def test_a_question_is_not_talked_over(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, readable: int
 ) -> None:
     seen: list[str] = []
 
@@ -59,6 +69,9 @@ def test_a_question_is_not_talked_over(
 
         def isatty(self) -> bool:
             return True
+
+        def fileno(self) -> int:
+            return readable
 
         def readline(self) -> str:
             time.sleep(0.2)
@@ -75,12 +88,17 @@ def test_a_question_is_not_talked_over(
     assert seen[0].endswith("start 3 machines? [y/N] ")
 
 
-def test_a_live_view_is_not_painted_over_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_view_is_not_painted_over_a_question(
+    monkeypatch: pytest.MonkeyPatch, readable: int
+) -> None:
     painted: list[str] = []
 
     class Person:
         def isatty(self) -> bool:
             return True
+
+        def fileno(self) -> int:
+            return readable
 
         def readline(self) -> str:
             console.paint(lambda: painted.append("meanwhile"))
