@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -258,7 +258,7 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
             {
                 "name": node.name,
                 "host": node.name,
-                "aliases": [] if cluster.one_host else _list_aliases(node),
+                "aliases": [] if cluster.one_host else _list_aliases(node, involved),
                 "folder": where[node.name],
                 "here": node.name == launcher.name or cluster.one_host,
             }
@@ -267,9 +267,14 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
     }
 
 
-def _list_aliases(node: Node) -> list[str]:
-    """What mpirun may call a node, beside its name here."""
-    return sorted({node.facts.hostname, node.address} - {"", node.name})
+def _list_aliases(node: Node, nodes: Sequence[Node]) -> list[str]:
+    """What mpirun and ssh may call a node, beside its name here, and call no other one."""
+    others = (name for other in nodes if other.name != node.name for name in _list_names(other))
+    return sorted(_list_names(node) - {"", node.name, *others})
+
+
+def _list_names(node: Node) -> set[str]:
+    return {node.name, node.facts.hostname, node.address, node.private_address}
 
 
 def list_watch_values(job: Job) -> dict[str, object]:

@@ -90,6 +90,24 @@ def test_ranks_that_were_only_told_to_end_are_not_blamed(site: Site) -> None:
     assert "mpirun on the launcher was killed by SIGKILL" in job.reason
 
 
+@pytest.mark.parametrize(
+    ("address", "named"), [("10.0.1.1", "worker-1"), ("10.0.0.11", "10.0.0.11")]
+)
+def test_a_node_whose_connections_are_lost_is_named(site: Site, address: str, named: str) -> None:
+    """mpirun ends as its ssh does, and says nothing. The launcher has done nothing wrong, not even
+    where all nodes have the name in common that ssh gives."""
+    nodes = (replace(node, address=f"10.0.1.{at}") for at, node in enumerate(site.where.nodes))
+    site.where = replace(site.where, nodes=tuple(nodes), one_host=False)
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text('#!/bin/sh\neval "$2"\n')
+    agent.chmod(0o755)
+    words = f"Connection to {address} closed by remote host."
+    lost = f"rank 0 & rank 1 & sleep 1; echo {words} >&2; exit 255"
+    job = site.ended(site.submit(1, "trap 'exit 143' TERM; while :; do sleep 0.1; done", lost))
+    assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
+    assert job.reason == f"mpirun lost its daemon on {named}"
+
+
 def test_nothing_was_started(site: Site) -> None:
     job = site.ended(site.submit(1, "true", "echo no such host >&2; exit 213"))
     assert (job.state, job.program_exit_code) == (JobState.FAILED, None)
