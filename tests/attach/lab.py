@@ -21,7 +21,12 @@ STUDENT = 54322
 """User id of somebody who has one home for all hosts."""
 
 
-SHELLS = {"tcsh": ".tcshrc", "fish": ".config/fish/config.fish", "zsh": ".zshenv"}
+SHELLS = {
+    "bash": ".bashrc",
+    "tcsh": ".tcshrc",
+    "fish": ".config/fish/config.fish",
+    "zsh": ".zshenv",
+}
 """Users with these login shells, and these names. Their start files say something, and expect a
 terminal."""
 SHELL_USERS = {name: PERSON + number for number, name in enumerate(SHELLS, start=10)}

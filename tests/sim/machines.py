@@ -52,10 +52,14 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 AuthorizedKeysFile .ssh/authorized_keys
 LogLevel VERBOSE
-# bash reads ~/.bashrc under sshd, unless it takes itself for an inner shell.
-SetEnv SHLVL=1{environment}
 """
 
+
+_BASHRC = """
+echo "Welcome to $(hostname)"
+alias ls='ls --color=auto' rm='rm -i'
+"""
+"""bash reads it under sshd, for commands too: what it prints comes before their output."""
 
 _SPACES = ("net", "uts", "ipc", "mount", "pid", "fork", "kill-child")
 
@@ -164,10 +168,11 @@ class Machines:
         """A passwd file that gives root, on all hosts, the home `root` in our folder."""
         home = self.folder / "root"
         home.mkdir(exist_ok=True)
+        (home / ".bashrc").write_text(_BASHRC)
         lines = Path("/etc/passwd").read_text().splitlines()
         text = [line for line in lines if not line.startswith("root:")]
         path = self.folder / "passwd"
-        path.write_text("\n".join([*text, f"root:x:0:0::{home}:/bin/sh"]) + "\n")
+        path.write_text("\n".join([*text, f"root:x:0:0::{home}:/bin/bash"]) + "\n")
         return path
 
     def sshd(self, name: str, environment: str = "") -> None:
@@ -175,7 +180,8 @@ class Machines:
         machine = self.hosts[name]
         keys.ensure(machine.folder / "host_key")
         config = machine.folder / "sshd_config"
-        config.write_text(_SSHD.format(folder=machine.folder, environment=environment))
+        setting = f"SetEnv{environment}\n" if environment else ""
+        config.write_text(_SSHD.format(folder=machine.folder) + setting)
         machine.daemon(str(find("sshd")), "-D", "-e", "-f", str(config))
         until(lambda: ":22 " in machine.run("ss", "-ltn", check=False), 60, f"no sshd on {name}")
 
