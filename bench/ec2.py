@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """What clusterctl adds to Terraform on EC2, and what it saves against an ansible playbook.
 
     python bench/ec2.py [--out bench/results/ec2.json]
@@ -30,14 +31,14 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from clusterctl import assets  # noqa: E402
-from clusterctl.insight import cost  # noqa: E402
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role  # noqa: E402
-from clusterctl.providers.ec2 import host_key_rotation, prices, spec  # noqa: E402
-from clusterctl.providers.ec2.prices import Quote  # noqa: E402
-from clusterctl.state import Home, Store  # noqa: E402
-from tests.sim.ec2.client import Ec2  # noqa: E402
-from tests.sim.ec2.network import YOU  # noqa: E402
+from clusterctl import assets
+from clusterctl.insight import cost
+from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role
+from clusterctl.providers.ec2 import host_key_rotation, prices, spec
+from clusterctl.providers.ec2.prices import Quote
+from clusterctl.state import Home, Store
+from tests.sim.ec2.client import Ec2
+from tests.sim.ec2.network import YOU
 
 WORKERS = 8
 LARGE = 256

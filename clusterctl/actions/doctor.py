@@ -21,6 +21,7 @@ from clusterctl.jobs import py_spy as own_spy
 from clusterctl.jobs.logs import read_stored
 from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, NodeResult, Phase, Reporter
+from clusterctl.stacks import Folded
 from clusterctl.stacks import name_ranks as name_ranks
 from clusterctl.state import Store
 from clusterctl.timeouts import Deadline
@@ -51,7 +52,7 @@ class Diagnosis:
 
     job: Job
     findings: tuple[Finding, ...]
-    stacks: tuple[stacks.Folded, ...]
+    stacks: tuple[Folded, ...]
     summary: str
     seconds: float
     evidence: Evidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
+from rich.console import Console as Screen
 from rich.progress_bar import ProgressBar
 
 WIDTH = 24
@@ -13,7 +13,7 @@ WIDTH = 24
 
 def render_bar(done: int, size: int) -> str:
     """Without colours, so that it can be a part of any line; in ASCII where stderr has no more."""
-    screen = Console(file=sys.stderr, width=WIDTH, color_system=None)
+    screen = Screen(file=sys.stderr, width=WIDTH, color_system=None)
     with screen.capture() as captured:
         screen.print(ProgressBar(total=size, completed=done, width=WIDTH), end="")
     return f"[{captured.get().ljust(WIDTH)}]"

@@ -29,7 +29,9 @@ def data_get(given: DataGet, console: Console) -> None:
     )
     with console.show_waiting(moved=actions.count_copied):
         got = [
-            (download if name in urls else action).get(store, name, options, bar, console.report)
+            (download.get if name in urls else action.get)(
+                store, name, options, bar, console.report
+            )
             for name in given.names
         ]
     _report(console, got)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -373,33 +374,48 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     if scene.verb == "launch":  # its parts have scenes of their own: what it gives them counts
         for module, name in ((clusters, "up"), (run, "run"), (clusters, "down")):
             monkeypatch.setattr(module, name, part(name, scene, reached))
-    for module, names in {
-        allow: ("allow",),
-        attach: ("attach_hosts", "attach_site"),
-        bench: ("measure_allreduce", "measure_scaling"),
-        check: ("check",),
-        data: ("get", "push", "list_data", "write_index"),
-        download: ("get",),
-        diff: ("compare_jobs",),
-        doctor: ("diagnose",),
-        down: ("take_down",),
-        extend: ("extend",),
-        images: ("build", "lock"),
-        jobs: ("read_logs", "cancel", "fetch"),
-        metrics: ("collect", "follow"),
-        access: ("open_shell", "execute", "copy", "forward"),
-        real_check: ("run",),
-        rerun: ("rerun",),
-        ssh_config: ("install", "uninstall", "include"),
-        init: ("write", "make_text"),
-        cluster_status: ("read_status",),
-        stop: ("stop",),
-        top: ("watch",),
-        verify: ("measure",),
-    }.items():
-        for name in names:
-            if (scene.verb, name) != ("list", "read_status"):
-                monkeypatch.setattr(module, name, recorder(name, reached))
+    for name in ("attach_hosts", "attach_site"):
+        monkeypatch.setattr(attach, name, recorder(name, reached))
+    for function in (
+        allow.allow,
+        bench.measure_allreduce,
+        bench.measure_scaling,
+        check.check,
+        data.get,
+        data.push,
+        data.list_data,
+        data.write_index,
+        download.get,
+        diff.compare_jobs,
+        doctor.diagnose,
+        down.take_down,
+        extend.extend,
+        images.build,
+        images.lock,
+        jobs.read_logs,
+        jobs.cancel,
+        jobs.fetch,
+        metrics.collect,
+        metrics.follow,
+        access.open_shell,
+        access.execute,
+        access.copy,
+        access.forward,
+        real_check.run,
+        rerun.rerun,
+        ssh_config.install,
+        ssh_config.uninstall,
+        ssh_config.include,
+        init.write,
+        init.make_text,
+        cluster_status.read_status,
+        stop.stop,
+        top.watch,
+        verify.measure,
+    ):
+        name = function.__name__
+        if (scene.verb, name) != ("list", "read_status"):
+            monkeypatch.setattr(sys.modules[function.__module__], name, recorder(name, reached))
     monkeypatch.setattr(report, "make", recorder("make", reached, "a page"))
     return reached
 
