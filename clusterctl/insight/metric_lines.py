@@ -134,7 +134,7 @@ def _read_bar(text: str) -> dict[str, float] | None:
     found: dict[str, float] = {}
     _take_place(text[: bar.start()], found)
     found[STEP] = int(bar["value"])
-    pairs = dict(pair for field in bar["pairs"].split(", ") for pair in _read_pairs(field))
+    pairs = dict(pair for part in bar["pairs"].split(", ") for pair in _read_pairs(part))
     return {**found, **pairs} if pairs else None
 
 
@@ -147,8 +147,8 @@ def _read_text(text: str) -> dict[str, float] | None:
     text = text[summary.end() :] if summary else text
     text = _take_place(_JOINED.sub(r"\1", _GROUP.sub(r"|\1|", text)), found)
     placed = bool(found)
-    for field in filter(None, map(str.strip, _FIELDS.split(text))):
-        pairs = list(_read_pairs(field, bare=placed or bool(summary)))
+    for part in filter(None, map(str.strip, _FIELDS.split(text))):
+        pairs = list(_read_pairs(part, bare=placed or bool(summary)))
         if not (pairs or placed):
             return None
         found |= {name: value for name, value in pairs if name not in (EPOCH, STEP)}
