@@ -40,9 +40,6 @@ def test_digits_must_be_the_shipped_file(tmp_path: Path) -> None:
         data.load_digits(damaged)
     with pytest.raises(UsageError, match="cannot be read"):
         data.load_digits(tmp_path / "missing.gz")
-    readme = (DIGITS.parent / "README.md").read_text()
-    assert data.DIGITS_SHA256 in readme
-    assert "CC BY 4.0" in readme
 
 
 def test_synthetic_data_follow_the_seed() -> None:
