@@ -1,8 +1,8 @@
 """clusterctl, or what runs on its nodes, stands still at seeded moments; connections are cut, or go
 silent.
 
-    python -m tests.chaos.stalls --moments 10 --seed 0
-    python -m tests.chaos.stalls --verbs run,fetch --harms stop,silence --moments 5
+    python -m bench.stalls --moments 10 --seed 0
+    python -m bench.stalls --verbs run,fetch --harms stop,silence --moments 5
 
 Each command has to end as if nothing had happened: with exit code 0, with all output once, and
 without a word about nodes that are lost. It needs what local nodes in namespaces need: root, sshd

@@ -1,7 +1,7 @@
 """A worker killed at seeded moments of a training: it has to end with the weights of an undisturbed
 run, bit for bit, and no later than that run, the repeated steps and the replacement took together.
 
-    python -m tests.chaos.losses --moments 20 --seed 0
+    python -m bench.losses --moments 20 --seed 0
 
 It needs what local nodes in namespaces need: root, sshd and MPI. Every second time the worker's
 disk is lost, too. Before and after each moment there is an undisturbed run; the longer one counts.

@@ -1,6 +1,6 @@
 """What a node and the launcher send when a large output of a job changes a little.
 
-    python -m tests.chaos.copied_bytes --megabytes 200
+    python -m bench.copied_bytes --megabytes 200
 
 It needs what local nodes in namespaces need: root, sshd and MPI. Prints a row for each change: the
 bytes that left the worker, and the launcher, until `--sync` had brought the file here, by the

@@ -1,6 +1,6 @@
 """A rank that prints gigabytes: what is kept of it, where, and at which speed it comes.
 
-    python -m tests.chaos.long_output --gigabytes 2
+    python -m bench.long_output --gigabytes 2
 
 It needs what local nodes in namespaces need: root, sshd and MPI. Prints a line for each fact, and a
 line for each miss: a first or last line that is not there, more on a disk than the rule says, and
