@@ -1,18 +1,26 @@
 #!/usr/bin/env bash
 # Sets this checkout up (system packages, .venv), then lints, type-checks and tests it.
 #
-#     scripts/test.sh [--fast] [PYTEST ARGUMENTS]
+#     scripts/test.sh [--fast | --all] [PYTEST ARGUMENTS]
 #
-# --fast leaves out the tests marked `slow`. Exit code 3: a system package is missing and may not be
-# installed from here. With CI=true a missing tool is a failure where it is a skip otherwise.
+# --fast runs the unit tests that are not marked `slow`, --all also those marked `all`. Exit code 3: a
+# system package is missing and may not be installed from here. With CI=true a missing tool is a
+# failure where it is a skip otherwise.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-arguments=()
-if [ "${1:-}" = --fast ]; then
-    arguments=(-m "not slow")
+# Most tests wait for machines more than they compute: four at a time, also on two cores.
+arguments=(-n 4)
+case "${1:-}" in
+--fast)
+    arguments=(-n 2 -m "not slow and not all" tests/unit)
     shift
-fi
+    ;;
+--all)
+    arguments+=(-m "")
+    shift
+    ;;
+esac
 
 set_up workloads,report,tensorboard,dev \
     "openssh-server openssh-client iproute2 util-linux git gcc libc6-dev" \
@@ -34,15 +42,14 @@ ruff format --quiet --check .
 step "mypy"
 # Meanwhile one process compiles the tests, with their assertions rewritten. In a fresh clone each of
 # the processes below would do it.
-python -m pytest --collect-only -qq >/dev/null 2>&1 &
+[ -d tests/unit/__pycache__ ] || python -m pytest --collect-only -qq >/dev/null 2>&1 &
 mypy --no-error-summary
 wait "$tools"
 wait
 step "pytest"
 failures=.pytest_cache/v/cache/lastfailed
 rm -f "$failures"
-# Most tests wait for machines more than they compute: four at a time, also on two cores.
-python -m pytest -n 4 "${arguments[@]}" "$@" && exit
+python -m pytest "${arguments[@]}" "$@" && exit
 code=$?
 # Thousands of tests with real machines beside each other: now and then a good one has no luck. In CI
 # up to three that failed run again, alone, and are named even if they pass.
@@ -50,5 +57,5 @@ code=$?
 failed=$(python -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$failures")
 [ "$(wc -l <<<"$failed")" -le 3 ] || exit "$code"
 step "pytest: alone, what failed beside others"
-python -m pytest --last-failed "${arguments[@]}" "$@"
+python -m pytest --last-failed "${arguments[@]}" "$@" -n 0
 printf 'failed beside others and passed alone:\n%s\n' "$failed"

@@ -7,6 +7,7 @@ long pieces of work come first, and short ones fill the gaps.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -36,18 +37,13 @@ ALONE = (
 """Tests that take long and share nothing that does not start fast in every process."""
 
 COSTLY = (
-    r"tests/(attach|chaos|docker|ec2|images|local|packaging|sim)/|"
-    r"tests/e2e/(?!test_plan.py::test_an_emitted_script_(runs|passes))|"
-    r"tests/workloads/test_(epochs|gradients|mnist|optimizers|programs|pytagi|readers|sgd|signals|tagi|training)|"
     r"tests/unit/test_(batch_scripts|block_copies|bootstrap|buckets|completing|download|down)\.|"
     r"tests/unit/test_(encoding|follower\w*|idle|logging|mutation|node_loss|outputs|package\w*)\.|"
     r"tests/unit/test_(properties|rank|report|rerun|resume|shellcheck|silent_queue|skips)\.|"
-    r"tests/unit/test_(supervise\w*|survey|whole_snapshots)\.|tests/transport/test_(copy|run)\.|"
-    r"tests/contract/test_example_provider|" + _uses("docker", "ec2")
+    r"tests/unit/test_(supervise\w*|survey|warm|whole_snapshots)\.|"
+    r"tests/unit/test_templates\.py::test_scripts_please_shellcheck"
 )
-"""Tests that start engines, simulators, batch systems, nodes or other tests, those of scripts,
-shells, queues and files on nodes, and those that train. Emitted scripts stay: they show that a job
-runs at all."""
+"""Unit tests of scripts, shells, queues and files on nodes, and those that start other tests."""
 
 ORDER = (
     *("engine", "slurm", "sge", "instances", ON_EC2),
@@ -76,8 +72,8 @@ def rank(piece: str) -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """`scripts/test.sh --fast` leaves out what is costly."""
-    if re.search(COSTLY, item.nodeid):
+    """`scripts/test.sh --fast` leaves out what is costly among the unit tests."""
+    if re.match(COSTLY, item.nodeid):
         item.add_marker("slow")
 
 
@@ -94,3 +90,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             super()._assign_work_unit(node)
 
     return LongFirst(config, log)
+
+
+def seldom(row: Any) -> Any:
+    """The row of a table of parameters, for `scripts/test.sh --all` alone."""
+    return pytest.param(*row.values, marks=[*row.marks, pytest.mark.all], id=row.id)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Need, require_namespaces
 from tests.e2e.cli import Cli
+from tests.scheduling import seldom
 from tests.sim.batch import Batch
 from tests.sim.machines import Machine
 from tests.sim.sge import Sge
@@ -86,6 +87,8 @@ SITES = [
     pytest.param("slurm", marks=pytest.mark.slurm),
     pytest.param("sge", marks=pytest.mark.sge),
 ]
+ONE_SITE = pytest.mark.parametrize("site", [SITES[0], seldom(SITES[1])], indirect=True)
+"""For what happens in code that batch systems share: on Grid Engine only with --all."""
 
 
 @pytest.fixture(params=SITES)

@@ -22,6 +22,7 @@ from tests.attach.lab import Hosts
 from tests.conftest import require_namespaces
 from tests.e2e.cli import Cli, Done
 from tests.ec2.conftest import OUTSIDE
+from tests.scheduling import seldom
 from tests.sim.ec2.client import Ec2
 from tests.sim.engine import Engine
 
@@ -120,10 +121,12 @@ def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pl
 PLACES = [
     pytest.param("local", marks=[pytest.mark.mpi, pytest.mark.netns]),
     pytest.param("hosts", marks=[pytest.mark.mpi, pytest.mark.netns, pytest.mark.sshd]),
+    pytest.param("containers", marks=[pytest.mark.all, pytest.mark.sshd, pytest.mark.timeout(900)]),
     pytest.param(
-        "containers", marks=[pytest.mark.sshd, pytest.mark.slow, pytest.mark.timeout(900)]
+        "instances",
+        marks=[pytest.mark.all, pytest.mark.terraform, pytest.mark.timeout(600)],
+        id="ec2",
     ),
-    pytest.param("instances", marks=[pytest.mark.terraform, pytest.mark.timeout(600)], id="ec2"),
     pytest.param("slurm_place", marks=pytest.mark.slurm, id="slurm"),
     pytest.param("sge_place", marks=[pytest.mark.mpi, pytest.mark.sge], id="sge"),
 ]
@@ -234,6 +237,11 @@ def test_a_sweep_is_the_same(place: Place) -> None:
     assert sorted(map(str, found)) == [f"points/{number}/made" for number in (3, 4, 5)]
 
 
+@pytest.mark.parametrize(
+    "place",
+    [row if row.values[0] in ("local", "slurm_place") else seldom(row) for row in PLACES],
+    indirect=True,
+)
 def test_a_project_with_a_lock_file_is_launched_as_it_is(place: Place) -> None:
     """On machines that exist already nothing is created or removed, and its files come too."""
     done = place.launched or _launch(place.cli, place.name, *place.size)

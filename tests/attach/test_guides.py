@@ -36,6 +36,7 @@ def fresh(site: Site, tmp_path: Path) -> Iterator[Cli]:
         made("detach", "--force", cluster["cluster"])
 
 
+@pytest.mark.all
 def test_a_batch_system_in_three_lines(fresh: Cli, site: Site) -> None:
     attach, run, detach = first_lines(f"{site.system}.md")
     fresh(*attach)
@@ -44,6 +45,7 @@ def test_a_batch_system_in_three_lines(fresh: Cli, site: Site) -> None:
     assert fresh.json("list")["clusters"] == []
 
 
+@pytest.mark.all
 @pytest.mark.netns
 @pytest.mark.sshd
 @pytest.mark.mpi

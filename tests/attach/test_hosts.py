@@ -99,7 +99,7 @@ def test_no_root_is_needed(hosts: Hosts, cli: Cli) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("shell", ["tcsh", "fish"])
+@pytest.mark.parametrize("shell", [pytest.param("tcsh", marks=pytest.mark.all), "fish"])
 def test_any_login_shell_will_do(hosts: Hosts, cli: Cli, need: Need, shell: str) -> None:
     """Also where mpirun starts its daemons, and nodes ask each other."""
     need(shell)
@@ -146,7 +146,7 @@ def test_what_start_files_export_is_the_program_s_alone(hosts: Hosts, cli: Cli, 
             (home / ".zshenv").write_text(before)
 
 
-@pytest.mark.parametrize("line", ["exec true", "exit 3"])
+@pytest.mark.parametrize("line", ["exec true", pytest.param("exit 3", marks=pytest.mark.all)])
 def test_a_start_file_that_does_not_come_to_commands(
     hosts: Hosts, cli: Cli, need: Need, line: str
 ) -> None:
@@ -342,7 +342,7 @@ def test_a_folder_in_which_no_program_can_start_is_refused(hosts: Hosts, cli: Cl
     assert cli.json("list")["clusters"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
     hosts.mute("mute")
     began = time.monotonic()
@@ -414,6 +414,7 @@ def test_detach_by_force_leaves_no_job_behind(hosts: Hosts, cli: Cli) -> None:
         assert not re.search("sleep 304|supervise|mpirun|orted|prted", going), going
 
 
+@pytest.mark.all
 def test_detach_by_force_leaves_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
     record = hosts.home / "state" / "clusters" / "lab" / "cluster.json"
@@ -470,8 +471,8 @@ def test_a_jump_host_of_ssh_config_is_honoured(hosts: Hosts, cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{alpha} slots=many", "hosts:1"), ("{alpha}\nnode[5:1]", "hosts:2"), ("", "lists no hosts")],
-    ids=["number", "range", "empty"],
+    [("{alpha}\nnode[5:1]", "hosts:2"), ("", "lists no hosts")],
+    ids=["range", "empty"],
 )
 def test_a_bad_line_is_named_and_nothing_made(
     hosts: Hosts, cli: Cli, text: str, words: str
@@ -479,12 +480,3 @@ def test_a_bad_line_is_named_and_nothing_made(
     file = hosts.file(cli, text) if text else cli.script("hosts", "")
     assert words in cli("attach", "lab", "--hosts", file, code=2).err
     assert cli.json("list")["clusters"] == []
-
-
-def test_one_thing_at_a_time(hosts: Hosts, cli: Cli) -> None:
-    file = hosts.file(cli, "{alpha}")
-    assert "cannot be combined" in cli("attach", "--hosts", file, "--slurm", code=2).err
-    assert "--hosts FILE" in cli("attach", "lab", code=2).err
-    cli("attach", "lab", "--hosts", file)
-    cli.script("plain", "#!/bin/sh\n:\n").chmod(0o755)
-    assert "works only with Slurm" in cli("run", "--partition", "main", "plain", code=2).err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import keys
-from tests.attach.conftest import Site
+from tests.attach.conftest import ONE_SITE, Site
 from tests.e2e.cli import Cli
 
 
@@ -38,6 +38,7 @@ def remote(site: Site, tmp_path: Path) -> Iterator[Cli]:
     assert list((site.lab.folder / "root").glob(".clusterctl/*")) == []
 
 
+@ONE_SITE
 def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     made = remote.json("attach", "far", f"--{site.system}", "cluster")
     [login] = made["nodes"]
@@ -59,6 +60,7 @@ def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     assert remote.job(number)["state"] == "cancelled"
 
 
+@ONE_SITE
 def test_an_unknown_login_node_is_refused(remote: Cli, site: Site) -> None:
     (Path(remote.env["HOME"]) / ".ssh" / "known_hosts").write_text("")
     done = remote("attach", "far", f"--{site.system}", "cluster", code=4)

@@ -9,7 +9,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from tests.attach.conftest import Program, Site
+from tests.attach.conftest import ONE_SITE, Program, Site
 from tests.e2e.cli import Cli, Running, wait_for
 
 LONG = "echo started; exec sleep 300"
@@ -37,6 +37,7 @@ def test_people_see_the_queues_number_and_its_reason(
     assert re.search(rf" {cli.job(second)['native_id']} +queued +{reason} ", row)
 
 
+@ONE_SITE
 def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
     cli: Cli, site: Site, program: Program
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_submit_outlives_its_client(cli: Cli, site: Site, program: Program) ->
         go.touch()
 
 
+@ONE_SITE
 def test_a_job_that_streams_is_on_record_as_running(cli: Cli, site: Site, program: Program) -> None:
     """For those who cannot ask: the login node may be away."""
     running = cli.start("run", *site.size(2), program("long", LONG))
@@ -82,6 +84,7 @@ def test_a_job_that_streams_is_on_record_as_running(cli: Cli, site: Site, progra
     wait_for(lambda: json.loads(path.read_text())["state"] == "running", 20, "it is on record")
 
 
+@ONE_SITE
 def test_a_queue_that_is_silent_for_a_while_loses_no_job(
     cli: Cli, site: Site, program: Program
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attach.conftest import SITES, Program, Site
+from tests.attach.conftest import ONE_SITE, SITES, Program, Site
 from tests.conftest import Need
 from tests.e2e.cli import Cli, wait_for
 
@@ -42,7 +42,7 @@ def test_ranks_meet_across_nodes(cli: Cli, site: Site) -> None:
     assert result["survivors"] == {"c1": 0, "c2": 0}
 
 
-@pytest.mark.slow
+@ONE_SITE
 def test_a_master_gathers_what_workers_send(cli: Cli, site: Site) -> None:
     """Point-to-point messages between nodes, by mpi4py, too long to go without an answer."""
     cli.script(
@@ -59,7 +59,7 @@ def test_a_master_gathers_what_workers_send(cli: Cli, site: Site) -> None:
     assert done.of(0) == ["[(1, 1000000), (2, 1000000), (3, 1000000)]"]
 
 
-@pytest.mark.slow
+@ONE_SITE
 def test_gloo_meets_on_the_right_device(cli: Cli, site: Site) -> None:
     words = ("--backend", "gloo", "reduce_all.py", "--no-table")
     said = cli("run", *site.size(2), *words).out
@@ -132,6 +132,7 @@ def test_mpirun_tells_ranks_what_srun_tells_them(cli: Cli, site: Site, program: 
     assert [mpirun.of(rank) for rank in range(3)] == told
 
 
+@ONE_SITE
 def test_a_process_by_itself_has_all_cores_of_its_job(
     cli: Cli, site: Site, program: Program
 ) -> None:
@@ -161,6 +162,7 @@ def test_people_may_have_csh(cli: Cli, site: Site, need: Need) -> None:
     assert done.of(0) + done.of(1) == ["0", "1"]
 
 
+@ONE_SITE
 def test_a_source_file_is_compiled_in_the_job(cli: Cli, site: Site) -> None:
     done = cli("run", *site.size(2), "hello.c")
     assert "ok: 2 of 2 ranks answered" in done.of(0)
@@ -205,6 +207,7 @@ def test_ranks_in_a_container(cli: Cli, site: Site, program: Program) -> None:
     assert "could not open image" in done.err
 
 
+@ONE_SITE
 def test_pushed_data_are_found_by_every_rank(cli: Cli, site: Site, program: Program) -> None:
     """Once, through the login node, whose disk the nodes share."""
     (cli.folder / "mine").mkdir()
@@ -214,19 +217,6 @@ def test_pushed_data_are_found_by_every_rank(cli: Cli, site: Site, program: Prog
     assert [done.of(rank) for rank in range(4)] == [["here"]] * 4
     missing = cli("run", *site.size(2), "train_mnist_ddp.py", "--epochs", 1, code=2)
     assert "clusterctl data get mnist" in missing.err
-
-
-def test_the_exit_code_and_the_rank_that_failed_first(
-    cli: Cli, site: Site, program: Program
-) -> None:
-    name = program("fail", '[ "$RANK" = 1 ] && exit 3; exec sleep 300')
-    done = cli("run", "--json", *site.size(2), name, code=3)
-    result = done.documents()[-1]
-    assert result["state"] == "failed"
-    assert result["program_exit_code"] == 3
-    assert (result["failure"]["rank"], result["failure"]["exit_code"]) == (1, 3)
-    [node] = [node for node, ranks in result["placement"].items() if 1 in ranks]
-    assert result["failure"]["node"] == node
 
 
 def test_a_job_waits_is_cancelled_and_leaves_nothing(
@@ -245,6 +235,7 @@ def test_a_job_waits_is_cancelled_and_leaves_nothing(
     wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
 
 
+@ONE_SITE
 def test_a_job_that_waited_starts_by_itself(cli: Cli, site: Site, program: Program) -> None:
     first = cli.detach(*site.all_slots(), program("long", LONG))
     cli.until_state(first, "running")
@@ -263,12 +254,14 @@ def test_the_timeout_lets_programs_save(cli: Cli, site: Site, program: Program) 
 STUBBORN = "trap '' TERM INT USR1 USR2; echo started; while :; do sleep 1; done"
 
 
+@ONE_SITE
 def test_a_timeout_ends_what_ignores_it(cli: Cli, site: Site, program: Program) -> None:
     name = program("stubborn", STUBBORN)
     done = cli("run", "--json", "--timeout", "2s", *site.size(2), name, code=124, timeout=90)
     assert done.documents()[-1]["survivors"] == {"c1": 0, "c2": 0}
 
 
+@ONE_SITE
 def test_cancelling_ends_what_ignores_it(cli: Cli, site: Site, program: Program) -> None:
     """It is looked for on the nodes of the job."""
     number = cli.detach(*site.size(2), program("stubborn", STUBBORN))
@@ -291,6 +284,7 @@ def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
     wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
 
 
+@ONE_SITE
 def test_retries_stay_in_the_allocation(cli: Cli, site: Site, program: Program) -> None:
     name = program("flaky", '[ "$CLUSTERCTL_ATTEMPT" = 2 ] || exit 5; echo "at last"')
     done = cli("run", "--json", "--retries", "2", *site.size(2), name)
@@ -312,7 +306,7 @@ def test_a_time_limit_requeues_and_the_program_goes_on(
     assert (result["state"], result["attempt"]) == ("succeeded", 2)
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_without_requeue_a_time_limit_is_the_end(cli: Cli, site: Site, program: Program) -> None:
     limit = ["--time", "00:01:02"] if site.system == "sge" else ["--time", "1"]
     done = cli(
@@ -345,7 +339,7 @@ def _modules(cli: Cli) -> None:
 
 @ON_SLURM
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("code", [143, 0], ids=["exits-143", "exits-0"])
+@pytest.mark.parametrize("code", [pytest.param(143, marks=pytest.mark.all), 0])
 def test_a_preempted_job_comes_back(cli: Cli, site: Site, program: Program, code: int) -> None:
     """However its program says that it has saved."""
     saves = SAVES.replace("exit 143", f"exit {code}")
@@ -359,7 +353,7 @@ def test_a_preempted_job_comes_back(cli: Cli, site: Site, program: Program, code
     assert cli.job(number)["state"] == "succeeded"
 
 
-@pytest.mark.slow
+@ONE_SITE
 def test_a_job_ended_by_others_is_not_taken_for_running(
     cli: Cli, site: Site, program: Program
 ) -> None:
@@ -370,6 +364,7 @@ def test_a_job_ended_by_others_is_not_taken_for_running(
     cli.until_state(number, "cancelled", "lost", seconds=60)
 
 
+@ONE_SITE
 def test_outputs_come_back_and_go_on(cli: Cli, site: Site, program: Program) -> None:
     name = program("writes", 'cat out-* 2>/dev/null; echo "from $RANK" >"out-$RANK"')
     cli("run", *site.size(2), name)
@@ -393,7 +388,7 @@ def test_status_shows_partitions_and_queues(cli: Cli, site: Site) -> None:
 @pytest.mark.parametrize(
     ("options", "ranks"),
     [
-        (["--gres", "gpu:t4:2"], 2),
+        pytest.param(["--gres", "gpu:t4:2"], 2, marks=pytest.mark.all),
         (["--gpus", "4"], 4),
         (["--gpus-per-task", "1", "--ranks", "2"], 2),
     ],
@@ -426,6 +421,7 @@ def test_gpus_are_asked_for_and_counted(cli: Cli, site: Site, program: Program) 
     assert "node configuration is not available" in done.err
 
 
+@ONE_SITE
 def test_many_jobs_cost_one_question(cli: Cli, site: Site, program: Program) -> None:
     """The queue's commands are replaced by ones that count their calls."""
     first = cli.detach(*site.all_slots(), program("long", LONG))
@@ -451,6 +447,7 @@ def test_many_jobs_cost_one_question(cli: Cli, site: Site, program: Program) -> 
     assert (folder / "count").read_text() == "once\n"
 
 
+@ONE_SITE
 def test_a_refusal_of_the_queue_is_passed_on(cli: Cli, site: Site) -> None:
     wrong = {"slurm": ["--partition", "nowhere"], "sge": ["-pe", "nowhere", "2"]}[site.system]
     done = cli("run", *wrong, "reduce_all.py", code=6)
@@ -458,33 +455,13 @@ def test_a_refusal_of_the_queue_is_passed_on(cli: Cli, site: Site) -> None:
     assert "`clusterctl status" in done.err
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["--partition", "a b"],
-        ["--partition", "x\n#SBATCH --uid=0"],
-        ["-pe", "mpi", "2", "--nodes", "2"],
-        ["--launcher", "torchrun"],
-    ],
-    ids=ascii,
-)
-def test_bad_options(cli: Cli, site: Site, line: list[str]) -> None:
-    before = set(cli.jobs())
-    cli("run", *line, "reduce_all.py", code=2)
-    assert set(cli.jobs()) == before
-
-
-def test_the_dry_run_is_the_script(cli: Cli, site: Site) -> None:
-    shown = cli.json("run", "--dry-run", *site.size(2), "reduce_all.py")
-    head = {"slurm": "#SBATCH --nodes=2", "sge": "#$ -pe mpi 2"}[site.system]
-    assert head in shown["files"]["job.sh"].splitlines()
-
-
+@ONE_SITE
 def test_attaching_again_keeps_the_cluster(cli: Cli, site: Site) -> None:
     before = cli.status()["id"]
     assert cli.json("attach", "site", f"--{site.system}")["id"] == before
 
 
+@ONE_SITE
 def test_an_unshared_folder_is_noticed(cli: Cli, site: Site) -> None:
     """/run is each host's own."""
     options = ["--workdir", "/run/mine"]
@@ -508,6 +485,7 @@ def test_a_folder_in_which_no_program_can_start_is_refused(cli: Cli, site: Site)
     assert "--workdir" in done.err
 
 
+@ONE_SITE
 def test_down_and_detach_know_each_other(cli: Cli, site: Site) -> None:
     assert "clusterctl detach site" in cli("down", "site", code=2).err
     cli("attach", "second", f"--{site.system}")
@@ -553,6 +531,7 @@ def test_the_emitted_script_needs_no_clusterctl(cli: Cli, site: Site, program: P
     assert not list(cli.folder.glob(".job-*"))
 
 
+@ONE_SITE
 def test_an_emitted_script_says_how_to_get_a_bundled_program(cli: Cli, site: Site) -> None:
     emit, submit = {"slurm": ("sbatch", "sbatch --wait"), "sge": ("qsub", "qsub -sync y")}[
         site.system
@@ -574,12 +553,6 @@ def _all_text(folder: Path) -> str:
     """What the batch system has put beside the script."""
     found = [*folder.glob("slurm-*.out"), *folder.glob("tell-*.o*")]
     return "".join(path.read_text() for path in found)
-
-
-def test_a_script_of_another_kind_is_refused(cli: Cli, site: Site) -> None:
-    other = {"slurm": "qsub", "sge": "sbatch"}[site.system]
-    for kind in ("sh", other):
-        assert "--emit" in cli("run", "--emit", kind, "reduce_all.py", code=2).err
 
 
 def test_a_terminal_on_the_nodes(cli: Cli, site: Site) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.attacks import attack
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
+pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.mpi]
 
 
 @pytest.mark.parametrize("name", ["read-only", "disk-here", "memory", "clock", "sshd"])

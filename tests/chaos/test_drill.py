@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.cli import Cli, tagged
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
+pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.mpi]
 
 
 def test_a_drill_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos import kills
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
+pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.mpi]
 
 
 def test_a_killed_command_loses_nothing(tmp_path: Path) -> None:

@@ -24,19 +24,15 @@ from clusterctl.options.provider_options import PROVIDER_OPTIONS
 from clusterctl.providers.protocol import Attesting, Breakable, Created
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
+from tests.scheduling import seldom
 from tests.sim.ec2.network import YOU
 
-COSTLY = [pytest.mark.slow, pytest.mark.timeout(900)]
 MODES: dict[str, list[Any]] = {
     "local": [
         pytest.param(("local", "namespaces"), marks=pytest.mark.netns, id="local-namespaces"),
         pytest.param(("local", "loopback"), marks=pytest.mark.sshd, id="local-loopback"),
     ],
-    "docker": [
-        pytest.param(
-            ("docker", ""), marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="docker"
-        )
-    ],
+    "docker": [pytest.param(("docker", ""), marks=[pytest.mark.timeout(900)], id="docker")],
     "ec2": [
         pytest.param(
             ("ec2", ""),
@@ -44,7 +40,6 @@ MODES: dict[str, list[Any]] = {
                 pytest.mark.terraform,
                 pytest.mark.netns,
                 pytest.mark.sshd,
-                pytest.mark.slow,
                 pytest.mark.timeout(300),
             ],
             id="ec2",
@@ -56,6 +51,9 @@ ROWS = [
     for name in providers.PROVIDERS
     for row in MODES.get(name, [pytest.param((name, ""), id=name)])
 ]
+WITH_MACHINES = [seldom(row) if row.id in ("docker", "ec2") else row for row in ROWS]
+"""Docker and EC2 make machines for these tests with --all; their own folders have them always."""
+make_machines = pytest.mark.parametrize("machines", WITH_MACHINES, indirect=True)
 
 
 @dataclass
@@ -166,6 +164,7 @@ def test_plan_says_what_create_will_do(machines: Machines) -> None:
     assert machines.said == []
 
 
+@make_machines
 def test_from_nothing_to_nothing(machines: Machines, tmp_path: Path) -> None:
     """With a second `create` in between, which changes nothing."""
     where, made = machines.create(2)
@@ -209,6 +208,7 @@ def test_from_nothing_to_nothing(machines: Machines, tmp_path: Path) -> None:
     machines.destroy(where)
 
 
+@make_machines
 def test_create_converges_to_the_number_wanted(machines: Machines) -> None:
     _, first = machines.create(1)
     where, grown = machines.create(2)

@@ -17,7 +17,7 @@ from tests.conftest import require
 from tests.sim.engine import Engine
 from tests.warm.client import shared
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sshd, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 Clusterctl = Callable[..., subprocess.CompletedProcess[str]]
@@ -116,6 +116,7 @@ sleep 300 & wait
 """
 
 
+@pytest.mark.all
 def test_it_ends_itself_at_its_time(
     clusterctl: Clusterctl, engine: Engine, cluster: str, home: Path
 ) -> None:
@@ -183,6 +184,7 @@ def bare(engine: Engine, node_images: dict[str, str]) -> Iterator[None]:
         engine("rmi", pinned)
 
 
+@pytest.mark.all
 def test_the_lines_of_the_guide(clusterctl: Clusterctl, bare: None) -> None:
     """As they stand in docs/docker.md, with fewer epochs, on an engine that has nothing of ours."""
     guide = (ROOT / "docs" / "docker.md").read_text()
@@ -224,6 +226,7 @@ def test_what_cannot_be_removed_is_named(clusterctl: Clusterctl, engine: Engine)
     assert labelled(engine, id) == []
 
 
+@pytest.mark.all
 def test_refused_capabilities_cost_a_warning(
     clusterctl: Clusterctl, engine: Engine, tmp_path: Path
 ) -> None:

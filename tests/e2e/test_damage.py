@@ -27,7 +27,9 @@ def record(cli: Cli, name: str = "default") -> Path:
     return cli.home / "clusters" / name / "cluster.json"
 
 
-@pytest.mark.parametrize("how", ["damaged", "removed", "folder removed"])
+@pytest.mark.parametrize(
+    "how", ["damaged", pytest.param("removed", marks=pytest.mark.all), "folder removed"]
+)
 def test_down_finds_a_cluster_without_its_record(own: Cli, how: str) -> None:
     own("up", "--workers", 1)
     traces = Traces.of(own)
@@ -46,6 +48,7 @@ def test_down_finds_a_cluster_without_its_record(own: Cli, how: str) -> None:
     assert own.json("list") == {"schema": 1, "clusters": [], "damage": []}
 
 
+@pytest.mark.all
 def test_up_after_a_lost_record_leaves_nothing_of_the_old_nodes(own: Cli) -> None:
     own("up", "--workers", 1)
     old = Traces.of(own)
@@ -73,7 +76,7 @@ def test_a_job_that_never_reached_its_cluster_is_lost(own: Cli) -> None:
         assert "before it was submitted" in job["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.all
 def test_a_damaged_record_is_nobody_elses_trouble(own: Cli) -> None:
     own("up", "good", "--workers", 1)
     own.script("trivial.py", TRIVIAL)
@@ -129,6 +132,7 @@ def test_a_full_disk_keeps_no_machine(small_disk: Path, make_cli: MakeCli) -> No
     assert traces.left() == []
 
 
+@pytest.mark.all
 @pytest.mark.mpi
 def test_a_job_that_fills_the_disk_of_its_node_is_told_so(
     small_disk: Path, make_cli: MakeCli
@@ -143,8 +147,8 @@ def test_a_job_that_fills_the_disk_of_its_node_is_told_so(
     assert job["state"] == "failed"
 
 
+@pytest.mark.all
 @pytest.mark.netns
-@pytest.mark.slow
 def test_a_node_that_hangs_is_waited_for_aloud_and_not_for_long(own: Cli) -> None:
     own("up")
     own.script("trivial.py", TRIVIAL)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.cli import Cli, tagged
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
+pytestmark = [pytest.mark.netns, pytest.mark.mpi]
 
 WORKS = """
 import os, time
@@ -30,6 +30,7 @@ def kill(cli: Cli, node: str) -> None:
             os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
+@pytest.mark.all
 def test_a_worker_that_dies(own: Cli) -> None:
     own("up")
     own.script("works.py", WORKS)
@@ -145,6 +146,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.all
 def test_an_outage_that_passes_within_15_s_ends_no_job_and_is_told(own: Cli) -> None:
     own("up")
     own.script("exchanges.py", EXCHANGES)

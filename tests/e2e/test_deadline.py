@@ -38,7 +38,6 @@ sleep 300 & wait
 """
 
 
-@pytest.mark.slow
 def test_ranks_are_told_before(make_cli: MakeCli, tmp_path: Path) -> None:
     """Once, and all of them."""
     program = tmp_path / "save" / "saves.sh"
@@ -59,6 +58,7 @@ def test_ranks_are_told_before(make_cli: MakeCli, tmp_path: Path) -> None:
     assert max(moments) < int(at)
 
 
+@pytest.mark.all
 def test_down_leaves_nobody_waiting(make_cli: MakeCli) -> None:
     cli = make_cli()
     cli("up", "--ttl", "1h", "--workers", "1")

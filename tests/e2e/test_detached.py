@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 
 import pytest
 
 from tests.conftest import Need
 from tests.e2e.cli import STUBBORN, Cli, of_job, tagged, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
 COUNTS = """
 import os, sys, time
@@ -59,7 +58,6 @@ def test_the_job_outlives_its_client_and_is_followed_again(cli: Cli) -> None:
     assert cli("logs", number, "--rank", 1).of(1) == LINES
 
 
-@pytest.mark.slow
 def test_a_follower_that_dies_half_way_loses_nothing(cli: Cli) -> None:
     """Following again goes on where the stored copy stops, whoever wrote it."""
     cli.script("counts.py", COUNTS)
@@ -192,21 +190,7 @@ def test_a_dead_supervisor_means_lost_and_the_queue_goes_on(cli: Cli, cluster_id
     assert of_job(cluster_id, first) == []
 
 
-@pytest.mark.slow
-def test_a_client_that_watches_is_told_that_its_job_is_lost(cli: Cli, cluster_id: str) -> None:
-    cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")
-    client = cli.start("run", "waits.py")
-    client.until("on", times=2)
-    number = client.now().job
-    cli("ssh", "launcher", "--", "kill", "-9", supervisor(cli, number))
-    done = client.wait(30)
-    assert done.code == 6
-    assert "lost" in done.err
-    cli("cancel", number)
-    assert of_job(cluster_id, number) == []
-
-
-@pytest.mark.slow
+@pytest.mark.all
 def test_job_numbers_are_never_used_twice(own: Cli) -> None:
     """Not even by another cluster of the same name; history outlives clusters."""
     own.script("who.py", "print('here')")
@@ -221,18 +205,3 @@ def test_job_numbers_are_never_used_twice(own: Cli) -> None:
     assert {job["state"] for job in jobs.values()} <= {"succeeded", "cancelled"}
     assert own("logs", numbers[0]).of(0) == ["here"]
     assert tagged(f"CLUSTERCTL_JOB={jobs[numbers[0]]['cluster_id']}/") == []
-
-
-def test_two_submissions_at_the_same_moment(cli: Cli) -> None:
-    """Each waits for the other or runs beside it; none is lost and none runs twice."""
-    cli.script("waits.py", WAITS)
-    cli.folder.parent.joinpath("gate").touch()
-    words = fill(cli)
-    clients = [cli.start("run", *words, cli.folder.parent / "gate") for _ in range(4)]
-    ended = [client.wait(60) for client in clients]
-    assert [done.code for done in ended] == [0] * 4
-    numbers = [done.job for done in ended]
-    assert len(set(numbers)) == 4
-    jobs = cli.jobs()
-    spans = sorted((jobs[n]["started"], jobs[n]["finished"]) for n in numbers)
-    assert all(one[1] <= other[0] for one, other in pairwise(spans))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.cli import Cli, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
 SKIPS = """
 import time
@@ -101,6 +101,7 @@ def test_a_rank_that_skips_an_all_reduce(cli: Cli) -> None:
     assert [str(left) for root in roots for left in root.glob(".doctor*")] == []
 
 
+@pytest.mark.all
 def test_a_stopped_rank(cli: Cli) -> None:
     cli.script("stops.py", STOPS)
     number = cli.detach("stops.py")
@@ -109,6 +110,7 @@ def test_a_stopped_rank(cli: Cli) -> None:
     assert "rank 1 on worker-2 is stopped" in found["text"]
 
 
+@pytest.mark.all
 def test_ranks_that_look_for_the_others_on_their_own_machines(cli: Cli) -> None:
     """What the program has set is in no environment that the kernel shows."""
     cli.script("localhost.py", LOCALHOST)
@@ -120,6 +122,7 @@ def test_ranks_that_look_for_the_others_on_their_own_machines(cli: Cli) -> None:
     assert "rank 0 waits at localhost:" in found["text"]
 
 
+@pytest.mark.all
 def test_a_stale_port(cli: Cli) -> None:
     """The rank that failed first is named, with the cause; also after the job has ended."""
     cli.script("port.py", PORT_IN_USE)

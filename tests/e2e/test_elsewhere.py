@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.cli import STUBBORN, Cli, Traces, of_job
 from tests.e2e.conftest import MakeCli
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
 ODD = 'a $HOME; "odd" *path* & #1 % \\ ünï'
 ARGUMENTS = ["two words", "it's", "$HOME", "", "new\nline"]
@@ -43,11 +43,7 @@ def test_loopback_does_all_that_namespaces_do(loopback: Cli) -> None:
         assert sorted(item["path"] for item in fetched["files"]) == [
             f"made-{rank}" for rank in range(ranks)
         ]
-    for ranks, *words in (
-        (4, "--backend", "mpi"),
-        (2, "--backend", "gloo"),
-        (2, "--launcher", "torchrun"),
-    ):
+    for ranks, *words in ((4, "--backend", "mpi"), (2, "--launcher", "torchrun")):
         reduced = loopback("run", "--ranks", ranks, *words, "reduce_all.py", "--no-table")
         assert f"ok: {ranks} ranks" in reduced.out
         assert ("over mpi" if "mpi" in words else "over gloo") in reduced.out
@@ -55,6 +51,7 @@ def test_loopback_does_all_that_namespaces_do(loopback: Cli) -> None:
     assert "one host" in plan
 
 
+@pytest.mark.all
 def test_loopback_ends_jobs_as_namespaces_do(loopback: Cli) -> None:
     """The failing rank named with its node, Ctrl-C with nothing left, down with nothing left."""
     cluster = loopback.status()["id"]
@@ -84,7 +81,7 @@ def test_loopback_ends_jobs_as_namespaces_do(loopback: Cli) -> None:
     "mode",
     [
         pytest.param("namespaces", marks=pytest.mark.netns),
-        pytest.param("loopback", marks=pytest.mark.slow),
+        pytest.param("loopback", marks=pytest.mark.all),
     ],
 )
 def test_odd_paths_everywhere(make_cli: MakeCli, mode: str) -> None:
@@ -119,7 +116,14 @@ def test_odd_paths_everywhere(make_cli: MakeCli, mode: str) -> None:
     assert cli("logs", done.job, "--rank", 3).of(3) == done.of(3)
 
 
-@pytest.mark.parametrize("home", ["it's", "x${HOME}y", "=[a]{b}|c<d>", "-dash", "~tilde"])
+@pytest.mark.parametrize(
+    "home",
+    [
+        "=[a]{b}|c<d>",
+        "-dash",
+        *(pytest.param(odd, marks=pytest.mark.all) for odd in ("it's", "x${HOME}y", "~tilde")),
+    ],
+)
 def test_every_verb_works_with_any_state_home(make_cli: MakeCli, home: str) -> None:
     """What ssh, mpirun and sh each read in their own way."""
     cli = make_cli(home)

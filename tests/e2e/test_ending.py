@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 
 import pytest
 
 from tests.e2e.cli import STUBBORN, Cli, Running, of_job, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
 PROMISED = 30.0
 """Seconds within which a job has to be gone."""
@@ -40,6 +39,7 @@ def test_ctrl_c_ends_everything(cli: Cli, cluster_id: str) -> None:
     assert len(job["survivors"]) == 3
 
 
+@pytest.mark.all
 def test_ctrl_c_on_a_terminal(cli: Cli, cluster_id: str) -> None:
     """The key itself: the terminal signals whoever is in the foreground."""
     ours, theirs = os.openpty()
@@ -51,20 +51,6 @@ def test_ctrl_c_on_a_terminal(cli: Cli, cluster_id: str) -> None:
     assert of_job(cluster_id, done.job) == []
     assert done.code == 130
     assert "no processes left on" in done.err
-
-
-@pytest.mark.slow
-def test_ctrl_c_twice_still_cleans_up(cli: Cli, cluster_id: str) -> None:
-    """An impatient person does not leave processes behind."""
-    started = begin(cli, cluster_id)
-    started.interrupt()
-    started.until("stopping job")
-    started.interrupt()
-    done = started.wait(PROMISED + 5)
-    assert done.code == 130
-    number = done.job
-    wait_for(lambda: not of_job(cluster_id, number), PROMISED, "everything to be gone")
-    cli.until_state(number, "cancelled", seconds=10)
 
 
 def test_cancel_from_another_terminal(cli: Cli, cluster_id: str) -> None:
@@ -80,28 +66,6 @@ def test_cancel_from_another_terminal(cli: Cli, cluster_id: str) -> None:
     assert cli.job(number)["state"] == "cancelled"
     again = cli("cancel", number)
     assert "no processes left on" in again.out
-
-
-def test_the_timeout_ends_everything(cli: Cli, cluster_id: str) -> None:
-    """With exit code 124, as timeout(1)."""
-    started = begin(cli, cluster_id, "--timeout", "4s")
-    done = started.wait(4 + PROMISED)
-    assert done.code == 124
-    assert of_job(cluster_id, done.job) == []
-    assert "--timeout" in done.err
-    job = cli.job(done.job)
-    assert job["state"] == "timeout"
-    assert set(job["survivors"].values()) == {0}
-
-
-@pytest.mark.slow
-def test_a_timeout_that_is_not_reached_changes_nothing(cli: Cli, cluster_id: str) -> None:
-    cli.script("quick.py", "print('done')")
-    done = cli("run", "--timeout", "1h", "quick.py")
-    assert done.of(0) == ["done"]
-    wait_for(lambda: not of_job(cluster_id, done.job), 10, "the watchdog to be gone")
-    launcher = cli("ssh", "launcher", "--", "ps -eo args 2>/dev/null || true").out
-    assert "sleep 3600" not in launcher
 
 
 def test_polite_ranks_have_time_to_save(cli: Cli) -> None:
@@ -142,45 +106,7 @@ def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     cli("cancel", first)
 
 
-BETWEEN = """
-import signal
-from clusterctl import actions
-from clusterctl.actions import run
-from clusterctl.job_model import JobSpec
-store = actions.open_store()
-resolved = run.resolve(["waits.py"], None, None)
-number = run.choose_number(store, dry=False)
-[where] = store.list_clusters()
-prepared = run.prepare(where, JobSpec(program=resolved.program), resolved, {}, number=number)
-run.run(
-    store,
-    prepared,
-    on_start=lambda job: signal.raise_signal(signal.SIGINT),
-    on_output=print,
-    report=print,
-)
-"""
-
-
-def test_ctrl_c_between_the_start_and_the_first_line(cli: Cli, cluster_id: str) -> None:
-    """When the job runs, and nobody follows it yet."""
-    cli.script("waits.py", "import time; time.sleep(300)")
-    known = cli.jobs()
-    done = subprocess.run(
-        [cli.python, "-c", BETWEEN],
-        cwd=cli.folder,
-        env=cli.environment({}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert "KeyboardInterrupt" in done.stderr
-    [(number, job)] = (item for item in cli.jobs().items() if item[0] not in known)
-    assert job["state"] == "cancelled", done
-    wait_for(lambda: not of_job(cluster_id, number), PROMISED, "it to be gone")
-
-
-@pytest.mark.slow
+@pytest.mark.all
 @pytest.mark.parametrize("after", [0.2, 0.35, 0.5])
 def test_ctrl_c_at_any_moment_of_the_start(cli: Cli, cluster_id: str, after: float) -> None:
     """Staging, starting, running: whenever it comes, nothing stays."""

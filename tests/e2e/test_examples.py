@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.cli import Cli, Done
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -38,6 +38,7 @@ def test_every_example_is_tried() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == set(EXPECTED)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_readme_is_enough(name: str, make_cli: Callable[..., Cli]) -> None:
     cli = make_cli()

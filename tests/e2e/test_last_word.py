@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Need
 from tests.e2e.cli import Cli, tagged
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
+pytestmark = [pytest.mark.netns, pytest.mark.mpi]
 
 LASTS = """
 import os, sys, time
@@ -31,6 +31,7 @@ def close(cli: Cli, node: str) -> None:
     subprocess.run(["nsenter", "-t", pid, "-n", "iptables", "-I", "INPUT", *rule], check=True)
 
 
+@pytest.mark.all
 def test_a_worker_that_takes_no_connection_at_the_end_loses_no_job(own: Cli, need: Need) -> None:
     """Its ranks have said through mpirun how they ended. What they have made cannot be fetched."""
     need("iptables")

@@ -43,6 +43,7 @@ def test_a_program_that_fails_ends_its_cluster_too(own: Cli) -> None:
     assert "nodes" not in missing.err  # a mistake costs no cluster
 
 
+@pytest.mark.all
 def test_a_reader_that_has_gone_leaves_no_cluster(own: Cli) -> None:
     own.script("talks.py", "while True:\n    print('x' * 4096, flush=True)")
     read, write = os.pipe()
@@ -72,6 +73,7 @@ def test_ctrl_c_ends_the_cluster(own: Cli) -> None:
     assert {job["state"] for job in own.jobs().values()} == {"cancelled"}
 
 
+@pytest.mark.all
 def test_ctrl_c_instead_of_an_answer_keeps_no_cluster(own: Cli) -> None:
     own.script("waits.py", "import time; print('computing', flush=True); time.sleep(300)")
     terminal = Terminal(

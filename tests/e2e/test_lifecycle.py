@@ -97,7 +97,7 @@ def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
     assert traces.left() == []
 
 
-@pytest.mark.slow
+@pytest.mark.all
 @pytest.mark.netns  # each node a host of its own
 def test_up_repairs_a_dead_node(own: Cli) -> None:
     """A node that died is said to be dead, and comes back with `up`."""
@@ -128,6 +128,7 @@ def test_down_with_a_job_running_ends_it_and_says_so(own: Cli) -> None:
     assert own.job(number)["state"] == "cancelled"
 
 
+@pytest.mark.all
 def test_several_clusters_have_to_be_named(make_cli: MakeCli) -> None:
     """With two clusters a verb asks which; -c, the argument and CLUSTERCTL_CLUSTER answer."""
     cli = make_cli()
@@ -154,6 +155,7 @@ def test_several_clusters_have_to_be_named(make_cli: MakeCli) -> None:
     assert "blue" in unknown.err
 
 
+@pytest.mark.all
 def test_of_two_ups_at_once_one_wins(own: Cli) -> None:
     """The other is told who holds the lock, with exit code 7."""
     first = own.start("up", "--workers", 4)
@@ -171,6 +173,7 @@ def test_of_two_ups_at_once_one_wins(own: Cli) -> None:
     own("up", "--workers", 4)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("mode", "parts"),
     [
@@ -220,35 +223,6 @@ def _killed(cli: Cli, verb: str, after: float) -> None:
     running = cli.start(verb)
     time.sleep(after)
     running.kill()
-
-
-def test_bad_input_creates_nothing(own: Cli) -> None:
-    """A mistake is said in one line with what to do next, and nothing has happened."""
-    for words, code in (
-        (("up", "--workers", "0"), 2),
-        (("up", "Bad Name"), 2),
-        (("up", "x" * 64), 2),
-        (("up", "$(touch pwned)"), 2),
-        (("upp",), 2),
-        (("up", "--no-such-option"), 2),
-        (("status",), 7),
-        (("run", "nothing.py"), 7),
-        (("logs", "1"), 7),
-        (("cancel", "99"), 7),
-        (("fetch", "99"), 7),
-        (("rerun", "99"), 7),
-    ):
-        said = own(*words, code=code)
-        assert said.err.startswith("clusterctl: "), said
-        assert "→" in said.err, said
-        assert said.out == ""
-        if words[0] != "upp":
-            document = own(words[0], "--json", *words[1:], code=code)
-            assert document.out, f"no document: {document}"
-            assert document.document()["error"]["code"] == code
-    assert own.json("list")["clusters"] == []
-    assert own.jobs() == {}
-    assert not [path for path in own.folder.iterdir() if path.name == "pwned"]
 
 
 def test_up_dry_run_makes_nothing(own: Cli, tmp_path: Path) -> None:

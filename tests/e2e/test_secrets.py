@@ -74,7 +74,7 @@ def forgotten(folder: Path) -> None:
     wait_for(lambda: not holding(folder), 10, lambda: f"still in {holding(folder)}")
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.all)])
 def test_a_secret_is_in_no_argv_record_log_or_output(cli: Cli, launcher: str) -> None:
     """From --env-file, all are secret: only the ranks see them, through a 0600 file that goes."""
     secrets = cli.folder.parent / "app.env"
@@ -139,16 +139,6 @@ def test_a_cancelled_job_forgets_its_secrets_too(cli: Cli) -> None:
     running.wait(20)
     for node in cli.status()["nodes"]:
         cli("ssh", node["name"], "--", f"test ! -e '{node['root']}/jobs/{number}/env'")
-
-
-def test_rerun_asks_for_secrets_that_are_not_kept(cli: Cli) -> None:
-    cli.script("uses.py", "import os; print(len(os.environ['A_TOKEN']))")
-    done = cli("run", "--env", "A_TOKEN", "uses.py", env={"A_TOKEN": VALUE})
-    refused = cli("rerun", done.job, code=7)
-    assert "A_TOKEN" in refused.err
-    again = cli("rerun", done.job, "--env", "A_TOKEN", env={"A_TOKEN": VALUE})
-    assert again.of(0) == [str(len(VALUE))]
-    forgotten(cli.home)
 
 
 def test_a_job_that_cannot_start_leaves_no_secret(cli: Cli) -> None:

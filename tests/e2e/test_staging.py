@@ -64,11 +64,7 @@ STAGED = [
 
 @pytest.mark.parametrize(
     ("where", "script"),
-    [
-        (".", "tools/list.py"),
-        ("sub dir", "../tools/list.py"),
-        ("sub dir/deep", "../../tools/list.py"),
-    ],
+    [(".", "tools/list.py"), ("sub dir/deep", "../../tools/list.py")],
 )
 def test_a_git_work_tree_travels_by_gits_own_rules(
     cli: Cli, repo: Path, where: str, script: str
@@ -88,38 +84,6 @@ def test_a_script_of_a_work_tree_called_from_outside_runs_in_its_own_folder(
     folder, files, _ = json.loads(done.of(0)[0])
     assert folder == "tools"
     assert files == STAGED
-
-
-def test_stage_names_another_folder(cli: Cli, repo: Path) -> None:
-    done = cli("run", "--stage", "tools", "tools/list.py", cwd=repo)
-    assert json.loads(done.of(1)[0])[1] == ["list.py"]
-    refused = cli("run", "--stage", "sub dir", "tools/list.py", code=2, cwd=repo)
-    assert "--stage" in refused.err
-    cli("run", "--stage", "nowhere", "tools/list.py", code=2, cwd=repo)
-
-
-def test_a_plain_folder_travels_whole(cli: Cli) -> None:
-    cli.script("plain/list.py", LIST)
-    cli.script("plain/data/x.csv", "1")
-    cli.script("plain/__pycache__/x.pyc", "1")
-    cli.script("beside.txt", "not in the script's folder")
-    done = cli("run", "plain/list.py")
-    assert json.loads(done.of(0)[0])[1] == ["data/x.csv", "list.py"]
-
-
-def test_staged_modes_and_contents_are_kept(cli: Cli) -> None:
-    helper = cli.script("proj/helper.sh", '#!/bin/sh\necho helped "$1"\n')
-    helper.chmod(0o755)
-    (cli.folder / "proj" / "bytes").write_bytes(bytes(range(256)) * 100)
-    cli.script(
-        "proj/main.py",
-        "import os, subprocess, hashlib\n"
-        "subprocess.run(['./helper.sh', 'me'], check=True)\n"
-        "print(hashlib.sha256(open('bytes', 'rb').read()).hexdigest())\n",
-    )
-    done = cli("run", "main.py", cwd=cli.folder / "proj")
-    assert done.of(0)[0] == "helped me"
-    assert len(done.of(1)) == 2
 
 
 @pytest.mark.netns
@@ -153,24 +117,6 @@ def test_each_node_has_a_copy_of_its_own(cli: Cli) -> None:
     assert [done.of(0), done.of(1)] == [["['mine-0']"], ["['mine-1']"]]
 
 
-@pytest.mark.slow
-def test_what_is_too_large_is_refused_with_its_size(cli: Cli, tmp_path: Path) -> None:
-    cli.script("big/a.py", "print('never')")
-    with (cli.folder / "big" / "data").open("wb") as file:
-        file.truncate(201_000_000)
-    said = cli("run", "big/a.py", code=2)
-    assert "MB" in said.err
-    for number in range(10_001):
-        cli.script(f"many/{number}", "")
-    cli.script("many/a.py", "print('never')")
-    assert "10000" in cli("run", "many/a.py", code=2).err.replace(",", "")
-    home = tmp_path / "a-home"
-    home.mkdir()
-    (home / "a.py").write_text("print('never')")
-    said = cli("run", "a.py", code=2, cwd=home, env={"HOME": str(home)})
-    assert "home folder" in said.err
-
-
 def test_a_large_tree_arrives_whole(cli: Cli) -> None:
     """Above what is sent in one piece with the job."""
     data = os.urandom(12_000_000)
@@ -178,17 +124,6 @@ def test_a_large_tree_arrives_whole(cli: Cli) -> None:
     (cli.folder / "d").write_bytes(data)
     done = cli("run", "a.py")
     assert done.of(0) == done.of(1) == [hashlib.sha256(data).hexdigest()]
-
-
-def test_a_file_that_cannot_be_found_or_read_is_a_users_mistake(cli: Cli) -> None:
-    cli.script("folder/x.py", "")
-    cli.script("text.txt", "no program")
-    for words in (("nothing.py",), ("folder",), ("text.txt",), ("-m", "folder.nothing")):
-        said = cli("run", *words, code=2)
-        assert "→" in said.err
-    broken = cli.folder / "broken.py"
-    broken.symlink_to("nowhere.py")
-    cli("run", "broken.py", code=2)
 
 
 LOOKS = """\

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Need
 from tests.e2e.cli import Cli, Done, of_job, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.netns]
+pytestmark = [pytest.mark.sshd, pytest.mark.netns]
 
 DEVICE = "$(ip -o -4 addr show | grep -v ' lo ' | cut -d' ' -f2)"
 
@@ -44,18 +44,6 @@ def test_nodes_links_and_all_reduces(cli: Cli) -> None:
     assert {job["purpose"] for job in cli.json("jobs")["jobs"]} <= {""}
 
 
-def test_up_measures_what_is_ready(cli: Cli) -> None:
-    """On a cluster that costs nothing only if it is asked to; nothing that is slow fails it."""
-    assert cli("up", "--json").document()["verify"] is None
-    done = cli("up", "--verify", "on", "--json", timeout=120)
-    found = done.document()
-    assert [name for name, _ in lines(found["verify"], "cores")] == ["worker-1", "worker-2"]
-    assert [name for name, _ in lines(found["verify"], "latency")] == ["worker-1 – worker-2"]
-    assert found["phase"] == "ready"
-    assert "verify" in found["seconds"]
-    assert "measured 2 nodes and 1 link: " in done.err
-
-
 def test_a_slow_link(cli: Cli, need: Need) -> None:
     need("tc")
     shape = f"tc qdisc add dev {DEVICE} root tbf rate 20mbit burst 32kb lat 1s"
@@ -70,6 +58,7 @@ def test_a_slow_link(cli: Cli, need: Need) -> None:
     assert "from worker-1 to worker-2" in line
 
 
+@pytest.mark.all
 def test_a_cluster_with_a_job_is_left_alone(cli: Cli, cluster_id: str) -> None:
     """Until the job has ended, whether or not anybody has asked for it since."""
     cli.script(
@@ -92,6 +81,7 @@ def test_a_cluster_with_a_job_is_left_alone(cli: Cli, cluster_id: str) -> None:
     wait_for(measured, 30, "its supervisor to note the end, after the last process has gone")
 
 
+@pytest.mark.all
 @pytest.mark.mpi
 def test_curves_of_all_reduces_and_of_a_program(cli: Cli) -> None:
     """Also in the report. The programs do next to nothing: how fast they are is no matter here."""

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Need
 from tests.e2e.cli import Cli, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.netns]
+pytestmark = [pytest.mark.sshd, pytest.mark.netns]
 
 CGROUPS = Path("/sys/fs/cgroup")
 KILLS = """
@@ -64,7 +64,9 @@ def root(cli: Cli, name: str) -> str:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("mount -t tmpfs -o size=1m tmpfs {root}", "1 MB are free in"),
+        pytest.param(
+            "mount -t tmpfs -o size=1m tmpfs {root}", "1 MB are free in", marks=pytest.mark.all
+        ),
         ("mount --bind {root} {root} && mount -o remount,bind,ro {root}", "Read-only file system"),
     ],
 )
@@ -80,6 +82,7 @@ def test_a_disk_that_cannot_be_written_hides_nothing_else(cli: Cli, how: str, sa
     assert [v["subject"] for v in document["verdicts"] if v["what"] == "bandwidth"]
 
 
+@pytest.mark.all
 @pytest.mark.mpi
 def test_a_gemm_that_is_killed_hides_nothing_else(cli: Cli) -> None:
     """As the kernel ends what takes too much memory. The links are measured afterwards."""
@@ -93,6 +96,7 @@ def test_a_gemm_that_is_killed_hides_nothing_else(cli: Cli) -> None:
     assert [v["subject"] for v in document["verdicts"] if v["what"] == "bandwidth"]
 
 
+@pytest.mark.all
 def test_a_clock_that_is_wrong(cli: Cli) -> None:
     """All nodes of a machine have one clock: a program in place of `date` makes that of a node
     wrong, where the probe reads it."""
@@ -121,6 +125,7 @@ def test_a_link_without_a_connection(cli: Cli) -> None:
     assert "no connection" in text
 
 
+@pytest.mark.all
 def test_a_link_that_is_shaped(cli: Cli, need: Need) -> None:
     """The rate that its interface has is named beside the one that was measured."""
     need("tc")
@@ -136,6 +141,7 @@ def test_a_link_that_is_shaped(cli: Cli, need: Need) -> None:
     assert "eth0 of worker-1 is shaped by tc: tbf rate 20Mbit" in text
 
 
+@pytest.mark.all
 def test_a_noisy_neighbour(cli: Cli) -> None:
     """A program on the node itself, not only one on the machine that all nodes share."""
     with broken(
@@ -150,6 +156,7 @@ def test_a_noisy_neighbour(cli: Cli) -> None:
     assert "most of all sh (process " in text
 
 
+@pytest.mark.all
 def test_a_node_that_a_cgroup_slows_down(own: Cli) -> None:
     version_1 = CGROUPS / "cpu"
     tree = version_1 if version_1.is_dir() else CGROUPS
@@ -194,6 +201,7 @@ def remove(group: Path) -> None:
     wait_for(gone, 30, "the cgroup to be empty")
 
 
+@pytest.mark.all
 def test_an_interface_that_is_dead(own: Cli) -> None:
     """Nothing can be said of that node but that it does not answer; the rest is judged."""
     own("up", "--workers", "3")

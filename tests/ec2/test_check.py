@@ -77,6 +77,7 @@ def test_silence_is_told_and_not_waited_for(world: World) -> None:
     assert found["EC2 g4dn"]["level"] == "ok"
 
 
+@pytest.mark.all
 @pytest.mark.terraform
 @pytest.mark.timeout(400)
 def test_a_real_cluster_comes_and_goes_and_leaves_a_report(world: World, tmp_path: Path) -> None:

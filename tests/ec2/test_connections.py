@@ -37,6 +37,7 @@ def counted(world: World) -> tuple[dict[str, int], dict[str, int]]:
     return connections, commands
 
 
+@pytest.mark.all
 def test_one_connection_and_two_commands_per_node(world: World) -> None:
     world.ok("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
     connections, _ = counted(world)

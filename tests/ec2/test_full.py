@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.terraform,
     pytest.mark.netns,
     pytest.mark.sshd,
-    pytest.mark.slow,
     pytest.mark.timeout(2700),
 ]
 
@@ -69,6 +68,7 @@ def end_unused(world: World, folder: Path) -> None:
     assert [path.parent.name for path in folder.rglob("snapshot.pt")] == ["worker-1"]
 
 
+@pytest.mark.all
 def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: Path) -> None:
     """No registry holds anything of ours: the nodes build their images from public things. What is
     typed is what the documents say; these machines have no GPU."""

@@ -141,6 +141,7 @@ def client(one: Booted, dies: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, cwd=root, timeout=60)
 
 
+@pytest.mark.all
 def test_a_client_killed_after_any_step_goes_on(lab: Lab) -> None:
     whole, *others = booted(lab, len(STEPS) + 1)
     done = client(whole, 0)
@@ -171,6 +172,7 @@ def script(step: str) -> str:
     return assets.render("ec2/hostkey.sh.j2", step=step)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("step", ["prepare", "switch"])
 def test_a_node_cut_off_after_any_line_goes_on(lab: Lab, step: str) -> None:
     """The node's shell dies in the middle of a step: a lost connection, a full disk, a reboot."""

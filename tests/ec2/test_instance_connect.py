@@ -101,6 +101,7 @@ def test_a_cluster_is_used_without_any_open_port(closed: World) -> None:
     assert world.ec2.tunnels == 0
 
 
+@pytest.mark.all
 def test_no_machine_needs_a_public_address(closed: World) -> None:
     world = closed
     rights = policy()
@@ -123,6 +124,7 @@ def test_no_machine_needs_a_public_address(closed: World) -> None:
     world.ok("down", "--yes", "--force")
 
 
+@pytest.mark.all
 def test_an_endpoint_that_terraform_does_not_know_is_removed(closed: World) -> None:
     """`up` and its Terraform are killed while AWS makes it: its network waits for it."""
     world = closed
@@ -134,6 +136,7 @@ def test_an_endpoint_that_terraform_does_not_know_is_removed(closed: World) -> N
     assert "AWS is still creating eice-" in down.err
 
 
+@pytest.mark.all
 def test_the_endpoint_of_a_network_of_theirs_stays(closed: World) -> None:
     """What else a person needs there: the right to use that endpoint, and to name its group in a
     rule, about which the simulator asks."""

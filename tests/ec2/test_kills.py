@@ -13,6 +13,7 @@ from tests.sim.hub import Hub
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
 
 
+@pytest.mark.all
 def test_whatever_is_killed_nothing_is_left_and_the_receipt_is_right(
     ec2: Ec2, hub: Hub, tmp_path: Path, initialised: Path
 ) -> None:

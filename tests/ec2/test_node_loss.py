@@ -11,7 +11,7 @@ from tests.ec2.conftest import World
 
 pytestmark = [
     *(pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.mpi),
-    *(pytest.mark.slow, pytest.mark.timeout(600)),
+    pytest.mark.timeout(600),
 ]
 
 POLICY = ("--on-node-loss", "replace")

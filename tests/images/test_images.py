@@ -22,7 +22,7 @@ from tests.sim import registry
 from tests.sim.engine import Engine
 from tests.sim.lab import keypair
 
-pytestmark = [pytest.mark.slow, pytest.mark.sshd, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.all, pytest.mark.sshd, pytest.mark.timeout(900)]
 
 BASE = "clusterctl-test/debian:bookworm"
 Start = Callable[..., "Container"]

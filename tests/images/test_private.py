@@ -19,7 +19,7 @@ from tests.sim import registry as registries
 from tests.sim.engine import Engine
 from tests.unit.making import node
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.all, pytest.mark.timeout(600)]
 
 
 def test_a_node_pulls_with_the_login_of_this_machine(

@@ -283,6 +283,7 @@ def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -
     assert "clusterctl image lock amd" in said
 
 
+@pytest.mark.all
 def test_missing_checksums_are_fetched_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,12 +268,6 @@ def test_down_works_with_all_files_gone(lab: Lab) -> None:
     assert lab.leftovers() == []
 
 
-def test_down_of_what_was_never_made(lab: Lab) -> None:
-    lab.down()
-    shutil.rmtree(lab.home)
-    LocalProvider().destroy(lab.cluster(2), lab.home / "clusters" / "demo", print)
-
-
 def test_python_runs_on_a_node(lab: Lab) -> None:
     lab.up(1)
     assert lab.ssh("worker-1", f"{sys.executable} -c 'import jinja2; print(6 * 7)'") == "42"

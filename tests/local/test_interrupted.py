@@ -17,8 +17,6 @@ import pytest
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive
 
-pytestmark = pytest.mark.slow
-
 UP = (120, 190, 220, 235, 250, 265, 280, 320)
 """Of some 270 statements in loopback mode, 350 in namespaces; more would only end normally."""
 DOWN = (50, 65, 75)

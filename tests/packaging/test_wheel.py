@@ -14,7 +14,7 @@ import pytest
 
 import clusterctl
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = ("templates", "workloads", "infra", "docker")

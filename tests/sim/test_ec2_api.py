@@ -13,7 +13,7 @@ from clusterctl import assets
 from tests.sim.ec2.iam import allows
 from tests.sim.lab import Lab
 
-pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.sshd]
 
 
 def refused(call: Any, /, **how: Any) -> tuple[str, int]:

@@ -13,7 +13,12 @@ from tests.sim.engine import Engine
 from tests.sim.lab import Lab
 from tests.unit.making import node
 
-pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.all,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(900),
+]
 
 
 def idle(lab: Lab, name: str, *, containers: int) -> int:

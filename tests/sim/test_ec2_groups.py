@@ -11,7 +11,7 @@ import pytest
 from tests.sim.ec2.network import YOU
 from tests.sim.lab import Lab, replace_acl
 
-pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.sshd]
 
 SERVES = "import socket, time; s = socket.create_server(('', {})); time.sleep(600)"
 

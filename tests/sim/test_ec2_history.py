@@ -138,7 +138,6 @@ def test_without_the_right_or_in_time_the_end_is_the_latest_it_can_be(lab: Lab, 
     assert abs(ask(lab, api, made)["worker-1"].when - now) < 10
 
 
-@pytest.mark.slow
 def test_two_lookups_a_second_are_enough(lab: Lab, api: Api) -> None:
     """Also for many machines, and for many clusters that are asked about at the same time."""
     each = []

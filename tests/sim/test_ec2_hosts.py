@@ -15,7 +15,7 @@ from tests.sim.ec2.light import LightHost
 from tests.sim.ec2.machines import Order
 from tests.sim.lab import Lab
 
-pytestmark = [pytest.mark.netns, pytest.mark.sshd]
+pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.sshd]
 
 
 def test_hosts_are_machines(lab: Lab) -> None:

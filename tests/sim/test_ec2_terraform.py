@@ -14,7 +14,12 @@ import pytest
 from tests.sim.ec2.client import CHECKOUT, Ec2
 from tests.sim.lab import keypair
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.all,
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+]
 
 
 @pytest.mark.timeout(240)

@@ -125,6 +125,7 @@ def test_the_command_line_explains_it(call: Call, monkeypatch: pytest.MonkeyPatc
     assert "`clusterctl allow -c lab`" in said.err
 
 
+@pytest.mark.slow
 def test_ssh_to_a_node_that_does_not_answer_another_address_says_so(
     firewall: Firewalled, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

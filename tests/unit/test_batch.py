@@ -578,3 +578,16 @@ def test_lines_of_other_launchers_on_slurm(
     said = call("run", "--emit", "sbatch", *line.split())
     assert said.code == (0 if lines else 2)
     assert [word for word in lines if f"#SBATCH {word}\n" not in said.out] == []
+
+
+@pytest.mark.parametrize(("system", "other"), [("slurm", "qsub"), ("sge", "sbatch")])
+@pytest.mark.parametrize("words", ["--emit sh", "--emit {other}", "--launcher torchrun"])
+def test_what_a_batch_system_does_not_do_is_refused(
+    call: Call, system: str, other: str, words: str
+) -> None:
+    store = open_store()
+    store.save(site(system))
+    line = words.format(other=other).split()
+    said = call("run", *line, "train.py")
+    assert (said.code, line[0] in said.err) == (2, True), said
+    assert not store.list_jobs()

@@ -206,7 +206,7 @@ class Batch:
         return job_state.judge(self.job, (self.folder / "state").read_text())
 
 
-@pytest.fixture(params=["sh", "bash"])
+@pytest.fixture(params=["sh", pytest.param("bash", marks=pytest.mark.all)])
 def start(
     request: pytest.FixtureRequest, slurm: dict[str, str], tmp_path: Path
 ) -> Iterator[Callable[..., Batch]]:
@@ -409,7 +409,9 @@ def announce(batch: Batch) -> None:
 SLOW = "trap 'sleep 8; echo saved >saved-$RANK; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 
 
-@pytest.mark.parametrize("native", [{}, {"signal": "B:TERM@120"}])
+@pytest.mark.parametrize(
+    "native", [{}, pytest.param({"signal": "B:TERM@120"}, marks=pytest.mark.all)]
+)
 def test_ranks_have_the_time_of_a_notice_to_save(
     start: Callable[..., Batch], native: dict[str, str]
 ) -> None:

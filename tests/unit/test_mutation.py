@@ -147,6 +147,7 @@ def mutate(checkout: Path, listed: mutation.Survivor) -> subprocess.CompletedPro
     return subprocess.run(ARGV, cwd=checkout, env=env, capture_output=True, text=True)
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_what_the_list_lacks_and_what_is_noticed_now_fail_a_run(tiny: Path) -> None:
     done = mutate(tiny, GONE)
@@ -155,6 +156,7 @@ def test_what_the_list_lacks_and_what_is_noticed_now_fail_a_run(tiny: Path) -> N
     assert done.returncode == 1
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_a_run_that_finds_what_is_listed_is_well(tiny: Path) -> None:
     done = mutate(tiny, UNNOTICED)
@@ -167,6 +169,7 @@ def test_a_run_that_finds_what_is_listed_is_well(tiny: Path) -> None:
     ]
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_nothing_is_left_of_a_run_that_is_ended(tiny: Path, need: Any, need_root: None) -> None:
     """Not even what its tests have started, and nothing ends."""

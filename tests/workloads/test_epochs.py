@@ -42,8 +42,15 @@ def stop(process: subprocess.Popen[bytes], ranks: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.all if name in ("train_mnist_ddp.py", "train_tagi.py") else ()
+        )
+        for name in PROGRAMS
+    ],
+)
 def test_a_program_saves_at_sigterm_and_goes_on_as_if_nothing_had_happened(
     name: str, programs: Programs
 ) -> None:

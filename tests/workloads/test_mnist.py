@@ -15,7 +15,7 @@ import pytest
 
 from tests.workloads.running import Ended, Programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.mpi]
+pytestmark = [pytest.mark.all, pytest.mark.mpi]
 
 
 def reached(ended: Ended) -> float:

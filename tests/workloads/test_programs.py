@@ -15,8 +15,6 @@ import torch
 
 from tests.workloads.running import WORKLOADS, Ended, Programs
 
-pytestmark = pytest.mark.slow
-
 CPU = "multinode_ddp_mpi.py"
 GPU = "multinode_ddp_mpi_gpu.py"
 
@@ -74,7 +72,7 @@ def test_two_ranks_learn_the_digits_over_mpi(programs: Programs) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("ranks", "backend"), [(3, "mpi"), pytest.param(3, "gloo", marks=pytest.mark.slow)]
+    ("ranks", "backend"), [(3, "mpi"), pytest.param(3, "gloo", marks=pytest.mark.all)]
 )
 def test_a_resumed_training_ends_bit_equal(programs: Programs, ranks: int, backend: str) -> None:
     # Three ranks: with two, a sum is rounded alike in whatever order it is made.
@@ -108,7 +106,9 @@ trainer.run(ddp_options.parse("", ["3", "100", "--batch-size", "100"], gpu=False
 """
 
 
-@pytest.mark.parametrize(("seconds", "saved"), [(0, ["1", "2", "3"]), (1000, ["3"])])
+@pytest.mark.parametrize(
+    ("seconds", "saved"), [(0, ["1", "2", "3"]), pytest.param(1000, ["3"], marks=pytest.mark.all)]
+)
 def test_long_epochs_are_saved_as_they_end(
     programs: Programs, seconds: int, saved: list[str]
 ) -> None:
@@ -152,6 +152,7 @@ def test_a_resumed_training_takes_the_new_learning_rate(programs: Programs) -> N
     assert all(torch.allclose(before[name], after[name], atol=1e-9) for name in before)
 
 
+@pytest.mark.all
 @pytest.mark.mpi
 def test_the_same_seed_repeats_and_a_finished_run_trains_nothing(programs: Programs) -> None:
     runs = {
@@ -230,7 +231,9 @@ with Session(discover()) as session:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("backend", "code"), [("mpi", 9), ("gloo", 1)])
+@pytest.mark.parametrize(
+    ("backend", "code"), [("mpi", 9), pytest.param("gloo", 1, marks=pytest.mark.all)]
+)
 def test_one_failing_rank_ends_all(programs: Programs, backend: str, code: int) -> None:
     script = programs.script("fails.py", FAILS)
     started = time.monotonic()
@@ -285,6 +288,7 @@ def test_without_a_gpu_the_gpu_program_says_so(programs: Programs) -> None:
     assert re.fullmatch(rf"{GPU}: error: no GPU is visible.*--allow-cpu.*\n", ended.err)
 
 
+@pytest.mark.all
 @pytest.mark.mpi
 def test_the_gpu_program_on_cpus(programs: Programs) -> None:
     programs.extra = {

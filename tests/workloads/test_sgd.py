@@ -15,7 +15,7 @@ from bench import mpi_sgd
 from tests.workloads.running import Programs
 from trainlib.mpi_sgd import MpiSGD
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi]
 
 MPI_SGD = """
 import copy, torch

@@ -11,8 +11,6 @@ import pytest
 
 from tests.workloads.running import WORKLOADS, Programs
 
-pytestmark = pytest.mark.slow
-
 LATE = """
 import os
 import signal

@@ -355,7 +355,6 @@ with Session(discover()) as session:
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_the_sum_over_two_ranks_is_one_process_with_all_rows(
     programs: Programs, backend: str
@@ -366,7 +365,6 @@ def test_the_sum_over_two_ranks_is_one_process_with_all_rows(
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--sum", "--average"])
 def test_digits_are_learnt_and_repeat_bit_for_bit(programs: Programs, how: str) -> None:
     ended = programs.mpirun(2, "train_tagi.py", how)

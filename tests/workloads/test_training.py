@@ -19,7 +19,7 @@ from tests.workloads import making
 from tests.workloads.running import WORKLOADS, Ended, Programs
 from trainlib.errors import UsageError
 
-pytestmark = [pytest.mark.slow, pytest.mark.mpi]
+pytestmark = [pytest.mark.mpi]
 
 DDP = "multinode_ddp_mpi.py"
 
@@ -93,13 +93,14 @@ with Session(discover()) as session:
 """
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.all)])
 def test_accumulation_compression_and_precision(programs: Programs, backend: str) -> None:
     script = programs.script("steps.py", STEPS)
     ended = programs.mpirun(2, script, backend)
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
 
 
+@pytest.mark.all
 def test_a_residual_network_resumes_bit_equal(programs: Programs) -> None:
     """With batch norm's statistics; those of ranks other than 0 must not be lost."""
     common = [*("--model", "resnet18", "--dataset", "cifar10", "--data", "cifar10")]
@@ -146,6 +147,7 @@ def test_batch_norms_statistics_are_those_of_all_ranks(programs: Programs) -> No
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
 
 
+@pytest.mark.all
 @pytest.mark.timeout(300)  # it compiles, with as many processes as there are cores
 def test_compile_learns_and_says_what_it_lacks(programs: Programs) -> None:
     programs.seconds = 240  # on two busy cores, with nothing in the cache
@@ -180,11 +182,14 @@ def test_what_cannot_be_is_refused_once(programs: Programs) -> None:
 @pytest.mark.parametrize(
     ("program", "arguments"),
     [
-        (DDP, [9, 9, "--lr", "1e15"]),
+        pytest.param(DDP, [9, 9, "--lr", "1e15"], marks=pytest.mark.all),
         (DDP, [3, 3, "--lr", "1e15", "--batch-size", 2000]),  # the last loss is finite yet
-        ("train_mnist_ddp.py", ["--dataset", "digits", "--lr", "1e15"]),
-        ("train_sgd_mpi.py", ["--dataset", "digits", "--lr", "1e15"]),
-        ("train_parameter_averaging.py", ["--dataset", "digits", "--lr", "1e15"]),
+        *(
+            pytest.param(
+                f"train_{name}.py", ["--dataset", "digits", "--lr", "1e15"], marks=pytest.mark.all
+            )
+            for name in ("mnist_ddp", "sgd_mpi", "parameter_averaging")
+        ),
         ("train_tagi.py", ["--gain", "1e15"]),
     ],
 )
@@ -241,6 +246,7 @@ def test_sgd_mpi_learns_and_repeats(programs: Programs) -> None:
     assert [values["loss"] for values in alone.metrics] == pytest.approx(losses(alone), rel=1e-4)
 
 
+@pytest.mark.all
 def test_averaging_learns_with_two_and_more_processes_and_repeats(programs: Programs) -> None:
     making.mnist(programs.folder / "mnist", 120, 40)
     arguments = ["--data", "mnist", "--nepochs", 2, "--lr", 0.02]
@@ -259,7 +265,11 @@ def test_averaging_learns_with_two_and_more_processes_and_repeats(programs: Prog
 
 @pytest.mark.parametrize(
     "program",
-    ["train_sgd_mpi.py", "train_parameter_averaging.py", "train_imagenette.py --yml-in x"],
+    [
+        "train_sgd_mpi.py",
+        pytest.param("train_parameter_averaging.py", marks=pytest.mark.all),
+        pytest.param("train_imagenette.py --yml-in x", marks=pytest.mark.all),
+    ],
 )
 def test_programs_over_mpi4py_refuse_torchrun(programs: Programs, program: str) -> None:
     name, *arguments = program.split()
@@ -279,6 +289,7 @@ def pets(programs: Programs) -> list[Any]:
     return [*arguments, "--batch-size", 6, "--lr", 0.01]
 
 
+@pytest.mark.all
 def test_imagenette_learns_saves_and_stops_early(programs: Programs, pets: list[Any]) -> None:
     arguments = [*pets, "--epochs", 2, "--augs-on", "--save-weights", "--out-dir", "."]
     ended = programs.mpirun(2, "train_imagenette.py", *arguments)
@@ -310,6 +321,7 @@ def processes_with(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.all
 def test_one_ctrl_c_is_enough_and_leaves_nothing(programs: Programs, pets: list[Any]) -> None:
     mark = f"TRAINLIB_TEST_MARK={os.urandom(8).hex()}"
     name, _, value = mark.partition("=")
@@ -356,13 +368,14 @@ def assert_table(text: str, world: int) -> None:
         assert bus == pytest.approx(algorithm * 2 * (world - 1) / world, abs=2e-4)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.all)])
 def test_the_table_of_reduce_all(programs: Programs, backend: str) -> None:
     ended = programs.mpirun(3, "reduce_all.py", "--backend", backend, "--max-bytes", 40_000)
     assert ended.code == 0, ended.err
     assert_table(ended.out[ended.out.index("ok: 3 ranks") :], 3)
 
 
+@pytest.mark.all
 def test_the_same_table_in_cpp(programs: Programs, need: Any) -> None:
     need("g++")
     binary = programs.folder / "allreduce"
@@ -414,15 +427,3 @@ def test_the_seeds_flags_have_their_types_and_defaults() -> None:
     ):
         with pytest.raises(UsageError):
             parse(words)
-
-
-def test_the_readme_names_programs_and_tests_that_exist() -> None:
-    root = WORKLOADS.parent
-    table = (root / "README.md").read_text().partition("<!-- programs -->")[2].partition("<!--")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[3:]]
-    programs = {name for row in rows if row for name in re.findall(r"`([^`]+)`", row[0])}
-    suffixes = (".py", ".c", ".cpp")
-    assert programs == {path.name for path in WORKLOADS.iterdir() if path.suffix in suffixes}
-    for row in rows:
-        for name in re.findall(r"`(test_\w+\.py)`", row[-1] if row else ""):
-            assert (root / "tests" / "workloads" / name).exists(), name

@@ -83,7 +83,6 @@ with Session(discover(), over_mpi=True) as session:
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_a_rank_that_waits_leaves_its_core(programs: Programs) -> None:
     """A rank that polls for a second leaves its core when it is made to, not by itself."""
     ended = programs.mpirun(2, programs.script("late.py", LATE))
