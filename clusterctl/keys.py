@@ -33,19 +33,15 @@ def ensure(path: Path) -> str:
     """
     public = path.with_name(path.name + ".pub")
     if not (path.exists() and public.exists()):
-        copy(generate(), path)
+        pair = generate()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        public.write_text(pair.public + "\n")
+        scratch = path.with_name(path.name + ".new")
+        scratch.unlink(missing_ok=True)
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(pair.private)
+        scratch.rename(path)
     return public.read_text().strip()
-
-
-def copy(pair: KeyPair, path: Path) -> None:
-    """Writes the pair to `path`, `path`.pub, whatever is there."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.with_name(path.name + ".pub").write_text(pair.public + "\n")
-    scratch = path.with_name(path.name + ".new")
-    scratch.unlink(missing_ok=True)
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(pair.private)
-    scratch.rename(path)
 
 
 def ensure_pair(path: Path) -> KeyPair:

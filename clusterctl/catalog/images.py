@@ -10,25 +10,18 @@ from clusterctl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class MachineImage:
-    """How to find the newest image of a kind, as infra/ec2 does. `home` is its user's; `elsewhere`:
-    its owners in regions that begin so, where accounts have other numbers."""
+    """How to find the newest image of a kind, as infra/ec2 does. `home` is its user's."""
 
     owner: str
     name: str
     user: str = "ubuntu"
     home: str = "/home/ubuntu"
-    elsewhere: tuple[tuple[str, str], ...] = ()
-
-    def find_owner(self, region: str) -> str:
-        others = (owner for prefix, owner in self.elsewhere if region.startswith(prefix))
-        return next(others, self.owner)
 
 
 _UBUNTU = MachineImage(
+    # Canonical: https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
     "099720109477",
     "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*",
-    # https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/
-    elsewhere=(("cn-", "837727238323"), ("us-gov-", "513442679011")),
 )
 MACHINE_IMAGES = {
     "launcher": _UBUNTU,

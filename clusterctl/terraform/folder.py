@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -169,11 +168,6 @@ class Terraform:
         """Addresses of the managed resources in the state file, with their ids. Raises
         TerraformError."""
         return list_resources(self.folder, self._cluster)
-
-    def takes(self, variable: str) -> bool:
-        """Whether the folder's module, which may be an older one, has this variable."""
-        declared = re.compile(rf'^variable "{re.escape(variable)}"', re.MULTILINE)
-        return any(declared.search(file.read_text()) for file in self.folder.glob("*.tf"))
 
     def copy(self, module: Path) -> None:
         """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""

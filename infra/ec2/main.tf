@@ -54,8 +54,7 @@ locals {
 
   images = {
     ubuntu = {
-      # Canonical, which has other numbers in China and GovCloud
-      owner = startswith(var.region, "cn-") ? "837727238323" : startswith(var.region, "us-gov-") ? "513442679011" : "099720109477"
+      owner = "099720109477" # Canonical
       name  = "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*"
     }
     nvidia = {
@@ -170,7 +169,7 @@ resource "aws_launch_template" "this" {
 }
 
 resource "aws_instance" "this" {
-  for_each = { for name, node in local.nodes : name => node if !contains(var.apart, name) }
+  for_each = local.nodes
 
   ami                                  = local.amis[each.value.image]
   instance_type                        = each.value.instance_type

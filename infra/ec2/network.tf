@@ -129,29 +129,3 @@ resource "aws_ec2_instance_connect_endpoint" "this" {
   preserve_client_ip = false
   tags               = { Name = var.cluster_id }
 }
-
-# Clusters from before there was a choice keep their networks.
-moved {
-  from = aws_vpc.this
-  to   = aws_vpc.this["own"]
-}
-
-moved {
-  from = aws_subnet.this
-  to   = aws_subnet.this["own"]
-}
-
-moved {
-  from = aws_internet_gateway.this
-  to   = aws_internet_gateway.this["own"]
-}
-
-moved {
-  from = aws_route_table.this
-  to   = aws_route_table.this["own"]
-}
-
-moved {
-  from = aws_route_table_association.this
-  to   = aws_route_table_association.this["own"]
-}

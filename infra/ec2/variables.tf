@@ -95,12 +95,6 @@ variable "groups" {
   }
 }
 
-variable "apart" {
-  description = "Names of workers that somebody else launches, with the output `launch`: none is made for them here."
-  type        = list(string)
-  default     = []
-}
-
 variable "launcher_type" {
   description = "Instance type of the launcher, which starts jobs and runs no ranks."
   type        = string

@@ -15,8 +15,10 @@ provider "aws" {
   # Its list of regions is as old as the provider: a region that opened later would be invalid.
   skip_region_validation = true
 
-  # The default, 25, keeps asking for many minutes where a zone has no capacity.
+  # The default, 25, keeps asking for many minutes where a zone has no capacity. `adaptive` asks as often
+  # as AWS answers, where it throttles: EC2 accepts five launches at once, and then two a second.
   max_retries = var.max_retries
+  retry_mode  = "adaptive"
 
   default_tags {
     tags = local.all_tags

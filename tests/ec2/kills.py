@@ -5,8 +5,8 @@ of its usual time each command is killed, and which command comes next: mostly t
 another that fits. In the end nothing may be left in the cloud, the receipt has to be what the cloud
 charges, and all records have to be readable.
 
-The machines of a large cluster, whose workers EC2 launches by one call, exist as records of EC2
-only and never boot: each of its commands is killed, and the next one comes at once.
+The machines of a large cluster, whose launches EC2 rations, exist as records of EC2 only and never
+boot: each of its commands is killed, and the next one comes at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KINDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 SHARES = ("small", "large", "private", "large")
 """A round is one of these, by its seed."""
 
-LARGE_SECONDS = {"up": 30.0, "up again": 20.0, "grow": 20.0, "down": 15.0}
+LARGE_SECONDS = {"up": 45.0, "up again": 40.0, "grow": 45.0, "down": 20.0}
 """Until all machines of a large cluster run, or have ended."""
 LATE = 3.0
 """Seconds until EC2 shows what is new, in every other round with a large cluster."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from botocore.exceptions import ClientError
 
 from clusterctl import assets
-from clusterctl.providers.ec2 import cleanup, launches, numbers, prices, reconcile, tagged_resources
-from clusterctl.providers.ec2.answers import LIVING, Instance
+from clusterctl.providers.ec2 import cleanup, prices, reconcile, tagged_resources
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.instances import find_instances, terminate_instances
 from clusterctl.providers.ec2.tags import UNUSED_TAG
@@ -146,30 +145,6 @@ def test_what_was_made_just_before_is_found_though_its_tags_are_late(
     shown.join()
     [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
     assert found["State"]["Name"] == "terminated"
-
-
-def test_workers_of_a_launch_that_was_cut_off_end_before_terraform_waits_for_them(
-    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They hold the network, and Terraform knows nothing of them."""
-    monkeypatch.setattr(cleanup, "PAUSE", 0.1)
-    lab.ec2.fault("never_boot")
-    known = lab.launch("launcher", TagSpecifications=tagged("launcher"))
-    lab.ec2.fault("late", seconds=3600)
-    tags = [{"Key": "clusterctl:cluster", "Value": "lab-1"}, {"Key": numbers.TAG, "Value": "1"}]
-    lab.launch("worker-1", TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
-
-    class ShowsLate(Api):
-        def list_instances(self, *filters: Any, states: Any = LIVING) -> list[Instance]:
-            found = super().list_instances(*filters, states=states)
-            lab.ec2.fault("late", seconds=0)
-            return found
-
-    told: list[str] = []
-    api = ShowsLate("us-east-1")
-    launches.end_unknown(api, "lab-1", f'"id": "{known}"', told.append, settle=2.0)
-    assert find_instances(api, "lab-1") == []
-    assert told == ["ending worker-1"]
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["deleted", "refused"])

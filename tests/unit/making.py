@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
@@ -138,3 +140,12 @@ def job(where: Cluster | None = None, what: JobSpec | None = None, **changes: An
         created=1.0,
     )
     return replace(made, **changes)
+
+
+def note_machines(folder: Path, *names: str) -> None:
+    """The state that Terraform leaves in a cluster's folder when it has made these machines."""
+    kind = {"mode": "managed", "type": "aws_instance", "name": "this"}
+    made = [{"index_key": name, "attributes": {"id": f"i-{name}"}} for name in names]
+    rows = [{**kind, "instances": made}, {**kind, "type": "aws_vpc", "instances": [{}]}]
+    (folder / "terraform").mkdir(parents=True, exist_ok=True)
+    (folder / "terraform" / "terraform.tfstate").write_text(json.dumps({"resources": rows}))

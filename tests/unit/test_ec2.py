@@ -15,12 +15,19 @@ from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import cleanup, failures, prices, spec, tagged_resources, userdata
+from clusterctl.providers.ec2 import (
+    cleanup,
+    failures,
+    plan,
+    prices,
+    spec,
+    tagged_resources,
+    userdata,
+)
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.host_key_rotation import HostKeys
 from clusterctl.providers.ec2.prices import Quote
 from clusterctl.providers.ec2.reconcile import make_is_known
-from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.resources import Resource
 from clusterctl.providers.shared import budget, deadlines
 from clusterctl.terraform import Binary, Terraform
@@ -57,58 +64,6 @@ def test_workers_keep_their_numbers(
 ) -> None:
     groups = [NodeGroup(count=count, family=family) for family, count in counts]
     assert list(spec.number_workers(groups, present)) == numbers
-
-
-def test_variables_are_those_of_the_module() -> None:
-    found = spec.plan_machines(
-        wish(NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5")), {}, {}
-    )
-    made = spec.ModuleVariables(
-        cluster_id="lab-1",
-        name="lab",
-        region="us-east-1",
-        zone="us-east-1a",
-        machines=found,
-        amis={"cpu": "ami-1"},
-        spot=False,
-        placement={"g5.xlarge"},
-        efa=True,
-        subnet="subnet-1",
-        launcher_subnet="subnet-2",
-        private=True,
-        efa_cards={"p4d.24xlarge": ("efa", "efa-only")},
-        reservation=Reservation(id="cr-1", zone="", block=True, group="g", latest=None),
-        ssh_cidr="203.0.113.7/32",
-        public_key="ssh-ed25519 AAAA",
-        user_data={"worker-1": "x"},
-        hours=0.5,
-    ).render()
-    text = (Path(__file__).parents[2] / "infra/ec2/variables.tf").read_text()
-    for name in made:
-        assert f'variable "{name}"' in text
-    assert made["ssh_cidr"] == "203.0.113.7/32"
-    assert made["subnet_id"] == "subnet-1"
-    assert made["reservation"] == {"id": "cr-1", "block": True, "placement_group": "g"}
-    assert made["efa"] is True
-    assert made["efa_cards"] == {"p4d.24xlarge": ["efa", "efa-only"]}
-    assert (made["private"], made["launcher_subnet_id"]) == (True, "subnet-2")
-    assert made["spot"] is False
-    assert made["groups"] == [
-        {
-            "instance_type": "c7i.xlarge",
-            "image": "cpu",
-            "count": 1,
-            "numbers": [1],
-            "placement": False,
-        },
-        {
-            "instance_type": "g5.xlarge",
-            "image": "nvidia",
-            "count": 1,
-            "numbers": [2],
-            "placement": True,
-        },
-    ]
 
 
 def test_disks_differ_only_where_nobody_said_how_large() -> None:
@@ -182,32 +137,11 @@ def test_spot_instances_have_quotas_of_their_own(kind: str, name: str, code: str
     assert (row.spot_name, row.spot) == (name, code)
 
 
-def test_many_machines_wait_for_their_turn_and_few_leave_a_full_zone_soon() -> None:
-    """EC2 starts two machines a second that are asked for one by one."""
-
-    def attempts(workers: int) -> int:
-        found = spec.plan_machines(wish(NodeGroup(count=workers, family="cpu")), {}, {})
-        made = spec.ModuleVariables(
-            cluster_id="lab-1",
-            name="lab",
-            region="us-east-1",
-            zone="us-east-1a",
-            machines=found,
-            amis={},
-            spot=False,
-            placement=(),
-            efa=False,
-            subnet="",
-            reservation=None,
-            ssh_cidr="",
-            public_key="",
-            user_data={},
-            hours=1,
-        ).render()
-        return int(made["max_retries"])
-
-    assert attempts(8) == 5
-    assert attempts(256) > attempts(8)
+def test_the_plan_says_how_long_many_launches_take() -> None:
+    """EC2 rations them: five at once, then two a second."""
+    assert list(plan.describe_ration(9)) == []
+    [line] = plan.describe_ration(257)
+    assert "starting 257 machines takes at least 126 s" in line
 
 
 @pytest.mark.parametrize(

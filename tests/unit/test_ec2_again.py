@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.state import Home
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
 from tests.unit.fake_ec2 import Allowing
-from tests.unit.making import cluster, node
+from tests.unit.making import cluster, node, note_machines
 
 HOUR, DAY = 3600.0, 86400.0
 NOW = 1.7e9
@@ -51,8 +50,6 @@ class Market(Allowing):
         self, action: str, key: str, service: str = "ec2", /, **arguments: Any
     ) -> list[Any]:
         return list(self.call(action, service, **arguments).get(key, ()))
-
-    partition = "aws"
 
     def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
@@ -353,18 +350,7 @@ def test_machines_that_only_terraform_knows_of_were_made(
     """An `up` made them and failed while they booted: its record has no nodes."""
     folder = Home(tmp_path).clusters / "lab"
     assert provider.list_made(folder) == frozenset()
-    (folder / "terraform").mkdir(parents=True)
-    resources = [
-        {
-            "mode": "managed",
-            "type": "aws_instance",
-            "name": "this",
-            "instances": [{"index_key": "worker-1", "attributes": {"id": "i-1"}}],
-        },
-        {"mode": "managed", "type": "aws_vpc", "name": "this", "instances": [{}]},
-    ]
-    text = json.dumps({"resources": resources})
-    (folder / "terraform" / "terraform.tfstate").write_text(text)
+    note_machines(folder, "worker-1")
     assert provider.list_made(folder) == {"worker-1"}
     current = attempted(provider.plan(wish()), ago=3 * DAY)
     charges = provider.plan(wish(ssh_cidr="198.51.100.7/32"), current, ahead=tmp_path).charges

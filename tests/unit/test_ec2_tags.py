@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import eventbridge, failures, preflight, tagging, tags, update_rules
+from clusterctl.providers.ec2 import eventbridge, failures, preflight, tags, update_rules
 from clusterctl.providers.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster
@@ -91,56 +90,6 @@ def test_the_dry_runs_have_them() -> None:
     assert {action for action, _ in asked} == {"run_instances"}, "it has its network"
 
 
-class Tagged(Api):
-    """Resources with tags: id → kind and tags."""
-
-    def __init__(self, things: dict[str, tuple[str, dict[str, str]]]) -> None:
-        super().__init__("us-east-1")
-        self.things = things
-        self.calls = 0
-
-    def list_all(
-        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
-    ) -> list[Any]:
-        assert action == "describe_tags"
-        said = {one["Name"]: one["Values"] for one in arguments["Filters"]}
-        return [
-            {"ResourceId": id}
-            for id, (kind, tags) in self.things.items()
-            if kind in said["resource-type"]
-            and any(tags.get(name) in said["value"] for name in said["key"])
-        ]
-
-    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
-        assert action == "create_tags"
-        self.calls += 1
-        for id in arguments["Resources"]:
-            tags = {tag["Key"]: tag["Value"] for tag in arguments["Tags"]}
-            self.things[id] = (self.things[id][0], {**self.things[id][1], **tags})
-
-
-def test_a_further_up_gives_new_tags_to_machines_with_their_disks_and_interfaces() -> None:
-    """Terraform knows nothing of workers that were launched by one call, and changes no interface;
-    the network is Terraform's."""
-    mine = {"clusterctl:cluster": "lab-1"}
-    api = Tagged(
-        {
-            "i-1": ("instance", {**mine, "team": "ml"}),
-            "i-2": ("instance", mine),
-            "vol-2": ("volume", {**mine, "team": "old"}),
-            "eni-2": ("network-interface", mine),
-            "vpc-1": ("vpc", mine),
-            "i-3": ("instance", {"clusterctl:cluster": "other"}),
-        }
-    )
-    tagging.label_machines(api, "lab-1", {"team": "ml"})
-    having = {id for id, (_, tags) in api.things.items() if tags.get("team") == "ml"}
-    assert having == {"i-1", "i-2", "vol-2", "eni-2"}
-    assert api.calls == 1
-    tagging.label_machines(api, "lab-1", {"team": "ml"})
-    assert api.calls == 1, "what has them is left alone"
-
-
 def test_schedules_have_them() -> None:
     """EventBridge Scheduler takes no empty values, and would refuse them all."""
     made: dict[str, Any] = {}
@@ -163,8 +112,6 @@ def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
     asked: list[tuple[str, dict[str, Any]]] = []
 
     class Scheduling(Api):
-        partition = "aws"
-
         def find_account(self) -> str:
             return "123456789012"
 
@@ -189,35 +136,3 @@ def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
     assert "tag policy" in error.message
     assert "'team'" in error.message
     assert "--tag" in error.hint
-
-
-def test_terraform_gets_them(tmp_path: Path) -> None:
-    from clusterctl.providers.ec2 import spec as layout
-
-    machines = layout.plan_machines(wish(), {}, {})
-    some = layout.ModuleVariables(
-        **_variables(machines), tags={"team": "ml"}, shared="/shared"
-    ).render()
-    assert (some["tags"], some["shared"]) == ({"team": "ml"}, "/shared")
-    none = layout.ModuleVariables(**_variables(machines)).render()
-    assert not {"tags", "shared"} & set(none), "the module of an older cluster does not know them"
-
-
-def _variables(machines: Any) -> dict[str, Any]:
-    return {
-        "cluster_id": "lab-1",
-        "name": "lab",
-        "region": "us-east-1",
-        "zone": "us-east-1a",
-        "machines": machines,
-        "amis": {},
-        "spot": False,
-        "placement": (),
-        "efa": False,
-        "subnet": "",
-        "reservation": None,
-        "ssh_cidr": "",
-        "public_key": "",
-        "user_data": {},
-        "hours": 8.0,
-    }

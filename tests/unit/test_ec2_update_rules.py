@@ -244,3 +244,9 @@ def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:
 def test_a_life_that_is_over_before_it_begins_is_refused(wanted: ClusterSpec, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         update_rules.choose_deadline(wanted, None, {}, [charge("worker-1")], NOW)
+
+
+@pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1"])
+def test_regions_of_other_partitions_are_refused(region: str) -> None:
+    with pytest.raises(UsageError, match=f"region {region}: .* China and GovCloud"):
+        update_rules.resolve(wish(region=region), None)

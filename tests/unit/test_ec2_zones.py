@@ -11,13 +11,15 @@ import pytest
 
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.providers.ec2 import provider_state, spec
-from clusterctl.providers.ec2.answers import Instance
+from clusterctl.providers.ec2.answers import Instance, InstanceType
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.attempts import Order, make, schedule_ends
 from clusterctl.providers.ec2.failures import CapacityError
 from clusterctl.providers.ec2.host_key_rotation import HostKeys
+from clusterctl.providers.ec2.networks import ZoneSubnets
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
 
 ZONES = ("us-east-1a", "us-east-1b")
@@ -66,18 +68,15 @@ def node(name: str, machine: str = "") -> Node:
 
 class Runner:
     """A Terraform that finds room only in these pairs of a zone and "spot or not": one of its
-    workers is new. `lacks`: a variable that its module does not have."""
+    workers is new."""
 
-    def __init__(self, room: set[tuple[str, bool]], new: str, lacks: str) -> None:
+    def __init__(self, room: set[tuple[str, bool]], new: str) -> None:
         self.room = room
         self.new = new
-        self.lacks = lacks
         self.tried: list[tuple[str, bool]] = []
         self.on_demand: list[str] = []
         self.may_go: list[str] = []
-
-    def takes(self, variable: str) -> bool:
-        return variable != self.lacks
+        self.variables: Mapping[str, Any] = {}
 
     def list_resources(self) -> dict[str, str]:
         names = ("launcher", "worker-1", "worker-2")
@@ -92,7 +91,7 @@ class Runner:
         parallelism: int,
         may_go: Collection[str],
     ) -> dict[str, Any]:
-        self.may_go = sorted(may_go)
+        self.may_go, self.variables = sorted(may_go), variables
         self.on_demand = variables.get("on_demand", [])
         spot = variables["spot"] and self.new not in self.on_demand
         self.tried.append((variables["zone"], spot))
@@ -110,16 +109,18 @@ def make_all(
     machines: Mapping[str, str] | None = None,
     zones: tuple[str, ...] = ZONES,
     workers: int = 1,
+    groups: tuple[NodeGroup, ...] = (),
     spots: Collection[str] = (),
-    lacks: str = "",
     told: list[str] | None = None,
+    survey: Mapping[str, Any] | None = None,
     **cloud: Any,
 ) -> Runner:
-    """`running`, `spots`: the nodes there are, and those of them that are spot instances."""
+    """`running`, `spots`: the nodes there are, and those of them that are spot instances; `survey`:
+    what else AWS has."""
     wish = ClusterSpec(
         name="lab",
         provider="ec2",
-        groups=(NodeGroup(count=workers, family="cpu"),),
+        groups=groups or (NodeGroup(count=workers, family="cpu"),),
         cloud=CloudSpec(region="us-east-1", **cloud),
     )
     cluster = Cluster(
@@ -129,16 +130,11 @@ def make_all(
         created=0.0,
         nodes=tuple(node(name, (machines or {}).get(name, "")) for name in nodes),
     )
-    found = Survey(
-        account="1",
-        machines=spec.plan_machines(wish, {}, {}),
-        types={},
-        zones=zones,
-        amis={},
-        placement=frozenset(),
-    )
+    usual: dict[str, Any] = {"types": {}, "amis": {}, "placement": frozenset()}
+    machines_to_be = spec.plan_machines(wish, {}, {})
+    found = Survey(account="1", machines=machines_to_be, zones=zones, **usual | {**(survey or {})})
     new = next((m.name for m in found.machines if m.name not in running), "")
-    runner = Runner(room, new, lacks)
+    runner = Runner(room, new)
     order = Order(
         cluster=cluster,
         options=wish,
@@ -155,6 +151,35 @@ def make_all(
 
 def attempts(*arguments: Any, **more: Any) -> list[tuple[str, bool]]:
     return make_all(*arguments, **more).tried
+
+
+def test_terraform_is_told_what_its_module_declares(tmp_path: Path) -> None:
+    survey = {
+        "types": {"p4d.24xlarge": InstanceType(name="p", vcpus=96, efa=("efa", "efa-only"))},
+        "placement": frozenset({"g5.xlarge"}),
+        "subnets": {"us-east-1a": ZoneSubnets("subnet-1", "subnet-2")},
+        "reservation": Reservation(id="cr-1", zone="", block=True, group="g", latest=None),
+    }
+    groups = (NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5"))
+    memory = ProviderState(id="lab-1", region="us-east-1", ssh_cidr="203.0.113.7/32")
+    room = {("us-east-1a", False)}
+    more = {"groups": groups, "survey": survey, "efa": True, "private": True}
+    more["tag"] = ("team=ml",)
+    made = make_all(tmp_path, room, memory, **more).variables
+    text = (Path(__file__).parents[2] / "infra/ec2/variables.tf").read_text()
+    for name in made:
+        assert f'variable "{name}"' in text
+    assert made["tags"] == {"team": "ml"}
+    assert made["ssh_cidr"] == "203.0.113.7/32"
+    assert (made["subnet_id"], made["launcher_subnet_id"]) == ("subnet-1", "subnet-2")
+    assert made["reservation"] == {"id": "cr-1", "block": True, "placement_group": "g"}
+    assert made["efa_cards"] == {"p4d.24xlarge": ["efa", "efa-only"]}
+    assert (made["efa"], made["private"], made["spot"]) == (True, True, False)
+    cpu, gpu = made["groups"]
+    usual = {"image": "cpu", "count": 1, "numbers": [1], "placement": False}
+    assert cpu == {**usual, "instance_type": "c7i.xlarge"}
+    own = {"instance_type": "g5.xlarge", "image": "nvidia", "numbers": [2], "placement": True}
+    assert gpu == {**usual, **own}
 
 
 def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None:
@@ -208,21 +233,11 @@ def test_a_lost_spot_worker_is_made_again_on_demand_where_that_was_said(tmp_path
     assert not told
 
 
-@pytest.mark.parametrize(
-    ("cloud", "lacks", "hint"),
-    [
-        ({}, "", "try later, or `clusterctl up lab --spot-fallback` starts on-demand ones"),
-        ({"spot_fallback": True}, "on_demand", "try later, or with fewer --workers"),
-    ],
-    ids=["nobody said so", "older module"],
-)
-def test_a_lost_spot_worker_stays_lost_where_it_may_not_become_another(
-    cloud: dict[str, bool], lacks: str, hint: str, tmp_path: Path
-) -> None:
-    lost = {**LOST, "spots": ("worker-2",), "lacks": lacks, **cloud}
+def test_a_lost_spot_worker_stays_lost_where_it_may_not_become_another(tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match="us-east-1b has no capacity for more") as caught:
-        make_all(tmp_path, ON_DEMAND, remembered(), **lost)
-    assert f"running nodes are unchanged: {hint}" in caught.value.hint
+        make_all(tmp_path, ON_DEMAND, remembered(), **LOST, spots=("worker-2",))
+    hint = "running nodes are unchanged: try later, or `clusterctl up lab --spot-fallback` starts"
+    assert hint in caught.value.hint
 
 
 def test_running_spot_workers_stay_so_where_the_file_that_tells_is_lost(tmp_path: Path) -> None:
@@ -291,7 +306,6 @@ class Bare(Account):
     """An account where an `up` has made a NAT gateway, and nothing behind it; `schedules`: by what
     they end."""
 
-    partition = "aws"
     state = "available"
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import Life
 from clusterctl.providers.shared import charges as measured
-from tests.unit.making import cluster, node
+from tests.unit.making import cluster, node, note_machines
 from tests.unit.provided import provide
 from tests.unit.test_ec2_again import Market
 
@@ -248,8 +248,8 @@ def test_machines_that_a_killed_up_has_only_planned_again_cost_nothing(seen: typ
     made = lab(before, again, nodes=nodes)
     assert status(made).dollars == pytest.approx(2)
     folder = open_store().locate_folder("lab")
-    state = ProviderState(id=made.id, region="us-east-1", launched=("worker-1",))
-    provider_state.save(folder, state)
+    provider_state.save(folder, ProviderState(id=made.id, region="us-east-1"))
+    note_machines(folder, "worker-1")
     assert status(made).dollars == pytest.approx(2 + 50 / 60), "made, as its folder has it"
 
 
@@ -289,10 +289,9 @@ def test_after_a_killed_stop_it_is_said_that_machines_may_have_stood_still(
 def test_what_aws_has_forgotten_of_an_interrupted_up_is_named(seen: type[Seen]) -> None:
     """Its costs are unknown: it was never on record, and ended more than an hour ago."""
     made = lab(charge("launcher", -600), charge("worker-1", -600), deadline=at(-120))
-    provider_state.save(
-        open_store().locate_folder("lab"),
-        ProviderState(id=made.id, region="us-east-1", launched=("launcher",)),
-    )
+    folder = open_store().locate_folder("lab")
+    provider_state.save(folder, ProviderState(id=made.id, region="us-east-1"))
+    note_machines(folder, "launcher")
     found = status(made)
     assert found.dollars == pytest.approx(8)
     [line] = found.warnings

@@ -33,7 +33,7 @@ from tests.unit.billed_account import (
     Machine,
     Provider,
 )
-from tests.unit.making import node
+from tests.unit.making import node, note_machines
 from tests.unit.provided import provide
 
 CENT = 0.01
@@ -145,8 +145,9 @@ class Life:
     def _note(self) -> None:
         """What Terraform's state has."""
         names = tuple(one.name for one in self.account.alive)
-        state = ProviderState(id="lab-1", region="us-east-1", launched=names)
-        provider_state.save(self.store.locate_folder("lab"), state)
+        folder = self.store.locate_folder("lab")
+        provider_state.save(folder, ProviderState(id="lab-1", region="us-east-1"))
+        note_machines(folder, *names)
 
     def stop(self) -> None:
         stopping.stop(self.store, "lab", lambda line: None, lambda question: True)

@@ -21,7 +21,7 @@ from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from tests.unit.calling import Call
 from tests.unit.fake_ec2 import ACCOUNT, LAUNCHED, Allowing, Cloud, FakeApi
-from tests.unit.making import cluster
+from tests.unit.making import cluster, node, note_machines
 from tests.unit.provided import provide
 
 NODES = ("launcher", "worker-1", "worker-2")
@@ -187,6 +187,27 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
         "cannot be read:" if record in (DAMAGED, EMPTY) else "nothing in it shows which one"
     ) in said.err
     assert open_store().list_names() == ("lab",)
+
+
+def test_machines_that_terraform_does_not_know_go_by_their_tags(cloud: Cloud, call: Call) -> None:
+    """They hold the network that Terraform would wait for. An `up` was cut off when it had made
+    them, or one of an earlier version has launched them beside Terraform."""
+    arrange(cloud, RIGHT, RIGHT, RIGHT)
+    cloud.make(ID, "worker-3")
+    said = call("down", "lab", "--force")
+    assert "worker-3: not in Terraform's state; removing by tag" in said.err
+    assert (said.code, cloud.left()) == (0, [])
+
+
+def test_up_removes_no_node_that_terraform_does_not_know(cloud: Cloud, call: Call) -> None:
+    arrange(cloud, RIGHT, RIGHT, RIGHT, deadline=time.time() + HOUR)
+    store, nodes = open_store(), [replace(node(one), machine=f"i-{one}") for one in NODES]
+    store.save(replace(store.read_cluster("lab"), nodes=tuple(nodes)))
+    note_machines(store.locate_folder("lab"), *NODES[:2])
+    before = cloud.left()
+    said = call("up", "lab", "--yes")
+    assert "worker-2 of cluster lab is not in Terraform's state" in said.err
+    assert (said.code, cloud.left()) == (3, before)
 
 
 def test_a_cluster_that_was_taken_back_costs_what_its_own_disks_do(

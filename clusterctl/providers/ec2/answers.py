@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from clusterctl.providers.ec2 import numbers
-
 _DRAWN = re.compile(r"/[A-Za-z-]*\d{9,}$")
 """The name of a session that an SDK has made up from the time."""
 
@@ -85,8 +83,6 @@ class Instance:
     """When it stopped or was terminated, if EC2 says so."""
     why: str = ""
     """EC2's code for that, such as Server.SpotInstanceTermination, else who did it."""
-    apart: bool = False
-    """Whether it was launched with others by one call, without Terraform."""
     shared: str = ""
     """The folder that it shares with the other nodes of its cluster."""
 
@@ -187,9 +183,7 @@ def read_instance(item: dict[str, Any]) -> Instance:
     reason = str(item.get("StateTransitionReason", ""))
     return Instance(
         id=item["InstanceId"],
-        node=tags.get("clusterctl:node", "")
-        or numbers.read_node(tags.get(numbers.TAG, ""), int(item.get("AmiLaunchIndex", 0))),
-        apart=numbers.TAG in tags,
+        node=tags.get("clusterctl:node", ""),
         shared=tags.get("clusterctl:shared", ""),
         type=item.get("InstanceType", ""),
         state=item["State"]["Name"],

@@ -11,6 +11,7 @@ from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.model import Reporter
 from clusterctl.providers.ec2 import eventbridge, failures, tags
 from clusterctl.providers.ec2.api import Api
+from clusterctl.providers.ec2.instances import AT_A_TIME
 from clusterctl.providers.ec2.tagged_resources import (
     ENDPOINT,
     GATEWAY,
@@ -135,7 +136,9 @@ def _remove(api: Api, items: list[Found]) -> dict[str, ProviderError]:
             continue
         try:
             if kind.many:
-                api.call(kind.remove, **{f"{kind.id}s": [left.id for _, left in mine]})
+                ids = [left.id for _, left in mine]
+                for first in range(0, len(ids), AT_A_TIME):
+                    api.call(kind.remove, **{f"{kind.id}s": ids[first : first + AT_A_TIME]})
                 continue
         except ProviderError as error:
             refused |= {left.id: error for _, left in mine}

@@ -171,11 +171,6 @@ class Client:
             pages = client.get_paginator(action).paginate(**arguments)
             return [item for page in pages for item in page.get(key, ())]
 
-    @property
-    def partition(self) -> str:
-        """Of AWS, as ARNs say it: `aws`, `aws-cn`, `aws-us-gov`."""
-        return str(self._get_client("ec2").meta.partition)
-
     def find_account(self) -> str:
         """The account that the credentials belong to: the cheapest proof that they work.
 

@@ -23,6 +23,7 @@ from clusterctl.model import (
     Runtime,
 )
 from clusterctl.node_phases import NodePhases
+from clusterctl.node_results import shorten
 from clusterctl.providers.ec2 import (
     host_key_rotation,
     kept_lives,
@@ -37,6 +38,7 @@ from clusterctl.providers.ec2 import (
 from clusterctl.providers.ec2 import spec as layout
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.attempts import Order, make, schedule_ends
+from clusterctl.providers.ec2.instances import find_instances
 from clusterctl.providers.ec2.preflight import Survey
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.ec2.tunnels import ConnectEndpoint
@@ -89,6 +91,7 @@ def create(
         state.ssh_cidr = ssh_cidr.resolve(
             options.cloud.ssh_cidr, state.ssh_cidr, planned.address.result, report
         )
+    _check_nodes(api, cluster, runner)
     runner.copy(terraform_module.find_module())
     runner.init(planned.init_cache)
     if known:
@@ -136,6 +139,20 @@ def create(
         shared=SHARED if cluster.spec.shared else "",
         shared_source=found.file_system.name_source(state.zone) if found.file_system else "",
     )
+
+
+def _check_nodes(api: Api, cluster: Cluster, runner: terraform.Terraform) -> None:
+    """Raises ProviderError where a node runs that Terraform does not know: what is unknown is
+    removed, and jobs may run on nodes."""
+    state = runner.state
+    nodes = {node.machine: node.name for node in cluster.nodes if node.machine not in state}
+    if lost := [nodes[item.id] for item in find_instances(api, cluster.id) if item.id in nodes]:
+        raise ProviderError(
+            f"{shorten(lost)} of cluster {cluster.name} is not in Terraform's state, which `up`"
+            " needs; nothing was changed",
+            hint=f"`clusterctl fetch` saves outputs, then `clusterctl down {cluster.name}` removes"
+            " the whole cluster",
+        )
 
 
 def _remove_unknown(

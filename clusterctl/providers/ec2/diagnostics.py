@@ -89,7 +89,7 @@ def diagnose() -> tuple[CheckRow, ...]:
             partial(api.list_zones, (family.instance_type, catalog.LAUNCHER_TYPE))
         )
         image = catalog.MACHINE_IMAGES[family.image]
-        found = run_in_background(partial(api.find_image, image.find_owner(api.region), image.name))
+        found = run_in_background(partial(api.find_image, image.owner, image.name))
         rows.append(partial(_check_family, api, family, zones, found, end))
     return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
 
@@ -178,6 +178,6 @@ def _check_family(
     where = f"{family.instance_type} in {', '.join(offering)}"
     if not ami:
         row = catalog.MACHINE_IMAGES[family.image]
-        text = f"{where}, but no machine image {row.name!r} of {row.find_owner(api.region)}"
+        text = f"{where}, but no machine image {row.name!r} of {row.owner}"
         return CheckRow("warning", subject, text, "name one with --ami, or choose another --region")
     return CheckRow("ok", subject, f"{where}; image {ami}")

@@ -96,7 +96,7 @@ def prepare(
 def label(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
     """Gives the group of a cluster's schedules other tags. Raises ProviderError."""
     account, group = api.find_account(), name_group(cluster_id)
-    arn = f"arn:{api.partition}:scheduler:{api.region}:{account}:schedule-group/{group}"
+    arn = f"arn:aws:scheduler:{api.region}:{account}:schedule-group/{group}"
     _ignore_error(
         "ResourceNotFoundException",
         lambda: api.call("tag_resource", "scheduler", ResourceArn=arn, Tags=as_list(tags)),
@@ -116,7 +116,7 @@ def schedule_ends(
     NAT gateway, too, and then the address of that. Raises ProviderError; some may then have an
     earlier one as before."""
     group = name_group(cluster_id)
-    role = f"arn:{api.partition}:iam::{api.find_account()}:role/{ROLE}"
+    role = f"arn:aws:iam::{api.find_account()}:role/{ROLE}"
     found = api.list_all("list_schedules", "Schedules", "scheduler", GroupName=group)
     known = {str(item["Name"]) for item in found}
     ends = {id: _End("terminateInstances", {"InstanceIds": [id]}) for id in instances}
@@ -136,7 +136,7 @@ def schedule_ends(
                 FlexibleTimeWindow={"Mode": "OFF"},
                 ActionAfterCompletion="DELETE",
                 Target={
-                    "Arn": f"arn:{api.partition}:scheduler:::aws-sdk:ec2:{end.call}",
+                    "Arn": f"arn:aws:scheduler:::aws-sdk:ec2:{end.call}",
                     "RoleArn": role,
                     "Input": json.dumps(end.arguments),
                 },

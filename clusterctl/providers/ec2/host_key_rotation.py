@@ -97,16 +97,6 @@ class HostKeys:
         self._save(known)
         return pairs
 
-    def share(self, names: Sequence[str]) -> None:
-        """Nodes that are launched by one call boot with one user data, so with one key: that of the
-        first of them. Each makes its own when it is reached."""
-        known = self.known
-        pair = keys.ensure_pair(self._locate_boot_key(names[0]))
-        for name in names:
-            keys.copy(pair, self._locate_boot_key(name))
-            known[name] = (pair.public,)
-        self._save(known)
-
     def forget(self, names: Sequence[str]) -> None:
         """Drops nodes that are gone."""
         for name in names:

@@ -51,7 +51,7 @@ def keep(
     now, search = clock(), [filter_by_cluster(cluster.id)]
     kept = {(life.node, life.since): life for life in load(folder)}
     for item in api.list_instances(*search, states=LIVING):
-        if item.node and not item.apart and not is_known(Resource("instance", item.id)):
+        if item.node and not is_known(Resource("instance", item.id)):
             kept[item.node, item.launched] = Life(item.node, item.launched, item.ended or now)
     if any(item.part == GATEWAY for item in cluster.charges):
         for row in api.list_all("describe_nat_gateways", "NatGateways", Filter=search):

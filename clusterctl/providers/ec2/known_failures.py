@@ -43,7 +43,7 @@ _VCPUS = Known(
 _EXPIRED = Known("your AWS credentials have expired", _KEYS, account=True)
 _UNKNOWN_KEYS = Known(
     "AWS does not recognize your credentials",
-    f"{_KEYS}; those of AWS China and GovCloud work in their own regions alone: set AWS_REGION",
+    _KEYS,
     account=True,
 )
 _RIGHTS = Known(

@@ -43,15 +43,14 @@ def choose(api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]) -
     same: dict[catalog.MachineImage, str] = {}
     for kind in kinds:
         row = catalog.MACHINE_IMAGES[kind]
-        owner = row.find_owner(api.region)
         if options.cloud.ami and kind != LAUNCHER:
             found[kind] = options.cloud.ami
         else:
-            found[kind] = same.get(row) or api.find_image(owner, row.name)
+            found[kind] = same.get(row) or api.find_image(row.owner, row.name)
             same[row] = found[kind]
         if not found[kind]:
             raise ProviderError(
-                f"no machine image {row.name!r} of {owner} is in {api.region}",
+                f"no machine image {row.name!r} of {row.owner} is in {api.region}",
                 hint="choose another --region"
                 + (", or name one with --ami" if kind != LAUNCHER else "")
                 + f"; {_ALLOWED}",

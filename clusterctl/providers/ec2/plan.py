@@ -20,6 +20,12 @@ from clusterctl.providers.shared import budget
 from clusterctl.providers.shared import charges as measured
 from clusterctl.providers.shared.nodes import LAUNCHER
 
+LAUNCHES_AT_ONCE, LAUNCHES_PER_SECOND = 5, 2
+"""Calls of RunInstances that EC2 accepts; Terraform makes one for each machine. Source: EC2
+Developer Guide, "Request throttling for the Amazon EC2 API"."""
+LONG_START = 20.0
+"""Seconds for all launches from which the plan says so."""
+
 
 def name_mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
     """`on_demand`: the workers that are so beside spot instances."""
@@ -167,11 +173,13 @@ def describe(
     *,
     binary: str,
     ssh: str,
+    new: int,
     stopped: Collection[str],
     deadline: float,
     now: float,
 ) -> tuple[str, ...]:
-    """The plan, line by line. `binary`: what makes the machines; `ssh`: who may connect."""
+    """The plan, line by line. `binary`: what makes the machines; `ssh`: who may connect; `new`: how
+    many machines start."""
     table = prices.render_table(
         found.machines,
         cost.charges,
@@ -183,7 +191,17 @@ def describe(
     end = describe_ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
     hidden = options.cloud.private and options.cloud.instance_connect
     where = describe_place(api, found, binary, options.cloud.tag, hidden=hidden)
-    return (*where, ssh, *table, *end)
+    return (*where, ssh, *table, *describe_ration(new), *end)
+
+
+def describe_ration(new: int) -> Iterator[str]:
+    """That so many machines start one after the other, where that takes long."""
+    seconds = (new - LAUNCHES_AT_ONCE) / LAUNCHES_PER_SECOND
+    if seconds >= LONG_START:
+        yield (
+            f"EC2 accepts about {LAUNCHES_PER_SECOND} launches a second: starting {new} machines"
+            f" takes at least {seconds:.0f} s, and then they boot"
+        )
 
 
 def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:

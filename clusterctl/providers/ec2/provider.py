@@ -48,7 +48,7 @@ from clusterctl.registry import RegistryLogin
 from clusterctl.state import Home
 from clusterctl.timeouts import run_in_background
 
-ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?")
+ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com")
 """The hosts of AWS's own registries."""
 
 
@@ -126,6 +126,7 @@ class Ec2Provider:
                 ssh=endpoints.describe(found.endpoint)
                 if options.cloud.instance_connect
                 else ssh_cidr.describe(options.cloud.ssh_cidr, address.result, old=bool(current)),
+                new=sum(machine.name not in present for machine in found.machines),
                 stopped=stopped,
                 deadline=deadline,
                 now=now,

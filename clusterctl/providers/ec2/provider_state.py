@@ -23,10 +23,6 @@ class ProviderState(msgspec.Struct, kw_only=True):
     """The workers that are none where the others are spot instances."""
     unfinished: bool = False
     guarded: bool = False
-    launching: str = ""
-    """Names a launch without Terraform whose end nobody has seen."""
-    launched: tuple[str, ...] = ()
-    """The workers that were launched without Terraform, which knows nothing of them."""
 
 
 def load(folder: Path) -> ProviderState | None:

@@ -21,7 +21,6 @@ from clusterctl.providers.ec2 import (
     cleanup,
     eventbridge,
     failures,
-    launches,
     provider_state,
     tagged_resources,
     tags,
@@ -146,9 +145,7 @@ def remove_unknown(
     api: Api, cluster_id: str, runner: terraform.Terraform, report: Reporter
 ) -> None:
     """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
-    apart = {item.id for item in find_instances(api, cluster_id) if item.apart}
-    known = make_is_known(runner)
-    cleanup.remove(api, cluster_id, report, keep=lambda left: left.id in apart or known(left))
+    cleanup.remove(api, cluster_id, report, keep=make_is_known(runner))
     state = runner.state
     tables = api.list_all(
         "describe_route_tables", "RouteTables", Filters=[tags.filter_by_cluster(cluster_id)]
@@ -202,15 +199,18 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
             report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
             return
         state = provider_state.load(folder)
-        cloud = cluster.spec.cloud
-        if state and state.unfinished and (cloud.private or cloud.instance_connect):
-            # Killed while AWS made it, Terraform does not know it, and waits for its network.
-            slow = "a NAT gateway" if cloud.private else "an endpoint"
-            report(f"AWS may have {slow} that is not in Terraform's state; removing by tag")
+        if state and state.unfinished:
+            # Terraform would wait for a network that is held by what it does not know.
+            report(
+                "the last `up` did not finish: AWS may have more than Terraform knows; removing by"
+                " tag"
+            )
+            return
+        if unknown := [i for i in find_instances(api, cluster.id) if i.id not in runner.state]:
+            names = shorten(sorted(item.node or item.id for item in unknown))
+            report(f"{names}: not in Terraform's state; removing by tag")
             return
         runner.init()
-        settle = SETTLE if state and state.launching else 0.0
-        launches.end_unknown(api, cluster.id, runner.state, report, settle=settle)
         at_a_time = layout.choose_parallelism(len(resources))
         if len(resources) > at_a_time:
             # Terraform waits for each: the others would be billed meanwhile.

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from clusterctl import catalog
 from clusterctl.errors import UsageError
 from clusterctl.model import ClusterSpec, NodeGroup
-from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.shared.nodes import LAUNCHER, name_nodes
 
 MAX_WORKERS = 1000
-PARALLELISM = (10, 64)
-"""Terraform's -parallelism: at least its default, at most what AWS bears without throttling."""
-
-FEW, ATTEMPTS = 24, (5, 8)
-"""How often Terraform's provider tries a request to AWS, for clusters of FEW machines and for
-larger ones. EC2 lets five launches through and then two a second; the provider launches each
-machine by a call of its own, and waits longer after each refusal: docs/adr/0018 has the numbers."""
+PARALLELISM = (10, 32)
+"""Terraform's -parallelism: at least its default, and at most as many machines as it launches and
+waits for while EC2 accepts two launches a second (docs/adr/0018)."""
 
 LAUNCHER_DISK = 30
 GPU_DISK, CPU_DISK = 100, 30
@@ -138,95 +133,11 @@ def choose_parallelism(nodes: int) -> int:
     return max(least, min(most, nodes + 8))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleVariables:
-    """What infra/ec2 is told."""
-
-    cluster_id: str
-    name: str
-    region: str
-    zone: str
-    machines: Sequence[PlannedMachine]
-    amis: Mapping[str, str]
-    spot: bool
-    placement: Container[str]
-    """The types that may be in a cluster placement group."""
-    efa: bool
-    efa_cards: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The interfaces of types with several network cards."""
-    subnet: str
-    """The workers'; "" where the cluster makes a network of its own."""
-    launcher_subnet: str = ""
-    private: bool = False
-    reservation: Reservation | None
-    ssh_cidr: str
-    instance_connect: bool = False
-    endpoint_groups: Sequence[str] = ()
-    """Of the endpoint that SSH comes through, where none is made."""
-    public_key: str
-    user_data: Mapping[str, str]
-    hours: float
-    """How long a machine may live that has no user data."""
-    owner: str = ""
-    client: str = ""
-    deadline: str = ""
-    shared: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    apart: Collection[str] = ()
-    """The workers that Terraform does not make."""
-    on_demand: Collection[str] = ()
-    """Those that are no spot instances where the others are."""
-
-    def render(self) -> dict[str, Any]:
-        """By the module's names."""
-        disks = {machine.disk for machine in self.machines if machine.name != LAUNCHER}
-        return {
-            "cluster_id": self.cluster_id,
-            "cluster_name": self.name,
-            "region": self.region,
-            "zone": self.zone,
-            "groups": _group_machines(self.machines, self.placement),
-            "launcher_type": self.machines[0].instance_type,
-            "amis": dict(self.amis),
-            "disk": disks.pop() if len(disks) == 1 else 0,
-            "spot": self.spot,
-            "efa": self.efa,
-            "max_retries": ATTEMPTS[len(self.machines) - len(self.apart) > FEW],
-            "cidr": choose_cidr(self.cluster_id),
-            "ssh_cidr": self.ssh_cidr,
-            "public_key": self.public_key,
-            "user_data": dict(self.user_data),
-            "ttl_hours": self.hours,
-            "owner": self.owner,
-            "client": self.client,
-            "deadline": self.deadline,
-            **self._render_later(),
-        }
-
-    def _render_later(self) -> dict[str, Any]:
-        """Only what is given: the module of an older cluster does not know these variables."""
-        own_launcher = self.launcher_subnet != self.subnet
-        cards = {name: list(cards) for name, cards in self.efa_cards.items()} if self.efa else {}
-        given = {
-            "subnet_id": self.subnet,
-            "private": self.private,
-            "instance_connect": self.instance_connect,
-            "endpoint_groups": list(self.endpoint_groups),
-            "efa_cards": cards,
-            "shared": self.shared,
-            "tags": dict(self.tags),
-            "apart": sorted(self.apart),
-            "on_demand": sorted(self.on_demand),
-            "reservation": _render_reservation(self.reservation) if self.reservation else None,
-        }
-        found = {name: value for name, value in given.items() if value}
-        return {**found, "launcher_subnet_id": self.launcher_subnet} if own_launcher else found
-
-
-def _group_machines(
+def group_machines(
     machines: Sequence[PlannedMachine], placement: Container[str]
 ) -> list[dict[str, Any]]:
-    """Workers of one kind together, with their numbers."""
+    """Workers of one kind together, with their numbers, as infra/ec2 takes them. `placement`: the
+    types that may be in a cluster placement group."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for machine in machines:
         if machine.name != LAUNCHER:
@@ -242,10 +153,6 @@ def _group_machines(
         }
         for (kind, image, _), own in groups.items()
     ]
-
-
-def _render_reservation(found: Reservation) -> dict[str, Any]:
-    return {"id": found.id, "block": found.block, "placement_group": found.group}
 
 
 def name_root(machine: PlannedMachine, cluster_id: str) -> str:

@@ -24,25 +24,6 @@ def label_resource(api: Api, id: str, key: str, value: str) -> None:
     _label_if_there(api, id, as_list({key: value}))
 
 
-MACHINES = ("instance", "volume", "network-interface", "spot-instances-request")
-"""What a launch makes, by the names that EC2 has for it among tags."""
-
-
-def label_machines(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
-    """Gives a cluster's machines, with their disks and interfaces, those of these tags that they
-    lack: what was launched stays as Terraform made it, or is unknown to Terraform."""
-
-    def find_carriers(key: str, value: str) -> set[str]:
-        search = [{"Name": "key", "Values": [key]}, {"Name": "value", "Values": [value]}]
-        search.append({"Name": "resource-type", "Values": list(MACHINES)})
-        found = api.list_all("describe_tags", "Tags", Filters=search)
-        return {str(item["ResourceId"]) for item in found}
-
-    mine = find_carriers(TAG, cluster_id)
-    for key, value in tags.items():
-        _label(api, sorted(mine - find_carriers(key, value)), {key: value})
-
-
 def _label(api: Api, ids: Sequence[str], tags: Mapping[str, str]) -> None:
     for first in range(0, len(ids), MOST_TAGGED):
         some = ids[first : first + MOST_TAGGED]

@@ -71,13 +71,11 @@ def identify(folder: Path) -> Identity | None:
 
 def list_made(folder: Path) -> frozenset[str]:
     """The machines that were made, as the cluster's folder has it; AWS is not asked."""
-    state = provider_state.load(folder)
-    launched = frozenset(state.launched if state else ())
     try:
         known = terraform.list_resources(folder / "terraform", folder.name)
     except terraform.TerraformError:
-        return launched  # with the nodes on record, all that is known
-    return launched.union(filter(None, map(find_node, known)))
+        return frozenset()  # the nodes on record are all that is known
+    return frozenset(filter(None, map(find_node, known)))
 
 
 def find_node(address: str) -> str:

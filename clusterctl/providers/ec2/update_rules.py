@@ -32,6 +32,10 @@ _FIXED = {
 """What EC2 or Terraform would make other machines for."""
 
 
+_OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
+"""How regions begin whose accounts, images and prices are none of the others'."""
+
+
 def require_record(current: Cluster | None) -> None:
     """Raises ProviderError for a cluster that was adopted: its tags tell neither when its machines
     end nor what Terraform knows of them, so that none can be added or left out."""
@@ -54,6 +58,12 @@ def resolve(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
             f"cluster {spec.name} is in {before.region}, not in {region}",
             hint=f"leave --region out, or `clusterctl down {spec.name}` first, or choose another"
             " name",
+        )
+    if region.startswith(_OTHER_PARTITIONS):
+        raise UsageError(
+            f"region {region}: clusterctl supports no separate partition of AWS, such as China and"
+            " GovCloud",
+            hint="choose another --region; AWS_REGION or your AWS profile may name that one",
         )
     if spec.cloud.regions and region not in spec.cloud.regions:
         raise UsageError(

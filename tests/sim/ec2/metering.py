@@ -4,7 +4,6 @@ schedules that are due. All of these come to the models that are amended here.""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timezone
 from typing import Any
@@ -100,21 +99,12 @@ def _meter_gateways(world: gaps.World, bill: Bill) -> None:
     NatGatewayBackend.delete_nat_gateway = delete_nat_gateway  # type: ignore[method-assign]
 
 
-def _worker(tags: Mapping[str, str], index: int) -> str:
-    """Which worker has this index among those of its call: a tag has their numbers (`1-3 7`)."""
-    names: list[str] = []
-    for part in tags.get("clusterctl:workers", "").split():
-        first, _, last = part.partition("-")
-        names += [f"worker-{number}" for number in range(int(first), int(last or first) + 1)]
-    return names[index] if names else ""
-
-
 def _begin(world: gaps.World, bill: Bill, request: Request, instance: Any) -> None:
     form = request.parameters
     tags = {tag["key"]: tag["value"] for tag in instance.get_tags()}
     whose = {
         "cluster": tags.get("clusterctl:cluster", ""),
-        "node": tags.get("clusterctl:node") or _worker(tags, int(instance.ami_launch_index)),
+        "node": tags.get("clusterctl:node", ""),
         "since": instance.launch_time.replace(tzinfo=timezone.utc).timestamp(),
     }
     kind, there = instance.instance_type, instance.ec2_backend
