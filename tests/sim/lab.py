@@ -60,31 +60,6 @@ def their_network(
         api.delete_vpc(VpcId=vpc)
 
 
-AclRule = tuple[int, str, bool, str, tuple[int, int] | None]
-"""Number, action, whether it is for what goes out, network, and TCP ports (None: all traffic)."""
-
-
-def replace_acl(api: Any, vpc: str, subnet: str, *rules: AclRule) -> None:
-    """Another network ACL for this subnet."""
-    acl = api.create_network_acl(VpcId=vpc)["NetworkAcl"]["NetworkAclId"]
-    for number, action, out, cidr, ports in rules:
-        api.create_network_acl_entry(
-            NetworkAclId=acl,
-            RuleNumber=number,
-            RuleAction=action,
-            Egress=out,
-            CidrBlock=cidr,
-            Protocol="6" if ports else "-1",
-            **({"PortRange": {"From": ports[0], "To": ports[1]}} if ports else {}),
-        )
-    search = [{"Name": "association.subnet-id", "Values": [subnet]}]
-    [old] = api.describe_network_acls(Filters=search)["NetworkAcls"]
-    [link] = [one for one in old["Associations"] if one["SubnetId"] == subnet]
-    api.replace_network_acl_association(
-        AssociationId=link["NetworkAclAssociationId"], NetworkAclId=acl
-    )
-
-
 @contextmanager
 def with_nat(api: Any, public: str, vpc: str, zone: str, cidr: str) -> Iterator[tuple[str, str]]:
     """In somebody's VPC with a public subnet: a closed one, which leads out by a NAT gateway. The

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.sim.ec2.network import YOU
-from tests.sim.lab import Lab, replace_acl
+from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.sshd]
 
@@ -101,35 +101,6 @@ def test_a_group_lets_in_the_private_addresses_of_its_members(lab: Lab) -> None:
     )
     lab.until(lambda: answers(lab, "other"), {False})
     assert not reaches(lab, "other", one.private, 7009)
-
-
-def test_a_network_acl_filters_both_ways_and_remembers_no_connection(lab: Lab) -> None:
-    everywhere = "0.0.0.0/0"
-    group = lab.group("g")
-    lab.api.authorize_security_group_ingress(
-        GroupId=group, IpPermissions=[{"IpProtocol": "-1", **networks(everywhere)}]
-    )
-    lab.launch("one", NetworkInterfaces=card(lab, group))
-    lab.launch("two", NetworkInterfaces=card(lab, group))
-    lab.ec2.wait(2)
-    two = lab.ec2.machine("two").private
-    lab.until(lambda: answers(lab, "one"), {False})
-    ssh_in = (100, "allow", False, everywhere, (22, 22))
-    answers_out = (100, "allow", True, everywhere, (1024, 65535))
-    replace_acl(lab.api, lab.vpcs[0], lab.subnet, ssh_in)
-    lab.until(lambda: answers(lab, "one"), {True})
-    assert reaches(lab, "one", two, 22), "a subnet is open to itself"
-    replace_acl(lab.api, lab.vpcs[0], lab.subnet, ssh_in, answers_out)
-    lab.until(lambda: answers(lab, "one"), {False})
-    replace_acl(
-        lab.api,
-        lab.vpcs[0],
-        lab.subnet,
-        (99, "deny", False, f"{YOU}/32", None),
-        ssh_in,
-        answers_out,
-    )
-    lab.until(lambda: answers(lab, "one"), {True})
 
 
 def test_a_group_lets_out_what_its_rules_say(lab: Lab) -> None:

@@ -132,36 +132,6 @@ def test_who_may_make_no_network_is_told_before_it_costs(
         assert survey(api, vpc=vpc).zones, "where nothing is made, nothing is asked"
 
 
-def test_a_network_of_theirs_without_dns_is_refused_before_it_costs(lab: Lab, api: Api) -> None:
-    """Machines there would find no package, unless the network names a DNS server of its own.
-    Names for the machines themselves (enableDnsHostnames) are not needed."""
-    with their_network(lab.api, "us-east-1a") as (vpc, _):
-        names = lab.api.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")
-        assert names["EnableDnsHostnames"]["Value"] is False
-        assert survey(api, vpc=vpc).zones
-        lab.api.modify_vpc_attribute(VpcId=vpc, EnableDnsSupport={"Value": False})
-        with pytest.raises(UsageError, match=f"{vpc} has DNS switched off") as caught:
-            survey(api, vpc=vpc)
-        assert "--enable-dns-support" in caught.value.hint
-        rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
-        lab.ec2.policy(rights)
-        for servers, works in ((["AmazonProvidedDNS"], False), (["10.0.0.2"], True)):
-            options = lab.api.create_dhcp_options(
-                DhcpConfigurations=[{"Key": "domain-name-servers", "Values": servers}]
-            )["DhcpOptions"]["DhcpOptionsId"]
-            lab.api.associate_dhcp_options(DhcpOptionsId=options, VpcId=vpc)
-            if works:
-                assert survey(api, vpc=vpc).zones
-            else:
-                with pytest.raises(UsageError, match="DNS switched off"):
-                    survey(api, vpc=vpc)
-            lab.api.associate_dhcp_options(DhcpOptionsId="default", VpcId=vpc)
-            lab.api.delete_dhcp_options(DhcpOptionsId=options)
-        rights["Statement"][0]["Action"].remove("ec2:DescribeDhcpOptions")
-        lab.ec2.policy(rights)
-        assert survey(api, vpc=vpc).zones, "whoever may not ask is told nothing"
-
-
 def test_who_may_make_no_security_group_in_a_network_of_theirs_is_told_before_it_costs(
     lab: Lab, api: Api
 ) -> None:

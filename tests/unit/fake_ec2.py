@@ -167,9 +167,6 @@ class Allowing(Api):
     def check_launch_right(self, instance_type: str, image: str, **how: Any) -> None:
         """Everything is allowed."""
 
-    def find_disk_key(self) -> str:
-        return "alias/aws/ebs"
-
     def find_block_mode(self) -> str:
         return "off"
 

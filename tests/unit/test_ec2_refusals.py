@@ -126,7 +126,6 @@ def test_a_subnet_that_the_account_closes_is_refused() -> None:
             subnet |= {"AvailableIpAddressCount": "200", "BlockPublicAccessStates": closed}
             links = [{"Main": True}]
             rows = {
-                "NetworkAcls": [],
                 "Vpcs": [{"VpcId": "vpc-1", "InstanceTenancy": "default"}],
                 "Subnets": [subnet],
                 "RouteTables": [{"Associations": links, "Routes": [out]}],

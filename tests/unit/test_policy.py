@@ -177,7 +177,7 @@ def test_no_right_is_there_that_nobody_uses() -> None:
     others = {"iam:CreateServiceLinkedRole", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
     # IAM asks about these where a schedule is made with its role, a group with tags, and an
     # endpoint with its interface; a tunnel is no call of the API.
-    others |= DISK_KEY - {"kms:DescribeKey"}
+    others |= DISK_KEY
     others |= {"iam:PassRole", "scheduler:TagResource"}
     others |= {"ec2:CreateNetworkInterface", "ec2-instance-connect:OpenTunnel"}
     used = called_by_us() | PROVIDER
@@ -262,7 +262,7 @@ def test_keys_are_used_through_ec2_alone() -> None:
     key = "arn:aws:kms:us-east-1:123456789012:key/mine"
     for action in sorted(DISK_KEY):
         assert allows(POLICY, action, key, {"kms:ViaService": "ec2.us-east-1.amazonaws.com"})
-        assert allows(POLICY, action, key, {}) is (action == "kms:DescribeKey")
+        assert not allows(POLICY, action, key, {})
     assert not allows(POLICY, "kms:Decrypt", key, {"kms:ViaService": "s3.us-east-1.amazonaws.com"})
 
 

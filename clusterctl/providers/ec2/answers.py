@@ -36,8 +36,6 @@ class InstanceType:
     gpus: int = 0
     gpu_maker: str = ""
     gpu: str = ""
-    ebs_optimized: bool = True
-    """Whether it can be."""
     clusters: bool = False
     """Whether it may be in a cluster placement group."""
     efa: tuple[str, ...] = ()
@@ -127,7 +125,6 @@ def read_instance_type(item: dict[str, Any]) -> InstanceType:
         gpus=sum(int(gpu.get("Count", 1)) for gpu in gpus),
         gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
         gpu=gpus[0].get("Name", "") if gpus else "",
-        ebs_optimized=item.get("EbsInfo", {}).get("EbsOptimizedSupport") != "unsupported",
         clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
         efa=_choose_efa_cards(item.get("NetworkInfo", {})),
         architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),

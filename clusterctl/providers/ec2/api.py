@@ -173,37 +173,10 @@ class Api(Client):
             if failures.is_account_error(refused):
                 raise
 
-    def resolves_names(self, vpc: str) -> bool:
-        """Whether machines there have a DNS server: AWS's, or one that its DHCP options name."""
-        action, name = "describe_vpc_attribute", "enableDnsSupport"
-        if self.call(action, VpcId=vpc, Attribute=name)["EnableDnsSupport"]["Value"]:
-            return True
-        [found] = self.list_all("describe_vpcs", "Vpcs", VpcIds=[vpc])
-        wanted = [{"Name": "dhcp-options-id", "Values": [found["DhcpOptionsId"]]}]
-        said = self.list_all("describe_dhcp_options", "DhcpOptions", Filters=wanted)
-        with self._explain_errors("describe DHCP options"):
-            return any(
-                value["Value"] != "AmazonProvidedDNS"
-                for options in said
-                for rule in options["DhcpConfigurations"]
-                if rule["Key"] == "domain-name-servers"
-                for value in rule["Values"]
-            )
-
     def find_tenancy(self, vpc: str) -> str:
         """`default`, or `dedicated` where each machine gets hardware of the account's own."""
         [found] = self.list_all("describe_vpcs", "Vpcs", VpcIds=[vpc])
         return str(found.get("InstanceTenancy", "default"))
-
-    def find_disk_key(self) -> str:
-        """The key that encrypts disks here unless told otherwise: its ARN, or `alias/aws/ebs`."""
-        return str(self.call("get_ebs_default_kms_key_id")["KmsKeyId"])
-
-    def find_key_state(self, key: str) -> str:
-        """`Enabled`, or why a key cannot be used."""
-        client = self._get_client("kms")
-        with self._explain_errors("describe key"):
-            return str(client.describe_key(KeyId=key)["KeyMetadata"]["KeyState"])
 
     def find_block_mode(self) -> str:
         """How VPC Block Public Access closes the region's internet gateways; `off`: not at all."""

@@ -1,16 +1,17 @@
-"""File systems of the user's own that nodes share: Amazon EFS, and FSx with NFS. They are looked at
-before anything costs money, and nothing of them is changed."""
+"""File systems of the user's own that nodes share: Amazon EFS, and FSx with NFS. Whether one is
+there, and whether nodes reach it, is asked before anything costs money. Nothing of it is changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Network
 from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import SHARED, CloudSpec, ClusterSpec
+from clusterctl.model import SHARED, ClusterSpec
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
 from clusterctl.providers.ec2.networks import ZoneSubnets
@@ -20,10 +21,8 @@ NFS = 2049
 _UNKNOWN = "FileSystemNotFound"
 _USABLE = {"available", "updating", "misconfigured"}
 """States of a file system that can be mounted, of EFS and FSx."""
-_TCP = ("tcp", "6", "-1")
-_EFS = "EFS"
-_OPENZFS, _ONTAP = "FSx for OpenZFS", "FSx for NetApp ONTAP"
-_NO_NFS = {"LUSTRE": "FSx for Lustre", "WINDOWS": "FSx for Windows File Server"}
+_FSX = {"OPENZFS": "FSx for OpenZFS", "ONTAP": "FSx for NetApp ONTAP"}
+"""What has NFS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,39 +35,30 @@ class MountTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSystem:
-    """`wanted` is as it was asked for, with its folder; `target` serves all zones of its VPC,
-    `zonal` those of each zone their own."""
+    """`wanted` is as it was asked for, with its folder; `targets` are by zone, or one for all zones
+    of its VPC under ""."""
 
     wanted: str
     kind: str
     vpc: str
-    name: str = ""
-    target: MountTarget | None = None
-    zonal: Mapping[str, MountTarget] = field(default_factory=dict)
+    targets: Mapping[str, MountTarget]
 
     @property
     def id(self) -> str:
         return self.wanted.partition(":")[0]
 
     def name_source(self, zone: str) -> str:
-        return self._find_target(zone).source
+        return self.find_target(zone).source
+
+    def find_target(self, zone: str) -> MountTarget:
+        return self.targets.get(zone) or self.targets[""]
 
     def describe(self, zone: str) -> str:
         """Of the plan."""
-        called = f" ({self.name})" if self.name else ""
         return (
-            f"shared folder: {SHARED} is {self.name_source(zone)} of {self.kind} {self.id}{called},"
-            " over NFS without encryption; its cost is not included, and `down` leaves it as it is"
+            f"shared folder: {SHARED} is {self.name_source(zone)} of {self.kind} {self.id}, over"
+            " NFS without encryption; its cost is not included, and `down` leaves it as it is"
         )
-
-    def list_targets(self, zones: Sequence[str]) -> list[tuple[str, MountTarget]]:
-        """Those of these zones that can mount it."""
-        return [
-            (zone, self._find_target(zone)) for zone in zones if self.target or zone in self.zonal
-        ]
-
-    def _find_target(self, zone: str) -> MountTarget:
-        return self.target or self.zonal[zone]
 
 
 def find(api: Api, wanted: str) -> FileSystem:
@@ -83,8 +73,9 @@ def find(api: Api, wanted: str) -> FileSystem:
         try:
             if found := answer.result():
                 return found
-        except ProviderError as error:
-            refusals.append(error)
+        except RefusedByAws as error:
+            if error.code != _UNKNOWN:
+                refusals.append(error)
     if refusals:
         raise refusals[0]
     raise UsageError(
@@ -94,29 +85,7 @@ def find(api: Api, wanted: str) -> FileSystem:
     )
 
 
-def _list(api: Api, action: str, key: str, service: str, **arguments: Any) -> list[Any]:
-    """What is asked for by its ID; nothing where AWS does not know it."""
-    try:
-        return api.list_all(action, key, service, **arguments)
-    except RefusedByAws as refused:
-        if refused.code == _UNKNOWN:
-            return []
-        raise
-
-
-def _check_state(id: str, state: str) -> None:
-    if state.lower() not in _USABLE:
-        raise UsageError(
-            f"{id} cannot be mounted: it is {state.lower()}",
-            hint="wait until it is available, or give another file system",
-        )
-
-
-def _find_efs(api: Api, wanted: str, id: str, path: str) -> FileSystem | None:
-    found = _list(api, "describe_file_systems", "FileSystems", "efs", FileSystemId=id)
-    if not found:
-        return None
-    _check_state(id, str(found[0]["LifeCycleState"]))
+def _find_efs(api: Api, wanted: str, id: str, path: str) -> FileSystem:
     targets = api.list_all("describe_mount_targets", "MountTargets", "efs", FileSystemId=id)
     usable = [item for item in targets if item["LifeCycleState"] in _USABLE]
     if not usable:
@@ -127,10 +96,9 @@ def _find_efs(api: Api, wanted: str, id: str, path: str) -> FileSystem | None:
         )
     return FileSystem(
         wanted=wanted,
-        kind=_EFS,
+        kind="EFS",
         vpc=str(usable[0]["VpcId"]),
-        name=str(found[0].get("Name", "")),
-        zonal={
+        targets={
             str(item["AvailabilityZoneName"]): MountTarget(
                 source=f"{item['IpAddress']}:{path or '/'}",
                 interfaces=(str(item["NetworkInterfaceId"]),),
@@ -140,56 +108,43 @@ def _find_efs(api: Api, wanted: str, id: str, path: str) -> FileSystem | None:
     )
 
 
-def _find_fsx(api: Api, wanted: str, id: str, path: str) -> FileSystem | None:
-    found = _list(api, "describe_file_systems", "FileSystems", "fsx", FileSystemIds=[id])
-    if not found:
-        return None
-    [item] = found
-    if other := _NO_NFS.get(item["FileSystemType"]):
+def _find_fsx(api: Api, wanted: str, id: str, path: str) -> FileSystem:
+    [item] = api.list_all("describe_file_systems", "FileSystems", "fsx", FileSystemIds=[id])
+    kind, state = item["FileSystemType"], str(item["Lifecycle"]).lower()
+    if kind not in _FSX or state not in _USABLE:
         raise UsageError(
-            f"{id} is {other}, which Ubuntu's kernels cannot mount over NFS",
-            hint="give a file system of EFS, FSx for OpenZFS or FSx for NetApp ONTAP; for Lustre,"
-            " link it to a bucket and use `clusterctl data get s3://…`, or give an --ami with"
-            " its client and mount it yourself",
+            f"{id} cannot be mounted over NFS: it is FSx for {kind.capitalize()}, {state}",
+            hint="give an available file system of EFS, FSx for OpenZFS or FSx for NetApp ONTAP;"
+            " for Lustre, link it to a bucket and use `clusterctl data get s3://…`",
         )
-    _check_state(id, str(item["Lifecycle"]))
-    ontap = item["FileSystemType"] == "ONTAP"
-    source = _find_ontap(api, id, path) if ontap else f"{item['DNSName']}:{path or '/fsx'}"
-    names = {tag["Key"]: str(tag["Value"]) for tag in item.get("Tags", ())}
-    return FileSystem(
-        wanted=wanted,
-        kind=_ONTAP if ontap else _OPENZFS,
-        vpc=str(item["VpcId"]),
-        name=names.get("Name", ""),
-        target=MountTarget(source=source, interfaces=tuple(item.get("NetworkInterfaceIds", ()))),
+    source = (
+        _find_ontap(api, id, path) if kind == "ONTAP" else f"{item['DNSName']}:{path or '/fsx'}"
     )
+    interfaces = tuple(item.get("NetworkInterfaceIds", ()))
+    target = MountTarget(source=source, interfaces=interfaces)
+    return FileSystem(wanted=wanted, kind=_FSX[kind], vpc=str(item["VpcId"]), targets={"": target})
 
 
 def _find_ontap(api: Api, id: str, path: str) -> str:
     """The volume at that junction path, else the only one. Raises UsageError."""
     asked = [{"Name": "file-system-id", "Values": [id]}]
-    volumes = [
-        one["OntapConfiguration"]
-        for one in api.list_all("describe_volumes", "Volumes", "fsx", Filters=asked)
-        if not one["OntapConfiguration"].get("StorageVirtualMachineRoot")
-    ]
-    mounted = [one for one in volumes if one.get("JunctionPath")]
-    fitting = [one for one in mounted if path in ("", one["JunctionPath"])]
-    if len(fitting) != 1:
-        there = ", ".join(sorted(one["JunctionPath"] for one in mounted)) or "none"
+    found = api.list_all("describe_volumes", "Volumes", "fsx", Filters=asked)
+    volumes = {
+        str(one["JunctionPath"]): str(one["StorageVirtualMachineId"])
+        for one in (item["OntapConfiguration"] for item in found)
+        if one.get("JunctionPath") and not one.get("StorageVirtualMachineRoot")
+    }
+    chosen = path or (next(iter(volumes)) if len(volumes) == 1 else "")
+    if chosen not in volumes:
         raise UsageError(
-            f"{id} has {len(fitting)} volumes{f' at {path}' if path else ''}, but one is needed"
-            f" (junction paths: {there})",
-            hint=f"name it: --shared {id}:/PATH",
+            f"{id} has {f'no volume at {path}' if path else f'{len(volumes)} volumes'} (junction"
+            f" paths: {', '.join(sorted(volumes)) or 'none'})",
+            hint=f"name one: --shared {id}:/PATH",
         )
-    [volume] = fitting
-    machines = api.list_all(
-        "describe_storage_virtual_machines",
-        "StorageVirtualMachines",
-        "fsx",
-        StorageVirtualMachineIds=[volume["StorageVirtualMachineId"]],
-    )
-    return f"{machines[0]['Endpoints']['Nfs']['DNSName']}:{volume['JunctionPath']}"
+    key, ids = "StorageVirtualMachines", [volumes[chosen]]
+    action = "describe_storage_virtual_machines"
+    [machine] = api.list_all(action, key, "fsx", StorageVirtualMachineIds=ids)
+    return f"{machine['Endpoints']['Nfs']['DNSName']}:{chosen}"
 
 
 def fill_in_network(options: ClusterSpec, found: FileSystem | None) -> ClusterSpec:
@@ -197,26 +152,6 @@ def fill_in_network(options: ClusterSpec, found: FileSystem | None) -> ClusterSp
     if found is None or options.cloud.vpc or options.cloud.subnet:
         return options
     return replace(options, cloud=replace(options.cloud, vpc=found.vpc))
-
-
-def choose_subnets(
-    options: ClusterSpec,
-    found: FileSystem | None,
-    choose: Callable[[CloudSpec], dict[str, ZoneSubnets]],
-) -> dict[str, ZoneSubnets]:
-    """What `choose` makes of the options, in the network of the file system where they name none:
-    its errors say why that one has to do."""
-    wanted = fill_in_network(options, found)
-    try:
-        return choose(wanted.cloud)
-    except UsageError as error:
-        if found is None or wanted == options:
-            raise
-        raise UsageError(
-            error.message,
-            hint=f"{found.id} can be mounted in {found.vpc} alone: change that network, or give"
-            " another file system",
-        ) from error
 
 
 def keep_reachable(
@@ -227,102 +162,66 @@ def keep_reachable(
     *,
     there: bool,
 ) -> tuple[str, ...]:
-    """The zones whose nodes can mount it. `there`: of a cluster that has machines, whose own
-    security groups may be let in. Raises UsageError where there is none."""
+    """The zones where it can be mounted. `there`: of a cluster that has machines, whose own
+    security groups may be let in. Raises UsageError where nodes certainly do not reach it."""
     if found is None:
         return zones
-    _check_network(api, found, zones, subnets)
-    targets = found.list_targets(zones)
-    if not targets:
+    usable = tuple(zone for zone in zones if "" in found.targets or zone in found.targets)
+    if not usable:
         raise UsageError(
-            f"{found.id} has mount targets in {', '.join(sorted(found.zonal))}, and the cluster can"
-            f" be in {', '.join(zones)} only",
+            f"{found.id} has mount targets in {', '.join(sorted(found.targets))}, and the cluster"
+            f" can be in {', '.join(zones)} only",
             hint="correct --zones or --subnet, or make a mount target there: `aws efs"
             f" create-mount-target --file-system-id {found.id} --subnet-id …`",
         )
-    usable = tuple(zone for zone, _ in targets)
-    if there:
-        return usable
-    closed = _list_closed(api, targets, {zone: subnets[zone] for zone in usable})
-    if open_zones := tuple(zone for zone in usable if zone not in closed):
-        return open_zones
-    groups, networks = closed[usable[0]]
-    raise UsageError(
-        f"the security groups of {found.id} in {usable[0]} ({', '.join(groups) or 'none'}) do not"
-        f" allow NFS (TCP {NFS}) from {', '.join(networks)}",
-        hint="; ".join(
-            f"`aws ec2 authorize-security-group-ingress --group-id {(*groups, 'sg-…')[0]}"
-            f" --protocol tcp --port {NFS} --cidr {network}`"
-            for network in networks
-        ),
-    )
+    for zone in usable:
+        ours = {subnets[zone].workers, subnets[zone].launcher}
+        nets = _describe(api, "describe_subnets", "Subnets", "subnet-id", ours)
+        for item in nets:
+            if item["VpcId"] != found.vpc:
+                raise UsageError(
+                    f"{found.id} can be mounted in {found.vpc}, and {item['SubnetId']} is in"
+                    f" {item['VpcId']}",
+                    hint="leave --vpc and --subnet out, or name subnets of that VPC",
+                )
+        if not there:
+            _check_open(api, found, zone, sorted(str(item["CidrBlock"]) for item in nets))
+    return usable
+
+
+def _check_open(api: Api, found: FileSystem, zone: str, networks: Sequence[str]) -> None:
+    """Raises UsageError where no security group lets these networks in, as far as we may look."""
+    target = found.find_target(zone)
+    try:
+        action, key = "describe_network_interfaces", "NetworkInterfaces"
+        doors = _describe(api, action, key, "network-interface-id", target.interfaces)
+        ids = {group["GroupId"] for item in doors for group in item["Groups"]}
+        groups = _describe(api, "describe_security_groups", "SecurityGroups", "group-id", ids)
+    except ProviderError:
+        return
+    rules = [rule for group in groups for rule in group.get("IpPermissions", ())]
+    shut = [one for one in networks if not any(_lets_in(rule, IPv4Network(one)) for rule in rules)]
+    if doors and shut:
+        raise UsageError(
+            f"the security groups of {found.id} in {zone} ({', '.join(sorted(ids)) or 'none'}) do"
+            f" not allow NFS (TCP {NFS}) from {', '.join(shut)}",
+            hint=f"`aws ec2 authorize-security-group-ingress --group-id {min(ids, default='sg-…')}"
+            f" --protocol tcp --port {NFS} --cidr {shut[0]}`, or choose other --zones",
+        )
 
 
 def _describe(api: Api, action: str, key: str, name: str, ids: Collection[str]) -> list[Any]:
     return api.list_all(action, key, Filters=[{"Name": name, "Values": sorted(ids)}]) if ids else []
 
 
-def _check_network(
-    api: Api, found: FileSystem, zones: Sequence[str], subnets: Mapping[str, ZoneSubnets]
-) -> None:
-    """Raises UsageError where the cluster's subnets are in another VPC."""
-    ids = {subnets[zone].workers for zone in zones}
-    for item in _describe(api, "describe_subnets", "Subnets", "subnet-id", ids):
-        if item["VpcId"] != found.vpc:
-            raise UsageError(
-                f"{found.id} can be mounted in {found.vpc}, and {item['SubnetId']} is in"
-                f" {item['VpcId']}",
-                hint="leave --vpc and --subnet out, or name subnets of that VPC",
-            )
-
-
-def _list_closed(
-    api: Api,
-    targets: Sequence[tuple[str, MountTarget]],
-    subnets: Mapping[str, ZoneSubnets],
-) -> dict[str, tuple[list[str], list[str]]]:
-    """The zones whose nodes certainly do not get in, with the groups that keep them out, and the
-    networks that these would have to let in. Nothing where we may not look."""
-    try:
-        ids = {id for _, target in targets for id in target.interfaces}
-        action, key = "describe_network_interfaces", "NetworkInterfaces"
-        items = _describe(api, action, key, "network-interface-id", ids)
-        by_id = {item["NetworkInterfaceId"]: item for item in items}
-        ids = {group["GroupId"] for item in items for group in item["Groups"]}
-        groups = _describe(api, "describe_security_groups", "SecurityGroups", "group-id", ids)
-        ids = {id for place in subnets.values() for id in (place.workers, place.launcher)}
-        nets = {
-            item["SubnetId"]: str(item["CidrBlock"])
-            for item in _describe(api, "describe_subnets", "Subnets", "subnet-id", ids)
-        }
-    except ProviderError:
-        return {}
-    rules = {group["GroupId"]: group.get("IpPermissions", ()) for group in groups}
-    closed = {}
-    for zone, target in targets:
-        doors = [by_id[id] for id in target.interfaces if id in by_id]
-        mine = sorted({group["GroupId"] for item in doors for group in item["Groups"]})
-        ours = (subnets[zone].workers, subnets[zone].launcher)
-        networks = list(dict.fromkeys(nets[id] for id in ours if id in nets))
-        shut = [
-            network
-            for network in networks
-            if not any(_lets_in(rule, IPv4Network(network)) for id in mine for rule in rules[id])
-        ]
-        if doors and shut:
-            closed[zone] = (mine, shut)
-    return closed
-
-
 def _lets_in(rule: Mapping[str, Any], network: IPv4Network) -> bool:
     """Whether it may let some of these addresses in. Groups that it names are not those of a new
     cluster, and what is in its prefix lists is not known."""
-    if rule["IpProtocol"] not in _TCP:
+    protocol = rule["IpProtocol"]
+    if protocol in ("tcp", "6"):
+        if not int(rule["FromPort"]) <= NFS <= int(rule["ToPort"]):
+            return False
+    elif protocol != "-1":
         return False
-    every = rule["IpProtocol"] == "-1"
-    if not every and not int(rule["FromPort"]) <= NFS <= int(rule["ToPort"]):
-        return False
-    if rule.get("PrefixListIds"):
-        return True
-    theirs = (IPv4Network(item["CidrIp"], strict=False) for item in rule.get("IpRanges", ()))
-    return any(one.overlaps(network) for one in theirs)
+    ranges = (IPv4Network(item["CidrIp"], strict=False) for item in rule.get("IpRanges", ()))
+    return bool(rule.get("PrefixListIds")) or any(one.overlaps(network) for one in ranges)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from ipaddress import IPv4Network
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.model import CloudSpec
-from clusterctl.providers.ec2 import network_acls, ssh_cidr, tags
+from clusterctl.providers.ec2 import tags
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.failures import RefusedByAws
-from clusterctl.providers.ec2.network_acls import Acl
 from clusterctl.providers.ec2.tags import TAG, as_list
 
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
-_NO_ADDRESSES = "0.0.0.0/32"
-"""The network of a subnet for IPv6 alone."""
 _WAYS = (
     *("NatGatewayId", "TransitGatewayId", "CoreNetworkArn", "InstanceId", "NetworkInterfaceId"),
     "GatewayId",
@@ -31,7 +27,7 @@ class Subnet:
     """`free`: addresses; `public`: it has a route to an internet gateway; `out`: what another route
     to the internet leads to (a NAT gateway, say), "" without one; `blocked`: how VPC Block Public
     Access closes the region, `off` for not at all; `cluster`: the id of the cluster that made it,
-    and will remove it; `acl`: None where it is not told."""
+    and will remove it."""
 
     id: str
     vpc: str
@@ -41,20 +37,6 @@ class Subnet:
     out: str
     blocked: str
     cluster: str
-    cidr: IPv4Network
-    acl: Acl | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Needs:
-    """What new machines need of a subnet: so many addresses, SSH to the launcher from `sources`
-    (none: it is not known from where) unless an endpoint in the VPC carries it, and Ubuntu's
-    packages, which come by HTTP."""
-
-    machines: int
-    sources: tuple[IPv4Network, ...]
-    http: bool
-    endpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +54,11 @@ def choose(
     cloud: CloudSpec,
     machines: int,
     there: Collection[str] = (),
-    me: Callable[[], str] = lambda: "",
     name: str = "",
 ) -> dict[str, ZoneSubnets]:
     """Subnets by zone, in the order of --subnet, else of their names. `machines`: how many get an
-    address there; `there`: the subnets of machines that run, which come first; `me`: this machine's
-    address, which SSH comes from without --ssh-cidr; `name`: the cluster's. Nothing where the
-    cluster makes a network of its own.
+    address there; `there`: the subnets of machines that run, which come first; `name`: the
+    cluster's. Nothing where the cluster makes a network of its own.
 
     Raises UsageError for a subnet that was named and cannot hold the cluster, and where none can;
     ProviderError where AWS does not let us make what a cluster has in a network of theirs.
@@ -87,23 +67,18 @@ def choose(
         return {}
     found = sorted(_list_subnets(api, cloud), key=lambda one: one.id not in there)
     if machines:
-        _check_names(api, found[0].vpc)
         _check_tenancy(api, found[0].vpc)
     if machines and not there:
         _check_rights(api, found[0].vpc, cloud, name)
-    # An image of theirs may have all packages.
-    endpoint = cloud.instance_connect
-    sources = () if endpoint else _list_sources(cloud.ssh_cidr, me)
-    needs = _Needs(machines, sources, http=not cloud.ami, endpoint=endpoint)
-    if cloud.private and not endpoint:
-        return _choose_pairs(found, needs, there)
+    if cloud.private and not cloud.instance_connect:
+        return _choose_pairs(found, machines, there)
     if cloud.private:
-        return _choose_closed(found, needs)
+        return _choose_closed(found, machines)
     usable: dict[str, ZoneSubnets] = {}
-    troubles = {one.id: _find_trouble(one, needs) for one in found}
+    troubles = {one.id: _find_trouble(one, machines) for one in found}
     for one in found:
         if troubles[one.id] and cloud.subnet:
-            raise UsageError(f"{one.id} {troubles[one.id]}", hint=_suggest_fix(troubles[one.id]))
+            raise UsageError(f"{one.id} {troubles[one.id]}", hint="choose another --subnet")
         if not troubles[one.id]:
             usable.setdefault(one.zone, ZoneSubnets(one.id, one.id))
     if not usable:
@@ -115,22 +90,8 @@ def choose(
     return usable
 
 
-def _suggest_fix(trouble: str) -> str:
-    other = "choose another --subnet"
-    return f"{other}, or have that ACL changed" if "network ACL" in trouble else other
-
-
-def _list_sources(said: str, me: Callable[[], str]) -> tuple[IPv4Network, ...]:
-    """From where SSH comes; () where that is not known."""
-    try:
-        known = ssh_cidr.parse_networks("--ssh-cidr", said or me()).split(",")
-    except (OSError, ValueError, UsageError):
-        return ()
-    return tuple(map(IPv4Network, known))
-
-
 def _choose_pairs(
-    found: Sequence[Subnet], needs: _Needs, there: Collection[str]
+    found: Sequence[Subnet], machines: int, there: Collection[str]
 ) -> dict[str, ZoneSubnets]:
     """By zone, a closed subnet for workers and a public one for the launcher. A machine cannot move
     to another subnet: those that some are in (`there`) are the only ones. Raises UsageError."""
@@ -138,23 +99,16 @@ def _choose_pairs(
     inner = [one for one in found if not one.public]
     outer = [one for one in outer if one.id in there] or outer
     inner = [one for one in inner if one.id in there] or inner
-    closed = {one.id: _find_private_trouble(one, needs) for one in inner}
-    public = {
-        one.id: _find_trouble(one, replace(needs, machines=int(one.id not in there)))
-        for one in outer
-    }
+    closed = {one.id: _find_private_trouble(one, machines) for one in inner}
+    public = {one.id: _find_trouble(one, int(one.id not in there)) for one in outer}
     found = [*inner, *outer]
     usable: dict[str, ZoneSubnets] = {}
     for zone in dict.fromkeys(one.zone for one in found):
         mine = [one for one in found if one.zone == zone]
-        workers = [one for one in mine if closed.get(one.id) == ""]
-        launcher = [one for one in mine if public.get(one.id) == ""]
-        apart = {(a.id, b.id): _find_pair_trouble(a, b) for a in workers for b in launcher}
-        if pair := next((pair for pair, trouble in apart.items() if not trouble), None):
-            way = next(one.out for one in workers if one.id == pair[0])
-            usable[zone] = ZoneSubnets(*pair, way)
-        else:
-            closed |= {a: f"is closed to {b}: {trouble}" for (a, b), trouble in apart.items()}
+        workers = next((one for one in mine if closed.get(one.id) == ""), None)
+        launcher = next((one for one in mine if public.get(one.id) == ""), None)
+        if workers and launcher:
+            usable[zone] = ZoneSubnets(workers.id, launcher.id, workers.out)
     if usable:
         return usable
     troubles = {id: trouble for id, trouble in {**closed, **public}.items() if trouble}
@@ -171,13 +125,13 @@ def _choose_pairs(
     )
 
 
-def _choose_closed(found: Sequence[Subnet], needs: _Needs) -> dict[str, ZoneSubnets]:
+def _choose_closed(found: Sequence[Subnet], machines: int) -> dict[str, ZoneSubnets]:
     """By zone, a closed subnet for all machines: also the launcher needs no public one. Raises
     UsageError."""
     troubles = {
         one.id: "has a route to an internet gateway"
         if one.public
-        else _find_private_trouble(one, needs)
+        else _find_private_trouble(one, machines)
         for one in found
     }
     usable: dict[str, ZoneSubnets] = {}
@@ -194,7 +148,7 @@ def _choose_closed(found: Sequence[Subnet], needs: _Needs) -> dict[str, ZoneSubn
     return usable
 
 
-def _find_private_trouble(subnet: Subnet, needs: _Needs) -> str:
+def _find_private_trouble(subnet: Subnet, machines: int) -> str:
     """Why private workers cannot be there; "" where they can."""
     if subnet.cluster:
         return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
@@ -202,38 +156,13 @@ def _find_private_trouble(subnet: Subnet, needs: _Needs) -> str:
         return "has no route to the internet, so its machines could not fetch packages"
     if subnet.blocked not in (_OPEN, _OUTWARDS):
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
-    if subnet.free < needs.machines:
-        return _describe_shortage(subnet, needs)
-    return _describe_block(network_acls.find_internet_trouble(subnet.acl, http=needs.http), needs)
+    return _find_shortage(subnet, machines)
 
 
-def _find_pair_trouble(workers: Subnet, launcher: Subnet) -> str:
-    """Why the launcher could not talk to workers there; "" where it can."""
-    return network_acls.find_pair_trouble(workers.acl, workers.cidr, launcher.acl, launcher.cidr)
-
-
-def _describe_shortage(subnet: Subnet, needs: _Needs) -> str:
-    return f"has {subnet.free} free addresses, and the cluster needs {needs.machines} more"
-
-
-def _describe_block(trouble: str, needs: _Needs) -> str:
-    """Machines that run show themselves what reaches them."""
-    return f"cannot be used: {trouble}" if trouble and needs.machines else ""
-
-
-def _check_names(api: Api, vpc: str) -> None:
-    """Raises UsageError where machines there could resolve no name of the internet."""
-    try:
-        resolved = api.resolves_names(vpc)
-    except ProviderError:
-        return  # who may not ask is not told
-    if not resolved:
-        raise UsageError(
-            f"{vpc} has DNS switched off (enableDnsSupport), and its DHCP options name no other"
-            " server: machines could not find the servers of packages and images",
-            hint=f"`aws ec2 modify-vpc-attribute --vpc-id {vpc} --enable-dns-support`, or choose"
-            " another --vpc",
-        )
+def _find_shortage(subnet: Subnet, machines: int) -> str:
+    if subnet.free >= machines:
+        return ""
+    return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
 
 
 def _check_tenancy(api: Api, vpc: str) -> None:
@@ -270,7 +199,7 @@ def _check_rights(api: Api, vpc: str, cloud: CloudSpec, name: str) -> None:
         ) from refused
 
 
-def _find_trouble(subnet: Subnet, needs: _Needs) -> str:
+def _find_trouble(subnet: Subnet, machines: int) -> str:
     """Why the cluster cannot be there; "" where it can."""
     if subnet.cluster:
         return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
@@ -281,12 +210,7 @@ def _find_trouble(subnet: Subnet, needs: _Needs) -> str:
         )
     if subnet.blocked != _OPEN:
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
-    if subnet.free < needs.machines:
-        return _describe_shortage(subnet, needs)
-    ssh = "" if needs.endpoint else network_acls.find_ssh_trouble(subnet.acl, needs.sources)
-    return _describe_block(
-        ssh or network_acls.find_internet_trouble(subnet.acl, http=needs.http), needs
-    )
+    return _find_shortage(subnet, machines)
 
 
 def _list_subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
@@ -318,16 +242,7 @@ def _list_subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
             hint="name subnets of one VPC, each in another zone",
         )
     tables = _describe(api, "describe_route_tables", "RouteTables", "vpc-id", vpcs)
-    acls = _list_acls(api, vpcs)
-    return [_read_subnet(by_id[id], tables, acls) for id in ids]
-
-
-def _list_acls(api: Api, vpcs: list[str]) -> list[Any]:
-    """The network ACLs of these VPCs; none where we may not look."""
-    try:
-        return _describe(api, "describe_network_acls", "NetworkAcls", "vpc-id", vpcs)
-    except ProviderError:
-        return []
+    return [_read_subnet(by_id[id], tables) for id in ids]
 
 
 def _describe(api: Api, action: str, key: str, name: str, values: list[str]) -> list[Any]:
@@ -338,9 +253,7 @@ def _read_zone(item: Mapping[str, Any]) -> str:
     return str(item["AvailabilityZone"])
 
 
-def _read_subnet(
-    item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]], acls: Sequence[Mapping[str, Any]]
-) -> Subnet:
+def _read_subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Subnet:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
     routes = _list_routes(item["SubnetId"], tables)
     return Subnet(
@@ -352,8 +265,6 @@ def _read_subnet(
         out=next(filter(None, map(_find_way_out, routes)), ""),
         blocked=item.get("BlockPublicAccessStates", {}).get("InternetGatewayBlockMode", _OPEN),
         cluster=tags.get(TAG, ""),
-        cidr=IPv4Network(item.get("CidrBlock") or _NO_ADDRESSES),
-        acl=network_acls.find_for_subnet(item["SubnetId"], acls),
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -35,9 +34,6 @@ from clusterctl.providers.ec2.reservations import Reservation
 from clusterctl.providers.ec2.spec import PlannedMachine
 from clusterctl.providers.shared.nodes import LAUNCHER
 from clusterctl.timeouts import run_in_background
-
-_ENABLED, _AWS_KEY = "Enabled", "alias/aws/ebs"
-"""A key's state, and the key for disks where an account has chosen none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +68,10 @@ def survey(
     zone: str,
     report: Reporter,
     there: Collection[str] = (),
-    me: Callable[[], str] = lambda: "",
     id: str = "",
 ) -> Survey:
     """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
-    `there`: the subnets that they are in; `me`: this machine's address; `id`: of a cluster of which
-    something may be there.
+    `there`: the subnets that they are in; `id`: of a cluster of which something may be there.
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
@@ -88,14 +82,14 @@ def survey(
     known = run_in_background(lambda: _find_types(api, options))
     shared = run_in_background(partial(_find_shared, api, options.cloud.file_system))
     running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
-    disk_key = run_in_background(partial(_find_disk_key, api))
     zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
     by_account, types, share = account.result(), known.result(), shared.result()
     machines = _plan_machines(options, types, present)
     type_checks.check(api, options, types)
     amis = run_in_background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    subnets = run_in_background(partial(_choose_subnets, api, options, share, len(new), there, me))
+    cloud = file_systems.fill_in_network(options, share).cloud
+    subnets = run_in_background(partial(networks.choose, api, cloud, len(new), there, options.name))
     reserved = run_in_background(partial(reservations.check, api, options, _count_workers(new)))
     placed, settled = file_systems.fill_in_network(options, share), bool(present)
     endpoint = run_in_background(partial(endpoints.check, api, placed, id, report, there=settled))
@@ -104,7 +98,6 @@ def survey(
         lambda: _check_rights(api, options, new, amis.result(), subnets.result())
     )
     quotas.check(api, options, machines, types, present, running, report)
-    _check_disk_key(api, disk_key, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
     found_zones = file_systems.keep_reachable(api, share, found_zones, found_subnets, there=settled)
@@ -149,20 +142,6 @@ def _count_workers(machines: Iterable[PlannedMachine]) -> int:
     return sum(machine.name != LAUNCHER for machine in machines)
 
 
-def _choose_subnets(
-    api: Api,
-    options: ClusterSpec,
-    share: FileSystem | None,
-    machines: int,
-    there: Collection[str],
-    me: Callable[[], str],
-) -> dict[str, ZoneSubnets]:
-    """By zone, those in which so many more machines can be, and reach what they share."""
-    return file_systems.choose_subnets(
-        options, share, lambda cloud: networks.choose(api, cloud, machines, there, me, options.name)
-    )
-
-
 def _choose_placed(
     types: Mapping[str, InstanceType], reservation: Reservation | None
 ) -> frozenset[str]:
@@ -176,10 +155,8 @@ def survey_cluster(
     options: ClusterSpec,
     current: Cluster | None,
     report: Reporter,
-    me: Callable[[], str] = lambda: "",
 ) -> tuple[Survey, list[Instance]]:
-    """Also the machines there are: by AWS, for a record may have been cut off. `me`: this machine's
-    address, as the internet sees it."""
+    """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
         update_rules.check_account(current, api.find_account())
@@ -196,7 +173,7 @@ def survey_cluster(
         options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
     id = current.id if current else ""
-    found = survey(api, options, present, zone if settled else "", report, there, me, id)
+    found = survey(api, options, present, zone if settled else "", report, there, id)
     if zone in found.zones:
         # An `up` that was cut off goes on there, and may still leave for where there is room.
         others = (other for other in found.zones if other != zone)
@@ -267,38 +244,6 @@ def _check_rights(
         )
     for answer in asked.values():
         answer.result()
-
-
-def _find_disk_key(api: Api) -> tuple[str, str]:
-    """The key that encrypts disks, and its state."""
-    key = api.find_disk_key()
-    if key.endswith(_AWS_KEY):
-        return key, _ENABLED
-    try:
-        return key, api.find_key_state(key)
-    except ProviderError as error:
-        raise ProviderError(
-            f"{error.message}; it is {key}: if its key policy does not let you use it, EC2 ends all"
-            " machines as soon as they start",
-            hint=error.hint,
-        ) from error
-
-
-def _check_disk_key(api: Api, asked: Future[tuple[str, str]], report: Reporter) -> None:
-    """Raises ProviderError where the account's own key for disks cannot be used: EC2 would start
-    all machines, and end them at once."""
-    try:
-        key, state = asked.result()
-    except ProviderError as error:
-        report(f"the state of the key that encrypts disks is not known: {error.message}")
-        return
-    if state != _ENABLED:
-        raise ProviderError(
-            f"{key}, which encrypts disks in {api.region} by default, is {state}: EC2 would end all"
-            " machines as soon as they start",
-            hint=f"`aws kms enable-key --key-id {key}`, or AWS's own key again: `aws ec2"
-            " reset-ebs-default-kms-key-id`",
-        )
 
 
 def _choose_zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:

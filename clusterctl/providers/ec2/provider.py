@@ -94,7 +94,7 @@ class Ec2Provider:
         address = self._ask_address(options)
         init_cache = terraform_module.prefetch(Home(ahead), binary) if ahead else None
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, current, report, address.result)
+        found, instances = preflight.survey_cluster(api, options, current, report)
         options = file_systems.fill_in_network(options, found.file_system)
         present = {item.node: item.type for item in instances}
         update_rules.check_kept(options, current, found.machines, present)
@@ -330,7 +330,7 @@ class Ec2Provider:
         address = self._ask_address(options)
         init_cache = terraform_module.prefetch(Home(folder.parent.parent), terraform.find())
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, cluster, report, address.result)
+        found, instances = preflight.survey_cluster(api, options, cluster, report)
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
         return Planned(options, found, api, init_cache, address, spot)
 

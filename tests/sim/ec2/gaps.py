@@ -487,13 +487,6 @@ def customer_key(region: str) -> Any:
     return keys.describe_key(arn) if ours else None
 
 
-def _get_default_key(world: World, request: Request) -> Answer:
-    key = customer_key(request.region)
-    return wire.xml(
-        "GetEbsDefaultKmsKeyId", wire.tag("kmsKeyId", key.arn if key else "alias/aws/ebs")
-    )
-
-
 def _public_access(world: World, request: Request) -> Answer:
     """VPC Block Public Access, which closes the internet gateways of a region for all networks that
     are not excluded. Source: EC2 API Reference, VpcBlockPublicAccessOptions."""
@@ -549,7 +542,6 @@ ACTIONS: dict[str, Action] = {
     "CreateCapacityReservation": _reserve,
     "PurchaseCapacityBlock": _reserve,
     "DescribeCapacityReservations": _describe_reservations,
-    "GetEbsDefaultKmsKeyId": _get_default_key,
     "DescribeVpcBlockPublicAccessOptions": _public_access,
     "ModifyVpcBlockPublicAccessOptions": _public_access,
     "DeleteSecurityGroup": _refuse_while_used,
