@@ -35,13 +35,38 @@ def _count_month_hours(start: float, end: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Thing:
+    """A machine, a NAT gateway or its address, as whoever bills it shows it.
+
+    `born`: since when it is there; `since`: when it started last; `until`: since when it has not
+    run. None: that is not told. `item` and `hourly`, its type and price, only where they may differ
+    from what was planned.
+    """
+
+    id: str
+    node: str
+    part: str = "instance"
+    state: str = "on"
+    """`on`, `off` (its disk is there, and costs money) or `ended`."""
+    since: float | None = None
+    until: float | None = None
+    born: float | None = None
+    lasts: bool = False
+    """Whether nothing ends it at the deadline."""
+    item: str = ""
+    hourly: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
     """What one part of one node costs. `hourly` in US dollars, None: unknown; of a disk, in a month
     of HOURS_PER_MONTH.
 
     `part` is `instance`, `disk` or `address`, or one of NETWORK_PARTS, which are counted as the
     launcher's and end with the cluster; `until` None: it still runs. `source` says where the
-    price is from.
+    price is from. `thing`: which one it is of, "" while it is only planned; `unseen`: nobody saw
+    when it ended, and `until` is the latest that it can be.
     """
 
     node: str
@@ -51,6 +76,8 @@ class Charge:
     source: str
     since: float
     until: float | None = None
+    thing: str = ""
+    unseen: bool = False
 
     def count_seconds(self, now: float) -> float:
         """How long it is billed until `now`: EC2 bills a minute of an instance at least, and every

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from clusterctl import assets, providers
 from clusterctl.actions import ended_workers
-from clusterctl.actions.running_costs import describe_doubts
+from clusterctl.actions.running_costs import describe_doubts, list_machines
 from clusterctl.charge_model import GATEWAY, Charge
 from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.formats import count, format_span
@@ -17,8 +17,7 @@ from clusterctl.insight.gpus import GpuLook
 from clusterctl.job_model import Job
 from clusterctl.model import Cluster, Node, Phase
 from clusterctl.node_results import shorten
-from clusterctl.providers.protocol import Expiring, Queue, Repricing
-from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.protocol import Expiring, Queue
 from clusterctl.providers.shared.batch_site import BatchSite
 from clusterctl.providers.shared.deadlines import (
     CLOCK,
@@ -85,8 +84,9 @@ def read_status(
     shut = _warn_of_lockout(store, cluster, told.answers) if live else ()
     now = clock()
     charges, uncertain = find_charges(store, cluster, now)
-    if live and charges is cluster.charges and charges and not uncertain:
-        _, charges, uncertain = _settle(store, cluster, now)
+    known = describe_doubts(charges, now)
+    if live and charges is cluster.charges and charges and uncertain == known:
+        charges, uncertain = _settle(store, cluster, now)
     return ClusterStatus(
         cluster=cluster,
         nodes=tuple(
@@ -137,7 +137,7 @@ def find_charges(
         return _find_unsettled(store, cluster, now)
     if ended_workers.may_have_ended(store, cluster, now):
         return _find_unused(store, cluster, now)
-    return cluster.charges, ()
+    return cluster.charges, describe_doubts(cluster.charges, now)
 
 
 def _list_warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
@@ -211,7 +211,7 @@ def _find_unsettled(
     """The charges of what there is, and a warning where that is unknown or is left by an
     interrupted `stop`."""
     try:
-        _, charges, doubts = _settle(store, cluster, now)
+        charges, doubts = _settle(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
             f"it is unknown which machines of cluster {cluster.name} are running"
@@ -240,13 +240,14 @@ def _find_overdue(
     where that is not known."""
     remove = f"`clusterctl down {cluster.name}` removes it"
     try:
-        there, charges, doubts = _settle(store, cluster, now)
+        charges, doubts = _settle(store, cluster, now)
     except ClusterctlError as error:
         return cluster.charges, (
             f"the deadline of cluster {cluster.name} has passed, and it is unknown whether its"
             f" machines are still running ({describe_reason(error)}); the costs assume that they"
             f" are: {remove}",
         )
+    there = list_machines(charges)
     running = [item for item in charges if item.until is None]
     rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
     if not there and not running:
@@ -263,7 +264,7 @@ def _find_overdue(
     return charges, (
         *doubts,
         f"the deadline of cluster {cluster.name} has passed, but {many}"
-        f" ({shorten(sorted(there))}), {rate}/h: {remove}",
+        f" ({shorten(there)}), {rate}/h: {remove}",
     )
 
 
@@ -284,27 +285,11 @@ def _find_unused(
 
 def _settle(
     store: Store, cluster: Cluster, now: float
-) -> tuple[Collection[str], tuple[Charge, ...], tuple[str, ...]]:
-    """The nodes that cost money, the charges, as whoever bills them has it, and what is not certain
-    about them: also the prices of an `up` that was cut off, whose machines may have come to be
-    others than planned."""
-    provider, folder = providers.load_billing(cluster), store.locate_folder(cluster.name)
-    if cluster.phase is Phase.CREATING and isinstance(provider, Repricing):
-        charges = provider.reprice(cluster, folder, lambda line: None)
-        cluster = replace(cluster, charges=charges)
-    there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
-    kept, lives = provider.list_made(folder), provider.list_lives(cluster, folder)
-    charges = measured.settle(
-        cluster,
-        living={*there, *providers.find_network(cluster, folder)},
-        made=measured.find_made(cluster, kept, lives),
-        now=now,
-        ends=ends,
-        leaving=measured.find_leaving(cluster, kept),
-    )
-    charges = measured.add_restarts(cluster, charges, lives, ends)
-    charges = measured.correct(charges, lives)
-    return there, charges, describe_doubts(cluster, ends, charges, now)
+) -> tuple[tuple[Charge, ...], tuple[str, ...]]:
+    """The charges, as whoever bills the cluster bears them out, and what is not certain about
+    them."""
+    charges = providers.settle(cluster, store.locate_folder(cluster.name), now).charges
+    return charges, describe_doubts(charges, now)
 
 
 ASKED_AT_ONCE = 16

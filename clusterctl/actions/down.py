@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
 from clusterctl.actions.jobs import Fetched
 from clusterctl.actions.running_costs import describe_doubts, report_left, report_price
 from clusterctl.actions.unfetched import Unfetched
-from clusterctl.charge_model import NETWORK_PARTS, Charge
 from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,
@@ -26,8 +25,7 @@ from clusterctl.errors import (
 from clusterctl.insight import cost
 from clusterctl.job_model import JobState
 from clusterctl.model import Cluster, ClusterSpec, Consent, Phase, Reporter
-from clusterctl.providers.protocol import Ended, Life, Recovering, Repricing
-from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.protocol import Discovery, Recovering
 from clusterctl.state import ClusterLock, Store
 
 _ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
@@ -133,33 +131,31 @@ def finish_down(
     go of machines that are not ours and do not answer.
     """
     folder = store.locate_folder(cluster.name)
-    if cluster.charges and cluster.phase is Phase.CREATING:
-        cluster = reprice(cluster, folder, report)
-    planned = cluster
-    cluster, unseen, ends = _confirm_charges(planned, folder, clock())
-    cluster = replace(cluster, phase=Phase.DELETING)
+    cluster = replace(_look(cluster, folder, clock()), phase=Phase.DELETING)
     # With what it has cost, which nobody knows any more when it is gone.
-    kept = _leave_open(cluster, unseen, planned, ends)
     with _continue_without(report):
-        store.save(kept)
+        store.save(cluster)
     store.add_event(cluster.name, "deleting")
     try:
         providers.load(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
         if not (force and cluster.attached):
-            _note_left(store, kept, report, clock())
+            _note_left(store, cluster, report, clock())
             raise
         report(error.message)
     except ClusterctlError:
-        _note_left(store, kept, report, clock())
+        _note_left(store, cluster, report, clock())
         raise
     now = clock()
-    lives = _list_lives(cluster, folder)
-    never = {item.node for item in unseen} - {life.node for life in lives}
-    made = [i for i in cluster.charges if i.part in NETWORK_PARTS or i.node not in never]
-    charges = measured.correct(made, lives)
-    cluster = replace(cluster, charges=tuple(item.end_at(now) for item in charges))
-    for line in describe_doubts(planned, ends, cluster.charges, now):
+    charges = _look(cluster, folder, now).charges
+    cluster = replace(
+        cluster,
+        charges=tuple(
+            item if item.until is not None else replace(item.end_at(now), unseen=True)
+            for item in charges
+        ),
+    )
+    for line in describe_doubts(cluster.charges, now):
         report(line)
     how = "detached" if cluster.attached else "taken down"
     for job in store.list_open_jobs(cluster):
@@ -171,101 +167,30 @@ def finish_down(
     return cluster
 
 
-def _confirm_charges(
-    cluster: Cluster, folder: Path, now: float
-) -> tuple[Cluster, Sequence[Charge], Mapping[str, Ended]]:
-    """The cluster with the charges of what there is or was, those of them that nobody has seen (a
-    machine of an `up` that was cut off a moment ago may not be shown yet, and whether there was one
-    is known when all are gone), and the ends that the cloud tells."""
-    if not cluster.charges:
-        return cluster, (), {}
-    found, ends = _find_made(cluster, folder, now)
-    machines = [item for item in cluster.charges if item.part not in NETWORK_PARTS]
-    seen = {item.node for item in found if item.part not in NETWORK_PARTS}
-    unseen = [item for item in machines if not (item.until or item.node in seen)]
-    return replace(cluster, charges=(*found, *unseen)), unseen, ends
-
-
-def _leave_open(
-    cluster: Cluster, unseen: Collection[Charge], planned: Cluster, ends: Mapping[str, Ended]
-) -> Cluster:
-    """For the record: what nobody tells the end of is asked for again by the next `down`. What
-    nobody has seen is closed as it began, for that takes what is open as having been there."""
-    unknown = {name for name, end in ends.items() if end.doubt}
-    found = [item.end_at(item.since) if item in unseen else item for item in cluster.charges]
-    kept = [item for item in found if item.node not in unknown]
-    still = [item for item in planned.charges if item.node in unknown]
-    return replace(cluster, charges=(*kept, *still))
-
-
 def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> None:
     """After a removal that broke off: says what runs, and keeps the ends of what does not, which
     are forgotten an hour later."""
-    planned = cluster
-    cluster, unseen, ends = _confirm_charges(planned, store.locate_folder(cluster.name), now)
+    cluster = _look(cluster, store.locate_folder(cluster.name), now)
     with _continue_without(report):
-        store.save(_leave_open(cluster, unseen, planned, ends))
+        store.save(cluster)
     report_left(cluster, report)
+
+
+def _look(cluster: Cluster, folder: Path, now: float) -> Cluster:
+    """With the charges of what there is or was; as they are where that is not told."""
+    with suppress(ClusterctlError):
+        return providers.settle(cluster, folder, now)
+    return cluster
 
 
 def _list_living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]:
     """The nodes that are billed. Raises the provider's error where it does not let us in: before a
     job is ended for a cluster that would then stay."""
     try:
-        return providers.load_billing(cluster).list_billed(
-            cluster, store.locate_folder(cluster.name)
-        )
+        return providers.list_living(cluster, store.locate_folder(cluster.name), time.time())
     except ClusterctlError:
         report_price(cluster, report)
         raise
-
-
-def _find_made(
-    cluster: Cluster, folder: Path, now: float
-) -> tuple[tuple[Charge, ...], Mapping[str, Ended]]:
-    """The charges of machines that there are, or were, and the ends that the cloud tells: an `up`
-    that broke off has planned more, and those that are gone cost no more."""
-    provider = providers.load_billing(cluster)
-    try:
-        network = providers.find_network(cluster, folder, pending=False)
-        ends = provider.list_ended(cluster, folder)
-        lives = _list_lives(cluster, folder)
-        # Last, for what a killed `up` launched a moment ago is not shown by earlier answers.
-        there = {*provider.list_billed(cluster, folder), *network}
-    except ClusterctlError:
-        return cluster.charges, {}
-    kept = provider.list_made(folder)
-    made = measured.find_made(cluster, kept, lives)
-    leaving = measured.find_leaving(cluster, kept)
-    charges = measured.settle(cluster, living=there, made=made, now=now, ends=ends, leaving=leaving)
-    charges = measured.add_restarts(cluster, charges, lives, ends)
-    return measured.correct(charges, lives), ends
-
-
-def reprice(cluster: Cluster, folder: Path, report: Reporter) -> Cluster:
-    """After an `up` that broke off, the cluster with the prices of what its machines have come to
-    be, where that is told: on-demand ones, perhaps, in place of spot instances."""
-    provider = providers.load(cluster.spec.provider)
-    if isinstance(provider, Repricing):
-        with _continue_without(report):
-            return replace(cluster, charges=provider.reprice(cluster, folder, report))
-    return cluster
-
-
-def correct_times(cluster: Cluster, folder: Path) -> tuple[Charge, ...]:
-    """The charges with the times of whoever bills the machines, where those are told. For the
-    record: AWS forgets machines an hour after their end."""
-    return measured.correct(cluster.charges, _list_lives(cluster, folder))
-
-
-def _list_lives(cluster: Cluster, folder: Path) -> Sequence[Life]:
-    """When machines began and ended; () where that is not told."""
-    if not cluster.charges:
-        return ()
-    try:
-        return providers.load_billing(cluster).list_lives(cluster, folder)
-    except ClusterctlError:
-        return ()
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
@@ -306,7 +231,7 @@ def _take_down_unrecorded(
         return None
     for cluster in found:
         report(f"found {cluster.id} by its tags")
-        if isinstance(providers.load(cluster.spec.provider), Repricing):
+        if isinstance(providers.load(cluster.spec.provider), Discovery):
             report(
                 "what it has cost was on its record: there is no receipt, and `cost` does not count"
                 " it"

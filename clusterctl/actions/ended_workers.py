@@ -19,11 +19,12 @@ from clusterctl.formats import format_span, format_time
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import shorten
-from clusterctl.providers.protocol import Ended
-from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.shared import ledger
 from clusterctl.state import Store
 
 TIMEOUT = 10.0
+SHUTDOWN = 90.0
+"""Seconds that a machine is billed at most until its services have ended: systemd gives them so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,9 @@ def may_have_ended(store: Store, cluster: Cluster, now: float) -> bool:
 def look(store: Store, cluster: Cluster, now: float) -> Looked:
     """Asks AWS which workers exist, and the launcher why others are gone. Raises ClusterctlError if
     AWS does not answer."""
-    provider, folder = providers.load_billing(cluster), store.locate_folder(cluster.name)
-    there = provider.list_billed(cluster, folder)
+    folder = store.locate_folder(cluster.name)
+    looks = providers.look(cluster, folder, now)
+    there = ledger.list_living(looks)
     gone = tuple(node.name for node in cluster.workers if node.name not in there)
     report = agent.AgentReport({}, {})
     if cluster.launcher.name in there:
@@ -63,24 +65,11 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
             result = pool.find_transport(cluster.launcher.name).run(question, timeout=TIMEOUT)
             report = agent.parse(result.text)
     report = replace(report, ended=report.compute_ends(now))
-    ends = dict(provider.list_ended(cluster, folder))
-    # What AWS does not tell, the launcher may know.
-    ends |= {
-        name: Ended(when)
-        for name, when in report.ended.items()
-        if name not in ends or ends[name].doubt
-    }
-    charges = measured.settle(
-        cluster,
-        living=there,
-        made={node.name for node in cluster.nodes} | provider.list_made(folder),
-        now=now,
-        ends=ends,
-    )
-    lines = (
-        *_describe(cluster, gone, report, charges),
-        *describe_doubts(cluster, ends, charges, now),
-    )
+    # What AWS does not tell, the launcher may know: when it has told a worker to end.
+    ends = {name: when + SHUTDOWN for name, when in report.ended.items() if name in gone}
+    looks = ledger.add_ends(folder, looks, cluster, ends, now)
+    charges = ledger.settle(cluster, looks)
+    lines = (*_describe(cluster, gone, report, charges), *describe_doubts(charges, now))
     return Looked(gone, charges, lines)
 
 

@@ -153,7 +153,7 @@ def _require_whole(cluster: Cluster, folder: Path, now: float) -> None:
     over = cluster.deadline is not None and cluster.deadline <= now
     if not cluster.charges or (cluster.phase is Phase.READY and not over):
         return
-    there = providers.load_billing(cluster).list_billed(cluster, folder)
+    there = providers.list_living(cluster, folder, now)
     require_machines(cluster, there)
     if strangers := sorted(node for node in there if not cluster.has(node)):
         are = "is no node" if len(strangers) == 1 else "are no nodes"

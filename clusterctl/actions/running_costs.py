@@ -1,18 +1,16 @@
-"""Says what goes on costing money after a command that did not finish."""
+"""What a cluster costs by what is seen of it, and what is said of that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import NETWORK_PARTS, Charge
 from clusterctl.errors import ClusterctlError, ProviderError
 from clusterctl.formats import count, format_time
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.node_results import shorten
-from clusterctl.providers.protocol import Ended
-from clusterctl.providers.shared.charges import SHOWN
 
 
 def report_left(cluster: Cluster, report: Reporter, done: str = "removed", verb: str = "") -> None:
@@ -38,52 +36,25 @@ def report_unknown(cluster: Cluster, why: ClusterctlError, report: Reporter) -> 
     )
 
 
-def describe_doubts(
-    cluster: Cluster, ends: Mapping[str, Ended], charges: Sequence[Charge], now: float
-) -> tuple[str, ...]:
-    """What is not certain about `charges`, from the cloud's `ends`. After the deadline, those of an
-    `up` that was cut off leave out machines that nobody has seen, and that the cloud would no
-    longer show; of machines that an interrupted `stop` may have stopped, it shows only their end.
-    """
-    doubts = _describe_unknown(ends, charges, now)
-    end = cluster.deadline
-    if end is None or now <= end or any(item.until is None for item in charges):
-        return doubts
-    told = {name for name, one in ends.items() if one.ran is not None}
-    if cluster.stopping and not told.issuperset(node.name for node in cluster.nodes):
-        return (
-            *doubts,
-            f"`stop` of cluster {cluster.name} was interrupted, and AWS no longer shows what it has"
-            " stopped: the costs assume that all machines ran until they ended",
-        )
-    unfinished = cluster.phase in (Phase.CREATING, Phase.DELETING)
-    seen = {item.node for item in charges}
-    missing = [i for i in cluster.charges if i.until is None and i.node not in seen]
-    if cluster.stopping or not unfinished or now < end + SHOWN or not missing:
-        return doubts
-    exact, names = cost.is_exact(missing), shorten(sorted({item.node for item in missing}))
-    most = f" (up to ${cost.sum_dollars(missing, end):.2f})" if exact else ""
-    return (
-        *doubts,
-        f"`up` of cluster {cluster.name} was interrupted, and AWS shows machines for only about an"
-        f" hour after their end: the costs do not include {names}{most}, which may have run",
-    )
+def list_machines(charges: Iterable[Charge]) -> tuple[str, ...]:
+    """The nodes whose machines cost money, or their disks."""
+    there = (i.node for i in charges if i.until is None and i.part not in NETWORK_PARTS)
+    return tuple(sorted(set(there)))
 
 
-def _describe_unknown(
-    ends: Mapping[str, Ended], charges: Sequence[Charge], now: float
-) -> tuple[str, ...]:
-    """Machines of which nobody tells when they ended."""
-    whose = {name: end.doubt for name, end in ends.items() if end.doubt}
-    if not whose:
+def describe_doubts(charges: Sequence[Charge], now: float) -> tuple[str, ...]:
+    """What nobody saw of what is counted, and so is the most that it can be."""
+    unseen = [item for item in charges if item.unseen]
+    ended = sorted({item.node for item in unseen if item.thing})
+    planned = sorted({item.node for item in unseen if not item.thing})
+    if not unseen:
         return ()
+    what = [f"when {shorten(ended)} ended"] if ended else []
+    what += [f"whether {shorten(planned)} was created"] if planned else []
     most = "assume the latest possible time"
     if cost.is_exact(charges):
-        most = f"are up to ${cost.sum_dollars(charges, now):.2f}"
-    return (
-        f"the end of {shorten(sorted(whose))} is unknown: EC2 no longer shows it, and CloudTrail"
-        f" has not told it ({next(iter(whose.values()))}); the costs {most}",
-    )
+        most = f"are at most ${cost.sum_dollars(charges, now):.2f}"
+    return (f"nobody saw {' and '.join(what)}: the costs {most}",)
 
 
 def describe_rate(charges: Sequence[Charge]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from clusterctl import providers
@@ -13,15 +15,12 @@ from clusterctl.actions import (
     require_ready,
     salvage,
 )
-from clusterctl.actions.down import correct_times
 from clusterctl.actions.running_costs import report_failure, report_left
 from clusterctl.actions.save_logs import save_logs
-from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Consent, Phase, Reporter
-from clusterctl.providers.protocol import Ended, Pausing
-from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.protocol import Pausing
 from clusterctl.state import ClusterLock, Store
 
 
@@ -50,18 +49,23 @@ def require_pausing(cluster: Cluster) -> Pausing:
     return provider
 
 
-def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | None:
+def stop(
+    store: Store,
+    name: str,
+    report: Reporter,
+    ask: Consent,
+    clock: Callable[[], float] = time.time,
+) -> Stopped | None:
     """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
     with ClusterLock(store.home, name, "stop", report):
         cluster = store.read_cluster(name)
-        provider, billing = require_pausing(cluster), providers.load_billing(cluster)
-        folder = store.locate_folder(name)
+        provider, folder = require_pausing(cluster), store.locate_folder(name)
         ended: tuple[int, ...] = ()
         if cluster.phase is not Phase.STOPPED:
             require_ready(cluster)
             with report_failure(cluster, report, "nothing was stopped"):
                 provider.check_pausing(cluster, folder)
-                require_machines(cluster, billing.list_billed(cluster, folder))
+                require_machines(cluster, providers.list_living(cluster, folder, clock()))
             cluster = ended_workers.settle(store, cluster, report)
             open_jobs = store.list_open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
@@ -74,28 +78,14 @@ def stop(store: Store, name: str, report: Reporter, ask: Consent) -> Stopped | N
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
         try:
-            when = provider.stop(cluster, folder, report)
-            ends = billing.list_ended(cluster, folder)
-            lives = billing.list_lives(cluster, folder)
+            provider.stop(cluster, folder, report)
+            cluster = providers.settle(cluster, folder, clock())
         except ProviderError:
             report_left(cluster, report, "stopped", "stop")
             raise
-        charges = measured.add_restarts(cluster, cluster.charges, lives, ends)
-        cluster = replace(
-            cluster,
-            phase=Phase.STOPPED,
-            stopping=False,
-            charges=tuple(
-                _close_charge(item, ends.get(item.node, Ended(when))) for item in charges
-            ),
-        )
-        cluster = replace(cluster, charges=correct_times(cluster, folder))
+        cluster = replace(cluster, phase=Phase.STOPPED, stopping=False)
         store.save(cluster)
         store.add_event(name, "stopped")
     disks = [item for item in cluster.charges if item.until is None]
     what = cost.describe_stored(disks)
     return Stopped(cluster, ended, cost.sum_hourly(disks), cost.is_exact(disks), what)
-
-
-def _close_charge(charge: Charge, end: Ended) -> Charge:
-    return charge if charge.part in measured.STORED else charge.end_at(end.when)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl import bootstrap, keys, node_phases
+from clusterctl import bootstrap, keys, node_phases, providers
 from clusterctl.actions import (
     check_name,
     ended_workers,
@@ -15,7 +16,7 @@ from clusterctl.actions import (
     phase_times,
     smoke_test,
 )
-from clusterctl.actions.down import correct_times, find_orphans, finish_down
+from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import (
     bootstrap_nodes,
     connect,
@@ -254,12 +255,12 @@ def _create(
     cluster = replace(
         cluster,
         nodes=created.nodes,
-        charges=cluster.charges if created.charges is None else created.charges,
         mode_reason=created.mode_reason or cluster.mode_reason,
         shared=created.shared,
         shared_source=created.shared_source,
     )
-    cluster = replace(cluster, charges=correct_times(cluster, folder))
+    with suppress(ClusterctlError):  # the next look knows
+        cluster = providers.settle(cluster, folder, time.time())
     cluster, renewed = write_ssh(store, cluster, created.host_keys)
     for name in renewed:
         report(f"{name} has a new host key, confirmed by the provider")

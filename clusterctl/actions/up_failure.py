@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from clusterctl import providers
-from clusterctl.actions.down import correct_times, reprice
 from clusterctl.actions.running_costs import report_unknown
-from clusterctl.charge_model import GATEWAY, Charge
+from clusterctl.charge_model import GATEWAY
 from clusterctl.errors import ClusterctlError
 from clusterctl.formats import count, format_time
 from clusterctl.insight import cost
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.providers.protocol import Inventoried
 from clusterctl.providers.resources import describe
-from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.shared import ledger
+from clusterctl.providers.shared.ledger import list_living
 from clusterctl.state import Store
 
 
@@ -34,35 +34,22 @@ def record_failed_create(
         return False
     folder = store.locate_folder(cluster.name)
     try:
-        provider = providers.load_billing(cluster)
-        there, ends = provider.list_billed(cluster, folder), provider.list_ended(cluster, folder)
-        network = providers.find_network(cluster, folder)
+        looks = providers.look(cluster, folder, clock())
     except ClusterctlError as error:
         report_unknown(cluster, error, report)
         return True
-    before = {node.name: node.machine for node in old.nodes} if old else {}
-    # What ran when it was planned; the rest of the plan may never have been made.
-    past = set(old.charges) if old else set()
-    ran = {item.node for item in past.intersection(cluster.charges) if item.until is None}
-    cluster = reprice(cluster, folder, report)
-    planned = {item.node: item.since for item in cluster.charges if item.until is None}
-    # A spot instance, or one that another person has removed meanwhile.
-    told = {name: end.when for name, end in ends.items() if not end.doubt}
-    made = {name for name, since in planned.items() if name in told and told[name] > since}
-    charges = measured.settle(
-        cluster, living={*there, *network}, made=ran | made, now=clock(), ends=ends
-    )
-    charges = correct_times(replace(cluster, charges=charges), folder)
+    cluster, there = replace(cluster, charges=ledger.settle(cluster, looks)), list_living(looks)
     # By machine and deadline, not by name: new ones are called as those in whose place they are.
+    before = {node.name: node.machine for node in old.nodes} if old else {}
     same = old and (there, cluster.deadline) == (before, old.deadline)
     if old and old.phase is Phase.READY and same:
         store.save(old)
         report(f"cluster {old.name} is unchanged and ready")
         return True
-    store.save(replace(cluster, charges=charges))
-    gateway = GATEWAY in network
+    store.save(cluster)
+    gateway = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
     if there or gateway:
-        report(_describe_running(cluster, len(there), gateway, charges))
+        report(_describe_running(cluster, len(there), gateway))
     return bool(there or gateway)
 
 
@@ -79,15 +66,13 @@ def report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
             )
 
 
-def _describe_running(
-    cluster: Cluster, machines: int, gateway: bool, charges: Sequence[Charge]
-) -> str:
+def _describe_running(cluster: Cluster, machines: int, gateway: bool) -> str:
     """What goes on costing money after an `up` that broke off, until when, and what to do."""
     name = cluster.name
     parts = [count(machines, "machine")] if machines else []
     parts += ["a NAT gateway"] if gateway else []
     one = machines + gateway == 1
-    running = [item for item in charges if item.until is None]
+    running = [item for item in cluster.charges if item.until is None]
     rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
     until = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
     return (

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -14,8 +15,10 @@ from clusterctl.errors import RecordError, UsageError
 from clusterctl.model import Cluster
 from clusterctl.options.batch_options import BATCH_SYSTEMS
 from clusterctl.options.provider_options import PROVIDER_OPTIONS
-from clusterctl.providers.protocol import Billing, Creator, Gatewayed, Provider
+from clusterctl.providers.protocol import Billing, Creator, Provider
+from clusterctl.providers.shared import ledger
 from clusterctl.providers.shared.batch_site import BatchSite
+from clusterctl.providers.shared.ledger import Sighting
 
 PROVIDERS: dict[str, str] = {
     name: f"clusterctl.providers.{name}.provider:{name.capitalize()}Provider"
@@ -64,13 +67,23 @@ def load_billing(cluster: Cluster) -> Billing:
     return cast(Billing, load(cluster.spec.provider))
 
 
-def find_network(cluster: Cluster, folder: Path, *, pending: bool = True) -> frozenset[str]:
-    """Those of NETWORK_PARTS that the cluster has now, whatever machines it has; `pending`: or will
-    soon have. Raises the provider's error."""
-    provider = load(cluster.spec.provider)
-    if not isinstance(provider, Gatewayed):
-        return frozenset()
-    return provider.find_network(cluster, folder, pending=pending)
+def look(cluster: Cluster, folder: Path, now: float) -> tuple[Sighting, ...]:
+    """Asks whoever bills a cluster what there is, and notes it: all looks so far. Raises the
+    provider's error."""
+    return ledger.add(folder, cluster, load_billing(cluster).list_things(cluster, folder), now)
+
+
+def settle(cluster: Cluster, folder: Path, now: float) -> Cluster:
+    """The same cluster with the charges that follow from that. Raises the provider's error."""
+    if not cluster.charges:
+        return cluster
+    return replace(cluster, charges=ledger.settle(cluster, look(cluster, folder, now)))
+
+
+def list_living(cluster: Cluster, folder: Path, now: float) -> dict[str, str]:
+    """The nodes whose machines there are, with what the provider calls these (as in
+    `Node.machine`), from whoever bills them. Raises the provider's error."""
+    return ledger.list_living(look(cluster, folder, now))
 
 
 def load_site(name: str) -> BatchSite:

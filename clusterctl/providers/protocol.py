@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import Charge, Thing
 from clusterctl.errors import ProviderError
 from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Runtime
 from clusterctl.node_phases import NodePhases
@@ -87,8 +87,6 @@ class Created:
     nodes: tuple[Node, ...]
     host_keys: dict[str, str]
     pool: Pool | None = field(default=None, compare=False)
-    charges: tuple[Charge, ...] | None = None
-    """What they cost, where that has come to be other than planned."""
     mode_reason: str = ""
     shared: str = ""
     """The folder that all nodes share, if one was asked for: see `Cluster`."""
@@ -199,9 +197,8 @@ class Pausing(Protocol):
         """Raises UsageError where these machines cannot be stopped, and ProviderError where AWS
         does not let us in: before a job is ended."""
 
-    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        """Stops all of them, whatever state they are in, and waits for it. Returns since when only
-        their disks cost money. Raises ProviderError."""
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        """Stops all of them, whatever state they are in, and waits for it. Raises ProviderError."""
 
 
 @runtime_checkable
@@ -224,70 +221,17 @@ class Labelling(Protocol):
         """For people and `gc`; no machine ends by it. Raises ProviderError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Since when a machine does not run. `stopped`: its disk is there, and costs money."""
-
-    when: float
-    stopped: bool = False
-    ran: float | None = None
-    """Until when it ran, of one that may have been stopped before it ended; None: unknown."""
-    doubt: str = ""
-    """Why nobody knows when it ended: `when` is the latest that it can be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """From when to when a machine has cost money, by whoever bills it. `until` None: it still does,
-    or when that ended is not told."""
-
-    node: str
-    since: float
-    until: float | None = None
-
-
 class Billing(Protocol):
     """Its machines cost money: whoever plans charges is one."""
 
-    def list_lives(self, cluster: Cluster, folder: Path) -> Sequence[Life]:
-        """Of all machines of the cluster that are still known, also of those that are gone."""
-
-    def list_billed(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
-        """The nodes that cost money now, with what the provider calls their machines (as in
-        `Node.machine`), from whoever bills them."""
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> Mapping[str, Ended]:
-        """The nodes whose machines do not run, as far as whoever bills them still says when that
-        began."""
+    def list_things(self, cluster: Cluster, folder: Path) -> Sequence[Thing]:
+        """All that costs money of a cluster, or did and is still shown. Raises ProviderError."""
 
     def list_ending(
         self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
     ) -> frozenset[str]:
         """The nodes whose machines are about to end: those that have begun to, and of `reclaimed`,
         whose end was announced, those that still run. `create` would keep them."""
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        """The nodes that cost money and that `folder` knows to have been made, whether or not they
-        live: also those of a `create` that failed, which no record has."""
-
-
-@runtime_checkable
-class Gatewayed(Protocol):
-    """Its clusters may have a NAT gateway, which costs money without any machine."""
-
-    def find_network(self, cluster: Cluster, folder: Path, *, pending: bool) -> frozenset[str]:
-        """Those of NETWORK_PARTS that whoever bills it knows of the cluster now: a gateway goes
-        before its address. `pending`: also a gateway that is still being made, which costs nothing
-        if it is removed before it is available."""
-
-
-@runtime_checkable
-class Repricing(Protocol):
-    """Its machines may come to be others than planned, at another price."""
-
-    def reprice(self, cluster: Cluster, folder: Path, report: Reporter) -> tuple[Charge, ...]:
-        """The charges, where machines that the record does not have cost what they have come to be:
-        those of a `create` that broke off. Raises ProviderError."""
 
 
 @runtime_checkable

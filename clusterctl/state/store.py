@@ -107,7 +107,7 @@ class Store:
         try:
             past = self.home.make(self.home.past / cluster.id)
             _write(past / "cluster.json", cluster)
-            for name in ("events.jsonl", *MEASURED.values()):
+            for name in ("events.jsonl", "ledger", *MEASURED.values()):
                 if (folder / name).is_file():
                     with explain_write_errors(past / name):
                         (folder / name).replace(past / name)

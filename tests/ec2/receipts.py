@@ -61,7 +61,9 @@ def _compare(
     )
     exact = all(item.hourly is not None for item in charges)  # else the receipt says "at least"
     slower = (late - LATE) / 3600 * sum(item.hourly or 0.0 for item in charges)
-    if exact and len({use["node"] for use in uses}) <= FEW and abs(whole - bill) > CENT + slower:
+    seen = not any(item.unseen for item in charges)
+    few = len({use["node"] for use in uses}) <= FEW
+    if exact and seen and few and abs(whole - bill) > CENT + slower:
         yield f"${whole:.4f} on the receipt, ${bill:.4f} on the bill"
     parts = {(item.node, item.part) for item in charges} | {(u["node"], u["part"]) for u in uses}
     for node, part in sorted(parts):
@@ -74,9 +76,12 @@ def _compare(
         charged = sum(use["dollars"] for use in real)
         hourly = max((item.hourly or 0.0 for item in said), default=0.0)
         known = all(item.hourly is not None for item in said)
-        if abs(seconds - counted) > apart or (
-            known and abs(dollars - charged) > apart * hourly / 3600 + ROUNDING
-        ):
+        cents = apart * hourly / 3600 + ROUNDING
+        if any(item.unseen for item in said):  # the most that it can be
+            wrong = seconds < counted - apart or (known and dollars < charged - cents)
+        else:
+            wrong = abs(seconds - counted) > apart or (known and abs(dollars - charged) > cents)
+        if wrong:
             yield (
                 f"{node} {part}: {len(said)} on the receipt, {seconds:.1f} s, ${dollars:.6f};"
                 f" {len(real)} on the bill, {counted:.1f} s, ${charged:.6f}"

@@ -186,8 +186,10 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     world.wait(lambda: " vpc " not in "\n".join(world.ec2.left()), 90, "what terraform removes")
     world.ec2.forget_ended()
     spent = world.ok("status", "--json").document()
-    assert (spent["dollars_per_hour"], spent["warnings"]) == (0, [])
-    assert "cloudtrail:LookupEvents" in world.ec2.actions
+    assert spent["dollars_per_hour"] == 0
+    assert (
+        "nobody saw when launcher,worker-1 ended: the costs are at most $" in spent["warnings"][0]
+    )
     world.ok("down", "--yes")
     assert "ok: " in world.ok("logs", str(number)).out
 

@@ -1,10 +1,9 @@
-"""An account of AWS whose machines cost money: what EC2 and CloudTrail tell of it, and its bill,
-which shares no code with ours."""
+"""An account of AWS whose machines cost money: what EC2 tells of it, and its bill, which shares no
+code with ours."""
 
 from __future__ import annotations
 
 import calendar
-import json
 import math
 import random
 import time
@@ -23,7 +22,6 @@ HOUR = 3600.0
 MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}
 SPOT = {"us-east-1a": 0.07, "us-east-1b": 0.095}
 GIB, ADDRESS, GATEWAY = 0.08, 0.005, 0.045
-EVICTED = "BidEvictedEvent"
 
 
 @dataclass
@@ -71,11 +69,6 @@ class Account:
     machines: list[Machine] = field(default_factory=list)
     gateway: float | None = None
     gateway_end: float = math.inf
-    trail: list[tuple[float, str, str]] = field(default_factory=list)
-    """What CloudTrail knows: when which call, or EC2 itself, ended or stopped which machine."""
-
-    def tell(self, name: str, one: Machine) -> None:
-        self.trail.append((self.now, name, one.id))
 
     @property
     def alive(self) -> list[Machine]:
@@ -90,7 +83,6 @@ class Account:
     def end(self) -> None:
         """All of it, by calls."""
         for one in self.alive:
-            self.tell("TerminateInstances", one)
             one.switch("terminated", self.now)
         self.gateway_end = min(self.gateway_end, self.now)
 
@@ -147,6 +139,7 @@ class Answers(Market):
                 address="",
                 private_address="",
                 launched=float(int(one.runs[-1][0])),
+                born=float(int(one.born)),
                 spot=one.spot,
                 ended=None if one.ended is None else float(int(one.ended)),
             )
@@ -154,30 +147,22 @@ class Answers(Market):
             if one.state in states and (one in self.account_.alive or now - (one.ended or 0) < HOUR)
         ]
 
-    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
-        if action != "lookup_events":
-            return super().call(action, service, **arguments)
-        [asked] = arguments["LookupAttributes"]
-        return {
-            "Events": [shown(*one) for one in self.account_.trail if asked["AttributeValue"] in one]
-        }
-
     def list_all(
         self, action: str, key: str, service: str = "ec2", /, **arguments: Any
     ) -> list[Any]:
         if action == "describe_nat_gateways" and self.account_.gateway is not None:
-            gone = self.account_.gateway_end <= self.account_.now
-            return [{"State": "deleted" if gone else "available", "NatGatewayId": "nat-1"}]
+            end = self.account_.gateway_end
+            row = {
+                "State": "deleted" if end < math.inf else "available",
+                "NatGatewayId": "nat-1",
+                "CreateTime": datetime.fromtimestamp(int(self.account_.gateway), timezone.utc),
+            }
+            if end < math.inf:
+                row["DeleteTime"] = datetime.fromtimestamp(int(end), timezone.utc)
+            return [row] if self.account_.now - HOUR < end else []
+        if action == "describe_addresses" and self.account_.gateway is not None:
+            return [{"AllocationId": "eipalloc-1"}] * (self.account_.gateway_end == math.inf)
         return super().list_all(action, key, service, **arguments)
-
-
-def shown(when: float, name: str, id: str) -> dict[str, Any]:
-    """An event of CloudTrail, which tells whole seconds."""
-    record = {"requestParameters": {"instancesSet": {"items": [{"instanceId": id}]}}}
-    if name == EVICTED:
-        record = {"serviceEventDetails": {"instanceIdSet": [id]}}
-    moment = datetime.fromtimestamp(int(when), timezone.utc)
-    return {"EventName": name, "EventTime": moment, "CloudTrailEvent": json.dumps(record)}
 
 
 class Killed(BaseException):
@@ -195,14 +180,11 @@ class Provider(Ec2Provider):
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         """Its nodes have nothing to be told."""
 
-    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        since = self.account.now
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         for one in self.account.alive:
             if one.state == "running":
-                self.account.tell("StopInstances", one)
-                one.switch("stopped", since)
+                one.switch("stopped", self.account.now)
         self.account.now += 20
-        return since
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         self.account.now += 5
@@ -210,6 +192,5 @@ class Provider(Ec2Provider):
             return self.account.end()
         for one in self.account.alive:
             if self.chance.random() < self.ends:
-                self.account.tell("TerminateInstances", one)
                 one.switch("terminated", self.account.now)
         raise Killed

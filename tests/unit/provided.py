@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from clusterctl import providers
+from clusterctl.charge_model import Thing
 from clusterctl.model import Cluster
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Ended, Life
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, name: str, provider: object) -> None:
@@ -24,17 +24,8 @@ def provide(monkeypatch: pytest.MonkeyPatch, name: str, provider: object) -> Non
 class NothingLeft:
     """A provider whose machines are gone, and that knows nothing of them."""
 
-    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return {}
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return {}
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+    def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
         return ()
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
 
 
 class Running(LocalProvider):

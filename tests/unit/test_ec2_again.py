@@ -18,10 +18,11 @@ from clusterctl.providers.ec2.answers import Instance, name_owner
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
 from clusterctl.providers.protocol import ProviderPlan
+from clusterctl.providers.shared import ledger
 from clusterctl.state import Home
 from clusterctl.terraform import Diagnostic, Terraform, TerraformError
 from tests.unit.fake_ec2 import Allowing
-from tests.unit.making import cluster, node, note_machines
+from tests.unit.making import cluster, node
 
 HOUR, DAY = 3600.0, 86400.0
 NOW = 1.7e9
@@ -151,57 +152,31 @@ def test_the_plan_says_whether_aws_itself_keeps_the_deadline(
 
 
 def test_machines_of_an_up_that_broke_off_cost_what_they_are(
-    provider: Ec2Provider, market: type[Market], tmp_path: Path
+    provider: Ec2Provider, market: type[Market]
 ) -> None:
-    """A worker of the record keeps the price that it began with."""
     cluster = attempted(provider.plan(wish(spot_fallback=True)), "launcher", ago=HOUR)
     market.living = ("launcher", "worker-1")
     assert rates(cluster.charges) == {"launcher": 10.0, "worker-1": 1.0}
 
     def charged(made: Cluster) -> dict[str, float | None]:
-        return rates(provider.reprice(made, tmp_path, lambda line: None))
+        return rates(settle(provider, made))
 
     assert charged(cluster) == {"launcher": 10.0, "worker-1": 1.0}
     market.zone = "us-east-1b"
     assert charged(cluster) == {"launcher": 10.0, "worker-1": 3.0}
     market.spot = False
     assert charged(cluster) == {"launcher": 10.0, "worker-1": 10.0}
-    known = replace(node("worker-1"), machine="i-worker-1")
-    assert charged(replace(cluster, nodes=(*cluster.nodes, known)))["worker-1"] == 1.0
+
+
+def settle(provider: Ec2Provider, made: Cluster) -> tuple[Charge, ...]:
+    """Its charges, by what EC2 shows."""
+    things = provider.list_things(replace(made, account="123456789012"), Path("nowhere"))
+    return ledger.settle(made, ledger.add(None, made, things, NOW))
 
 
 def rates(charges: Iterable[Charge]) -> dict[str, float | None]:
     """Dollars per hour of each machine, without its disk and address."""
     return {item.node: item.hourly for item in charges if item.part == "instance"}
-
-
-def test_the_price_of_a_worker_is_that_of_its_last_instance(
-    provider: Ec2Provider, market: type[Market], tmp_path: Path
-) -> None:
-    """Also of one that has ended before anybody looked, after an `up` that was killed."""
-    cluster = attempted(provider.plan(wish(spot_fallback=True)), "launcher", ago=HOUR)
-
-    class Shown(Market):
-        ids: tuple[tuple[str, float, str, bool], ...] = ()
-
-        def list_instances(self, *filters: Any, states: Any = (), **more: Any) -> list[Instance]:
-            [made] = [one for one in super().list_instances(filters) if one.node == "worker-1"]
-            found = [
-                replace(made, id=id, launched=since, state=state, spot=spot)
-                for id, since, state, spot in self.ids
-            ]
-            return [one for one in found if one.state in states]
-
-    Shown.living = ("worker-1",)
-    another = Ec2Provider(Shown, clock=lambda: NOW)
-    for ids, price in (
-        ((("i-1", 1.0, "terminated", True), ("i-2", 2.0, "terminated", False)), 10.0),
-        ((("i-1", 1.0, "terminated", False), ("i-2", 2.0, "terminated", True)), 1.0),
-        ((("i-1", 1.0, "running", False), ("i-2", 2.0, "terminated", True)), 10.0),
-    ):
-        Shown.ids = ids
-        charges = another.reprice(cluster, tmp_path, lambda line: None)
-        assert rates(charges)["worker-1"] == price, ids
 
 
 def test_an_on_demand_worker_among_spot_ones_is_started_again_at_its_own_price(
@@ -216,7 +191,7 @@ def test_an_on_demand_worker_among_spot_ones_is_started_again_at_its_own_price(
     charges = provider.plan(two, old).charges
     running = [item for item in charges if item.until is None]
     assert rates(running) == {"launcher": 10.0, "worker-1": 10.0, "worker-2": 1.0}
-    assert [item.hourly for item in instances(charges, "worker-1")] == [1.0, 10.0]
+    assert [item.hourly for item in instances(charges, "worker-1")] == [10.0, 10.0]
 
 
 def test_nodes_get_no_later_deadline_than_aws_keeps(
@@ -308,10 +283,15 @@ def instances(charges: Iterable[Charge], name: str) -> list[Charge]:
 
 
 def test_what_an_earlier_attempt_never_made_is_not_paid(provider: Ec2Provider) -> None:
-    current = attempted(provider.plan(wish()), ago=3 * DAY)
+    """But where nobody has looked for so long that it may have come and gone."""
+    current = attempted(provider.plan(wish()), ago=600)
     [charge] = instances(provider.plan(wish(), current).charges, "worker-1")
-    assert charge.until is None
-    assert charge.since == NOW
+    assert (charge.since, charge.until) == (NOW, None)
+    current = attempted(provider.plan(wish()), ago=3 * DAY)
+    most, charge = instances(provider.plan(wish(), current).charges, "worker-1")
+    assert current.deadline
+    assert (most.unseen, most.until) == (True, current.deadline + 120)
+    assert (charge.since, charge.until) == (NOW, None)
 
 
 def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
@@ -319,11 +299,14 @@ def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
 ) -> None:
     current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=3 * DAY)
     ended, going = instances(provider.plan(wish(), current).charges, "worker-1")
-    assert (ended.until, going.until) == (current.deadline, None)
+    assert current.deadline
+    assert (ended.until, going.until) == (current.deadline + 120, None), "at the latest"
     assert going.since == NOW
     current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=DAY / 12)
     market.living = ("launcher", "worker-1")
-    assert provider.plan(wish(), current).charges == current.charges, "they live: nothing is new"
+    charges = provider.plan(wish(), current).charges
+    assert len(charges) == len(current.charges), "they live: nothing is new"
+    assert {item.until for item in charges} == {None}
 
 
 def test_machines_that_ec2_shows_in_its_second_answer_only_are_paid_once(
@@ -342,20 +325,6 @@ def test_machines_that_ec2_shows_in_its_second_answer_only_are_paid_once(
     for name in market.living:
         [charge] = instances(charges, name)
         assert (charge.since, charge.until) == (NOW - 0.8, None)
-
-
-def test_machines_that_only_terraform_knows_of_were_made(
-    provider: Ec2Provider, tmp_path: Path
-) -> None:
-    """An `up` made them and failed while they booted: its record has no nodes."""
-    folder = Home(tmp_path).clusters / "lab"
-    assert provider.list_made(folder) == frozenset()
-    note_machines(folder, "worker-1")
-    assert provider.list_made(folder) == {"worker-1"}
-    current = attempted(provider.plan(wish()), ago=3 * DAY)
-    charges = provider.plan(wish(ssh_cidr="198.51.100.7/32"), current, ahead=tmp_path).charges
-    assert [item.until for item in instances(charges, "worker-1")] == [current.deadline, None]
-    assert [item.until for item in instances(charges, "launcher")] == [None]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +348,6 @@ def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
         provider.create(current, folder, print)
     assert "adopted" not in caught.value.message
     assert "`clusterctl down lab`" in caught.value.hint
-    assert provider.list_made(folder) == frozenset()
 
 
 def test_machines_that_end_are_told_from_those_that_stay(

@@ -336,7 +336,7 @@ def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: s
         lambda current, folder: preflight.survey_cluster(
             Offering("us-east-1"), current.spec, current, print
         ),
-        lambda current, folder: Ec2Provider(Offering).list_billed(current, folder),
+        lambda current, folder: Ec2Provider(Offering).list_things(current, folder),
         lambda current, folder: Ec2Provider(Offering).destroy(current, folder, print),
         lambda current, folder: Ec2Provider(Offering).describe(current, folder),
     ],

@@ -35,6 +35,11 @@ class Account:
         self.nodes = nodes
         self.spot = spot
 
+    def find_price(self, *about: Any) -> None:
+        """The package's table has one."""
+
+    find_spot_price = find_disk_price = find_address_price = find_traffic_price = find_price
+
     def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
             Instance(

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.actions import extend as action
 from clusterctl.actions import open_store
-from clusterctl.charge_model import GATEWAY, Charge
+from clusterctl.charge_model import GATEWAY, Charge, Thing
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.formats import format_time
 from clusterctl.job_model import JobState
@@ -50,8 +50,8 @@ class Machines:
     refused: bool = False
     noted: list[float | None] = field(default_factory=list)
 
-    def list_billed(self, cluster: Cluster, folder: Path) -> frozenset[str]:
-        return frozenset(self.names)
+    def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
+        return [Thing(id=name, node=name) for name in self.names]
 
     def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import Charge, Thing
 from clusterctl.cli import console
 from clusterctl.errors import ProviderError
 from clusterctl.model import CloudSpec, Cluster
 from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import Ended, Life, ProviderPlan
+from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.providers.resources import Resource
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -39,13 +39,7 @@ class Hanging(Ec2Provider):
     def plan(self, *about: object, **more: object) -> ProviderPlan:
         raise self._wait()
 
-    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        raise self._wait()
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        raise self._wait()
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
+    def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
         raise self._wait()
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:

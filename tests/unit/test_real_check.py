@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import open_store, real_check
+from clusterctl.charge_model import Thing
 from clusterctl.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Runtime
 from clusterctl.providers.ec2.answers import InstanceType
@@ -59,11 +60,8 @@ class Cloud:
         if self.left:
             raise LeftoverError(self.left, hint="again")
 
-    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return {}
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
+    def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
+        return ()
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         return frozenset()

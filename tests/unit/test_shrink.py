@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import open_store, up, up_plan
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import Charge, Thing
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import Job, JobState
 from clusterctl.model import Cluster, ClusterSpec, NodeGroup
@@ -37,8 +37,8 @@ class Planner:
     def create(self, cluster: Cluster, *others: object) -> Created:
         raise Agreed("nothing is removed here")
 
-    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return {node.name: node.machine for node in cluster.nodes}
+    def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
+        return [Thing(id=node.name, node=node.name) for node in cluster.nodes]
 
 
 @pytest.fixture(autouse=True)

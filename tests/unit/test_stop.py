@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import Charge, Thing
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.job_model import JobState
 from clusterctl.model import Cluster, Phase, Reporter
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Ended, Life
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
@@ -31,33 +30,28 @@ class Cloud(LocalProvider):
     refuses: BaseException | None = None
     unpausable: str = ""
     trouble: str = ""
-    ended: dict[str, Ended] = field(default_factory=dict)
-    lives: tuple[Life, ...] = ()
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What it shows of these machines, which run otherwise."""
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         if self.unpausable:
             raise UsageError(self.unpausable, hint="`clusterctl down lab`")
 
-    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         if self.refuses:
             raise self.refuses
         self.stopped.append(cluster.id)
-        return 1.7e9
+        for node in cluster.nodes:
+            self.told.setdefault(node.name, {"state": "off", "until": 1.7e9})
 
     def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return self.trouble
 
-    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return {node.name: node.machine for node in cluster.nodes}
-
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return self.ended
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return frozenset()
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return self.lives
+    def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
+        return [
+            Thing(id=node.name, node=node.name, **{"since": 1.6e9, **self.told.get(node.name, {})})
+            for node in cluster.nodes
+        ]
 
 
 @pytest.fixture
@@ -105,8 +99,7 @@ def test_stop_ends_and_counts_what_somebody_started_in_a_stopped_cluster(
     call: Call, here: Staged, cloud: Cloud
 ) -> None:
     call("stop")
-    cloud.lives = (Life("worker-1", 1.7e9 + 1000),)
-    cloud.ended = {"worker-1": Ended(1.7e9 + 4600, stopped=True)}
+    cloud.told["worker-1"] = {"since": 1.7e9 + 1000, "state": "off", "until": 1.7e9 + 4600}
     assert call("stop").code == 0
     counted = [
         (item.part, item.since, item.until)
@@ -121,8 +114,8 @@ def test_what_others_have_removed_is_not_said_to_be_stopped(
     call: Call, here: Staged, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Empty(Cloud):
-        def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-            return {}
+        def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
+            return []
 
     empty = Empty()
     provide(monkeypatch, "local", empty)
@@ -177,7 +170,7 @@ def test_a_cluster_that_cannot_be_looked_at_is_not_said_to_be_stopped(
     call: Call, here: Staged, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent(Cloud):
-        def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
             raise ProviderError("asking for instances: AWS did not answer")
 
     provide(monkeypatch, "local", Silent())
@@ -193,7 +186,7 @@ def test_a_stop_that_was_killed_does_not_hide_what_runs(
     cloud.refuses = KeyboardInterrupt()
     with contextlib.suppress(KeyboardInterrupt):
         call("stop", "--json")
-    cloud.ended = {node.name: Ended(1.7e9, stopped=True) for node in here.where.nodes}
+    cloud.told = {node.name: {"state": "off", "until": 1.7e9} for node in here.where.nodes}
     status = json.loads(call("status", "--json").out)
     assert (status["phase"], status["dollars_per_hour"]) == ("ready", 0.25)
     [said] = status["warnings"]

@@ -13,27 +13,26 @@ from typing import Any
 
 import pytest
 
+from clusterctl import providers
 from clusterctl.actions import cluster_status, cost, open_store
 from clusterctl.actions import extend as extending
 from clusterctl.actions import stop as stopping
-from clusterctl.actions.down import correct_times, finish_down
+from clusterctl.actions.down import finish_down
 from clusterctl.errors import UsageError
 from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.providers.ec2 import provider_state
 from clusterctl.providers.ec2.provider_state import ProviderState
 from tests.unit.billed_account import (
     ADDRESS,
-    EVICTED,
     GATEWAY,
     HOUR,
     SPOT,
     Account,
     Answers,
-    Killed,
     Machine,
     Provider,
 )
-from tests.unit.making import node, note_machines
+from tests.unit.making import node
 from tests.unit.provided import provide
 
 CENT = 0.01
@@ -105,11 +104,9 @@ class Life:
             deed()
             self._note()
         folder = self.store.locate_folder("lab")
-        charges = self.provider.reprice(cluster, folder, lambda line: None)
         nodes = tuple(replace(node(one.name), machine=one.id) for one in aws.alive)
-        cluster = replace(cluster, nodes=nodes, charges=charges)
-        charges = correct_times(cluster, folder)
-        self.store.save(replace(cluster, charges=charges, phase=Phase.READY))
+        cluster = replace(providers.settle(cluster, folder, aws.now), nodes=nodes)
+        self.store.save(replace(cluster, phase=Phase.READY))
 
     def _deeds(self, wanted: Sequence[str]) -> list[Any]:
         """What Terraform would do, in its order."""
@@ -121,7 +118,6 @@ class Life:
 
         def switch(one: Machine) -> None:
             stays = one.name in wanted
-            aws.tell("StartInstances" if stays else "TerminateInstances", one)
             one.switch("running" if stays else "terminated", aws.now)
 
         def launch(name: str) -> None:
@@ -143,20 +139,17 @@ class Life:
         ]
 
     def _note(self) -> None:
-        """What Terraform's state has."""
-        names = tuple(one.name for one in self.account.alive)
-        folder = self.store.locate_folder("lab")
-        provider_state.save(folder, ProviderState(id="lab-1", region="us-east-1"))
-        note_machines(folder, *names)
+        state = ProviderState(id="lab-1", region="us-east-1")
+        provider_state.save(self.store.locate_folder("lab"), state)
 
     def stop(self) -> None:
-        stopping.stop(self.store, "lab", lambda line: None, lambda question: True)
+        aws = self.account
+        stopping.stop(self.store, "lab", lambda line: None, lambda question: True, lambda: aws.now)
 
     def kill_stop(self) -> None:
         self.store.save(replace(self.cluster, stopping=True))
         for one in self.account.alive:
             if self.chance.random() < 0.6 and one.state == "running":
-                self.account.tell("StopInstances", one)
                 one.switch("stopped", self.account.now)
         self.account.now += 9
 
@@ -164,7 +157,6 @@ class Life:
         """EC2 takes a worker, and `up` starts another. Where the budget does not last for that,
         the record goes on with the lost one, and the person gives up."""
         lost = self.chance.choice(self.account.alive[1:] or self.account.alive)
-        self.account.tell(EVICTED if lost.spot else "TerminateInstances", lost)
         lost.switch("terminated", self.account.now)
         assert self.cluster.deadline
         left = self.cluster.deadline - self.account.now
@@ -210,11 +202,23 @@ class Life:
     def check(self) -> None:
         aws = self.account
         said = cluster_status.read_status(self.store, self.cluster, clock=lambda: aws.now)
-        assert said.dollars == pytest.approx(aws.bill(), abs=self.slack)
+        self.compare(said.dollars, any("nobody saw" in line for line in said.warnings))
         assert said.dollars_per_hour == pytest.approx(aws.hourly(), abs=0.0001)
         spent = cost.sum_spending(self.store, 99 * HOUR, None, lambda: aws.now)
         assert spent.dollars == pytest.approx(said.dollars)
         assert sum(day.dollars for day in spent.days) == pytest.approx(said.dollars)
+
+    def compare(self, said: float, unseen: bool) -> None:
+        """What is said with the bill: where nobody saw an end, it is the most that it can be."""
+        assert said >= self.account.bill() - self.slack
+        if not unseen:
+            assert said == pytest.approx(self.account.bill(), abs=self.slack)
+
+    def down(self) -> None:
+        now = self.account.now
+        done = finish_down(self.store, self.cluster, lambda line: None, clock=lambda: now)
+        receipt = sum(item.compute_dollars(now) for item in done.charges)
+        self.compare(receipt, any(item.unseen for item in done.charges))
 
     @property
     def slack(self) -> float:
@@ -255,40 +259,7 @@ def test_what_is_said_of_money_is_what_aws_charges(
         assert not life.budget or aws.bill() + ADDRESS / 4 <= life.budget + CENT / 2
         aws.now += chance.choice((100, 9 * HOUR))
         life.check()
-    done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
-    receipt = sum(item.compute_dollars(aws.now) for item in done.charges)
-    assert receipt == pytest.approx(aws.bill(), abs=life.slack)
-
-
-@pytest.mark.usefixtures("terraform")
-@pytest.mark.parametrize("seed", range(8))
-def test_a_down_that_was_killed_and_forgotten_counts_what_aws_charges(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """EC2 shows nothing of it by then; `status` and the next `down` ask CloudTrail."""
-    life = Life(monkeypatch, seed)
-    aws, chance = life.account, life.chance
-    life.private = False  # CloudTrail is not asked about gateways
-    life.up(chance.choice((1, 2)))
-    for _ in range(chance.randrange(5)):
-        assert life.cluster.deadline
-        aws.now += min(chance.choice((3, 500, 3000)), life.cluster.deadline - 3000 - aws.now)
-        life.step()
-        if life.given_up or life.cluster.deadline - aws.now < 4000:
-            break
-    life.provider.ends = chance.choice((0.5, 1.0))
-    with pytest.raises(Killed):
-        finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
-    life.provider.ends = None
-    later = aws.now + chance.choice((100, 2 * HOUR, 9 * HOUR, 60 * HOUR))
-    if aws.alive and life.cluster.deadline and life.cluster.deadline < later:
-        aws.now = life.cluster.deadline
-        life.reach_deadline()
-    aws.now = max(aws.now, later)
-    life.check()
-    done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: aws.now)
-    receipt = sum(item.compute_dollars(aws.now) for item in done.charges)
-    assert receipt == pytest.approx(aws.bill(), abs=life.slack)
+    life.down()
 
 
 @pytest.mark.usefixtures("terraform")
@@ -300,9 +271,7 @@ def test_workers_of_an_up_that_was_killed_count_at_their_own_prices_until_the_ne
     life.spot, life.budget = True, 0.0
     life.up(1)
     life.up(6, killed=True)
-    life.account.now += 3000
+    life.account.now += 2000
     life.up(2)
     life.check()
-    done = finish_down(life.store, life.cluster, lambda line: None, clock=lambda: life.account.now)
-    receipt = sum(item.compute_dollars(life.account.now) for item in done.charges)
-    assert receipt == pytest.approx(life.account.bill(), abs=life.slack)
+    life.down()

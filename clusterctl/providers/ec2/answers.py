@@ -79,6 +79,8 @@ class Instance:
     subnet: str = ""
     ended: float | None = None
     """When it stopped or was terminated, if EC2 says so."""
+    born: float | None = None
+    """When its first disk was attached: `launched` is when it was started last."""
     why: str = ""
     """EC2's code for that, such as Server.SpotInstanceTermination, else who did it."""
     shared: str = ""
@@ -178,6 +180,7 @@ def read_instance(item: dict[str, Any]) -> Instance:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
     launched = item.get("LaunchTime")
     reason = str(item.get("StateTransitionReason", ""))
+    disks = [disk.get("Ebs", {}) for disk in item.get("BlockDeviceMappings", ())]
     return Instance(
         id=item["InstanceId"],
         node=tags.get("clusterctl:node", ""),
@@ -191,5 +194,6 @@ def read_instance(item: dict[str, Any]) -> Instance:
         spot=item.get("InstanceLifecycle") == "spot",
         subnet=item.get("SubnetId", ""),
         ended=_read_end(reason),
+        born=min((d["AttachTime"].timestamp() for d in disks if "AttachTime" in d), default=None),
         why=item.get("StateReason", {}).get("Code", "") or reason.partition(" (")[0],
     )

@@ -21,6 +21,7 @@ from clusterctl.providers.ec2 import (
     failures,
     provider_state,
     reconcile,
+    sightings,
     tags,
     terraform_module,
     userdata,
@@ -89,6 +90,7 @@ def make(order: Order, runner: terraform.Terraform, report: Reporter) -> list[di
             return _try(order, runner, running, report)
         except terraform.TerraformError as error:
             known = _require_capacity_error(error)
+            sightings.note(order.api, order.cluster, order.folder)  # what goes now costs, too
             if following is None:
                 raise _make_last_error(order, todo, known, settled) from error
         running = find_instances(order.api, order.cluster.id)

@@ -24,7 +24,6 @@ that is known within a quarter of a minute."""
 LIMITS = {
     "sts": FIRST,
     "pricing": FIRST,
-    "cloudtrail": (3.0, 8.0, 4),
     "iam": (2.0, 4.0, 2),
     "scheduler": (2.0, 4.0, 2),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import catalog, terraform
-from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
 from clusterctl.model import (
     SHARED,
@@ -26,11 +24,11 @@ from clusterctl.node_phases import NodePhases
 from clusterctl.node_results import shorten
 from clusterctl.providers.ec2 import (
     host_key_rotation,
-    kept_lives,
     plan,
     prices,
     provider_state,
     reconcile,
+    sightings,
     ssh_cidr,
     terraform_module,
     tunnels,
@@ -126,15 +124,11 @@ def create(
         report=report,
         phases=phases,
     )
-    charges = cluster.charges
-    if options.cloud.spot:
-        charges = _reprice(cluster, planned, state, nodes, report)
     reason = plan.name_mode(api.region, state.spot, state.on_demand)
     return Created(
         nodes=nodes,
         host_keys=final,
         pool=pool,
-        charges=charges,
         mode_reason=reason,
         shared=SHARED if cluster.spec.shared else "",
         shared_source=found.file_system.name_source(state.zone) if found.file_system else "",
@@ -158,31 +152,12 @@ def _check_nodes(api: Api, cluster: Cluster, runner: terraform.Terraform) -> Non
 def _remove_unknown(
     api: Api, cluster: Cluster, folder: Path, runner: terraform.Terraform, report: Reporter
 ) -> None:
-    """What was being made when Terraform was stopped may exist without its knowing. Notes when that
-    began before it removes it, and when it ended: nobody else will have been told."""
-    is_known = reconcile.make_is_known(runner)
-    kept_lives.keep(api, cluster, folder, is_known)
+    """What was being made when Terraform was stopped may exist without its knowing. It goes into
+    the ledger with its beginning before it is removed, and with its end then: nobody else will be
+    told."""
+    sightings.note(api, cluster, folder)
     reconcile.remove_unknown(api, cluster.id, runner, report)
-    kept_lives.keep(api, cluster, folder, is_known)
-
-
-def _reprice(
-    cluster: Cluster,
-    planned: Planned,
-    state: ProviderState,
-    nodes: Sequence[Node],
-    report: Reporter,
-) -> tuple[Charge, ...]:
-    """The charges where new machines are not what was planned: in another zone, or on-demand."""
-    known = {node.machine for node in cluster.nodes}
-    new = {node.name for node in nodes if node.machine not in known}
-    on_demand = new.intersection(state.on_demand) if state.spot else new
-    charges, found = cluster.charges, planned.found
-    for names, zone in ((new - on_demand, state.zone), (on_demand, "")):
-        as_planned = planned.spot and zone == found.zones[0] if zone else not planned.spot
-        if names and not as_planned:
-            charges = plan.requote(planned.api, found, charges, names, zone, report)
-    return charges
+    sightings.note(api, cluster, folder)
 
 
 def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> str:

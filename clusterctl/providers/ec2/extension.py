@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from clusterctl.charge_model import GATEWAY
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.model import Cluster, Reporter
 from clusterctl.node_results import fold
 from clusterctl.providers.ec2 import (
     eventbridge,
     host_key_rotation,
-    lives,
     preflight,
     provider_state,
     reservations,
@@ -62,7 +62,8 @@ def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[]
         failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
     if failed:
         with suppress(ProviderError):  # nodes have been told by now: it is for the next look
-            running = lives.list_billed(connect(), cluster)  # unused workers may have ended
+            # Unused workers may have ended.
+            running = {item.node for item in find_instances(connect(), cluster.id)}
             failed = [result for result in failed if result.node in running]
     if failed:
         raise NodeUnreachable(
@@ -90,10 +91,9 @@ def _extend_in_aws(
     preflight.check_clock(api.ahead)
     if guarded or (guarded is None and eventbridge.find(api, cluster.id)):
         there = [item.id for item in find_instances(api, cluster.id)]
+        nat = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
         try:
-            eventbridge.schedule_ends(
-                api, cluster.id, there, deadline, nat=lives.has_gateway(cluster)
-            )
+            eventbridge.schedule_ends(api, cluster.id, there, deadline, nat=nat)
         except RefusedByAws as refused:
             if refused.code != "ResourceNotFoundException":
                 raise

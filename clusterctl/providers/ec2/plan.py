@@ -9,7 +9,7 @@ from clusterctl import catalog
 from clusterctl.charge_model import Charge
 from clusterctl.errors import ProviderError
 from clusterctl.formats import count, format_span, format_time
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Reporter, Runtime
+from clusterctl.model import CloudSpec, ClusterSpec, Reporter, Runtime
 from clusterctl.node_results import shorten
 from clusterctl.providers.ec2 import eventbridge, machine_images, prices
 from clusterctl.providers.ec2.answers import Instance
@@ -50,24 +50,6 @@ def requote(
     """The charges with these nodes as spot instances of a zone, or on-demand (zone "")."""
     quotes = quote_machines(api, found, (zone,) if zone else (), report)
     return prices.requote(charges, quotes, names)
-
-
-def reprice(
-    api: Api, cluster: Cluster, instances: Sequence[Instance], report: Reporter
-) -> tuple[Charge, ...]:
-    """The charges, with the workers among these instances that the record does not have as what
-    they are: spot instances of their zone, or on-demand."""
-    known = {node.machine for node in cluster.nodes}
-    new = [item for item in instances if item.id not in known and item.node not in ("", LAUNCHER)]
-    charges = cluster.charges
-    for zone in sorted({item.zone if item.spot else "" for item in new}):
-        mine = [item for item in new if (item.zone if item.spot else "") == zone]
-        types, zones = {item.type for item in mine}, (zone,) if zone else ()
-        quotes = prices.find_quotes(
-            api, () if zone else types, spot=types if zone else (), zones=zones, report=report
-        )
-        charges = prices.requote(charges, quotes, {item.node for item in mine})
-    return charges
 
 
 def quote_machines(

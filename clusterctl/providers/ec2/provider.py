@@ -6,11 +6,10 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 
 from clusterctl import terraform
-from clusterctl.charge_model import Charge
+from clusterctl.charge_model import Charge, Thing
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.model import SHARED, Cluster, ClusterSpec, Phase, Reporter, Runtime
 from clusterctl.node_phases import NodePhases
@@ -22,13 +21,12 @@ from clusterctl.providers.ec2 import (
     endpoints,
     extension,
     file_systems,
-    kept_lives,
-    lives,
     plan,
     preflight,
     prices,
     provider_state,
     reconcile,
+    sightings,
     ssh_cidr,
     tagged_resources,
     tags,
@@ -36,14 +34,13 @@ from clusterctl.providers.ec2 import (
     update_rules,
     userdata,
 )
-from clusterctl.providers.ec2.answers import STOPPED, Instance
+from clusterctl.providers.ec2.answers import STOPPED
 from clusterctl.providers.ec2.api import Api
 from clusterctl.providers.ec2.client import choose_region
 from clusterctl.providers.ec2.creation import Planned
-from clusterctl.providers.protocol import CheckRow, Created, Ended, Features, Life, ProviderPlan
+from clusterctl.providers.protocol import CheckRow, Created, Features, ProviderPlan
 from clusterctl.providers.resources import Resource
-from clusterctl.providers.shared import budget
-from clusterctl.providers.shared import charges as measured
+from clusterctl.providers.shared import budget, ledger
 from clusterctl.registry import RegistryLogin
 from clusterctl.state import Home
 from clusterctl.timeouts import run_in_background
@@ -101,8 +98,13 @@ class Ec2Provider:
         stopped = {item.node for item in instances if item.state in STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, report)
+        old: tuple[Charge, ...] = ()
+        if current:
+            # The last answer shows most: what a killed `up` launched a moment ago has no end.
+            mine = Home(ahead).clusters / current.name if ahead else None
+            things = sightings.list_things(api, current, mine)
+            old = ledger.settle(current, ledger.add(mine, current, things, now))
         spot = options.cloud.spot and not plan.has_fallen_back(instances)
-        old = self._settle(api, current, instances, ahead, now) if current else ()
         restarted = {item.node for item in instances if item.node in stopped and not item.spot}
         cost = plan.estimate(
             *(api, found, options.cloud, old, now), spot=spot, on_demand=restarted, report=report
@@ -141,78 +143,28 @@ class Ec2Provider:
             question=plan.render_question(len(names), cost.dear, deadline - now),
         )
 
-    def _settle(
-        self,
-        api: Api,
-        current: Cluster,
-        instances: Sequence[Instance],
-        ahead: Path | None,
-        now: float,
-    ) -> tuple[Charge, ...]:
-        """The charges so far, as the machines that there are bear them out. Also an interrupted
-        `stop` has stopped some, and EC2 may have."""
-        folder = Home(ahead).clusters / current.name if ahead else None
-        made = terraform_module.list_made(folder) if folder else frozenset()
-        started = kept_lives.add(folder, lives.list_lives(api, current))
-        # The last answer shows most: what a killed `up` launched a moment ago has no end.
-        living = {item.node for item in instances} | set(lives.list_billed(api, current))
-        living |= lives.find_network(api, current)
-        ends = lives.list_ended(api, current, now, folder)
-        if current.phase is Phase.CREATING and current.spec.cloud.spot:
-            # Of what is removed now, nobody asks for the price later.
-            shown = lives.list_last(api, current)
-            current = replace(current, charges=plan.reprice(api, current, shown, lambda line: None))
-        charges = measured.settle(
-            current,
-            living=living,
-            made=measured.find_made(current, made, started),
-            now=now,
-            ends=ends,
-            leaving=measured.find_leaving(current, made),
-        )
-        charges = measured.add_restarts(current, charges, started, ends)
-        return measured.correct(charges, started)
-
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         creation.check_state(cluster, folder)
         planned = self._planned.get(cluster.name) or self._replan(cluster, folder, report)
         return creation.create(planned, cluster, folder, self._nodes, report)
 
-    def list_billed(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return lives.list_billed(self._open_api(cluster, folder), cluster)
-
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
         return tagged_resources.find(self._open_api(cluster, folder), cluster.id)
 
-    def find_network(self, cluster: Cluster, folder: Path, *, pending: bool) -> frozenset[str]:
-        return lives.find_network(self._open_api(cluster, folder), cluster, pending=pending)
-
-    def reprice(self, cluster: Cluster, folder: Path, report: Reporter) -> tuple[Charge, ...]:
-        if not cluster.spec.cloud.spot:
-            return cluster.charges
-        api = self._open_api(cluster, folder)
-        return plan.reprice(api, cluster, lives.list_last(api, cluster), report)
-
-    def list_lives(self, cluster: Cluster, folder: Path) -> tuple[Life, ...]:
-        return kept_lives.add(folder, lives.list_lives(self._open_api(cluster, folder), cluster))
-
-    def list_made(self, folder: Path) -> frozenset[str]:
-        return terraform_module.list_made(folder)
+    def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
+        return sightings.list_things(self._open_api(cluster, folder), cluster, folder)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return lives.describe(self._open_api(cluster, folder), cluster)
+        return sightings.describe(self._open_api(cluster, folder), cluster)
 
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         told = self.describe(cluster, folder).items()
         return {name: what for name, what in told if what not in ("pending", "running")}
 
-    def list_ended(self, cluster: Cluster, folder: Path) -> dict[str, Ended]:
-        return lives.list_ended(self._open_api(cluster, folder), cluster, self._clock(), folder)
-
     def list_ending(
         self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
     ) -> frozenset[str]:
-        return lives.list_ending(self._open_api(cluster, folder), cluster, reclaimed)
+        return sightings.list_ending(self._open_api(cluster, folder), cluster, reclaimed)
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         known = terraform_module.identify(folder)
@@ -240,8 +192,8 @@ class Ec2Provider:
                 hint=f"`clusterctl down {cluster.name} --fetch` saves the outputs and removes it",
             )
 
-    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        return reconcile.stop(self._open_api(cluster, folder), cluster.id, report)
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        reconcile.stop(self._open_api(cluster, folder), cluster.id, report)
 
     def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
         if cluster.spec.cloud.instance_connect:

@@ -120,15 +120,13 @@ def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
         time.sleep(cleanup.PAUSE)
 
 
-def stop(api: Api, cluster_id: str, report: Reporter) -> float:
-    """Stops all machines; returns when EC2 was told to, by our clock: from then on only disks cost
-    money. Raises ProviderError naming those that do not stop."""
-    since = time.time()
+def stop(api: Api, cluster_id: str, report: Reporter) -> None:
+    """Stops all machines: from then on only disks cost money. Raises ProviderError naming those
+    that do not stop."""
     found = [item for item in find_instances(api, cluster_id) if item.state not in STOPPED]
     if found:
         report(f"stopping {shorten(sorted(item.node or item.id for item in found))}")
         api.call("stop_instances", InstanceIds=[item.id for item in found])
-        since = time.time()
     end = Deadline(START_LIMIT)
     while going := [i for i in find_instances(api, cluster_id) if i.state != "stopped"]:
         if end.passed:
@@ -138,7 +136,6 @@ def stop(api: Api, cluster_id: str, report: Reporter) -> float:
                 hint="check it in the EC2 console, and run the same command again",
             )
         time.sleep(cleanup.PAUSE)
-    return since
 
 
 def remove_unknown(

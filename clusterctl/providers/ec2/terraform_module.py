@@ -69,15 +69,6 @@ def identify(folder: Path) -> Identity | None:
         return None
 
 
-def list_made(folder: Path) -> frozenset[str]:
-    """The machines that were made, as the cluster's folder has it; AWS is not asked."""
-    try:
-        known = terraform.list_resources(folder / "terraform", folder.name)
-    except terraform.TerraformError:
-        return frozenset()  # the nodes on record are all that is known
-    return frozenset(filter(None, map(find_node, known)))
-
-
 def find_node(address: str) -> str:
     """Whose machine that is, by Terraform's address of it; "" for what is no machine."""
     return address.split('"')[1] if address.startswith("aws_instance.") else ""

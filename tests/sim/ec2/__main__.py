@@ -59,8 +59,6 @@ class Control:
             self._layer.world.quotas[fault["code"]] = fault["value"]
         elif fault["kind"] == "late":
             self._layer.late = self._layer.schedules.settling = fault["seconds"]
-        elif fault["kind"] == "late_events":
-            self._layer.trail.late = fault["seconds"]
         elif fault["kind"] == "clock":
             self._layer.ahead = fault["seconds"]
         elif fault["kind"] == "slow_end":
@@ -87,7 +85,6 @@ class Control:
         self._tunnels.longest = LONGEST
         self._layer.late = self._layer.ahead = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
-        self._layer.trail.late = 0.0
 
     def do_cut_tunnels(self) -> int:
         """Ends all connections through endpoints, as a network does; how many there were."""
@@ -171,7 +168,6 @@ class Control:
         self._layer.calls.clear()
         self._layer.buckets.clear()
         self._layer.births.clear()
-        self._layer.trail.clear()
         self._layer.schedules.groups.clear()
         self._layer.schedules.failed.clear()
         self._layer.schedules.ahead = 0.0
@@ -195,7 +191,6 @@ def main() -> int:
     responses.method_names_from_class = cache(responses.method_names_from_class)
     layer = Layer(moto, world, faults)
     loop = Loop(folder / "machines", world, faults, prefix="sim")
-    loop.evicted = layer.trail.note_eviction
     layer.control = Control(layer, loop, bill, Tunnels(folder, layer, loop.connect))
     server = make_server("127.0.0.1", 0, layer, threaded=True, request_handler=_Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()

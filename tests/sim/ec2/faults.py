@@ -17,7 +17,6 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `never_boot` | `node` | the instance runs, its machine never starts |
 | `slow_boot` | `node`, `seconds` | its machine starts later |
 | `late` | `seconds` | what is new is unknown by its id and found by no tag for so long |
-| `late_events` | `seconds` | CloudTrail finds an event only that long after it |
 | `slow_end` | `seconds` | instances take that long to end, and hold their network meanwhile |
 | `slow_gateway` | `seconds`, `kept` | new NAT gateways are `pending` so long (`kept`: and stay) |
 | `slow_endpoint` | `seconds` | new Instance Connect endpoints are `create-in-progress` so long |

@@ -39,7 +39,6 @@ class Loop:
         self.build: Build = LightHost
         self.ports: dict[int, int] = {}  # of the internet: a VPC's port → this machine's
         self.failures: dict[str, str] = {}  # instance → why its machine ended
-        self.evicted: Callable[[str, str], None] = lambda region, id: None
         self._prefix = prefix
         self._machines: dict[str, Machine] = {}
         self._plugged: dict[str, tuple[Vpc, str]] = {}
@@ -213,7 +212,6 @@ class Loop:
                 if time.time() >= end:
                     del self._notices[instance.id]
                     end_of(instance, action, "Server.SpotInstanceTermination")
-                    self.evicted(instance.ec2_backend.region_name, instance.id)
                 continue
             where = Where(names=names_of(instance)) if told else Where()
             if told and (notice := self.faults.take("spot_notice", where=where)):

@@ -46,8 +46,6 @@ class Schedules:
     settling: float = 0.0
     """Seconds that a new role may not be assumed."""
     failed: list[str] = field(default_factory=list)
-    note_end: Callable[[str, str, dict[str, tuple[str, str]]], None] = lambda *call: None
-    """Told of machines that a schedule ends: the call, the region, their states."""
 
     def answer(self, request: Request) -> Answer:
         return wire.document(ACTIONS[request.action](self, request) or {})
@@ -60,7 +58,7 @@ class Schedules:
                 if one["at"] > now or one.get("fired"):
                     continue
                 one["fired"] = True
-                if why := _call(group.region, one["Target"], self.note_end):
+                if why := _call(group.region, one["Target"]):
                     self.failed.append(f"{group.name}/{name}: {why}")
                 if one.get("ActionAfterCompletion") == "DELETE":
                     group.schedules.pop(name, None)
@@ -73,7 +71,7 @@ class Schedules:
         return found
 
 
-def _call(region: str, target: Mapping[str, Any], note_end: Callable[..., None]) -> str:
+def _call(region: str, target: Mapping[str, Any]) -> str:
     """With the role's rights; what went wrong."""
     name = target["Arn"].removeprefix(TARGET)
     action, kind = CALLS[name]
@@ -96,9 +94,7 @@ def _call(region: str, target: Mapping[str, Any], note_end: Callable[..., None])
     try:
         for id in ids:
             if kind == "instance":
-                before = known[id].state
                 known[id].terminate()
-                note_end("TerminateInstances", region, {id: (before, known[id].state)})
             elif kind == "natgateway":
                 backend.delete_nat_gateway(id)
             else:

@@ -19,7 +19,6 @@ from tests.sim.ec2 import authorization, clocks, gaps, iam, market, wire
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.schedules import Schedules
 from tests.sim.ec2.throttling import Buckets
-from tests.sim.ec2.trail import Trail
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 Start = Callable[..., Any]
@@ -98,8 +97,6 @@ class Layer:
         """What IAM allows all but ADMINISTRATOR; None: anything."""
         world.allowed = self._allowed
         self.buckets = Buckets()
-        self.trail = Trail()
-        self.schedules.note_end = self.trail.note_states
 
     def __call__(self, environ: dict[str, Any], start_response: Start) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
@@ -129,13 +126,10 @@ class Layer:
             answer = self._answer(request)
             given = self._by_moto(request, environ) if answer is None else _plain(answer)
             given = self._eventually(request, given)
-            if request.service == "ec2" and given[0][0].startswith("200"):
-                self.trail.note(request, given[1])
             if self.faults.take("lost", where=where_of(request)):
                 raise ApiError("Unavailable", "The server is overloaded and can't answer.", 503)
             return given
         except ApiError as failed:
-            self.trail.note_refused(request, failed.code)
             answer = wire.error(request.service, failed.code, failed.message, failed.status)
         except Exception:
             # The client has to see an answer, and whoever reads the log what was wrong.
@@ -210,8 +204,6 @@ class Layer:
             )
         if request.service == "scheduler":
             return self.schedules.answer(request)
-        if request.service == "cloudtrail":
-            return self.trail.answer(request)
         if request.service == "pricing":
             return market.pricing(request, self.world.prices)
         if request.service == "servicequotas":
@@ -244,10 +236,6 @@ class Layer:
         return given
 
     def _take_token(self, request: Request) -> None:
-        if request.service == "cloudtrail":
-            if not self.buckets.take(request.region, request.action):
-                raise ApiError("ThrottlingException", "Rate exceeded")
-            return
         if request.service != "ec2" or _dry(request):
             return
         machines = len(request.listed("InstanceId"))

@@ -17,7 +17,6 @@ Bucket = tuple[int, float]
 CALLS: dict[str, Bucket] = {
     "RunInstances": (5, 2.0),
     "CreateTags": (100, 10.0),
-    "LookupEvents": (2, 2.0),  # CloudTrail API Reference
 }
 DESCRIBE: Bucket = (100, 20.0)
 """Of each action that changes nothing."""

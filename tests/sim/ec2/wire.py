@@ -165,7 +165,6 @@ def document(value: object) -> Answer:
 def error(service: str, code: str, message: str, status: int = 400) -> Answer:
     """An error in the words of the service's protocol."""
     if service in (
-        "cloudtrail",
         "elasticfilesystem",
         "fsx",
         "kms",
