@@ -1,10 +1,11 @@
-"""Equal answers of many nodes as one line: `worker-[1-63]: ok`. Pure."""
+"""Answers of nodes: equal ones of many as one line, `worker-[1-63]: ok`, and errors. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
+from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 from clusterctl.formats import fold_runs
 from clusterctl.model import NodeResult
 
@@ -72,3 +73,26 @@ def _describe_answer(result: NodeResult) -> str:
 def _indent(text: str) -> str:
     lines = text.splitlines()
     return text if len(lines) < 2 else "\n".join(["", *("  " + line for line in lines)])
+
+
+def make_error(
+    doing: str, result: NodeResult, hint: str = "--verbose shows more"
+) -> ClusterctlError:
+    """The error for a command of ours that failed on a node, or for what it met on this machine."""
+    if result.errno:
+        message, local = (
+            f"{doing}: {result.error}",
+            "check its permissions, or choose another folder",
+        )
+        return make_local_error(message, result.errno, local)
+    if result.exit_code is None:
+        return NodeUnreachable(
+            f"{doing}: {result.node}: {result.error}",
+            hint="check the nodes with `clusterctl status --live`; `up` or `attach` repairs them",
+            transient=True,
+        )
+    full = [line for line in result.complaints.splitlines() if "No space left" in line]
+    return LaunchError(
+        f"{doing} failed on {result.node}: {full[-1] if full else result.why}",
+        hint="free space there: `clusterctl ssh NODE -- df -h`" if full else hint,
+    )

@@ -61,6 +61,7 @@ from clusterctl.jobs.program_text import (
 from clusterctl.jobs.stage import Stdin as Stdin
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, NodeResult, Reporter
+from clusterctl.node_results import make_error
 from clusterctl.process import Terminated as Terminated
 from clusterctl.state import Store
 from clusterctl.transport.pool import Pool
@@ -307,7 +308,7 @@ def _ship(
         store.save_job(job)
         # Staging may take its time, a node that does not answer may not.
         for name, why in connect_or_report(pool, start.list_nodes(job, cluster), report).items():
-            raise start.make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
+            raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = start.list_rank_nodes(job, cluster)
         chosen = packages.choose(cluster, job.spec.python)
         packages.install(job.spec.packages, chosen, names, pool, store.home, report)

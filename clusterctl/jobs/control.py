@@ -11,9 +11,11 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.formats import count
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import secrets, systems
-from clusterctl.jobs.start import ASK_TIMEOUT, list_nodes, list_rank_nodes, make_error
+from clusterctl.jobs.start import list_nodes, list_rank_nodes
 from clusterctl.model import Cluster, NodeResult, Reporter
+from clusterctl.node_results import make_error
 from clusterctl.schedulers import direct, job_state
+from clusterctl.schedulers.direct import ASK_TIMEOUT
 from clusterctl.timeouts import NEVER, Deadline, now
 from clusterctl.transport.pool import Pool
 

@@ -12,13 +12,13 @@ from clusterctl.compiling import NO_COMPILER, Compilation, plan_compilation, sug
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.job_model import Job, JobSpec, Placement, Program
 from clusterctl.jobs.program import check
-from clusterctl.jobs.start import ASK_TIMEOUT, STAGE_TIMEOUT, make_error
 from clusterctl.jobs.systems import Preview, check_options
 from clusterctl.launch.placement import place
 from clusterctl.launch.points import place_points
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Cluster, Node, NodeResult
-from clusterctl.schedulers.direct import render_command_line
+from clusterctl.node_results import make_error
+from clusterctl.schedulers.direct import ASK_TIMEOUT, STAGE_TIMEOUT, render_command_line
 from clusterctl.timeouts import Deadline
 from clusterctl.transport.pool import Pool
 

@@ -23,8 +23,9 @@ from clusterctl.formats import count, format_bytes, format_time
 from clusterctl.job_model import Job, JobState
 from clusterctl.jobs import block_copies, bucket_copies, copies_here, stage, systems
 from clusterctl.jobs.copies_here import Copies
-from clusterctl.jobs.start import list_rank_nodes, make_error
+from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, NodeResult
+from clusterctl.node_results import make_error
 from clusterctl.state.home import explain_write_errors, make_private, write_atomic
 from clusterctl.timeouts import Deadline, now, run_in_background
 from clusterctl.transport.pool import Pool

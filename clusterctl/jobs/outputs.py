@@ -19,8 +19,9 @@ from clusterctl.job_model import Job
 from clusterctl.jobs import block_copies, mirror, stage
 from clusterctl.jobs.copy_retries import persist
 from clusterctl.jobs.fetched import read_state
-from clusterctl.jobs.start import list_rank_nodes, make_error
+from clusterctl.jobs.start import list_rank_nodes
 from clusterctl.model import Cluster, NodeResult, Reporter
+from clusterctl.node_results import make_error
 from clusterctl.state import Home
 from clusterctl.state.home import explain_write_errors, write_atomic
 from clusterctl.transport import PARTS

@@ -28,8 +28,8 @@ from clusterctl.formats import count, format_bytes
 from clusterctl.jobs import package_indexes, uv
 from clusterctl.jobs.package_model import NONE, Wanted, hash_parts
 from clusterctl.jobs.program import find_closest
-from clusterctl.jobs.start import make_error
 from clusterctl.model import Cluster, Node, Python
+from clusterctl.node_results import make_error
 from clusterctl.state import Home
 from clusterctl.state.home import write_atomic
 from clusterctl.transfer_meter import COPIED

@@ -10,29 +10,26 @@ from pathlib import Path
 from shlex import join, quote
 
 from clusterctl import assets
-from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 from clusterctl.job_model import Job, ProgramKind
 from clusterctl.jobs import archives, block_copies, py_spy, secrets, stage, systems, tree_checks
 from clusterctl.launch_plan import LaunchPlan
 from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Reporter
+from clusterctl.node_results import make_error
 from clusterctl.resume_args import SNAPSHOTS, quote_words
 from clusterctl.schedulers.direct import (
-    CLEAN_LIMIT,
     LARGEST_NOTE,
     LEAST_OUTPUT,
     MIRROR_RESERVE,
     OUTPUT,
     SMALL,
     STACK_LIMIT,
+    STAGE_TIMEOUT,
 )
 from clusterctl.state import Home
 from clusterctl.transport.pool import Pool
 
 ALONE = "job/sitecustomize.py"
 """Of the templates: notes whether a rank has met others."""
-STAGE_TIMEOUT = 600.0
-ASK_TIMEOUT = CLEAN_LIMIT + 10.0
-"""Seconds that a node has to answer a question about a job."""
 PATIENCE = 5.0
 """Seconds after which a person wants to know what the hand-in waits for."""
 CGROUPS = "/sys/fs/cgroup"
@@ -355,26 +352,3 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
     if not result.ok:
         raise make_error(f"starting job {job.id}", result, system.advise(result.complaints))
     return system.scheduler.parse_status(job, result.text)
-
-
-def make_error(
-    doing: str, result: NodeResult, hint: str = "--verbose shows more"
-) -> ClusterctlError:
-    """The error for a command of ours that failed on a node, or for what it met on this machine."""
-    if result.errno:
-        message, local = (
-            f"{doing}: {result.error}",
-            "check its permissions, or choose another folder",
-        )
-        return make_local_error(message, result.errno, local)
-    if result.exit_code is None:
-        return NodeUnreachable(
-            f"{doing}: {result.node}: {result.error}",
-            hint="check the nodes with `clusterctl status --live`; `up` or `attach` repairs them",
-            transient=True,
-        )
-    full = [line for line in result.complaints.splitlines() if "No space left" in line]
-    return LaunchError(
-        f"{doing} failed on {result.node}: {full[-1] if full else result.why}",
-        hint="free space there: `clusterctl ssh NODE -- df -h`" if full else hint,
-    )

@@ -74,6 +74,10 @@ SMALL = 100_000_000
 CLEAN_LIMIT = 15
 """Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
 without us, and the job is lost when it is done."""
+ASK_TIMEOUT = CLEAN_LIMIT + 10.0
+"""Seconds that a node has to answer a question about a job."""
+STAGE_TIMEOUT = 600.0
+"""Seconds that a node has to take what is sent to it."""
 
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.start import make_error
 from clusterctl.model import Node, NodeResult, Role
+from clusterctl.node_results import make_error
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.pool import Pool
 

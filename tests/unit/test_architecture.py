@@ -76,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "timeouts": set(),
     "node_phases": {"speed"},
     "speed": set(),
-    "node_results": {"model", "formats"},
+    "node_results": {"model", "formats", "errors"},
     "unpack": {"errors"},
     "known_hosts": set(),
     "redaction": {"user_variables"},
