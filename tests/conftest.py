@@ -39,7 +39,7 @@ from typing import Protocol
 
 import pytest
 
-pytest_plugins = ("tests.scheduling", "tests.sim.plugin", "tests.times")
+pytest_plugins = ("tests.scheduling", "tests.sim.plugin")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a script: what tests start would not hear Ctrl-C either.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -171,58 +170,6 @@ def test_of_two_ups_at_once_one_wins(own: Cli) -> None:
         first.process.send_signal(signal.SIGCONT)
     assert first.wait().code == 0
     own("up", "--workers", 4)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    ("mode", "parts"),
-    [
-        pytest.param("namespaces", (0.45, 0.65, 0.9), marks=pytest.mark.netns, id="namespaces"),
-        # What is particular about its nodes is in tests/local/test_interrupted.py.
-        pytest.param("loopback", (0.65,), id="loopback"),
-    ],
-)
-def test_kill_9_of_up_and_down_at_any_moment(
-    mode: str, parts: tuple[float, ...], make_cli: MakeCli
-) -> None:
-    """Whenever clusterctl dies, the next `up` resumes and the next `down` cleans."""
-    cli = make_cli(env={"CLUSTERCTL_LOCAL_MODE": mode})
-    up_takes, down_takes = _takes(cli, "up"), _takes(cli, "down")
-    for part in parts:
-        _killed(cli, "up", part * up_takes)
-        cli("up")
-        assert all(n["live"].startswith("running") for n in cli.status("--live")["nodes"])
-        traces = Traces.of(cli)
-        _killed(cli, "down", part * down_takes)
-        cli("down")
-        assert traces.left() == []
-        assert cli.json("list")["clusters"] == []
-    # The other way round: `down` after a killed `up`, `up` after a killed `down`.
-    for part in (0.6, 0.8)[: len(parts)]:
-        _killed(cli, "up", part * up_takes)
-        left = [cluster["id"] for cluster in cli.json("list")["clusters"]]
-        cli("down")
-        assert [line for name in left for line in tagged(f"CLUSTERCTL_NODE={name}/")] == []
-        cli("up")
-        _killed(cli, "down", part * down_takes)
-        cli("up")
-        assert cli("ssh", "worker-1", "--", "echo here").out == "here\n"
-    traces = Traces.of(cli)
-    cli("down")
-    assert traces.left() == []
-
-
-def _takes(cli: Cli, verb: str) -> float:
-    """Seconds, in a fresh process, as the one that is killed."""
-    began = time.monotonic()
-    assert cli.start(verb).wait().code == 0
-    return time.monotonic() - began
-
-
-def _killed(cli: Cli, verb: str, after: float) -> None:
-    running = cli.start(verb)
-    time.sleep(after)
-    running.kill()
 
 
 def test_up_dry_run_makes_nothing(own: Cli, tmp_path: Path) -> None:
