@@ -84,10 +84,10 @@ def read_status(
     shut = _warn_of_lockout(store, cluster, told.answers) if live else ()
     now = clock()
     charges, uncertain = find_charges(store, cluster, now)
-    known = describe_doubts(charges, now)
+    known = describe_doubts(cluster, now)
     if live and charges is cluster.charges and charges and uncertain == known:
-        charges = providers.settle(cluster, store.locate_folder(cluster.name), now).charges
-        uncertain = describe_doubts(charges, now)
+        seen = providers.settle(cluster, store.locate_folder(cluster.name), now)
+        charges, uncertain = seen.charges, describe_doubts(seen, now)
     return ClusterStatus(
         cluster=cluster,
         nodes=tuple(
@@ -135,9 +135,9 @@ def find_charges(
     name, over = cluster.name, _is_overdue(cluster, now)
     try:
         if over or _is_unfinished(cluster):
-            charges = providers.settle(cluster, store.locate_folder(name), now).charges
+            seen = providers.settle(cluster, store.locate_folder(name), now)
             more = _warn_of_outliving if over else _warn_of_stopping
-            return charges, (*describe_doubts(charges, now), *more(cluster, charges))
+            return seen.charges, (*describe_doubts(seen, now), *more(seen, seen.charges))
         if ended_workers.may_have_ended(store, cluster, now):
             found = ended_workers.look(store, cluster, now)
             return found.charges, found.lines
@@ -160,7 +160,7 @@ def find_charges(
                 " that they are still running"
             )
         return cluster.charges, (said,)
-    return cluster.charges, describe_doubts(cluster.charges, now)
+    return cluster.charges, describe_doubts(cluster, now)
 
 
 def _list_warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
