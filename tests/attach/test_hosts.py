@@ -342,6 +342,20 @@ def test_a_folder_in_which_no_program_can_start_is_refused(hosts: Hosts, cli: Cl
     assert cli.json("list")["clusters"] == []
 
 
+def test_a_host_where_people_cannot_write_to_dev_null_is_refused(hosts: Hosts, cli: Cli) -> None:
+    """All its commands are there, yet none could be found."""
+    host = hosts["alpha"]
+    host.run("mknod", "-m", "644", "/dev/shm/null", "c", "1", "3")
+    host.run("mount", "--bind", "/dev/shm/null", "/dev/null")
+    try:
+        done = cli("attach", "lab", "--hosts", hosts.file(cli, "student@{alpha}"), code=5)
+    finally:
+        host.run("umount", "/dev/null")
+        host.run("rm", "/dev/shm/null")
+    assert f"{host.address}: cannot write to /dev/null (Permission denied)" in done.err
+    assert "lacks" not in done.err
+
+
 @pytest.mark.all
 def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
     hosts.mute("mute")

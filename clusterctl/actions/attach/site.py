@@ -113,7 +113,7 @@ def _survey_site(
     if not result.ok:
         raise BootstrapError(
             f"{where} could not be prepared: {result.why}",
-            hint="choose a writable folder there with --workdir",
+            hint="correct that there, or choose another folder with --workdir",
         )
     answers = facts.split_answers(result.text)
     found = facts.parse(result.text)
