@@ -140,7 +140,7 @@ def test_a_process_by_itself_has_all_cores_of_its_job(
     name = program("tell", 'echo "$OMP_NUM_THREADS,$RANK$WORLD_SIZE$SLURM_PROCID$MASTER_ADDR"')
     all_cores, few = ["--exclusive"], ["--nodes", "1", "--ntasks-per-node", "2", "--exclusive"]
     if site.system == "sge":
-        all_cores, few = ["-l", "h_vmem=1G"], ["-pe", "mpi", "8", "--ranks", "2"]
+        all_cores, few = ["-l", "h_vmem=1G"], ["-pe", "fill", "4", "--ranks", "2"]
     done = cli("run", "--once", *all_cores, name)
     assert done.of(0) == ["4," if site.system == "slurm" else "1,"]
     if site.system == "slurm":  # without it, the mpirun that somebody starts there fails

@@ -85,7 +85,6 @@ def test_a_row_is_all_that_a_batch_system_takes(
     assert "Batch systems (Slurm, Grid Engine and OAR):" in words
     assert "Passed to OAR: --property" in words
     assert "Passed to Grid Engine and OAR: --queue" in words
-    assert "sh, sbatch, qsub or oarsub" in words
     assert attached[0] == 0, attached[2]
     assert "cluster lab is ready: 2.5.9" in attached[2]
     for code, text, complaints in (planned, emitted):
