@@ -134,7 +134,9 @@ _STARTS = re.compile(
     rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
     rf"""uv\ run[ \t]+|(?:[\w./-]*/)?(?:{_AHEAD})(?:[ \t]+[-\d]\S*)*[ \t]+"""
     r"""|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+"""
-    rf"""|python3?[ \t]+(?:-u[ \t]+)?-m[ \t]+)*(?:[\w./-]*/)?({_NAMES})\s"""
+    r"""|(?:[\w./-]*/)?python[\d.]*[ \t]+(?:-[a-zA-Z]+[ \t]+|-[WX][ \t]*\S+[ \t]+)*?"""
+    r"""-[a-zA-Z]*m[ \t]+"""
+    rf""")*(?:[\w./-]*/)?({_NAMES})\s"""
 )
 _KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
 """In a script that starts a launcher as a part of a job."""
@@ -150,12 +152,13 @@ def find_launcher(script: str) -> str:
 
 def find_handed_on(words: Sequence[str]) -> str:
     """The launcher that a command may start with these words behind it, of which only options and
-    their values stand before the launcher; "" without one."""
+    their values stand before the launcher, or before `-m` and its module; "" without one."""
     for n, word in enumerate(words):
-        if word.startswith("-"):
+        if word.startswith("-") and word != "-m":
             continue
+        behind = ["python", *words[n:]] if word == "-m" else words[n:]
         with suppress(UsageError):
-            if (found := translate(words[n:])).launcher in LAUNCHERS:
+            if (found := translate(behind)).launcher in LAUNCHERS:
                 return found.launcher
         if word in (*PYTHONS, *SHELLS) or os.path.isfile(word):
             return ""
@@ -225,10 +228,13 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
                 hint="leave it out; `--requirements FILE` names other packages",
             )
         return _read_within(f"{words[0]} run", rest, {}, once=once)
-    if (text := _split_text(words)) and not once:
+    splits = words[0] == "env" and words[1:2] in (["-S"], ["--split-string"])
+    if (place := 2 if splits else find_shell_text(words)) and not once:
+        text = _split_text("".join(words[place : place + 1]))
         with suppress(UsageError):  # only in a shell can people start a launcher in their own way
-            if (inner := translate(text)).launcher in LAUNCHERS:
-                return replace(inner, ignored=(shlex.join(words[:2]), *inner.ignored))
+            inner = translate([*text, *words[place + 1 :]] if splits and text else text)
+            if inner.launcher in LAUNCHERS:
+                return replace(inner, ignored=(shlex.join(words[:place]), *inner.ignored))
     if (count := _count_wrapping(words)) and (
         inner := translate(words[count:], once=once)
     ).launcher:
@@ -246,7 +252,10 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
             env |= found
             ignored += [word] * bool(without)
         return _read_within("env", words[end:], env, ignored, once=once)
-    asked = _translate(_unwrap(words))
+    dropped, plain = _unwrap(words)
+    asked = _translate(plain)
+    if dropped and asked.launcher:
+        asked = replace(asked, ignored=(shlex.join((words[0], *dropped)), *asked.ignored))
     if _is_python(words[0]) and os.path.isabs(typed) and asked.command[:1] == ("python",):
         return replace(asked, command=(typed, *asked.command[1:]))
     return asked
@@ -275,16 +284,29 @@ def _name_command(word: str) -> str:
 _SHELL_SYNTAX = set("$`;|&<>(){}*?[]~#!\\\n")
 
 
-def _split_text(words: Sequence[str]) -> list[str]:
-    """The words of `bash -c 'mpirun -np 2 ./a'`, or of `env -S`; [] where a shell would do more
-    than to split them."""
-    splits = words[0] == "env" and words[1:2] in (["-S"], ["--split-string"])
-    if not splits and not (words[0] in SHELLS and re.fullmatch(r"-[a-z]*c", "".join(words[1:2]))):
-        return []
-    text, rest = "".join(words[2:3]), words[3:] if splits else []
+def _split_text(text: str) -> list[str]:
+    """The words of `mpirun -np 2 ./a`; [] where a shell would do more than to split them."""
     with suppress(ValueError):  # quotes that are left open
-        return [*shlex.split(text), *rest] if not _SHELL_SYNTAX & set(text) else []
+        return shlex.split(text) if not _SHELL_SYNTAX & set(text) else []
     return []
+
+
+def find_shell_text(words: Sequence[str]) -> int:
+    """Which word of `bash -l -o pipefail -c 'mpirun …'` is the shell's command; 0: none is."""
+    if words[0] not in SHELLS:
+        return 0
+    count, has_text = 1, False
+    while count < len(words) and re.match("[-+].", words[count]):
+        word = words[count]
+        count += 1
+        if word == "--":
+            break
+        if word.startswith("--"):
+            count += word in ("--rcfile", "--init-file")
+        else:
+            has_text = has_text or (word[0] == "-" and "c" in word)
+            count += len(re.findall("[oO]", word))  # the name of an option
+    return count if has_text and count < len(words) else 0
 
 
 def _read_within(
@@ -355,14 +377,37 @@ def _wrap(words: Sequence[str], inner: Asked, once: bool) -> Asked:
     return replace(inner, command=command, ahead=(*words, *inner.ahead))
 
 
-def _unwrap(words: Sequence[str]) -> list[str]:
-    """`python -m torch.distributed.run …` is `torchrun …`."""
-    if words[0] == "accelerate-launch":
-        return ["accelerate", "launch", *words[1:]]
-    plain = [word for n, word in enumerate(words) if n != 1 or word != "-u"]
-    if not _is_python(plain[0]) or plain[1:2] != ["-m"] or not set(plain[2:3]) & set(_MODULES):
-        return list(words)
-    return [*_MODULES[plain[2]], *plain[3:]]
+_OTHER_NAMES = {"accelerate-launch": ("accelerate", "launch")}
+_PYTHON_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mWX]?)(.*)", re.DOTALL)
+
+
+def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`python -W error -m torch.distributed.run …` is `torchrun …`, and so is `python
+    /usr/bin/torchrun …`: first the options of Python, which ranks do not get from it either."""
+    if words[0] in _OTHER_NAMES:
+        return [], [*_OTHER_NAMES[words[0]], *words[1:]]
+    dropped: list[str] = []
+    rest = list(words[1:]) if _is_python(words[0]) else []
+    while rest and (match := _PYTHON_OPTION.fullmatch(rest[0])):
+        flags, letter, value = match.groups()
+        if letter == "m":
+            dropped += [f"-{flags}"] * bool(flags)
+            module, *rest = [value] * bool(value) + rest[1:] or [""]
+            found = _MODULES.get(module)
+            break
+        if value and not letter:  # -c, --version
+            return [], list(words)
+        count = 1 + (bool(letter) and not value)
+        dropped += rest[:count]
+        rest = rest[count:]
+    else:
+        name = Path(rest[0]).name if rest and _is_installed(rest[0]) else ""
+        found = _OTHER_NAMES.get(name, (name,)) if name else None
+        rest = rest[1:]
+    if found is None:
+        return [], list(words)
+    without = [word for word in dropped if word != "-u"]  # ranks have that anyway
+    return without, [*found, *rest]
 
 
 def _translate(words: Sequence[str]) -> Asked:

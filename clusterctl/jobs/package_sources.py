@@ -13,6 +13,7 @@ from clusterctl import config
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.job_model import PYTHONS, SHELLS, ProgramKind
 from clusterctl.jobs import conda_files, own_project, package_indexes, stage, uv
+from clusterctl.jobs.launch_words import find_shell_text
 from clusterctl.jobs.package_model import NONE, Wanted
 from clusterctl.jobs.program import Resolved
 
@@ -80,7 +81,9 @@ def _find_script(resolved: Resolved) -> Path | None:
         return script if _has_interpreter(script) else None
     if program.kind is ProgramKind.COMMAND and program.target in SHELLS:
         words: Iterable[str] = program.args
-        if "-c" in words:  # a line of commands, of which one may be a program of the project
+        if find_shell_text(
+            (program.target, *program.args)
+        ):  # a line of commands, of which one may be a program of the project
             words = (word for text in words for word in re.split(r"[\s;&|()'\"]+", text))
             words = (word for word in words if word in PYTHONS or word.endswith((".py", ".sh")))
         found = (w for w in words if w in PYTHONS or tree.has(os.path.join(program.folder, w)))

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from clusterctl.compiling import LANGUAGES
 from clusterctl.job_model import PYTHONS, SHELLS, ProgramKind
-from clusterctl.jobs.launch_words import find_handed_on, find_launcher
+from clusterctl.jobs.launch_words import find_handed_on, find_launcher, find_shell_text
 from clusterctl.jobs.launcher_options import LAUNCHERS
 from clusterctl.jobs.program import HEAD, Resolved
 from clusterctl.model import Mpi
@@ -41,17 +41,21 @@ def _read_programs(resolved: Resolved) -> Iterator[bytes]:
 def may_use_mpi(resolved: Resolved, backend: str) -> bool:
     """Whether the program may call MPI, which then has to come from what starts its ranks. Of what
     the nodes have, nobody knows: commands other than Python, and modules that are not staged."""
-    program, tree = resolved.program, resolved.tree
+    program = resolved.program
     if program.bundled or backend == "mpi":
         return True
     if program.kind is ProgramKind.COMMAND and program.target not in PYTHONS:
         return True
-    if program.kind is ProgramKind.MODULE:
-        parts = program.target.split(".")
-        own = (f"{parts[0]}.py", f"{parts[0]}/")
-        if not any(f"/{name}".find(f"/{word}") >= 0 for name in tree.files for word in own):
-            return True
+    if program.kind is ProgramKind.MODULE and not _has_module(resolved):
+        return True
     return any(_MPI.search(text) for text in _read_programs(resolved))
+
+
+def _has_module(resolved: Resolved) -> bool:
+    """Whether a module that is started may be one of the tree."""
+    name = resolved.program.target.split(".")[0]
+    own = (f"/{name}.py", f"/{name}/")
+    return any(word in f"/{file}" for file in resolved.tree.files for word in own)
 
 
 def warn_of_backend(resolved: Resolved, backend: str) -> str:
@@ -86,18 +90,23 @@ def warn_of_no_mpi(resolved: Resolved, mpi: str, ranks: int, installed: Mpi | No
 
 
 def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
-    """That a shell script of the tree, or a command, starts ranks of its own on each rank; "" if it
-    does not."""
+    """That a shell script of the tree, a command, or a module that is not of the tree starts ranks
+    of its own on each rank; "" if it does not."""
     program, tree = resolved.program, resolved.tree
     words = program.args if program.target in SHELLS else (program.target,)
-    if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
+    if ranks < 2:
+        return ""
+    if program.kind is ProgramKind.MODULE and not _has_module(resolved):
+        what = f"python -m {program.target} may start"
+        return _warn_of_launcher(what, find_handed_on(program.args), ranks)
+    if program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
         return ""
     if program.kind is ProgramKind.COMMAND and program.target not in SHELLS:
         found = "" if resolved.asked.launcher in LAUNCHERS else find_handed_on(program.args)
         return _warn_of_launcher(f"{program.target} may start", found, ranks)
-    if program.target in SHELLS and words[:1] == ("-c",) and words[1:]:
+    if place := find_shell_text((program.target, *words)):
         what = f"the command of {program.target} -c starts"
-        return _warn_of_launcher(what, find_launcher(words[1]), ranks)
+        return _warn_of_launcher(what, find_launcher(words[place - 1]), ranks)
     for word in words:
         path = tree.root / program.folder / word
         if not tree.has(os.path.join(program.folder, word)):

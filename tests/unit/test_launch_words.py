@@ -66,6 +66,11 @@ PER_NODE = {"ranks_per_node": 2}
         ("/usr/bin/nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
         ("bash -c 'mpirun -np 4 ./a \"b c\"'", "./a 'b c'", {"ranks": 4}),
         ("sh -ec 'timeout 60 torchrun t.py'", "timeout 60 python t.py", {}),
+        ("bash --login -eo pipefail -c 'mpirun -np 4 ./a' x", "./a", {"ranks": 4}),
+        ("python -W error -Xdev -um torch.distributed.run --nproc 2 t.py", "python t.py", PER_NODE),
+        ("python -u -mtorch.distributed.run --nproc 2 t.py", "python t.py", PER_NODE),
+        ("python3 -u /opt/bin/torchrun --nproc 2 t.py", "python t.py", PER_NODE),
+        ("python /opt/bin/accelerate-launch --num_processes 8 t.py", "python t.py", {"ranks": 8}),
         ("env -S 'A=1 mpirun -np 4' ./a", "./a", {"ranks": 4}),
         ("/usr/bin/python3 -m torch.distributed.run t.py", "/usr/bin/python3 t.py", {}),
         ("nohup nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
@@ -349,6 +354,8 @@ def test_words_that_only_one_process_can_have_before_a_launcher(call: Call, lab:
     [
         ("frob mpirun -np 2 ./a", "mpirun"),
         ("frob run --rm -x 3 srun -n 2 ./a", "srun"),
+        ("frob run --source . -m torch.distributed.run t.py", "torchrun"),
+        ("python -m coverage run -m torch.distributed.run t.py", "torchrun"),
         ("frob srun", ""),
         ("frob a b srun ./a", ""),
         ("frob python t.py --launcher torchrun t.py", ""),
@@ -360,7 +367,7 @@ def test_a_launcher_behind_a_command_that_is_not_known(
     line: str, launcher: str, call: Call, lab: None
 ) -> None:
     said = call("run", "--json", "--dry-run", "--", *line.split()).document
-    assert said["programs"]["worker-1"] == line.split()
+    assert said["programs"]["worker-1"][1:] == line.split()[1:]
     assert any(
         f"starts {launcher} itself" in n or f"start {launcher} itself" in n for n in said["notes"]
     ) == bool(launcher)
@@ -375,12 +382,16 @@ python -m torch.distributed.launch --nproc_per_node=$GPUS \\
 """
 
 
+RUNNER = "python -m deepspeed.launcher.runner"
+
+
 @pytest.mark.parametrize(
     ("text", "launcher"),
     [
         (TORCHRUN, "python -m torch.distributed.launch"),
         ("set -e\n  OMP_NUM_THREADS=1 torchrun --nproc_per_node 8 train.py\n", "torchrun"),
         ("accelerate launch train.py\n", "accelerate launch"),
+        ("cd a; /b/python3.11 -W x -um deepspeed.launcher.runner t.py\n", RUNNER),
         ("python train.py --deepspeed ds.json\n", ""),
         ("# torchrun train.py\npython train.py\n", ""),
         ("cd code && mpirun -np 4 ./a\n", "mpirun"),
@@ -398,6 +409,7 @@ def test_a_script_that_starts_a_launcher_on_each_rank(
     note = f"train.sh starts {launcher} itself, on each of 2 ranks"
     assert (note in call("run", "--dry-run", *words).out) == bool(launcher)
     assert "itself, on each" not in call("run", "--dry-run", "--once", *words).out
-    note = f"the command of sh -c starts {launcher} itself"
-    said = call("run", "--dry-run", "sh", "-c", text)
-    assert (note in said.out) == bool(launcher)
+    for ahead in (["sh", "-c"], ["bash", "-lc"], ["bash", "--login", "-o", "pipefail", "-c"]):
+        note = f"the command of {ahead[0]} -c starts {launcher} itself"
+        said = call("run", "--dry-run", "--", *ahead, text)
+        assert (note in said.out) == bool(launcher)

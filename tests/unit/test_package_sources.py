@@ -194,6 +194,8 @@ def test_a_run_says_what_it_leaves_out_of_an_environment_of_conda(
         (("./binary",), False),
         (("bash", "-c", "A=1 python train.py lr=$LR"), True),
         (("sh", "-c", "cd /tmp; python -m pkg.train"), True),
+        (("bash", "--login", "-euo", "pipefail", "-c", "python train.py"), True),
+        (("bash", "-lc", "python train.py"), True),
         (("sh", "-c", "accelerate launch train.py"), True),
         (("bash", "-c", "cat requirements.txt; echo $RANK"), False),
         (("hostname",), False),
