@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -39,8 +39,9 @@ from clusterctl.timeouts import run_in_background
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of image,
-    `placement` are the types that may be in a cluster placement group; `subnets` are by zone, none
-    where the cluster makes a network of its own."""
+    `placement` are the types that may be in a cluster placement group (none of reserved machines,
+    which are where they were made); `subnets` are by zone, none where the cluster makes a network
+    of its own."""
 
     account: str
     machines: tuple[PlannedMachine, ...]
@@ -80,18 +81,21 @@ def survey(
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = run_in_background(api.find_account)
     known = run_in_background(lambda: _find_types(api, options))
-    shared = run_in_background(partial(_find_shared, api, options.cloud.file_system))
+    wanted = options.cloud.file_system
+    shared = run_in_background(lambda: file_systems.find(api, wanted) if wanted else None)
     running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
     zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
     by_account, types, share = account.result(), known.result(), shared.result()
-    machines = _plan_machines(options, types, present)
+    makers = {name: kind.gpu_maker for name, kind in types.items()}
+    machines = layout.plan_machines(options, makers, layout.read_present(present))
     type_checks.check(api, options, types)
     amis = run_in_background(lambda: machine_images.choose(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    cloud = file_systems.fill_in_network(options, share).cloud
-    subnets = run_in_background(partial(networks.choose, api, cloud, len(new), there, options.name))
-    reserved = run_in_background(partial(reservations.check, api, options, _count_workers(new)))
+    workers = sum(machine.name != LAUNCHER for machine in new)
+    reserved = run_in_background(partial(reservations.check, api, options, workers))
     placed, settled = file_systems.fill_in_network(options, share), bool(present)
+    where = placed.cloud, len(new), there, options.name
+    subnets = run_in_background(partial(networks.choose, api, *where))
     endpoint = run_in_background(partial(endpoints.check, api, placed, id, report, there=settled))
     network = run_in_background(partial(_check_network, api, placed, id, new, there=settled))
     rights = run_in_background(
@@ -110,7 +114,10 @@ def survey(
         types=types,
         zones=_choose_reserved(found_zones, reservation),
         amis={kind: image.id for kind, image in found_amis.items()},
-        placement=_choose_placed(types, reservation),
+        # Reserved machines are where they are: only in a group that was made with them.
+        placement=frozenset(
+            name for name, kind in types.items() if kind.clusters and not reservation
+        ),
         subnets=found_subnets,
         reservation=reservation,
         nat=options.cloud.private and not found_subnets,
@@ -120,34 +127,11 @@ def survey(
     )
 
 
-def _plan_machines(
-    options: ClusterSpec, types: Mapping[str, InstanceType], present: Mapping[str, str]
-) -> tuple[PlannedMachine, ...]:
-    makers = {name: kind.gpu_maker for name, kind in types.items()}
-    return layout.plan_machines(options, makers, layout.read_present(present))
-
-
-def _find_shared(api: Api, wanted: str) -> FileSystem | None:
-    return file_systems.find(api, wanted) if wanted else None
-
-
 def _check_network(
     api: Api, options: ClusterSpec, id: str, new: Collection[PlannedMachine], *, there: bool
 ) -> None:
     if new:
         new_networks.check(api, options, id, there=there)
-
-
-def _count_workers(machines: Iterable[PlannedMachine]) -> int:
-    return sum(machine.name != LAUNCHER for machine in machines)
-
-
-def _choose_placed(
-    types: Mapping[str, InstanceType], reservation: Reservation | None
-) -> frozenset[str]:
-    """The types that may be in a placement group. Reserved machines are where they are: only in a
-    group that was made with them."""
-    return frozenset(name for name, kind in types.items() if kind.clusters and not reservation)
 
 
 def survey_cluster(
