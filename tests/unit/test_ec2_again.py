@@ -17,10 +17,11 @@ from clusterctl.providers.ec2 import failures, provider_state, reconcile
 from clusterctl.providers.ec2.answers import Instance, name_owner
 from clusterctl.providers.ec2.provider import Ec2Provider
 from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.providers.ec2.terraform_module import make_reporter
 from clusterctl.providers.protocol import ProviderPlan
 from clusterctl.providers.shared import ledger
 from clusterctl.state import Home
-from clusterctl.terraform import Diagnostic, Terraform, TerraformError
+from clusterctl.terraform import Diagnostic, ResourceChange, Terraform, TerraformError
 from tests.unit.fake_ec2 import Allowing
 from tests.unit.making import cluster, node
 
@@ -494,6 +495,20 @@ def test_what_an_attempt_has_half_made_may_be_made_anew() -> None:
     apply(runner)
     first = "aws_instance.this[0]"
     assert runner.may_go == [[], [first], [first, "aws_instance.this[1]"]]
+
+
+def test_many_machines_are_counted_and_few_are_named() -> None:
+    def report(machines: int) -> list[str]:
+        told: list[str] = []
+        show = make_reporter(told.append, machines)
+        for number in range(machines):
+            for state in ("start", "complete"):
+                address = f'aws_instance.this["worker-{number}"]'
+                show(ResourceChange(address=address, action="create", state=state, id="i-1"))
+        return told
+
+    assert report(1) == ["worker-0: starts", "worker-0: i-1 is running after 0 s"]
+    assert report(65) == [f"{n} of 65 machines are running" for n in (16, 32, 48, 64, 65)]
 
 
 def test_a_budget_lasts_wherever_the_cluster_ends_up(

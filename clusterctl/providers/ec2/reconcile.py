@@ -58,11 +58,13 @@ def apply(
     Raises TerraformError, and LeftoverError as `remove_unknown` does.
     """
 
+    new = len(variables["user_data"])
+
     def apply_once() -> dict[str, Any]:
         return runner.apply(
             variables,
-            terraform_module.make_reporter(report, nodes),
-            parallelism=layout.choose_parallelism(len(variables["user_data"])),
+            terraform_module.make_reporter(report, new, nodes),
+            parallelism=layout.choose_parallelism(new),
             may_go=may_go(),
         )
 
@@ -212,6 +214,7 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         if len(resources) > at_a_time:
             # Terraform waits for each: the others would be billed meanwhile.
             terminate_instances(api, cluster.id)
-        runner.destroy(terraform_module.make_reporter(report), parallelism=at_a_time)
+        machines = sum(map(bool, map(terraform_module.find_node, resources)))
+        runner.destroy(terraform_module.make_reporter(report, machines), parallelism=at_a_time)
     except ProviderError as error:
         report(f"{error.message}; removing by tag")

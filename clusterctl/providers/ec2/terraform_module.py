@@ -3,6 +3,7 @@ made there, and what it does, in lines for people."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,29 +75,41 @@ def find_node(address: str) -> str:
     return address.split('"')[1] if address.startswith("aws_instance.") else ""
 
 
+MANY = 16
+"""Machines beyond which they are counted, in lines for so many at a time."""
+
+
 def make_reporter(
-    report: Reporter, nodes: NodePhases | None = None
+    report: Reporter, machines: int, nodes: NodePhases | None = None
 ) -> Callable[[terraform.Event], None]:
-    """Says what happens to each machine, and that the rest is made, in one line each. `nodes` is
-    told which machines run."""
+    """Says what happens to each machine, and that the rest is made, in one line each; of many
+    `machines`, how many run or are gone. `nodes` is told which machines run."""
+    count = Counter[str]()
 
     def show(event: terraform.Event) -> None:
-        if isinstance(event, terraform.ResourceChange):
-            machine = find_node(event.address)
-            what = machine or event.address
-            words = {
-                ("create", "start"): "starts" if machine else "",
-                ("create", "complete"): f"{event.id} is running" if machine else "made",
-                ("delete", "start"): "ends" if machine else "",
-                ("delete", "complete"): "gone",
-                ("update", "complete"): "changed",
-            }.get((event.action, event.state), "")
-            if event.state == "errored":
-                words = "failed"
-            if nodes and machine and (event.action, event.state) == ("create", "complete"):
-                nodes.enter([machine], BOOTING)
-            if words:
-                after = f" after {event.seconds:g} s" if event.state == "complete" else ""
-                report(f"{what}: {words}{after}")
+        if not isinstance(event, terraform.ResourceChange):
+            return
+        machine, what = find_node(event.address), (event.action, event.state)
+        if nodes and machine and what == ("create", "complete"):
+            nodes.enter([machine], BOOTING)
+        if machine and machines > MANY:
+            words = {"create": "are running", "delete": "are gone"}.get(event.action)
+            count[event.action] += event.state == "complete"
+            done = count[event.action]
+            if words and event.state == "complete" and (done % MANY == 0 or done == machines):
+                report(f"{done} of {machines} machines {words}")
+            return
+        words = {
+            ("create", "start"): "starts" if machine else "",
+            ("create", "complete"): f"{event.id} is running" if machine else "made",
+            ("delete", "start"): "ends" if machine else "",
+            ("delete", "complete"): "gone",
+            ("update", "complete"): "changed",
+        }.get(what, "")
+        if event.state == "errored":
+            words = "failed"
+        if words:
+            after = f" after {event.seconds:g} s" if event.state == "complete" else ""
+            report(f"{machine or event.address}: {words}{after}")
 
     return show
