@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -290,13 +291,17 @@ def until_running(ec2: Ec2, home: Path, workers: int) -> tuple[float, float]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if f"waited {BOOT} s for the machine to boot" not in done.stderr:
         raise SystemExit(f"{argv}: {done.stderr}")
-    starts = re.findall(r"^ *([\d.]+) s  \S+: starts$", done.stderr, re.MULTILINE)
-    runs = re.findall(r"^ *([\d.]+) s  \S+: \S+ is running after", done.stderr, re.MULTILINE)
-    assert len(runs) == workers + 1, done.stderr
+    begun, made = [], []
+    log = home / "state/clusters/default/terraform/terraform.jsonl"
+    for event in map(json.loads, filter(None, log.read_text().splitlines())):
+        if event.get("hook", {}).get("resource", {}).get("resource_type") == "aws_instance":
+            when = datetime.fromisoformat(event["@timestamp"].replace("Z", "+00:00")).timestamp()
+            {"apply_start": begun, "apply_complete": made}.get(event["type"], []).append(when)
+    assert len(made) == workers + 1, done.stderr
     running = [item["State"]["Name"] for item in machines(ec2)]
     assert running == ["running"] * (workers + 1), running
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return max(map(float, runs)) - min(map(float, starts)), cpu
+    return max(made) - min(begun), cpu
 
 
 def machines(ec2: Ec2) -> list[dict[str, Any]]:

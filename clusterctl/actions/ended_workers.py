@@ -69,8 +69,7 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
     ends = {name: when + SHUTDOWN for name, when in report.ended.items() if name in gone}
     looks = ledger.add_ends(folder, looks, cluster, ends, now)
     charges = ledger.settle(cluster, looks)
-    cluster = replace(cluster, charges=charges)
-    lines = (*_describe(cluster, gone, report, charges), *describe_doubts(cluster, now))
+    lines = (*_describe(cluster, gone, report, charges), *describe_doubts(charges, now))
     return Looked(gone, charges, lines)
 
 
