@@ -100,11 +100,6 @@ def test_a_chosen_folder_keeps_gits_rules(work: Path) -> None:
     assert (tree.root, tree.files, tree.by_git) == (work.resolve() / "pkg", ("a.py", "c.py"), True)
 
 
-def test_a_deleted_tracked_file_is_no_obstacle(work: Path) -> None:
-    (work / "train.py").unlink()
-    assert "train.py" not in find_tree(work).files
-
-
 def test_a_tracked_folder_that_became_a_file(work: Path) -> None:
     (work / "pkg" / "a.py").unlink()
     (work / "pkg").rmdir()
