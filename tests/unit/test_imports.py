@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from clusterctl import cli
+from clusterctl.options.verbs import VERBS
 
 HEAVY = {
     "torch",
@@ -89,3 +93,10 @@ def test_looking_at_the_record_is_light(verb: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert not modules & HEAVY
     assert not modules & {"clusterctl.jobs", "clusterctl.launch", "clusterctl.insight.messages"}
+
+
+def test_no_module_of_a_verb_hides_the_function_that_runs_them() -> None:
+    """Importing a module `cli.execute` would put it where the function of that name is."""
+    for name in {verb.module for verb in VERBS.values()}:
+        import_module(f"clusterctl.cli.{name}")
+    assert callable(cli.execute)
