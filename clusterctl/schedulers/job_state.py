@@ -214,6 +214,8 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         return why
     launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
     how = describe_exit(last.launcher_code or 0).replace("exited", "ended with")
+    if job.scheduler == "direct" and not how.startswith("ended"):
+        launcher += " or its daemon on a node"  # whose code it takes for its own
     ended = f"{launcher} {how}"
     if last.told and last.launcher_code == 0 and len(last.told) < job.ranks:
         return f"{_abort(job, last)} ({ended})"

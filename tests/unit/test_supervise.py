@@ -87,7 +87,7 @@ def test_ranks_that_were_only_told_to_end_are_not_blamed(site: Site) -> None:
     job = site.ended(site.submit(1, polite, lost))
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
     assert job.program_exit_code is None, "137 is mpirun's"
-    assert "mpirun on the launcher was killed by SIGKILL" in job.reason
+    assert "mpirun on the launcher or its daemon on a node was killed by SIGKILL" in job.reason
 
 
 @pytest.mark.parametrize(
