@@ -24,7 +24,6 @@ from clusterctl.providers.ec2 import provider_state
 from clusterctl.providers.ec2.provider_state import ProviderState
 from tests.unit.billed_account import (
     ADDRESS,
-    GATEWAY,
     HOUR,
     SPOT,
     Account,
@@ -58,7 +57,7 @@ class Life:
             account_ = account
 
         self.provider = Provider(Mine, lambda: account.now, lambda: "203.0.113.9")
-        self.provider.account, self.provider.chance = account, chance
+        self.provider.account = account
         provide(monkeypatch, "ec2", self.provider)
         self.store = open_store()
         self.spot, self.private = chance.random() < 0.4, chance.random() < 0.4
@@ -210,20 +209,15 @@ class Life:
 
     def compare(self, said: float, unseen: bool) -> None:
         """What is said with the bill: where nobody saw an end, it is the most that it can be."""
-        assert said >= self.account.bill() - self.slack
+        assert said >= self.account.bill() - CENT
         if not unseen:
-            assert said == pytest.approx(self.account.bill(), abs=self.slack)
+            assert said == pytest.approx(self.account.bill(), abs=CENT)
 
     def down(self) -> None:
         now = self.account.now
         done = finish_down(self.store, self.cluster, lambda line: None, clock=lambda: now)
         receipt = sum(item.compute_dollars(now) for item in done.charges)
         self.compare(receipt, any(item.unseen for item in done.charges))
-
-    @property
-    def slack(self) -> float:
-        """A NAT gateway is counted from the plan, so that its hours may begin earlier."""
-        return CENT + GATEWAY * self.private
 
     def reach_deadline(self) -> None:
         """Nodes end themselves, and AWS removes the rest a minute later."""
