@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ec2 import receipts
 from tests.ec2.conftest import World
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
@@ -82,6 +83,7 @@ def end_unused(world: World) -> None:
 def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -> None:
     """The client is long gone when the deadline comes, and the agent of a worker, too. Before that,
     workers that nobody uses end with all their files saved, and come again."""
+    world.late = receipts.SHUTDOWN
     world.ok("up", "--cpu", "t3.xlarge", "--spot", "--ttl", "1h", "--idle", "1m", *HOST)
     end_unused(world)
     again = world.ok("up", "--idle", "off", *HOST)

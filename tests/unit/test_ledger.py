@@ -40,6 +40,8 @@ class Machine:
     node: str
     runs: list[list[float]]
     gone: float = math.inf
+    untold: bool = False
+    """It shut itself down: EC2 shows that, but not when."""
 
     @property
     def runs_now(self) -> bool:
@@ -65,7 +67,7 @@ class Machine:
             node=self.node,
             state="ended" if gone else "on" if self.runs_now else "off",
             since=since,
-            until=None if self.runs_now else self.gone if gone else end,
+            until=None if self.runs_now or self.untold else self.gone if gone else end,
             born=self.runs[0][0],
             lasts=not (self.runs_now or gone),
         )
@@ -140,6 +142,7 @@ class Person:
             over = self.deadline + self.chance.randrange(120)
             if one.runs_now and over <= end:
                 self.terminate(one, max(over, one.runs[-1][0]))
+                one.untold = self.chance.random() < 0.5
         self.now = end
 
     def terminate(self, one: Machine, when: float) -> None:
@@ -334,6 +337,8 @@ def test_what_was_seen_is_counted_as_it_was_and_the_rest_as_long_as_it_can_have_
     lost = see(99, gone=("i-1",))
     assert settle([see(2, at), lost], PLAN) == [("instance", 1, 100, True)]
     assert settle([see(2, at), see(900, gone=("i-1",))], PLAN) == [("instance", 1, 482, True)]
+    untold = [see(2, at), see(520, thing("ended"))]
+    assert settle(untold, PLAN) == [("instance", 1, 482, True)], "EC2 tells no time of that"
     later = [see(2, at), see(500), see(900, gone=("i-1",))]
     assert settle(later, PLAN) == [("instance", 1, 901, True)], "it has outlived its deadline"
     assert settle([see(2, at), lost, see(100, at)], PLAN) == [("instance", 1, None, False)]

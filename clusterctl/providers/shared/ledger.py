@@ -148,7 +148,9 @@ class _Life:
     until: float | None = None
     unseen: bool = False
 
-    def observe(self, thing: Thing, at: float, stopping: bool) -> None:
+    def observe(self, thing: Thing, look: Sighting, before: float, deadline: float | None) -> None:
+        """`before`: when the last look was."""
+        at, latest = look.at, self.find_latest(look.at, before, deadline)
         ran, self.thing = self.thing.state == "on", thing
         last = self.runs[-1]
         if thing.since is not None and thing.since > last.since:
@@ -159,21 +161,26 @@ class _Life:
         if thing.state == "on":
             last.until, last.unseen, last.closed = None, False, inf
         elif last.until is None or last.unseen:
-            last.until = at + SLACK if thing.until is None else max(thing.until, last.since)
+            end = latest if thing.until is None else thing.until
+            last.until = max(end, last.since)
             last.unseen, last.closed = thing.until is None, at
-            last.unseen |= stopping and ran and thing.state == "ended"
+            last.unseen |= look.stopping and ran and thing.state == "ended"
         self.until, self.unseen = None, False
         if thing.state == "ended":
-            self.until = at + SLACK if thing.until is None else max(thing.until, self.born)
+            self.until = max(latest if thing.until is None else thing.until, self.born)
             self.unseen = thing.until is None
 
     def lose(self, at: float, before: float, deadline: float | None) -> None:
         """It is not shown any more. What still ran soon after the deadline outlived that."""
-        thing, last = self.thing, self.runs[-1]
-        end = _find_latest(at, before, None if thing.lasts else deadline, thing.part)
+        last, end = self.runs[-1], self.find_latest(at, before, deadline)
         if last.until is None:
             last.until, last.unseen, last.closed = max(end, last.since), True, at
         self.until, self.unseen = max(end, self.born), True
+
+    def find_latest(self, at: float, before: float, deadline: float | None) -> float:
+        """When it ended at the latest, if it ended between two looks."""
+        end = None if self.thing.lasts else deadline
+        return _find_latest(at, before, end, self.thing.part)
 
 
 def _find_latest(at: float, before: float, deadline: float | None, part: str) -> float:
@@ -194,7 +201,7 @@ def _fold(looks: Sequence[Sighting], deadline: float | None) -> dict[str, _Life]
                 life = lives[thing.id] = _Life(thing, born, since, [_Run(since)])
                 if since > born + SLACK:  # it was stopped and started again, and nobody saw when
                     life.runs.insert(0, _Run(born, since, True, look.at))
-            lives[thing.id].observe(thing, look.at, look.stopping)
+            lives[thing.id].observe(thing, look, before, deadline)
         for id in look.gone:
             if id in lives:
                 lives[id].lose(look.at, before, deadline)
