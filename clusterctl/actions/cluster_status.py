@@ -84,9 +84,10 @@ def read_status(
     shut = _warn_of_lockout(store, cluster, told.answers) if live else ()
     now = clock()
     charges, uncertain = find_charges(store, cluster, now)
-    known = describe_doubts(charges, now)
+    known = describe_doubts(cluster, now)
     if live and charges is cluster.charges and charges and uncertain == known:
-        charges, uncertain = _settle(store, cluster, now)
+        seen = providers.settle(cluster, store.locate_folder(cluster.name), now)
+        charges, uncertain = seen.charges, describe_doubts(seen, now)
     return ClusterStatus(
         cluster=cluster,
         nodes=tuple(
@@ -131,13 +132,35 @@ def find_charges(
     """What the cluster has cost, and what a person should know of that. From the record alone, as
     long as no command changes the machines or was interrupted at that, and they are not to have
     ended themselves by now."""
-    if _is_overdue(cluster, now):
-        return _find_overdue(store, cluster, now)
-    if _is_unfinished(cluster):
-        return _find_unsettled(store, cluster, now)
-    if ended_workers.may_have_ended(store, cluster, now):
-        return _find_unused(store, cluster, now)
-    return cluster.charges, describe_doubts(cluster.charges, now)
+    name, over = cluster.name, _is_overdue(cluster, now)
+    try:
+        if over or _is_unfinished(cluster):
+            seen = providers.settle(cluster, store.locate_folder(name), now)
+            more = _warn_of_outliving if over else _warn_of_stopping
+            return seen.charges, (*describe_doubts(seen, now), *more(seen, seen.charges))
+        if ended_workers.may_have_ended(store, cluster, now):
+            found = ended_workers.look(store, cluster, now)
+            return found.charges, found.lines
+    except ClusterctlError as error:
+        why = describe_reason(error)
+        if over:
+            said = (
+                f"the deadline of cluster {name} has passed, and it is unknown whether its machines"
+                f" are still running ({why}); the costs assume that they are: `clusterctl down"
+                f" {name}` removes it"
+            )
+        elif _is_unfinished(cluster):
+            said = (
+                f"it is unknown which machines of cluster {name} are running ({why}); the costs"
+                " shown are those that were planned, and assume that all are"
+            )
+        else:
+            said = (
+                f"it is unknown whether unused workers have ended ({why}); the costs shown assume"
+                " that they are still running"
+            )
+        return cluster.charges, (said,)
+    return cluster.charges, describe_doubts(cluster, now)
 
 
 def _list_warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
@@ -205,91 +228,43 @@ def _is_unfinished(cluster: Cluster) -> bool:
     return bool(cluster.charges) and changing
 
 
-def _find_unsettled(
-    store: Store, cluster: Cluster, now: float
-) -> tuple[Sequence[Charge], tuple[str, ...]]:
-    """The charges of what there is, and a warning where that is unknown or is left by an
-    interrupted `stop`."""
-    try:
-        charges, doubts = _settle(store, cluster, now)
-    except ClusterctlError as error:
-        return cluster.charges, (
-            f"it is unknown which machines of cluster {cluster.name} are running"
-            f" ({describe_reason(error)}); the costs shown are those that were planned, and assume"
-            " that all are",
-        )
+def _warn_of_stopping(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
+    """A warning where a `stop` was interrupted."""
     if not cluster.stopping:
-        return charges, doubts
+        return ()
     going = [item for item in charges if item.until is None]
     running = sum(item.part == "instance" for item in going)
     many = f"{count(running, 'machine')} {'is' if running == 1 else 'are'} still running"
-    rate = cost.render(cost.sum_hourly(going), cost.is_exact(going), 4)
-    return charges, (
-        *doubts,
+    return (
         f"`stop` has not finished for cluster {cluster.name}:"
-        f" {many if running else 'no machine is running'}, {rate}/h:"
+        f" {many if running else 'no machine is running'}, {_render_rate(going, 4)}:"
         f" `clusterctl stop {cluster.name}` completes it, `clusterctl start {cluster.name}` starts"
         " it again",
     )
 
 
-def _find_overdue(
-    store: Store, cluster: Cluster, now: float
-) -> tuple[Sequence[Charge], tuple[str, ...]]:
-    """The charges of what really runs after the deadline, and a warning where something does or
-    where that is not known."""
-    remove = f"`clusterctl down {cluster.name}` removes it"
-    try:
-        charges, doubts = _settle(store, cluster, now)
-    except ClusterctlError as error:
-        return cluster.charges, (
-            f"the deadline of cluster {cluster.name} has passed, and it is unknown whether its"
-            f" machines are still running ({describe_reason(error)}); the costs assume that they"
-            f" are: {remove}",
+def _warn_of_outliving(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
+    """A warning where something runs after the deadline."""
+    there, going = list_machines(charges), [item for item in charges if item.until is None]
+    if not going:
+        return ()
+    remove = f"{_render_rate(going, 2)}: `clusterctl down {cluster.name}` removes it"
+    if there:
+        many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
+        return (
+            f"the deadline of cluster {cluster.name} has passed, but {many} ({shorten(there)}),"
+            f" {remove}",
         )
-    there = list_machines(charges)
-    running = [item for item in charges if item.until is None]
-    rate = cost.render(cost.sum_hourly(running), cost.is_exact(running))
-    if not there and not running:
-        return charges, doubts
-    if not there:
-        gateway = any(item.part == GATEWAY for item in running)
-        network = "its NAT gateway" if gateway else "the address of its NAT gateway"
-        return charges, (
-            *doubts,
-            f"the machines of cluster {cluster.name} have ended at their deadline, but {network}"
-            f" still costs {rate}/h: {remove}",
-        )
-    many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
-    return charges, (
-        *doubts,
-        f"the deadline of cluster {cluster.name} has passed, but {many}"
-        f" ({shorten(there)}), {rate}/h: {remove}",
+    gateway = any(item.part == GATEWAY for item in going)
+    network = "its NAT gateway" if gateway else "the address of its NAT gateway"
+    return (
+        f"the machines of cluster {cluster.name} have ended at their deadline, but {network} still"
+        f" costs {remove}",
     )
 
 
-def _find_unused(
-    store: Store, cluster: Cluster, now: float
-) -> tuple[Sequence[Charge], tuple[str, ...]]:
-    """The charges of a cluster that nobody has used for long, as AWS has them, and which workers
-    have ended."""
-    try:
-        found = ended_workers.look(store, cluster, now)
-    except ClusterctlError as error:
-        return cluster.charges, (
-            f"it is unknown whether unused workers have ended ({describe_reason(error)}); the costs"
-            " shown assume that they are still running",
-        )
-    return found.charges, found.lines
-
-
-def _settle(
-    store: Store, cluster: Cluster, now: float
-) -> tuple[tuple[Charge, ...], tuple[str, ...]]:
-    """The charges, as whoever bills the cluster bears them out, and what is not certain about
-    them."""
-    charges = providers.settle(cluster, store.locate_folder(cluster.name), now).charges
-    return charges, describe_doubts(charges, now)
+def _render_rate(charges: Sequence[Charge], digits: int) -> str:
+    return f"{cost.render(cost.sum_hourly(charges), cost.is_exact(charges), digits)}/h"
 
 
 ASKED_AT_ONCE = 16

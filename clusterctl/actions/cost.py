@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from math import inf
 
 from clusterctl.actions import cluster_status
+from clusterctl.actions.running_costs import describe_doubts
 from clusterctl.charge_model import Charge
 from clusterctl.insight import cost
 from clusterctl.job_model import Job
@@ -90,6 +91,8 @@ def sum_spending(
             charges, lines = cluster_status.find_charges(store, item, now)
             known[at] = replace(item, charges=tuple(charges))
             warnings += lines
+        elif not _is_over(item, since):
+            warnings += describe_doubts(item, now)
     if latest := max(known, key=lambda item: item.created, default=None):
         warnings += cluster_status.describe_late_clock(latest, now)
     clusters = [

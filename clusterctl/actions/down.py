@@ -155,7 +155,7 @@ def finish_down(
             for item in charges
         ),
     )
-    for line in describe_doubts(cluster.charges, now):
+    for line in describe_doubts(cluster, now):
         report(line)
     how = "detached" if cluster.attached else "taken down"
     for job in store.list_open_jobs(cluster):

@@ -69,7 +69,8 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
     ends = {name: when + SHUTDOWN for name, when in report.ended.items() if name in gone}
     looks = ledger.add_ends(folder, looks, cluster, ends, now)
     charges = ledger.settle(cluster, looks)
-    lines = (*_describe(cluster, gone, report, charges), *describe_doubts(charges, now))
+    cluster = replace(cluster, charges=charges)
+    lines = (*_describe(cluster, gone, report, charges), *describe_doubts(cluster, now))
     return Looked(gone, charges, lines)
 
 

@@ -42,8 +42,9 @@ def list_machines(charges: Iterable[Charge]) -> tuple[str, ...]:
     return tuple(sorted(set(there)))
 
 
-def describe_doubts(charges: Sequence[Charge], now: float) -> tuple[str, ...]:
+def describe_doubts(cluster: Cluster, now: float) -> tuple[str, ...]:
     """What nobody saw of what is counted, and so is the most that it can be."""
+    charges = cluster.charges
     unseen = [item for item in charges if item.unseen]
     ended = sorted({item.node for item in unseen if item.thing})
     planned = sorted({item.node for item in unseen if not item.thing})
@@ -54,7 +55,7 @@ def describe_doubts(charges: Sequence[Charge], now: float) -> tuple[str, ...]:
     most = "assume the latest possible time"
     if cost.is_exact(charges):
         most = f"are at most ${cost.sum_dollars(charges, now):.2f}"
-    return (f"nobody saw {' and '.join(what)}: the costs {most}",)
+    return (f"nobody saw {' and '.join(what)} (cluster {cluster.name}): the costs {most}",)
 
 
 def describe_rate(charges: Sequence[Charge]) -> str:

@@ -58,8 +58,8 @@ class Generation:
     hostfile are all taken. How the ranks themselves are placed does not depend on it."""
     alone: tuple[tuple[str, str, str], ...]
     """In a job of a batch system: daemons come by our agent, whatever this build knows of it. Slurm
-    kills those that go into the background. Agents therefore stay, and there may be any number of
-    them: by default, mpirun starts no more than 128 at a time."""
+    kills those that go into the background, so agents stay, and there may be any number of them
+    (see `many`)."""
     shared_memory: str
     first_address_only: bool
     one_thread: tuple[tuple[str, str, str], ...] = ()
@@ -67,6 +67,10 @@ class Generation:
     do: a program that ends before its number has been noted is never missed, and mpirun waits for
     ever (openpmix/prrte#2713; 20 of 240 runs of `sh -c 'echo …'` on a busy machine, 0 of 200 with
     this, 5.0.11)."""
+    many: tuple[tuple[str, str, str], ...] = ()
+    """Agents of Open MPI 5 stay as long as their daemons, which get `--daemonize` too. By default,
+    mpirun starts 128 and then waits for one to end: on more nodes, no rank would ever start. Agents
+    of Open MPI 4 end at once, except in a job of a batch system (see `alone`)."""
     memory_apart: tuple[tuple[str, str, str], ...] = ()
     """Starts the daemons, and what they start, with `APART` and without it."""
 
@@ -96,12 +100,12 @@ GENERATIONS: dict[int, Generation] = {
         spawn=("--prtemca", "rmaps_default_mapping_policy", "slot:oversubscribe"),
         alone=(
             ("--prtemca", "plm", "ssh"),
-            ("--prtemca", "plm_ssh_num_concurrent", "1000000"),
             ("--prtemca", "prte_leave_session_attached", "1"),
             ("--prtemca", "ras", "^slurm,pbs,lsf"),
         ),
         shared_memory="sm",
         first_address_only=True,
+        many=(("--prtemca", "plm_ssh_num_concurrent", "1000000"),),
         one_thread=(("--prtemca", "odls_base_max_threads", "0"),),
         memory_apart=(
             ("--prtemca", "prte_launch_agent", f"env {APART}=1 prted"),
@@ -312,6 +316,10 @@ def _name_agent(words: Generation, name: str) -> list[Flag]:
         ((*words.agent, name), "ssh with this cluster's keys, ports and known hosts"),
         ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
         ((*words.same_shell, "0"), "daemons are started by sh, whatever login shells are"),
+        *(
+            (flag, "daemons keep their ssh: mpirun starts all, whatever their number")
+            for flag in words.many
+        ),
     ]
 
 

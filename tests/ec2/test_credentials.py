@@ -134,7 +134,12 @@ KINDS: dict[str, tuple[str, dict[str, str], str]] = {
 """Kind → a configuration, an environment, and the key that is found. Roles get one each time."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+MOST = ("chain of roles", "login with SSO", "role of an instance")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in MOST else pytest.mark.all) for kind in KINDS]
+)
 def test_the_provider_takes_credentials_of_each_kind(
     ec2: Ec2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -188,7 +188,8 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     spent = world.ok("status", "--json").document()
     assert spent["dollars_per_hour"] == 0
     assert (
-        "nobody saw when launcher,worker-1 ended: the costs are at most $" in spent["warnings"][0]
+        "nobody saw when launcher,worker-1 ended (cluster default): the costs are at most $"
+        in spent["warnings"][0]
     )
     world.ok("down", "--yes")
     assert "ok: " in world.ok("logs", str(number)).out

@@ -122,7 +122,8 @@ def test_machines_that_ended_at_the_deadline_cost_no_more(monkeypatch: pytest.Mo
     dollars, rate, said = shown(monkeypatch, Ends())
     assert (dollars, rate) == (3 * 8, 0.0)
     assert said == (
-        "nobody saw whether launcher,worker-[1-2] was created: the costs are at most $24.10"
+        "nobody saw whether launcher,worker-[1-2] was created (cluster lab): the costs are at most"
+        " $24.10"
     )
 
 

@@ -48,7 +48,8 @@ RANKS = 'test -n "$MASTER_PORT" && echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM
 def really(
     plan: LaunchPlan, path: str, folder: Path, script: str = RANKS
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the plan's own flags with a script, by default one that needs no MPI."""
+    """Runs the plan's own flags with a script, by default one that needs no MPI. Left to itself,
+    this mpirun starts one daemon at a time (128 by default)."""
     (folder / "hostfile").write_text(plan.files["hostfile"])
     agent = folder / "clusterctl-ssh"
     agent.write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
@@ -71,6 +72,8 @@ def really(
                 **os.environ,
                 "MASTER_PORT": "29123",
                 "CLUSTERCTL_ATTEMPT": "1",
+                "OMPI_MCA_plm_rsh_num_concurrent": "1",
+                "PRTE_MCA_plm_ssh_num_concurrent": "1",
                 "PATH": f"{folder}:{os.environ['PATH']}",
             },
         )
@@ -103,7 +106,7 @@ def test_the_real_mpirun_takes_every_flag(
     major: int, one_host: bool, need: Any, tmp_path: Path
 ) -> None:
     prefix, version = mpirun_of(major, need)
-    # The launcher and one worker with the address that this machine really has.
+    # One host, or two that our agent reaches from the address that this machine really has.
     real = list_networks(need)
     need(one_host or bool(real), "needs a network besides loopback")
     changes = {
@@ -116,16 +119,12 @@ def test_the_real_mpirun_takes_every_flag(
     }
     nodes = [node("launcher", **changes), node("worker-1", **changes)]
     if not one_host:
-        near, far = real[0], str(IPv4Address(real[0].address) + 1)
-        texts = {"launcher": far, "worker-1": near.address}
+        near = real[0]
+        names = ("launcher", "worker-1", "worker-2")
+        texts = [str(IPv4Address(near.address) + index) for index in range(3)]
         nodes = [
-            node(
-                item.name,
-                texts[item.name],
-                interfaces=[f"{near.device} {texts[item.name]}/{near.prefix}"],
-                **changes,
-            )
-            for item in nodes
+            node(name, text, interfaces=[f"{near.device} {text}/{near.prefix}"], slots=1, **changes)
+            for name, text in zip(names, texts, strict=True)
         ]
     where = cluster(*nodes, one_host=one_host)
     plan = launch.load("mpirun").plan(request(where, spec(ranks=2)))
@@ -148,7 +147,9 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     plan = replace(
         plan,
         argv=("mpirun", *flags, "-np", "2", "--hostfile", "hostfile", "--wdir", "/", "/bin/sh"),
-        files={"hostfile": f"{real[0].address} slots=2\n"},
+        files={
+            "hostfile": "".join(f"{IPv4Address(real[0].address) + i} slots=1\n" for i in (1, 2))
+        },
     )
     (tmp_path / "clusterctl-agent").write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
     (tmp_path / "clusterctl-agent").chmod(0o755)

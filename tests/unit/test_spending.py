@@ -237,6 +237,17 @@ def test_a_cluster_that_has_ended_itself_costs_no_more(
     assert line in call("cost", "--since", "9999d").err
 
 
+def test_what_nobody_saw_is_said_also_of_a_cluster_that_is_gone(store: Store) -> None:
+    ran = replace(machine(NOON - 5 * HOUR, NOON - 4 * HOUR), thing="i-1", unseen=True)
+    store.save(made("late", ran))
+    store.retire(made("late", ran))
+    [line] = cost.sum_spending(store, DAY, "late", lambda: NOON).warnings
+    assert line.startswith(
+        "nobody saw when worker-1 ended (cluster late): the costs are at most $2"
+    )
+    assert not cost.sum_spending(store, HOUR, "late", lambda: NOON).warnings, "it is long over"
+
+
 def test_a_clock_that_is_behind_is_said(store: Store) -> None:
     store.save(replace(made("new", machine(NOON)), created=NOON))
     assert cost.sum_spending(store, DAY, None, lambda: NOON).warnings == ()
