@@ -32,12 +32,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from clusterctl import assets
+from clusterctl.core import assets
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase, Role
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase, Role
-from clusterctl.providers.ec2 import prices, spec
-from clusterctl.providers.ec2.prices import Quote
-from clusterctl.state import Home, Store
+from clusterctl.machines.ec2 import prices, spec
+from clusterctl.machines.ec2.prices import Quote
+from clusterctl.state.home import Home
+from clusterctl.state.store import Store
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.network import YOU
 

@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl import actions
-from clusterctl.actions import run as run_action
-from clusterctl.actions.follow_job import follow_to_end
-from clusterctl.job_model import JobSpec
-from clusterctl.state import Store, find_home
+from clusterctl.actions import common, run
+from clusterctl.actions.run import follow_to_end
+from clusterctl.core.job import JobSpec
+from clusterctl.state.home import find_home
+from clusterctl.state.store import Store
 
 HERE = Path(__file__).resolve().parent
 WORKLOADS = HERE.parent / "workloads"
@@ -162,7 +162,7 @@ def two_nodes(start: float) -> list[Row]:
         f" a=$(date +%s%N); {shlex.join(words)} {PYTHON} -c 'print(1)' </dev/null >/dev/null"
         ' && echo "$(($(date +%s%N) - a))"'
     )
-    with actions.open_pool(store, cluster) as pool:
+    with common.open_pool(store, cluster) as pool:
         launcher = pool.find_transport(cluster.launcher.name)
         launcher.connect(20)
         nanoseconds: list[float] = []
@@ -203,22 +203,22 @@ def connected_to_start(store: Store) -> float:
     """Seconds from open connections to the moment that the supervisor starts mpirun."""
     prepared = prepare(store)
     cluster = prepared.cluster
-    with actions.open_pool(store, cluster) as pool:
+    with common.open_pool(store, cluster) as pool:
         pool.connect(timeout=20)
         connected = time.time()
-        job = run_action.submit(store, prepared, pool, lambda text: None)
+        job = run.submit(store, prepared, pool, lambda text: None)
         follow_to_end(
             store, job, cluster, pool, on_output=lambda pieces: None, report=lambda text: None
         )
     return (job.started or time.time()) - connected
 
 
-def prepare(store: Store) -> run_action.Prepared:
+def prepare(store: Store) -> run.Prepared:
     """A job for trivial.py, decided but not shipped."""
-    resolved = run_action.resolve(["trivial.py"], None, None)
-    number = run_action.choose_number(store, dry=False)
+    resolved = run.resolve_run(["trivial.py"], None, None)
+    number = run.choose_number(store, dry=False)
     spec = JobSpec(program=resolved.program)
-    return run_action.prepare(store.read_cluster("default"), spec, resolved, {}, number=number)
+    return run.prepare(store.read_cluster("default"), spec, resolved, {}, number=number)
 
 
 def training_step() -> list[Row]:

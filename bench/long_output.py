@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from clusterctl.schedulers.direct import LEAST_OUTPUT, OUTPUT
+from clusterctl.batch.direct import LEAST_OUTPUT, OUTPUT
 from tests.e2e.cli import Cli, Traces
 
 LINE = 100

@@ -19,9 +19,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import providers
-from clusterctl.providers.protocol import Breakable, Harm
-from clusterctl.state import Home, Store
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import Breakable, Harm
+from clusterctl.state.home import Home
+from clusterctl.state.store import Store
 from tests.e2e.cli import Cli, Traces
 
 PAUSE, EVERY = 0.25, 5
@@ -108,7 +109,7 @@ def run_undisturbed(cli: Cli, steps: int) -> Ended:
 def harm(cli: Cli, node: str, how: Harm) -> None:
     store = Store(Home(cli.home))
     cluster = store.read_cluster("lab")
-    provider = providers.load(cluster.spec.provider)
+    provider = providers.load_provider(cluster.spec.provider)
     assert isinstance(provider, Breakable)
     provider.inject(cluster, store.locate_folder("lab"), node, how)
 

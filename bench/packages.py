@@ -30,9 +30,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from clusterctl.actions import open_pool, open_store  # noqa: E402
-from clusterctl.jobs import installed, package_sources, packages  # noqa: E402
-from clusterctl.jobs.program import resolve  # noqa: E402
+from clusterctl.actions.common import open_pool, open_store  # noqa: E402
+from clusterctl.project import environment  # noqa: E402
+from clusterctl.project.program import resolve_program  # noqa: E402
 from tests import wheels  # noqa: E402
 
 LIMIT = 50.0
@@ -117,18 +117,18 @@ def measure(pairs: int) -> dict[str, Any]:
 def parts(repeats: int) -> dict[str, float]:
     store = open_store()
     cluster = store.read_cluster("default")
-    resolved = resolve("train.py", ())
-    wanted = package_sources.find(resolved, "")
+    resolved = resolve_program("train.py", ())
+    wanted = environment.find_package_files(resolved, "")
     assert wanted is not None
     worker = cluster.workers[0]
     own = worker.python
-    python = f"{packages.locate(worker, wanted.digest)}/bin/python"
+    python = f"{environment.locate_packages(worker, wanted.digest)}/bin/python"
     names = [node.name for node in cluster.workers]
 
     def find() -> None:
-        found = package_sources.find(resolved, "")
+        found = environment.find_package_files(resolved, "")
         assert found is not None
-        assert not installed.has_all(found, cluster.workers)
+        assert not environment.has_all(found, cluster.workers)
 
     def start(executable: str) -> float:
         return timed(lambda: subprocess.run((executable, "-c", "pass"), check=True, timeout=60))
@@ -136,7 +136,7 @@ def parts(repeats: int) -> dict[str, float]:
     with open_pool(store, cluster) as pool:
 
         def ask() -> None:
-            packages.install(wanted.digest, cluster, names, pool, store.home, print)
+            environment.install(wanted.digest, cluster, names, pool, store.home, print)
 
         ask()  # connects
         asked = statistics.median(timed(ask) for _ in range(repeats))

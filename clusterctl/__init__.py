@@ -5,7 +5,7 @@ from __future__ import annotations
 # Not from typing: it takes 10 ms, in which Ctrl-C would print a traceback (see __main__).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.api import Cluster as Cluster
+    from clusterctl.api import Cluster
 
 __version__ = "0.1.0"
 __all__ = ["Cluster"]

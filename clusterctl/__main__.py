@@ -18,14 +18,14 @@ def main() -> None:
     if listening:
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     gc.set_threshold(100_000, 20, 100)  # else an eighth of `up` on EC2 looks for garbage in modules
-    from clusterctl import cli
+    from clusterctl.cli import main as cli_main
 
     if listening:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # All is done and said by then: a late Ctrl-C must not change the exit code.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
-        cli.main()
+        cli_main.main()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

@@ -10,28 +10,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from clusterctl import actions
-from clusterctl.actions import call, metrics, node_loss, run, spec, up_plan
-from clusterctl.actions import down as down_action
-from clusterctl.actions import jobs as job_actions
-from clusterctl.actions import up as up_action
-from clusterctl.actions import verify as verify_action
-from clusterctl.actions.dead_nodes import find_dead
+from clusterctl.actions import call, common, node_loss, up_plan
+from clusterctl.actions import down as actions_down
+from clusterctl.actions import jobs as actions_jobs
+from clusterctl.actions import run as actions_run
+from clusterctl.actions import up as actions_up
+from clusterctl.actions import verify as actions_verify
+from clusterctl.actions.node_loss import find_dead
+from clusterctl.actions.outputs import Unfetched
 from clusterctl.actions.run import Prepared
-from clusterctl.actions.unfetched import Unfetched
-from clusterctl.errors import UsageError
-from clusterctl.job_model import Job, JobSpec, JobState
-from clusterctl.model import Cluster as ClusterRecord
-from clusterctl.model import Node
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import Job, JobSpec, JobState
+from clusterctl.core.model import Cluster as ClusterRecord
+from clusterctl.core.model import Node
+from clusterctl.core.variables import read_variables
+from clusterctl.jobs import submit
 from clusterctl.options.clusters import Up
 from clusterctl.options.run import Run
 from clusterctl.options.table import DEFAULT_NAME, Option, Verb
-from clusterctl.user_variables import read_variables
 
 if TYPE_CHECKING:
-    from clusterctl.actions import Store
     from clusterctl.actions.down import DownResult
-    from clusterctl.actions.verify import Measurements
+    from clusterctl.insight.verify import Measurements
+    from clusterctl.state.store import Store
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Verb)
@@ -47,7 +48,7 @@ class Cluster:
 
     The end of a `with` block removes a cluster that `up` has created, and keeps one that existed
     before. Nothing is printed: `report` is called with the lines that the command line shows as
-    progress. Errors are those of `clusterctl.errors`, each with a `message` and a `hint`.
+    progress. Errors are those of `clusterctl.core.errors`, each with a `message` and a `hint`.
 
     Do not use one object from several threads at the same time.
     """
@@ -75,9 +76,9 @@ class Cluster:
         Args:
             yes: Consents to the cost. Without it, a cluster that costs money is a UsageError.
         """
-        store = actions.open_store()
+        store = common.open_store()
         given = _read_options(Up, options)
-        resolved = up_plan.resolve(store, spec.make_spec(name, given))
+        resolved = up_plan.resolve_spec(store, up_plan.make_spec(name, given))
         place = f"the provider is {resolved.provider}"
         given = given.apply_limits(up_plan.find_circumstances(resolved), lambda line: None, place)
         before = store.list_names()
@@ -88,15 +89,15 @@ class Cluster:
                 return True
             raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
 
-        wanted = spec.make_spec(name, given)
-        up_action.bring_up(store, wanted, made._report, consent, measure=given.measure)
+        wanted = up_plan.make_spec(name, given)
+        actions_up.bring_up(store, wanted, made._report, consent, measure=given.measure)
         return made
 
     @classmethod
     def attach(cls, name: str | None = None, *, report: OnLine | None = None) -> Cluster:
         """The cluster of that name, or the only one. RecordError if there is none."""
-        store = actions.open_store()
-        return cls(store, actions.choose(store, name).name, created=False, report=report)
+        store = common.open_store()
+        return cls(store, common.choose_cluster(store, name).name, created=False, report=report)
 
     def __enter__(self) -> Cluster:
         return self
@@ -160,7 +161,7 @@ class Cluster:
             JobError: The job did not succeed. For a function, `__cause__` is what the rank raised.
             LaunchError, NodeUnreachable: The job could not be started, or a node was lost.
         """
-        cluster = actions.require_ready(self._store.read_cluster(self.name))
+        cluster = common.require_ready(self._store.read_cluster(self.name))
         given = _read_options(Run, options)
         ways = {"detach"} if given.detach else set()
         place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
@@ -169,11 +170,15 @@ class Cluster:
         lines = _Lines(output)
         seen: Any = {"on_output": lines, "report": self._report}
         if given.detach:
-            return run.run(self._store, prepared, on_start=lambda job: None, detach=True, **seen)
-        job = node_loss.run(
+            return actions_run.run(
+                self._store, prepared, on_start=lambda job: None, detach=True, **seen
+            )
+        job = node_loss.run_again(
             self._store,
             prepared.job.id,
-            lambda note: run.run(self._store, prepared, on_start=note, find_dead=find_dead, **seen),
+            lambda note: actions_run.run(
+                self._store, prepared, on_start=note, find_dead=find_dead, **seen
+            ),
             prepared.secrets,
             on_start=lambda job: None,
             **seen,
@@ -199,12 +204,12 @@ class Cluster:
             if given.detach:
                 raise UsageError("a function cannot run detached", hint="run a script instead")
             call.check_pythons(cluster)
-            resolved = call.resolve(program, args, given.stage, given.max_stage)
-            resolved = run.include(resolved, given.include, given.max_stage)
+            resolved = submit.resolve_call(program, args, given.stage, given.max_stage)
+            resolved = actions_run.include(resolved, given.include, given.max_stage)
             needs = needs or "none"
         else:
             words = [str(program), *map(str, args)]
-            resolved = run.resolve(
+            resolved = actions_run.resolve_run(
                 *(words, None, given.stage, given.env_file, given.source, given.max_stage),
                 include=given.include,
                 once=given.once,
@@ -222,16 +227,18 @@ class Cluster:
             secret_names=tuple(sorted(secrets)),
             env_files=tuple(str(path.absolute()) for path in given.env_file),
         )
-        node_loss.check(wanted.on_node_loss, cluster)
-        number = run.choose_number(self._store, dry=True)
-        run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
-        number = run.choose_number(self._store, dry=False)
-        return run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
+        node_loss.check_node_loss(wanted.on_node_loss, cluster)
+        number = actions_run.choose_number(self._store, dry=True)
+        actions_run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
+        number = actions_run.choose_number(self._store, dry=False)
+        return actions_run.prepare(
+            cluster, wanted, resolved, secrets, number=number, requirements=needs
+        )
 
     def jobs(self) -> tuple[Job, ...]:
         """The jobs of this cluster with their present state, newest last; without those that
         `verify` and `bench` have started."""
-        return job_actions.choose_own(job_actions.list_jobs(self._store, self.name, self._report))
+        return actions_jobs.choose_own(actions_jobs.list_jobs(self._store, self.name, self._report))
 
     def logs(self, job: int | None = None, *, stream: str = "stdout") -> dict[int, str]:
         """What each rank has printed so far, by rank. `job`: default is the last one; `stream`:
@@ -240,7 +247,7 @@ class Cluster:
             raise UsageError(f"unknown stream {stream!r}", hint="choose stdout or stderr")
         found: dict[int, bytes] = {}
         number = self._find_number(job)
-        for pieces in job_actions.read_logs(
+        for pieces in actions_jobs.read_logs(
             self._store, number, self.name, self._report, follow=False
         ):
             for piece in pieces:
@@ -252,27 +259,27 @@ class Cluster:
         """The metrics that ranks have printed so far, rank by rank, in the order of printing: each
         with `rank` and the names that the program gave them. `job`: default is the last one."""
         number = self._find_number(job)
-        points = metrics.collect(self._store, number, self.name, self._report)
+        points = actions_jobs.collect_metrics(self._store, number, self.name, self._report)
         return [{"rank": point.rank, **point.values} for point in points]
 
     def fetch(self, job: int | None = None, to: str | Path | None = None) -> Path:
         """Copies the output files of a job to the folder `to` (default: `job-N` in the current
         folder), with a subfolder for each node, and returns it."""
         number, target = self._find_number(job), Path(to) if to else None
-        got = job_actions.fetch(self._store, number, self.name, target, self._report)
+        got = actions_jobs.fetch(self._store, number, self.name, target, self._report)
         if got.failed:
             raise got.failed[0]
         return got.folder
 
     def cancel(self, job: int | None = None) -> Job:
         """Ends a job on all nodes."""
-        return job_actions.cancel(self._store, self._find_number(job), self.name, self._report)
+        return actions_jobs.cancel(self._store, self._find_number(job), self.name, self._report)
 
     def verify(self, *, quick: bool = False) -> Measurements:
         """Measures nodes and links as `clusterctl verify` does. `low` of the report lists what is
         below its limit."""
         cluster = self._store.read_cluster(self.name)
-        return verify_action.measure(self._store, cluster, self._report, quick=quick, now=False)
+        return actions_verify.measure(self._store, cluster, self._report, quick=quick, now=False)
 
     def down(
         self, *, fetch: bool = False, discard: bool = False, force: bool = False
@@ -281,12 +288,12 @@ class Cluster:
         have unfetched output files, or the shared folder has files, unless `fetch` saves or
         `discard` deletes them."""
         unfetched = Unfetched(fetch=fetch, discard=discard)
-        return down_action.take_down(
+        return actions_down.take_down(
             *(self._store, self.name, self._report, lambda question: True, unfetched), force=force
         )
 
     def _find_number(self, job: int | None) -> int:
-        return job_actions.find_last_job(self._store, self.name).id if job is None else job
+        return actions_jobs.find_last_job(self._store, self.name).id if job is None else job
 
 
 class _Lines:

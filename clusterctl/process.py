@@ -17,9 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
-from clusterctl import program_variables
-from clusterctl.model import NodeResult
-from clusterctl.timeouts import Deadline, now
+from clusterctl.core import variables
+from clusterctl.core.clock import Deadline, now
+from clusterctl.core.model import NodeResult
 
 Spawned = subprocess.Popen[bytes]
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -56,7 +56,7 @@ def build_own_program(module: str, *words: str) -> list[str]:
 def make_environment(program: str, **more: str) -> dict[str, str]:
     """What a program gets of our environment, and `more`. All that starts here has it unless told
     otherwise."""
-    return {**program_variables.select(Path(program).name, os.environ), **more}
+    return {**variables.select(Path(program).name, os.environ), **more}
 
 
 def run(

@@ -1,7 +1,7 @@
 """Changes the code on purpose, one mutant at a time, and lists what no test notices.
 
     python scripts/mutation.py                    # every module of [tool.mutmut] in pyproject.toml
-    python scripts/mutation.py clusterctl/keys.py # these modules
+    python scripts/mutation.py clusterctl/core/keys.py # these modules
     python scripts/mutation.py --changed main     # those that differ from a commit
     python scripts/mutation.py --templates        # the shell templates
 
@@ -316,7 +316,9 @@ def templates(folder: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="such as clusterctl/keys.py")
+    parser.add_argument(
+        "modules", nargs="*", metavar="MODULE", help="such as clusterctl/core/keys.py"
+    )
     parser.add_argument("--changed", metavar="COMMIT", help="the modules that differ from it")
     parser.add_argument("--templates", action="store_true", help="the shell templates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")

@@ -2,23 +2,322 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shlex
+import signal
 import socket
 import sys
+from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from shlex import quote
 
-from clusterctl import process
-from clusterctl.actions import open_pool, ssh_config, terminal
-from clusterctl.actions.known_hosts_file import mend_known_hosts
-from clusterctl.errors import FULL, NodeUnreachable, RecordError, UsageError, make_local_error
-from clusterctl.model import Cluster, Node, NodeResult, Reporter, Role
-from clusterctl.state import Store
+from clusterctl import __version__, process
+from clusterctl.actions.common import mend_known_hosts, open_pool
+from clusterctl.core import assets
+from clusterctl.core.clock import run_in_background
+from clusterctl.core.errors import (
+    FULL,
+    ClusterctlError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+    make_local_error,
+    make_write_error,
+)
+from clusterctl.core.model import (
+    Cluster,
+    Node,
+    NodeResult,
+    Reporter,
+    Role,
+    fold,
+    render_hostfile_mark,
+)
+from clusterctl.launch import mpirun
+from clusterctl.machines import tunnels as machines_tunnels
+from clusterctl.project import tree
+from clusterctl.state.home import Home, replace_file, write_atomic
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import OpenTunnel, Tunnel
 from clusterctl.transport.shell import wrap_command
+from clusterctl.transport.ssh import CONNECT_LIMIT
+
+# -------------------------------------------------------------------------------------------------
+# The ProxyCommand of plain ssh, for nodes that have a tunnel: what ssh writes goes to the node's
+# sshd, and what that answers to ssh.
+
+
+PIECE = 65536
+
+"""Bytes."""
+
+SETTINGS = (
+    *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+    *("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"),
+)
+
+"""Variables that an editor which was not started in this shell would not have."""
+
+
+def list_commands(store: Store, cluster: Cluster) -> dict[str, str]:
+    """For a ssh_config, by the names of the nodes that have a tunnel."""
+    home = str(store.home.path.absolute())
+    # A proxy's password is not written down.
+    values = {name: os.environ.get(name, "") for name in SETTINGS}
+    settings = [f"{name}={value}" for name, value in values.items() if value and "@" not in value]
+    return {
+        node.name: shlex.join(
+            [
+                "env",
+                *settings,
+                *process.build_own_program("actions.tunnel", home, cluster.name, node.name),
+            ]
+        ).replace("%", "%%")
+        for node in cluster.nodes
+        if node.tunnel
+    }
+
+
+def main() -> None:
+    """With a state home, and the names of a cluster and a node of it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    home, name, wanted = sys.argv[1:]
+    try:
+        cluster = Store(Home(Path(home))).read_cluster(name)
+        opens = machines_tunnels.find(cluster)
+        node = next((one for one in cluster.nodes if one.name == wanted), None)
+        if opens is None or node is None:
+            raise NodeUnreachable(f"no tunnel leads to {wanted} of cluster {name}")
+        carry(_open(opens, node))
+    except ClusterctlError as error:
+        hint = f"; {error.hint}" if error.hint else ""
+        sys.exit(f"clusterctl: {error.message}{hint}")
+
+
+def _open(opens: OpenTunnel, node: Node) -> Tunnel:
+    try:
+        return opens(node, CONNECT_LIMIT)
+    except TimeoutError as error:
+        raise NodeUnreachable(
+            f"the tunnel to {node.name} was not open within {CONNECT_LIMIT:g} s"
+        ) from error
+
+
+def carry(tunnel: Tunnel) -> None:
+    """Until the node's side closes it, or ssh does. Raises NodeUnreachable where it has broken."""
+    run_in_background(partial(_send, tunnel))
+    with tunnel.sock as sock, suppress(OSError):
+        while data := sock.recv(PIECE):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(sys.stdout.fileno(), view) :]
+    if why := tunnel.why():
+        raise NodeUnreachable(why)
+
+
+def _send(tunnel: Tunnel) -> None:
+    with suppress(OSError):
+        while data := os.read(sys.stdin.fileno(), PIECE):
+            tunnel.sock.sendall(data)
+    with suppress(OSError):
+        tunnel.sock.shutdown(socket.SHUT_WR)
+
+
+# -------------------------------------------------------------------------------------------------
+# `ssh-config`: plain ssh, rsync and editors reach the nodes as `CLUSTER-NODE`.
+#
+# Each cluster of ours keeps a file of its nodes, and the user's ssh_config includes all of them by
+# one pattern. So new clusters appear there by themselves, and `down` takes them out again.
+
+
+HOSTS = "hosts"
+
+MARK = "# clusterctl: nodes as CLUSTER-NODE"
+
+
+def write_config(store: Store, cluster: Cluster) -> None:
+    """The cluster's ssh_config, for `ssh -F config` in its folder of keys. One that is as it has
+    to be stays: what only reads works in a state home that cannot be written."""
+    if cluster.attached:  # the user's own, with our names on top
+        home = str(Path.home() / ".ssh")
+        text = assets.render("client/attached_config.j2", cluster=cluster, home=home)
+    else:
+        tunnels = list_commands(store, cluster)
+        text = assets.render("client/ssh_config.j2", cluster=cluster, tunnels=tunnels)
+    _replace(store.locate_folder(cluster.name) / "ssh" / "config", text)
+
+
+def write_hosts(store: Store, cluster: Cluster) -> None:
+    """The cluster's own file, if ssh can read its folder's name."""
+    folder = store.locate_folder(cluster.name) / "ssh"
+    if not _find_special(folder):
+        escaped = str(folder).replace("%", "%%")
+        tunnels = list_commands(store, cluster)
+        text = assets.render("client/hosts.j2", cluster=cluster, folder=escaped, tunnels=tunnels)
+        _replace(folder / HOSTS, text)
+
+
+def _replace(path: Path, text: str) -> None:
+    with suppress(OSError):
+        if path.read_bytes() == text.encode():
+            return
+    write_atomic(path, text.encode())
+
+
+def include(store: Store) -> str:
+    """The line of an ssh_config that brings in the nodes of all clusters. Raises UsageError."""
+    folder = store.home.clusters
+    if odd := _find_special(folder):
+        raise UsageError(
+            f"ssh cannot include files in {folder}: the name contains {odd!r}",
+            hint="set CLUSTERCTL_HOME to another folder, or use `clusterctl ssh`",
+        )
+    return f'Include "{folder}/*/ssh/{HOSTS}"'
+
+
+def _find_special(folder: Path) -> str:
+    """What ssh would read as something else, in quotes or as a pattern."""
+    return next(
+        (word for word in ('"', "\n", "${", "*", "?", "[", "\\") if word in str(folder)), ""
+    )
+
+
+def refresh(store: Store) -> tuple[str, ...]:
+    """Writes the files of all clusters anew; the names by which ssh knows their nodes. Machines
+    that are the user's own are left out: ssh knows them already."""
+    found: list[str] = []
+    for name in store.list_names():
+        try:
+            cluster = store.read_cluster(name)
+        except RecordError:
+            continue  # `list` says what is wrong with it
+        if cluster.identity is None and (store.locate_folder(name) / "ssh").is_dir():
+            write_hosts(store, cluster)
+            found += (f"{name}-{node.name}" for node in cluster.nodes)
+    return tuple(found)
+
+
+def install(store: Store, config: Path) -> bool:
+    """Makes `config` include the nodes; whether it did not before. The line comes first: further
+    down it would belong to the Host above it."""
+    lines, line = _read(config), include(store)
+    if line in lines:
+        return False
+    _write(config, [MARK, line, *_drop_ours(lines)])
+    return True
+
+
+def uninstall(config: Path) -> bool:
+    """Takes the line out again; whether there was one."""
+    lines = _read(config)
+    kept = _drop_ours(lines)
+    if kept == lines:
+        return False
+    _write(config, kept)
+    return True
+
+
+def _drop_ours(lines: list[str]) -> list[str]:
+    """Without our two lines, also where they include the clusters of another state home."""
+    found = range(len(lines))
+    ours = {at + step for at in found if lines[at] == MARK for step in (0, 1)}
+    return [lines[at] for at in found if at not in ours]
+
+
+def _read(config: Path) -> list[str]:
+    try:
+        return config.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(
+            f"{config} cannot be read: {error.strerror}", hint="make it readable"
+        ) from error
+
+
+def _write(config: Path, lines: list[str]) -> None:
+    """Whole or not at all, and where a symbolic link leads to."""
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        config.resolve().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(config, text.encode(errors="surrogateescape"), mode=0o600)
+    except OSError as error:
+        hint = "`clusterctl ssh-config --print` shows what to add"
+        raise make_write_error(str(config), error, hint) from error
+
+
+# -------------------------------------------------------------------------------------------------
+# A shell on a node in which ssh, mpirun and python are those of jobs.
+#
+# What it needs is written to all nodes when the first shell is opened, since `ssh worker-1` and
+# `mpirun` reach all of them, and again when the nodes have changed.
+
+
+TIMEOUT = 60.0
+
+DIGEST = "shell"
+
+"""A file beside the cluster's keys: which nodes have been prepared, and by which version."""
+
+
+def forget(store: Store, cluster: Cluster) -> None:
+    """The nodes are made ready again: their files may be gone."""
+    (store.locate_folder(cluster.name) / "ssh" / DIGEST).unlink(missing_ok=True)
+
+
+def prepare(
+    store: Store, cluster: Cluster, report: Reporter, *, needed: Collection[str] = ()
+) -> None:
+    """Writes the files of the shells to all nodes, unless those that are needed, all by default,
+    have them. Nodes that do not answer are told, and tried again next time."""
+    stamp = store.locate_folder(cluster.name) / "ssh" / DIGEST
+    wanted = hashlib.sha256(f"{__version__} {cluster.nodes}".encode()).hexdigest()
+    names = [node.name for node in cluster.nodes]
+    written, *have = (stamp.read_text().split() if stamp.is_file() else []) or [""]
+    if written == wanted and set(needed or names) <= set(have):
+        return
+    programs = tree.pack_programs("programs")
+
+    def send(name: str) -> NodeResult:
+        node = cluster.node(name)
+        texts = mpirun.render_files(cluster, node).items()
+        archive = tree.pack_texts((path, text, mode) for path, (text, mode) in texts)
+        return pool.find_transport(name).run(
+            _install(cluster, node),
+            stdin=archive + programs + tree.END_OF_ARCHIVE,
+            timeout=TIMEOUT,
+        )
+
+    with open_pool(store, cluster) as pool:
+        failed = [result for result in pool.call_each(send) if not result.ok]
+    for line in fold(failed):
+        report(f"{line}; `ssh` and `mpirun` may not reach it")
+    missed = {result.node for result in failed}
+    reached = [name for name in names if name not in missed]
+    write_atomic(stamp, " ".join((wanted, *reached)).encode())
+
+
+def _install(cluster: Cluster, node: Node) -> str:
+    script = assets.render(
+        "terminal/install.sh.j2",
+        node=node,
+        mark=render_hostfile_mark(cluster.id),
+        container=mpirun.is_contained(node),
+    )
+    return f"exec /bin/sh -c {quote(script)}"
+
+
+# -------------------------------------------------------------------------------------------------
 
 CONNECT_TIMEOUT = 5.0
+
 SSH_FAILED = 255
+
 """ssh's own exit code when it gets no connection."""
 
 
@@ -123,7 +422,7 @@ def _prepare_shell(
 ) -> None:
     """A command waits for no other node that does not answer; a person may go on to any."""
     if node.role is not Role.LOGIN:
-        terminal.prepare(store, cluster, report, needed=[node.name] if words else ())
+        prepare(store, cluster, report, needed=[node.name] if words else ())
 
 
 def make_forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], str]:
@@ -239,9 +538,9 @@ def _prepare_ssh(store: Store, cluster: Cluster) -> None:
                 f"the SSH keys of cluster {name!r} are lost: its nodes cannot be reached",
                 hint=f"`clusterctl status {name}` shows it, `clusterctl down {name}` removes it",
             )
-        ssh_config.write_hosts(store, cluster)
+        write_hosts(store, cluster)
     mend_known_hosts(store, cluster)
-    ssh_config.write_config(store, cluster)
+    write_config(store, cluster)
 
 
 def _make_absolute(pool: Pool, node: str, path: str) -> str:

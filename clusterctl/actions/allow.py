@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterctl import providers
-from clusterctl.actions import ended_workers, open_store, require_owned
-from clusterctl.errors import ClusterctlError, NodeUnreachable, UsageError
-from clusterctl.model import Cluster, Reporter
-from clusterctl.providers.protocol import Guarded
-from clusterctl.state import ClusterLock, Store
+from clusterctl.actions import ended_workers
+from clusterctl.actions.common import open_store, require_owned
+from clusterctl.core.errors import ClusterctlError, NodeUnreachable, UsageError
+from clusterctl.core.model import Cluster, Reporter
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import Guarded
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import Store
 
 
 def advise(cluster: str) -> str:
@@ -23,7 +25,7 @@ def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) ->
     and from no others. A later `up` keeps to it."""
     with ClusterLock(store.home, name, "allow", report):
         cluster = require_owned(store.read_cluster(name))
-        provider = providers.load(cluster.spec.provider)
+        provider = providers.load_provider(cluster.spec.provider)
         if not isinstance(provider, Guarded):
             raise UsageError(
                 f"cluster {name} ({cluster.spec.provider}) has no firewall rules of clusterctl",
@@ -41,18 +43,18 @@ def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) ->
 def explain_lockout(store: Store, cluster: Cluster, said: str) -> str:
     """Why the nodes do not answer this machine, as far as their provider knows; "" for nothing.
     `said` is what became of connecting to them."""
-    provider = providers.load(cluster.spec.provider)
+    provider = providers.load_provider(cluster.spec.provider)
     if "no answer" not in said or not isinstance(provider, Guarded):
         return ""
     return provider.explain_shut_out(cluster, store.locate_folder(cluster.name))
 
 
-def explain(error: NodeUnreachable) -> ClusterctlError:
+def explain_allowed(error: NodeUnreachable) -> ClusterctlError:
     """The error, with the reason why the nodes do not answer this machine, if there is one."""
     try:
         store = open_store()
         cluster = store.read_cluster(error.cluster)
-        if ended := ended_workers.explain(store, cluster):
+        if ended := ended_workers.explain_ended_workers(store, cluster):
             return ended
         why = explain_lockout(store, cluster, error.message)
     except ClusterctlError:

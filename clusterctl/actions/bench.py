@@ -10,25 +10,19 @@ from typing import TypeVar
 
 import msgspec
 
-from clusterctl.actions import call, open_pool, run, verify
-from clusterctl.actions.quiet_run import Printed, run_quietly
-from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
-from clusterctl.formats import count
-from clusterctl.insight import allreduce, cost, scaling
-from clusterctl.insight.allreduce import Curves as Curves
-from clusterctl.insight.allreduce import Row as Row
-from clusterctl.insight.allreduce import describe as describe
-from clusterctl.insight.allreduce import estimate_ring_seconds as estimate_ring_seconds
-from clusterctl.insight.figures import Measurements
+from clusterctl.actions import call, run, verify
+from clusterctl.actions.common import open_pool
+from clusterctl.actions.run import Printed, run_quietly
+from clusterctl.core.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
+from clusterctl.core.job import Job, JobSpec, JobState
+from clusterctl.core.model import Accelerator, Cluster, Reporter
+from clusterctl.core.text import count
+from clusterctl.insight import cost, scaling
 from clusterctl.insight.metrics import MetricPoint, Reader
-from clusterctl.insight.scaling import SPLIT as SPLIT
-from clusterctl.insight.scaling import Curve as Curve
-from clusterctl.insight.scaling import ScalingStep as ScalingStep
-from clusterctl.insight.verify import format_rate as format_rate
-from clusterctl.job_model import Job, JobSpec, JobState
-from clusterctl.jobs.program import Resolved
-from clusterctl.model import Accelerator, Cluster, Reporter
-from clusterctl.state import Store
+from clusterctl.insight.scaling import Curve, Curves
+from clusterctl.insight.verify import Measurements
+from clusterctl.project.program import Resolved
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
 PROGRAM = "reduce_all.py"
@@ -67,10 +61,10 @@ def measure_allreduce(
     no backend works."""
     verify.require_measurable(store, cluster, report, now=now)
     backends = wanted.backends or _list_backends(cluster)
-    limit = allreduce.find_limit(_find_or_measure(store, cluster, report, quick=True, now=now))
-    rows: list[allreduce.Row] = []
+    limit = scaling.find_limit(_find_or_measure(store, cluster, report, quick=True, now=now))
+    rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
-    resolved = run.resolve([PROGRAM], None, None)
+    resolved = run.resolve_run([PROGRAM], None, None)
     with open_pool(store, cluster) as pool:
         for backend in backends:
             repeats: list[Sequence[MetricPoint]] = []
@@ -97,7 +91,7 @@ def measure_allreduce(
                 raise UsageError(
                     "an all-reduce needs two ranks or more", hint="for example --ranks 2"
                 )
-            rows += allreduce.make_rows(backend, job.ranks, repeats)
+            rows += scaling.make_rows(backend, job.ranks, repeats)
     if not rows:
         name, why = next(iter(failed.items()))
         raise JobError(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from clusterctl.actions import open_pool
+from clusterctl.actions.common import open_pool
 from clusterctl.actions.jobs import require_cluster
-from clusterctl.errors import JobError, UsageError
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs.calls import PYTHON, RankOutcome, read_outcomes
-from clusterctl.jobs.calls import resolve as resolve
-from clusterctl.model import Cluster
-from clusterctl.state import Store
+from clusterctl.core.errors import JobError, UsageError
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster
+from clusterctl.jobs.submit import PYTHON, RankOutcome, read_outcomes
+from clusterctl.state.store import Store
 
 
 def check_pythons(cluster: Cluster) -> None:

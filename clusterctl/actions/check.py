@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import platform
+import re
+import secrets
 import shutil
+import signal
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from clusterctl import catalog, process, providers, terraform
-from clusterctl.errors import ClusterctlError
-from clusterctl.formats import format_bytes
-from clusterctl.model import ClusterSpec, NodeGroup
-from clusterctl.providers.protocol import CheckRow, Diagnosing
-from clusterctl.state import Store
+from clusterctl import __version__, process
+from clusterctl.actions.down import take_down
+from clusterctl.actions.outputs import Unfetched
+from clusterctl.actions.up import bring_up
+from clusterctl.core import catalog
+from clusterctl.core.errors import ClusterctlError, UsageError
+from clusterctl.core.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
+from clusterctl.core.text import format_bytes
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import CheckRow, Diagnosing
+from clusterctl.state.home import write_atomic
+from clusterctl.state.store import Store
+from clusterctl.terraform import binary as terraform_binary
 
 SPACE = 1_000_000_000
 
@@ -53,7 +74,7 @@ def _check_mpirun() -> CheckRow:
 
 def _check_terraform() -> CheckRow:
     try:
-        binary = terraform.find()
+        binary = terraform_binary.find_terraform()
     except ClusterctlError as error:
         text = f"{error.message}; needed for clusters on EC2"
         return CheckRow("warning", "terraform", text, error.hint)
@@ -94,3 +115,221 @@ def _check_clusters(name: str) -> tuple[CheckRow, ...]:
         return (CheckRow(provider.features.if_missing, subject, error.message, error.hint),)
     text = plan.mode + (f" ({plan.mode_reason})" if plan.mode_reason else "")
     return (CheckRow("ok", subject, text),)
+
+
+# -------------------------------------------------------------------------------------------------
+# `check --real`: a small cluster on EC2 from nothing to nothing, and a report of it.
+
+
+WORKERS = 2
+
+WORKER_TYPE = "t3.small"
+
+"""The launcher is a t3.micro. A worker builds its image and loads PyTorch, which 1 GiB may be too
+little for."""
+
+BUDGET = 0.10
+
+"""US dollars: the nodes end themselves before they cost more."""
+
+TTL = 33 * 60.0
+
+CREDITS = 0.09
+
+"""US dollars per hour that a t3.micro costs more if it computes all the time (docs/ec2.md): what
+the plan does not count, and the launcher of a check does not need."""
+
+_OF_A_VPC = ip_network("10.0.0.0/8")
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What happened, for people who were not there. `failed` is "" where all went well."""
+
+    name: str
+    path: Path
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    dollars: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+
+    @contextmanager
+    def time_part(self, name: str) -> Iterator[None]:
+        """Notes how long a part took, and why it failed."""
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            said = getattr(error, "message", "") or type(error).__name__
+            self.story.append(f"{name} failed: {said}")
+            if hint := getattr(error, "hint", ""):
+                self.story.append(f"  → {hint}")
+            self.failed = self.failed or f"{name}: {said}"
+            raise
+        finally:
+            self.seconds[name] = round(time.monotonic() - began, 1)
+
+    def write(self) -> None:
+        rows = [
+            ("result", f"failed: {self.failed}" if self.failed else "passed"),
+            *self.rows,
+            *((f"{name}, s", f"{seconds:g}") for name, seconds in self.seconds.items()),
+            ("cost, $", f"{self.dollars:.2f}"),
+        ]
+        text = "\n".join(f"| {name} | {_escape_cell(what)} |" for name, what in rows)
+        story = "\n".join(self.story)
+        body = f"# clusterctl check --real\n\n| | |\n|---|---|\n{text}\n\n```\n{story}\n```\n"
+        write_atomic(self.path, anonymize(body, self.name).encode())
+
+
+def _escape_cell(text: str) -> str:
+    """As a table of Markdown can hold it."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def anonymize(text: str, name: str) -> str:
+    """Without the account, who that is to AWS, its owner's name in that of the cluster, addresses
+    of mail, public addresses, and the folders of home and work."""
+    text = re.sub(r"\b(arn:[\w-]+:(?:iam|sts)::\d*:)[^\s\"')]+", r"\1<identity>", text)
+    text = re.sub(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*", "<person>", text)
+    text = re.sub(r"\b\d{12}\b", "<account>", text)
+    text = re.sub(rf"(?<![\w-])[\w-]+-(?={re.escape(name)})", "<owner>-", text)
+    text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _hide_public, text)
+    text = re.sub(
+        r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hide_addresses, text
+    )
+    for folder, short in ((Path.home(), "~"), (Path.cwd(), ".")):
+        if folder != folder.parent:
+            text = text.replace(str(folder), short)
+    return text
+
+
+def _hide_public(found: re.Match[str]) -> str:
+    try:
+        private = ip_address(found[0]) in _OF_A_VPC
+    except ValueError:
+        private = True  # no address
+    return found[0] if private else "<address>"
+
+
+def _hide_addresses(found: re.Match[str]) -> str:
+    """Without an address of IPv6; a time of day is none."""
+    try:
+        ip_address(found[0])
+    except ValueError:
+        return found[0]
+    return "<address>"
+
+
+def run_real_check(
+    store: Store,
+    *,
+    runtime: Runtime | None,
+    cloud: CloudSpec,
+    folder: Path,
+    report: Reporter,
+    consent: Consent,
+) -> CheckReport:
+    """Creates the cluster, which proves itself by an all-reduce, and removes it, whatever happens.
+    The report is written in any case but one: nothing was agreed to. Raises what went wrong, after
+    that."""
+    name = f"check-{secrets.token_hex(3)}"
+    summary = CheckReport(name, folder / f"clusterctl-{name}.md")
+    began = time.monotonic()
+
+    def note(line: str) -> None:
+        summary.story.append(f"{time.monotonic() - began:6.1f} s  {line}")
+        report(line)
+
+    spec = ClusterSpec(
+        name=name,
+        provider="ec2",
+        groups=(NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
+        ttl=TTL,
+        runtime=runtime,
+        cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600),
+    )
+    summary.rows = _list_versions()
+    aborted = False
+    with _end_as_by_ctrl_c() as hold_off:
+        try:
+            with summary.time_part("up"):
+                made = bring_up(store, spec, note, consent)
+            summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
+        except (UsageError, KeyboardInterrupt):
+            aborted = name not in store.list_names()
+            raise
+        finally:
+            hold_off()
+            try:
+                if name in store.list_names():
+                    summary.rows += _read_provider_version(store.locate_folder(name))
+                    with summary.time_part("down"):
+                        _remove(store, name, summary, note)
+            finally:
+                if not aborted:
+                    summary.write()
+                    report(
+                        f"the report is in {summary.path}: if something is wrong, attach it to an"
+                        " issue"
+                    )
+    return summary
+
+
+@contextmanager
+def _end_as_by_ctrl_c() -> Iterator[Callable[[], None]]:
+    """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is
+    removed. After a call of what is yielded they do nothing: the machines are being removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    both = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Under nohup, a closed terminal is none of our business.
+    before = {number: what for number, what in both.items() if what not in (None, signal.SIG_IGN)}
+
+    def set_all(what: Callable[[int, FrameType | None], Any]) -> None:
+        for number in before:
+            signal.signal(number, what)
+
+    set_all(signal.default_int_handler)
+    try:
+        yield lambda: set_all(lambda number, frame: None)
+    finally:
+        for number, what in before.items():
+            signal.signal(number, what)
+
+
+def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> None:
+    """`down` asks AWS whether anything is left, and raises LeftoverError."""
+    gone = take_down(store, name, report, lambda question: True, Unfetched(discard=True))
+    summary.dollars = gone.dollars if gone else 0.0
+
+
+def _read_provider_version(folder: Path) -> list[tuple[str, str]]:
+    """Of Terraform's AWS provider, as `terraform init` has noted it; none where it has not run."""
+    for path in (*folder.glob(".terraform.lock.hcl"), *folder.glob("*/.terraform.lock.hcl")):
+        with suppress(OSError):
+            if found := re.search(r'version\s*=\s*"([\w.-]+)"', path.read_text(errors="replace")):
+                return [("AWS provider", found[1])]
+    return []
+
+
+def _list_versions() -> list[tuple[str, str]]:
+    def find_version(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "?"
+
+    try:
+        binary = terraform_binary.find_terraform().name
+    except ClusterctlError as error:
+        binary = error.message
+    return [
+        ("date", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"),
+        ("clusterctl", __version__),
+        ("Python", f"{platform.python_version()} on {sys.platform} {platform.machine()}"),
+        ("Terraform", binary),
+        ("boto3", find_version("boto3")),
+    ]

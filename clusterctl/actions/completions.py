@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from clusterctl.actions import choose, open_store
+from clusterctl.actions.common import choose_cluster, open_store
 from clusterctl.actions.jobs import choose_own
-from clusterctl.datasets import DATASETS
-from clusterctl.errors import ClusterctlError
-from clusterctl.jobs.program import list_bundled
+from clusterctl.core.errors import ClusterctlError
+from clusterctl.data.datasets import DATASETS
+from clusterctl.project.program import list_bundled
 
 
 def list_clusters() -> list[str]:
@@ -20,7 +20,7 @@ def list_clusters() -> list[str]:
 def list_nodes(cluster: str | None) -> list[str]:
     """Of that cluster, or of the only one."""
     with suppress(ClusterctlError, OSError):
-        return [node.name for node in choose(open_store(), cluster).nodes]
+        return [node.name for node in choose_cluster(open_store(), cluster).nodes]
     return []
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from math import inf
 
-from clusterctl.actions import cluster_status
+from clusterctl.actions import status
 from clusterctl.actions.running_costs import describe_doubts
-from clusterctl.charge_model import Charge
+from clusterctl.core.job import Job
+from clusterctl.core.model import Charge, Cluster
 from clusterctl.insight import cost
-from clusterctl.job_model import Job
-from clusterctl.model import Cluster
-from clusterctl.state import Store
+from clusterctl.state.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +87,13 @@ def sum_spending(
     warnings = [f"not counted: {line}" for line in damage]
     for at, item in enumerate(known):
         if not _is_over(item, now):  # its machines may have ended themselves
-            charges, lines = cluster_status.find_charges(store, item, now)
+            charges, lines = status.find_charges(store, item, now)
             known[at] = replace(item, charges=tuple(charges))
             warnings += lines
         elif not _is_over(item, since):
             warnings += describe_doubts(item, now)
     if latest := max(known, key=lambda item: item.created, default=None):
-        warnings += cluster_status.describe_late_clock(latest, now)
+        warnings += status.describe_late_clock(latest, now)
     clusters = [
         (item, dollars)
         for item in known

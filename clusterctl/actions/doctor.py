@@ -2,47 +2,143 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shlex
+import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from clusterctl import assets, stacks, timeouts
-from clusterctl.actions import doctor_bundle, jobs, open_pool
-from clusterctl.errors import UsageError
-from clusterctl.formats import count
-from clusterctl.insight import doctor, node_views
-from clusterctl.insight.doctor import Evidence, Finding, waits
+from clusterctl.actions import jobs
+from clusterctl.actions.common import open_pool
+from clusterctl.batch import system
+from clusterctl.core import assets, clock
+from clusterctl.core import stacks as core_stacks
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import UsageError, make_write_error
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, NodeResult, Phase, Reporter
+from clusterctl.core.stacks import Folded
+from clusterctl.core.text import count
+from clusterctl.insight import node_views
+from clusterctl.insight.doctor import causes, waits
+from clusterctl.insight.doctor import findings as doctor_findings
+from clusterctl.insight.doctor.findings import Evidence, Finding
 from clusterctl.insight.node_views import NodeView, Rank
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import control, systems
-from clusterctl.jobs import py_spy as own_spy
-from clusterctl.jobs.logs import read_stored
-from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, NodeResult, Phase, Reporter
-from clusterctl.stacks import Folded
-from clusterctl.stacks import name_ranks as name_ranks
-from clusterctl.state import Store
-from clusterctl.timeouts import Deadline
+from clusterctl.jobs import control, submit
+from clusterctl.jobs.records import read_stored
+from clusterctl.jobs.submit import list_nodes, list_rank_nodes
+from clusterctl.state.home import replace_file
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
+# -------------------------------------------------------------------------------------------------
+# One archive of what `doctor` has seen, for an issue.
+
+
+def write(
+    job: Job,
+    evidence: Evidence,
+    findings: Sequence[Finding],
+    path: Path,
+    redact: Callable[[str], str],
+) -> None:
+    """All that was seen, without what `redact` takes out. UsageError where it cannot be written."""
+    shown = _redact_outputs(evidence, redact)
+    told = (*causes.judge(shown), *(f for f in findings if f.kind == "hung"))
+    record = asdict(job)
+    program = record["spec"]["program"]
+    program["args"] = [shlex.join(program["args"])]  # `--token VALUE` is told by its name
+    texts = {
+        "job.json": json.dumps(record, indent=1, default=str),
+        "findings.json": json.dumps(
+            # JSON escapes the quotes and lines by which secrets are told.
+            [_redact_all(asdict(item), redact) for item in told],
+            indent=1,
+        ),
+        "nodes.json": json.dumps(
+            {name: _list_fields(view) for name, view in evidence.nodes.items()},
+            indent=1,
+            default=str,
+        ),
+    }
+    for number, rank in shown.ranks.items():
+        texts[f"rank-{number}.out"], texts[f"rank-{number}.err"] = rank.out, rank.err
+        if rank.stack:
+            texts[f"rank-{number}.stack"] = "".join(f"{frame}\n" for frame in rank.stack.frames)
+    for name, view in evidence.nodes.items():
+        if view.launcher_said:
+            texts[f"launcher-program-{name}.txt"] = view.launcher_said
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        for name, text in texts.items():
+            content = redact(text).encode()
+            member = tarfile.TarInfo(f"{path.name.partition('.')[0]}/{name}")
+            member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
+            archive.addfile(member, io.BytesIO(content))
+    try:
+        replace_file(path, data.getvalue(), mode=0o600)
+    except OSError as error:
+        raise make_write_error(str(path), error, "choose another --bundle FILE") from error
+
+
+def _redact_outputs(found: Evidence, redact: Callable[[str], str]) -> Evidence:
+    """The same with the outputs of ranks redacted as a whole: a finding quotes some of their lines,
+    which alone do not show that they are part of a secret."""
+    ranks = {n: replace(r, out=redact(r.out), err=redact(r.err)) for n, r in found.ranks.items()}
+    return replace(found, ranks=ranks)
+
+
+def _redact_all(value: object, redact: Callable[[str], str]) -> object:
+    """The same value with all its texts redacted."""
+    if isinstance(value, dict):
+        return {key: _redact_all(item, redact) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redact_all(item, redact) for item in value]
+    return redact(value) if isinstance(value, str) else value
+
+
+def _list_fields(view: NodeView) -> Mapping[str, object]:
+    left_out = ("ranks", "launcher_said")
+    return {key: value for key, value in asdict(view).items() if key not in left_out}
+
+
+# -------------------------------------------------------------------------------------------------
+
 LIMIT, LEAST = 12.0, 4.0
+
 """Seconds from the start of the command to the end of the look, and those that the look has in any
 case: on a busy machine Python alone may take as long as the rest."""
+
 CONNECT, ANSWER, REFRESH = 5.0, 8.0, 3.0
+
 """Seconds for a connection to a node, for what the node shows, and for the state of the job."""
+
 RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
 """Where PyTorch's flight recorder writes, by its name now and before: the beginning of a path."""
+
 SHORTEST = 1.0
+
 """Seconds within which no stack can be read."""
+
 SETTLE = 1.0
+
 """Seconds after which ranks that end are looked at again."""
+
 DUMP = 6
+
 """Seconds that the stack of one process may take."""
+
 HELPERS = 16
+
 """Processes beside the ranks' own whose stacks are read on a node."""
+
 TAIL = 64_000
+
 """Bytes of each output of each rank that are read."""
 
 
@@ -74,7 +170,7 @@ def diagnose(
     if bundle and not bundle.absolute().parent.is_dir():
         raise UsageError(f"{bundle.parent} is not a folder", hint="choose another --bundle FILE")
     began = time.monotonic()
-    spent = timeouts.measure_age() if whole_command else 0.0
+    spent = clock.measure_age() if whole_command else 0.0
     deadline = Deadline(max(LEAST, LIMIT - spent))
     job = jobs.find_job(store, number, where)
     cluster = jobs.find_cluster(store, job)
@@ -86,27 +182,27 @@ def diagnose(
             job = job if job.placement else refresh(job)
             found = _collect(job, cluster, pool, report, deadline, refresh)
         job = found.job
-        found = doctor.fill_in(found, _load_stored(store, job))
+        found = doctor_findings.fill_in(found, _load_stored(store, job))
     # The stacks of an attempt that was ended count until another one runs.
     hang = next((item for item in job.hangs if item.attempt == job.attempt), None)
     if hang and job.state.ended:
-        found = doctor.restore_stacks(found, hang)
-    findings = doctor.judge(found)
+        found = doctor_findings.restore_stacks(found, hang)
+    findings = causes.judge(found)
     if hang and job.state.ended:
-        findings += (doctor.describe_hang(hang),)
-    summary = doctor.summarize(found, findings)
+        findings += (causes.describe_hang(hang),)
+    summary = causes.summarize(found, findings)
     if cluster and job.state is JobState.QUEUED:
-        summary = systems.load(cluster).describe_wait(job)
+        summary = system.load_job_system(cluster).describe_wait(job)
     diagnosis = Diagnosis(
         job=job,
         findings=findings,
-        stacks=stacks.fold(found.stacks, callers=True),
+        stacks=core_stacks.fold(found.stacks, callers=True),
         summary=summary,
         seconds=time.monotonic() - began,
         evidence=found,
     )
     if bundle:
-        doctor_bundle.write(job, found, findings, bundle, redact)
+        write(job, found, findings, bundle, redact)
     return diagnosis
 
 
@@ -150,26 +246,28 @@ def _collect(
 ) -> Evidence:
     began = time.monotonic()
     scripts = {name: _render_look(job, cluster, name) for name in list_nodes(job, cluster)}
-    found = doctor.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
+    found = doctor_findings.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
     for view in found.nodes.values():
         view.address = cluster.node(view.name).private_address
     shown = [view for view in found.nodes.values() if not view.error]
-    found = doctor.note_missed(found, "list", [view.name for view in shown if not view.listed])
+    found = doctor_findings.note_missed(
+        found, "list", [view.name for view in shown if not view.listed]
+    )
     unseen = [view.name for view in shown if view.listed and not view.whole]
-    found = doctor.note_missed(found, "rest", unseen)
+    found = doctor_findings.note_missed(found, "rest", unseen)
     took = time.monotonic() - began
     if any(rank.alive for rank in found.ranks.values()):
         found = _add_stacks(found, cluster, pool, report, deadline)
     job = refresh(job)
     has_ended = job.state.ended and not found.job.state.ended
     found = replace(found, job=job)
-    ends = has_ended or (not job.state.ended and doctor.is_ending(found))
+    ends = has_ended or (not job.state.ended and doctor_findings.is_ending(found))
     if ends and deadline.left > SETTLE + took:
         time.sleep(SETTLE)
         again = [name for name, view in found.nodes.items() if not view.error]
         scripts = {name: _render_look(job, cluster, name, whole=False) for name in again}
-        later = doctor.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
-        found = doctor.keep_stacks(found, later)
+        later = doctor_findings.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
+        found = doctor_findings.keep_stacks(found, later)
     if any(rank.alive for rank in found.ranks.values()):
         return _watch(found, cluster, pool, report, deadline)
     return found
@@ -251,7 +349,7 @@ def _add_stacks(
             more = helpers.setdefault(rank.node, {})
             more |= {p.pid: rank for p in rank.others[: max(0, HELPERS - len(more))]}
     if deadline.left < SHORTEST:
-        return doctor.note_missed(found, "stacks", by_node)
+        return doctor_findings.note_missed(found, "stacks", by_node)
     scripts: dict[str, str] = {}
     for name, ranks in by_node.items():
         view, node = found.nodes[name], cluster.node(name)
@@ -282,7 +380,7 @@ def _add_stacks(
         scope = found.nodes[result.node].ptrace_scope
         for pid, rank in by_node[result.node].items():
             work = f"{node.root}/jobs/{found.job.id}/work"
-            rank.stack = stacks.parse(dumps.stacks.get(pid, ""), work)
+            rank.stack = core_stacks.parse_stacks(dumps.stacks.get(pid, ""), work)
             rank.usage = dumps.usage.get(pid)
             rank.running = pid in dumps.running
             rank.throttled = dumps.throttled.get(pid, 0.0)
@@ -291,9 +389,9 @@ def _add_stacks(
             )
         for pid, rank in helpers[result.node].items():
             work = f"{node.root}/jobs/{found.job.id}/work"
-            if stack := stacks.parse(dumps.stacks.get(pid, ""), work):
+            if stack := core_stacks.parse_stacks(dumps.stacks.get(pid, ""), work):
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
-    return doctor.note_missed(found, "stacks", late)
+    return doctor_findings.note_missed(found, "stacks", late)
 
 
 def _bring_spy(
@@ -303,11 +401,9 @@ def _bring_spy(
     nothing to give."""
     without = [name for name in names if not found.nodes[name].spy]
     why = (
-        own_spy.explain_missing({cluster.node(name).facts.arch for name in names})
-        if without
-        else ""
+        submit.explain_missing({cluster.node(name).facts.arch for name in names}) if without else ""
     )
-    spy = own_spy.compress() if without and not why else b""
+    spy = submit.compress() if without and not why else b""
     return {name: spy if name in without else b"" for name in names}, why
 
 
@@ -318,16 +414,16 @@ def _watch(
     single look may find ranks that poll at any two places, for they are not looked at in the same
     instant."""
     by_node: dict[str, dict[int, Rank]] = {}
-    watched = doctor.find_watchable(found)
+    watched = waits.find_watchable(found)
     for number in watched:
         rank = found.ranks[number]
         if main := rank.main:
             by_node.setdefault(rank.node, {})[main.pid] = rank
-    seconds = min(waits.WATCH, int(deadline.left) - 2)
+    seconds = min(doctor_findings.WATCH, int(deadline.left) - 2)
     if not by_node:
         return found
     if seconds < 1:
-        return doctor.note_missed(found, "watch", by_node)
+        return doctor_findings.note_missed(found, "watch", by_node)
     spies, _ = _bring_spy(found, cluster, list(by_node))
     report(f"watching for {seconds} s whether the waiting ranks make progress")
 
@@ -352,10 +448,10 @@ def _watch(
         moves, looks = node_views.read_moves(result.text), node_views.read_looks(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         for pid, rank in by_node[result.node].items():
-            seen = [stacks.parse(text, work) for text in looks.get(pid, ())]
+            seen = [core_stacks.parse_stacks(text, work) for text in looks.get(pid, ())]
             kind, later = watched[rank.number], [item for item in seen if item]
             node_views.compare_looks(rank, kind, moves.get(pid), later)
-    return doctor.note_missed(replace(found, watched=seconds), "watch", silent)
+    return doctor_findings.note_missed(replace(found, watched=seconds), "watch", silent)
 
 
 def _explain_no_stack(said: str, rank: Rank, scope: int) -> str:

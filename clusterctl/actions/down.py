@@ -9,12 +9,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import providers
-from clusterctl.actions import check_name, ended_workers, salvage, shared_folder
+from clusterctl.actions import data, ended_workers, outputs
+from clusterctl.actions.common import (
+    check_name,
+    open_pool,
+    require_machines,
+    require_owned,
+    require_ready,
+)
 from clusterctl.actions.jobs import Fetched
-from clusterctl.actions.running_costs import describe_doubts, report_left, report_price
-from clusterctl.actions.unfetched import Unfetched
-from clusterctl.errors import (
+from clusterctl.actions.outputs import Unfetched, save_logs
+from clusterctl.actions.running_costs import (
+    describe_doubts,
+    report_failure,
+    report_left,
+    report_price,
+)
+from clusterctl.core.errors import (
     ClusterctlError,
     LeftoverError,
     NewerRecordError,
@@ -22,13 +33,16 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.insight import cost
-from clusterctl.job_model import JobState
-from clusterctl.model import Cluster, ClusterSpec, Consent, Phase, Reporter
-from clusterctl.providers.protocol import Discovery, Recovering
-from clusterctl.state import ClusterLock, Store
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import Discovery, Pausing, Recovering
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import Store
 
 _ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
+
 """What a verb does, in its questions."""
 
 
@@ -45,7 +59,7 @@ class DownResult:
     """Jobs with outputs that went unfetched, and how many bytes they were."""
     fetched: tuple[Fetched, ...] = ()
     """What was brought first."""
-    shared: shared_folder.BroughtFolder | None = None
+    shared: data.BroughtFolder | None = None
     """So was the folder that all nodes shared."""
     receipt: tuple[cost.Line, ...] = ()
     dollars: float = 0.0
@@ -76,7 +90,7 @@ def take_down(
         except RecordError as error:
             return _take_down_unrecorded(store, name, error, report, ask, force)
         try:
-            providers.load(cluster.spec.provider)
+            providers.load_provider(cluster.spec.provider)
         except RecordError as error:
             if force:
                 return _take_down_unrecorded(store, name, error, report, ask, force)
@@ -90,19 +104,19 @@ def take_down(
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
         cluster = ended_workers.settle(store, cluster, report)
         living = _list_living(store, cluster, report) if cluster.charges else None
-        saved = salvage.Saved()
+        saved = outputs.Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
-            done = salvage.save(store, cluster, living, report, ask, unfetched, _ACT[verb])
+            done = outputs.save(store, cluster, living, report, ask, unfetched, _ACT[verb])
             if done is None:
                 return None
             saved = done
         elif cluster.attached:
-            saved = salvage.Saved(cancelled=salvage.end_jobs(store, cluster, report))
+            saved = outputs.Saved(cancelled=outputs.end_jobs(store, cluster, report))
         cluster = finish_down(store, cluster, report, force=force)
     return _sum_up(cluster, saved, time.time())
 
 
-def _sum_up(cluster: Cluster, saved: salvage.Saved, now: float) -> DownResult:
+def _sum_up(cluster: Cluster, saved: outputs.Saved, now: float) -> DownResult:
     return DownResult(
         cluster.name,
         len(cluster.nodes),
@@ -137,7 +151,7 @@ def finish_down(
         store.save(cluster)
     store.add_event(cluster.name, "deleting")
     try:
-        providers.load(cluster.spec.provider).destroy(cluster, folder, report)
+        providers.load_provider(cluster.spec.provider).destroy(cluster, folder, report)
     except LeftoverError as error:
         if not (force and cluster.attached):
             _note_left(store, cluster, report, clock())
@@ -204,7 +218,7 @@ def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
             created=time.time(),
         )
         for provider in providers.PROVIDERS
-        if isinstance(loaded := providers.load(provider), Recovering)
+        if isinstance(loaded := providers.load_provider(provider), Recovering)
         for id in sorted(loaded.find_ids(folder))
     )
 
@@ -231,7 +245,7 @@ def _take_down_unrecorded(
         return None
     for cluster in found:
         report(f"found {cluster.id} by its tags")
-        if isinstance(providers.load(cluster.spec.provider), Discovery):
+        if isinstance(providers.load_provider(cluster.spec.provider), Discovery):
             report(
                 "what it has cost was on its record: there is no receipt, and `cost` does not count"
                 " it"
@@ -248,3 +262,74 @@ def _continue_without(report: Reporter) -> Iterator[None]:
         yield
     except (ProviderError, UsageError) as error:
         report(f"{error.message}; continuing without it")
+
+
+# -------------------------------------------------------------------------------------------------
+# `stop`: ends jobs, and switches the machines off. Their disks stay.
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """`hourly`: what the disks (and a NAT gateway) go on costing, in US dollars; without what has
+    no known price, where `exact` is false."""
+
+    cluster: Cluster
+    jobs: tuple[int, ...]
+    hourly: float
+    exact: bool
+    what: str = "disks"
+    """What these are, in words."""
+
+
+def require_pausing(cluster: Cluster) -> Pausing:
+    """Its provider, if that can stop and start machines; raises UsageError."""
+    provider = providers.load_provider(require_owned(cluster).spec.provider)
+    if not isinstance(provider, Pausing):
+        raise UsageError(
+            f"the machines of cluster {cluster.name} ({cluster.spec.provider}) cannot be stopped"
+            " and started",
+            hint=f"`clusterctl down {cluster.name}` removes it",
+        )
+    return provider
+
+
+def stop(
+    store: Store,
+    name: str,
+    report: Reporter,
+    ask: Consent,
+    clock: Callable[[], float] = time.time,
+) -> Stopped | None:
+    """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
+    with ClusterLock(store.home, name, "stop", report):
+        cluster = store.read_cluster(name)
+        provider, folder = require_pausing(cluster), store.locate_folder(name)
+        ended: tuple[int, ...] = ()
+        if cluster.phase is not Phase.STOPPED:
+            require_ready(cluster)
+            with report_failure(cluster, report, "nothing was stopped"):
+                provider.check_pausing(cluster, folder)
+                require_machines(cluster, providers.list_living(cluster, folder, clock()))
+            cluster = ended_workers.settle(store, cluster, report)
+            open_jobs = store.list_open_jobs(cluster)
+            numbers = ", ".join(str(job.id) for job in open_jobs)
+            if open_jobs and not ask(f"job {numbers} is still running; end it?"):
+                return None
+            ended = outputs.end_jobs(store, cluster, report)
+            with open_pool(store, cluster) as pool:
+                save_logs(store, store.list_cluster_jobs(cluster), cluster, pool, report)
+        if cluster.phase is not Phase.STOPPED:
+            cluster = replace(cluster, stopping=True)
+            store.save(cluster)  # killed from here on, `status` has to ask
+        try:
+            provider.stop(cluster, folder, report)
+            cluster = providers.settle(cluster, folder, clock())
+        except ProviderError:
+            report_left(cluster, report, "stopped", "stop")
+            raise
+        cluster = replace(cluster, phase=Phase.STOPPED, stopping=False)
+        store.save(cluster)
+        store.add_event(name, "stopped")
+    disks = [item for item in cluster.charges if item.until is None]
+    what = cost.describe_stored(disks)
+    return Stopped(cluster, ended, cost.sum_hourly(disks), cost.is_exact(disks), what)

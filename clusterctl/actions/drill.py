@@ -15,19 +15,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl import assets, process, providers
-from clusterctl.actions import open_pool
+from clusterctl import process
+from clusterctl.actions.common import open_pool
 from clusterctl.actions.drill_faults import FAULTS, Strike
 from clusterctl.actions.drill_judge import Round, Seen, judge
 from clusterctl.actions.up import bring_up
-from clusterctl.errors import ClusterctlError, ProviderError, RecordError, UsageError
-from clusterctl.job_model import Job, JobState
+from clusterctl.core import assets
+from clusterctl.core.errors import ClusterctlError, ProviderError, RecordError, UsageError
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, ClusterSpec, Phase, Reporter
 from clusterctl.jobs.mirror import SAVE_LIMIT
-from clusterctl.model import Cluster, ClusterSpec, Phase, Reporter
-from clusterctl.options.provider_options import BREAKABLE, join_titles
-from clusterctl.providers.protocol import Breakable, Harm
-from clusterctl.providers.shared import nodes
-from clusterctl.state import Store
+from clusterctl.machines import protocol, providers
+from clusterctl.machines.protocol import Breakable, Harm
+from clusterctl.options.table import BREAKABLE, join_titles
+from clusterctl.state.store import Store
 
 NAME = "drill"
 TTL = 2 * 3600.0
@@ -44,7 +45,7 @@ LOOK = 15.0
 
 def list_workers(number: int) -> tuple[str, ...]:
     """The names of the workers of a new cluster. Raises UsageError."""
-    return nodes.name_nodes(number, most=20, what="a drill")[1:]
+    return protocol.name_nodes(number, most=20, what="a drill")[1:]
 
 
 def find(store: Store, name: str) -> Cluster | None:
@@ -66,7 +67,7 @@ def find(store: Store, name: str) -> Cluster | None:
 
 
 def _require_provider(cluster: Cluster) -> Breakable:
-    provider = providers.load(cluster.spec.provider)
+    provider = providers.load_provider(cluster.spec.provider)
     if not isinstance(provider, Breakable):
         raise UsageError(
             f"drill works only on {join_titles(BREAKABLE)} clusters; cluster {cluster.name!r} is"

@@ -6,9 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.errors import UsageError
-from clusterctl.providers.protocol import Harm
-from clusterctl.providers.shared.nodes import LAUNCHER
+from clusterctl.core.errors import UsageError
+from clusterctl.machines.protocol import LAUNCHER, Harm
 
 HANG = 15
 """Seconds of silence after which an attempt with a frozen rank ends."""

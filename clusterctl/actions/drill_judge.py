@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.actions.drill_faults import FAULTS, Strike
-from clusterctl.job_model import Job, JobState
-from clusterctl.schedulers.direct import MIRROR_INTERVAL
+from clusterctl.batch.direct import MIRROR_INTERVAL
+from clusterctl.core.job import Job, JobState
 
 SOON = 15.0
 """Seconds in which clusterctl is meant to report a lost node. The table shows how long it took: a

@@ -9,18 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from clusterctl import providers
-from clusterctl.actions import open_pool
+from clusterctl.actions.common import open_pool
 from clusterctl.actions.running_costs import describe_doubts
-from clusterctl.bootstrap import idle_agent as agent
-from clusterctl.charge_model import Charge
-from clusterctl.errors import ClusterctlError, RecordError, describe_reason
-from clusterctl.formats import format_span, format_time
+from clusterctl.core.errors import ClusterctlError, RecordError, describe_reason
+from clusterctl.core.model import Charge, Cluster, Phase, Reporter, shorten
+from clusterctl.core.text import format_span, format_time
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Phase, Reporter
-from clusterctl.node_results import shorten
-from clusterctl.providers.shared import ledger
-from clusterctl.state import Store
+from clusterctl.machines import bootstrap, ledger, providers
+from clusterctl.state.store import Store
 
 TIMEOUT = 10.0
 SHUTDOWN = 90.0
@@ -58,12 +54,12 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
     looks = providers.look(cluster, folder, now)
     there = ledger.list_living(looks)
     gone = tuple(node.name for node in cluster.workers if node.name not in there)
-    report = agent.AgentReport({}, {})
+    report = bootstrap.AgentReport({}, {})
     if cluster.launcher.name in there:
         with suppress(ClusterctlError), open_pool(store, cluster) as pool:
-            question = agent.render_question(cluster.launcher)
+            question = bootstrap.render_question(cluster.launcher)
             result = pool.find_transport(cluster.launcher.name).run(question, timeout=TIMEOUT)
-            report = agent.parse(result.text)
+            report = bootstrap.parse_idle_agent(result.text)
     report = replace(report, ended=report.compute_ends(now))
     # What AWS does not tell, the launcher may know: when it has told a worker to end.
     ends = {name: when + SHUTDOWN for name, when in report.ended.items() if name in gone}
@@ -75,12 +71,15 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
 
 
 def _describe(
-    cluster: Cluster, gone: tuple[str, ...], report: agent.AgentReport, charges: tuple[Charge, ...]
+    cluster: Cluster,
+    gone: tuple[str, ...],
+    report: bootstrap.AgentReport,
+    charges: tuple[Charge, ...],
 ) -> list[str]:
     lines = []
     hours = format_span(cluster.spec.cloud.idle or 0.0)
     running = [item for item in charges if item.until is None]
-    rate = cost.render(cost.sum_hourly(running), cost.is_exact(running), 4)
+    rate = cost.render_cost(cost.sum_hourly(running), cost.is_exact(running), 4)
     rest = f"what still runs costs {rate}/h; {suggest_up(cluster)}"
     unused = [name for name in gone if name in report.ended]
     if unused:
@@ -135,7 +134,7 @@ def count_as_used(store: Store, cluster: Cluster) -> None:
         pool.find_transport(cluster.launcher.name).run(f"rm -f {mark}; : >{mark}", timeout=TIMEOUT)
 
 
-def explain(
+def explain_ended_workers(
     store: Store, cluster: Cluster, now: Callable[[], float] = time.time
 ) -> RecordError | None:
     """The error for a node that does not answer, if workers are known to have ended: as with a

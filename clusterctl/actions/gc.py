@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from clusterctl import providers
-from clusterctl.actions import check_name
-from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.model import ID_PATTERN, Cluster, Reporter
-from clusterctl.providers.protocol import Discovery
-from clusterctl.providers.resources import Resource, describe
-from clusterctl.state import ClusterLock, Store, name_client
-from clusterctl.timeouts import Deadline, run_in_background
+from clusterctl.actions.common import check_name
+from clusterctl.core.clock import Deadline, run_in_background
+from clusterctl.core.errors import ProviderError, RecordError, UsageError
+from clusterctl.core.model import ID_PATTERN, Cluster, Reporter
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import Discovery, Resource, describe_resources
+from clusterctl.state.home import name_client
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import Store
 
 
 def describe_owner(owner: str, client: str) -> str:
@@ -44,7 +45,7 @@ class Orphan:
     def text(self) -> str:
         whose = f", of {self.whose}" if self.owner else ""
         called = f"{self.name or 'no name'}{whose}"
-        what = describe(self.resources)
+        what = describe_resources(self.resources)
         folder = next((item.shared for item in self.resources if item.shared), "")
         with_it = f", with the shared folder {folder}" if folder else ""
         return f"{self.id} ({called}) in {self.region}: {what}{with_it}"
@@ -99,7 +100,7 @@ class FoundClusters:
     """One for each region that could not be searched, and where it is not told which there are."""
 
 
-def find(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
+def find_leftovers(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
     """An orphan's owner may be another machine of yours, or a colleague: nothing is removed without
     being asked for."""
     regions, tagged, failed = _find_tagged(store, regions)
@@ -205,7 +206,7 @@ def _load_discoveries() -> dict[str, Discovery]:
     return {
         name: provider
         for name in providers.PROVIDERS
-        if isinstance(provider := providers.load(name), Discovery)
+        if isinstance(provider := providers.load_provider(name), Discovery)
     }
 
 

@@ -14,21 +14,25 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from clusterctl import catalog, process, recipes
-from clusterctl.datasets import hash_file
-from clusterctl.errors import ProviderError, UsageError, describe_reason
-from clusterctl.model import Reporter
-from clusterctl.providers.docker import engine
-from clusterctl.transfer_meter import COPIED
+from clusterctl import process
+from clusterctl.core import catalog
+from clusterctl.core.errors import ProviderError, UsageError, describe_reason
+from clusterctl.core.model import ClusterSpec, Reporter
+from clusterctl.core.progress import COPIED
+from clusterctl.data.datasets import hash_file
+from clusterctl.machines import registry
+from clusterctl.machines.docker import containers
 
 _PATIENCE = 3600.0
+
 _INDEX = "--extra-index-url"
+
 _REPOSITORY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
 
 
@@ -59,10 +63,10 @@ def _build(name: str, push: str, base: str, on_line: Reporter) -> Built:
         raise UsageError(
             f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
         )
-    downloads = recipes.read_downloads()
-    recipes.check_complete(name, downloads)
-    engine.require()
-    given = recipes.list_arguments(name, downloads, base)
+    downloads = registry.read_downloads()
+    registry.check_complete(name, downloads)
+    containers.require()
+    given = registry.list_arguments(name, downloads, base)
     _pull(name, given, on_line)
     reference = catalog.name_local_image(name)
     if push:
@@ -98,7 +102,7 @@ def lock(name: str, *, on_line: Reporter) -> dict[str, str]:
 
 def _lock(name: str, on_line: Reporter) -> dict[str, str]:
     _check_known(name)
-    downloads = recipes.read_downloads()
+    downloads = registry.read_downloads()
     rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
     found = {}
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
@@ -115,18 +119,18 @@ def _lock(name: str, on_line: Reporter) -> dict[str, str]:
     if not found:
         return found
     try:
-        recipes.find_path().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
+        registry.find_path().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         lines = ", ".join(f"{what}: {digest}" for what, digest in found.items())
         raise ProviderError(
-            f"{recipes.find_path()} could not be written: {describe_reason(error)}",
+            f"{registry.find_path()} could not be written: {describe_reason(error)}",
             hint=f"write there: {lines}",
         ) from None
     return found
 
 
 def _check_known(name: str) -> None:
-    known = recipes.list_names()
+    known = registry.list_names()
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}"
@@ -142,15 +146,15 @@ def _pull(name: str, given: dict[str, str], on_line: Reporter) -> None:
     other = f"`clusterctl image build {name} --base IMAGE` builds it on another Debian 12"
     for argument, hint in (("BASE", other), ("TOOLKIT", "")):
         reference = given.get(argument, "")
-        if not reference or engine.has_image(reference):
+        if not reference or containers.has_image(reference):
             continue
         on_line(f"pulling {reference}")
         what = f"the image {name!r} is built on {reference}, which could not be pulled"
         try:
-            engine.need("pull", "--quiet", reference, what=what, timeout=_PATIENCE, hint=hint)
+            containers.need("pull", "--quiet", reference, what=what, timeout=_PATIENCE, hint=hint)
         except ProviderError:
             here, _, digest = reference.partition("@")
-            if not digest or not engine.has_image(here):
+            if not digest or not containers.has_image(here):
                 raise
             on_line(f"it could not be pulled; using {here} from this engine")
             given[argument] = here
@@ -158,13 +162,13 @@ def _pull(name: str, given: dict[str, str], on_line: Reporter) -> None:
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Reporter) -> None:
     """Lays out all that the recipe takes: its files, and the wheels with their checksums."""
-    for path, text in recipes.render_files(name, downloads).items():
+    for path, text in registry.render_files(name, downloads).items():
         (context / path).parent.mkdir(parents=True, exist_ok=True)
         (context / path).write_text(text)
     on_line("downloading the wheels")
     wheels = context / "wheels"
     _run_pip(name, make_pip_argv(context / "requirements.txt", wheels, downloads), downloads)
-    download_sources(recipes.list_sources(name, downloads), context / "sources", on_line)
+    download_sources(registry.list_sources(name, downloads), context / "sources", on_line)
 
 
 def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
@@ -267,3 +271,113 @@ def _describe_failure(result: Any) -> str:
     lines = result.stderr.decode(errors="replace").strip().splitlines()
     errors = [line for line in lines if line.startswith("ERROR")]
     return str(result.error or (errors or lines or [f"exit code {result.exit_code}"])[-1])
+
+
+# -------------------------------------------------------------------------------------------------
+# Which image each kind of node gets: asked of the registries before anything is paid for.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """`reference` is what the node's engine runs. With a `recipe`, the node builds it, on `bases`;
+    else it is pulled, with `login` where the registry asks for one."""
+
+    reference: str
+    line: str
+    """For people: where it comes from, and how big that is."""
+    recipe: str = ""
+    bases: tuple[str, ...] = ()
+    login: registry.RegistryLogin | None = field(default=None, repr=False)
+    size: int = 0
+    """Bytes that the node downloads of it, or of its bases."""
+
+
+def parse_images(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """What --image says: the image of all nodes, and those of some kinds of nodes. The name of a
+    recipe alone is for the nodes that it was made for."""
+    everywhere, by_kind = "", dict[str, str]()
+    for text in texts:
+        kind, equals, image = text.partition("=")
+        if not equals:
+            image = text
+            kind = catalog.COMPILED_FOR.get(text, text) if text in catalog.RECIPES else ""
+        elif kind not in catalog.CONTAINER_IMAGES:
+            raise UsageError(
+                f"--image {text!r}: no kind of node is called {kind!r}",
+                hint=f"the kinds are {', '.join(catalog.CONTAINER_IMAGES)}",
+            )
+        if image not in catalog.RECIPES:
+            registry.parse_image_name(image)
+        if kind in by_kind or (everywhere and not kind):
+            raise UsageError(
+                f"--image names two images for {_name_nodes(kind) if kind else 'all nodes'}",
+                hint="leave one of the two out",
+            )
+        if kind:
+            by_kind[kind] = image
+        else:
+            everywhere = image
+    return everywhere, by_kind
+
+
+def resolve_node_images(
+    spec: ClusterSpec,
+    kinds: Sequence[str],
+    known: Mapping[str, str],
+    more_logins: registry.MoreLogins,
+) -> dict[str, NodeImage]:
+    """The images of these kinds of nodes. `known` are those that the cluster has, by digest: its
+    new nodes get the same, whatever a tag means by now.
+
+    Raises UsageError or ProviderError for what is no image, or none that we may see.
+    """
+    answers: dict[str, registry.FoundImage] = {}
+
+    def ask(text: str) -> registry.FoundImage:
+        if text not in answers:
+            answers[text] = registry.resolve_image(text, more_logins)
+        return answers[text]
+
+    found = {}
+    for kind, chosen in catalog.choose_images(kinds, spec.image, spec.images).items():
+        if chosen in catalog.RECIPES:
+            found[kind] = _resolve_recipe(kind, chosen, ask)
+        else:
+            found[kind] = _choose_pulled(kind, chosen, known.get(kind, chosen), ask)
+    return found
+
+
+def _resolve_recipe(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) -> NodeImage:
+    listed = registry.read_downloads()
+    registry.check_complete(recipe, listed)
+    bases = registry.list_bases(recipe, listed)
+    found = [ask(base) for base in bases]
+    on = ", ".join(
+        f"{registry.parse_image_name(base).tagged} {_describe(answer)}"
+        for base, answer in zip(bases, found, strict=True)
+    )
+    return NodeImage(
+        reference=registry.make_tag(recipe, listed),
+        line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
+        + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
+        recipe=recipe,
+        bases=bases,
+        size=sum(answer.size for answer in found),
+    )
+
+
+def _choose_pulled(
+    kind: str, chosen: str, wanted: str, ask: Callable[[str], registry.FoundImage]
+) -> NodeImage:
+    found = ask(wanted)
+    name = registry.parse_image_name(chosen).tagged
+    line = f"image of {_name_nodes(kind)}: {name} {_describe(found)}"
+    return NodeImage(found.pinned, line, login=found.login, size=found.size)
+
+
+def _name_nodes(kind: str) -> str:
+    return "the launcher" if kind == "launcher" else f"{kind} workers"
+
+
+def _describe(found: registry.FoundImage) -> str:
+    return f"({found.digest[:19]}, {found.size / 1e6:,.0f} MB)"

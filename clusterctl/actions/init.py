@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.config import FILE
-from clusterctl.errors import UsageError, make_write_error
-from clusterctl.jobs import own_project
-from clusterctl.options.verbs import VERBS
+from clusterctl.core.errors import UsageError, make_write_error
+from clusterctl.options.jobs import VERBS
+from clusterctl.options.table import FILE
+from clusterctl.project import own_project
 
 SAMPLES: Mapping[str, Mapping[str, Any]] = {
     "up": {

@@ -3,24 +3,44 @@ what they need has been saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.actions import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.follow_job import FindDeadNodes, open_follower
-from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
-from clusterctl.job_model import Hang, Job, JobState
-from clusterctl.jobs import control, fetched, mirror, outputs, systems
-from clusterctl.jobs.lines import ALL, choose
-from clusterctl.jobs.lines import Choice as Choice
-from clusterctl.jobs.logs import Piece, is_complete, read_stored, was_removed
-from clusterctl.jobs.node_connections import find_saved
-from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, Phase, Reporter
-from clusterctl.schedulers import job_state
-from clusterctl.state import Store
+from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
+from clusterctl.actions.run import FindDeadNodes, open_follower
+from clusterctl.batch import system, verdict
+from clusterctl.core.errors import (
+    ClusterctlError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+    make_write_error,
+)
+from clusterctl.core.job import Hang, Job, JobState
+from clusterctl.core.model import Cluster, Phase, Reporter
+from clusterctl.insight import metrics
+from clusterctl.insight.metrics import (
+    MetricPoint,
+    Reader,
+    drop_repeated,
+    to_csv,
+)
+from clusterctl.jobs import control, mirror, outputs, records
+from clusterctl.jobs.connections import find_saved
+from clusterctl.jobs.records import (
+    ALL,
+    Choice,
+    Piece,
+    choose_lines,
+    is_complete,
+    read_stored,
+    was_removed,
+)
+from clusterctl.jobs.submit import list_nodes, list_rank_nodes
+from clusterctl.state.home import replace_file
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
 
@@ -99,7 +119,7 @@ def make_lost_cluster_error(job: Job, hint: str) -> RecordError:
 def require_cluster(store: Store, job: Job) -> Cluster:
     cluster = find_cluster(store, job)
     if cluster is None:
-        folder = fetched.find_folder(store.home, job)
+        folder = records.find_folder(store.home, job)
         files = f"; its files were fetched to {folder}" if folder else ""
         raise make_lost_cluster_error(
             job, f"`clusterctl logs {job.id}` shows what was saved{files}"
@@ -127,7 +147,7 @@ def read_logs(
             f"job {number} has no {what} {rank}",
             hint=f"its {what}s are {numbers[0]} to {numbers[-1]}",
         )
-    yield from choose(_read_output(store, job, report, follow, find_dead), choice)
+    yield from choose_lines(_read_output(store, job, report, follow, find_dead), choice)
 
 
 def _read_output(
@@ -215,7 +235,7 @@ def _report_no_start(job: Job, report: Reporter) -> None:
 
 def describe_hang(job: Job, hang: Hang) -> str:
     """Where the ranks of an attempt stood that was ended because they printed nothing."""
-    where = job_state.describe_hang(job, hang)
+    where = verdict.describe_hang(job, hang)
     more = "" if hang.attempt != job.attempt else f"; `clusterctl doctor {job.id}` shows the stacks"
     return f"attempt {hang.attempt} {where}{more}"
 
@@ -291,7 +311,7 @@ def fetch_from(
     absent = [name for name in away if name in list_rank_nodes(job, cluster)]
     saved = find_saved(job, cluster, pool) if asks and absent else frozenset()
     missing = {name: away[name] for name in absent if name not in saved}
-    found = outputs.find(job, cluster.drop_nodes(absent), pool)
+    found = outputs.find_outputs(job, cluster.drop_nodes(absent), pool)
     wanted, failed = found.outputs, found.failed
     if asks:
         try:
@@ -302,7 +322,7 @@ def fetch_from(
     if wanted:
         brought = outputs.fetch(job, cluster, pool, wanted, folder, store.home, report)
     places = (output.place for output in brought.outputs)
-    fetched.note(store.home, job, systems.load(cluster).locate(job), folder, places)
+    records.note(store.home, job, system.load_job_system(cluster).locate(job), folder, places)
     failed += brought.failed
     if job.state.ended and not brought.kept and not missing and not failed:
         job = replace(job, fetched=True)
@@ -311,3 +331,73 @@ def fetch_from(
 
 
 describe_survivors = control.describe_survivors
+
+
+# -------------------------------------------------------------------------------------------------
+# Metrics of a job, from what its ranks have printed (`logs --metrics`).
+
+
+def follow(
+    store: Store,
+    number: int,
+    where: str | None,
+    report: Reporter,
+    *,
+    follow: bool = False,
+    rank: int | None = None,
+) -> Iterator[list[MetricPoint]]:
+    """The metrics of the job as they come: to its end with `follow`, else as far as they are."""
+    reader = Reader()
+    for pieces in read_logs(store, number, where, report, follow=follow, rank=rank):
+        found = [
+            point
+            for piece in pieces
+            if piece.rank is not None and rank in (None, piece.rank)
+            for point in reader.read(piece.rank, piece.data, piece.stream)
+        ]
+        if found:
+            yield found
+    if rest := reader.finish():
+        yield rest
+
+
+def collect_metrics(
+    store: Store, number: int, where: str | None, report: Reporter, *, rank: int | None = None
+) -> tuple[MetricPoint, ...]:
+    """The metrics that the job has printed so far, rank by rank."""
+    found = [point for some in follow(store, number, where, report, rank=rank) for point in some]
+    return tuple(sorted(drop_repeated(found), key=lambda point: point.rank))
+
+
+def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path, ...]:
+    """Writes the metrics of the job to a file, if its name ends in .csv, else as event files of
+    TensorBoard to `target`/job-N. Returns the file, or the folders of the runs. UsageError if that
+    cannot be done."""
+    try:
+        if target.suffix.lower() == ".csv":
+            replace_file(target, to_csv(points).encode())
+            return (target,)
+        started = job.started or job.created
+        return metrics.write(points, target / f"job-{job.id}", started)
+    except OSError as error:
+        hint = "choose another folder or FILE.csv with --export"
+        raise make_write_error(f"the metrics to {target}", error, hint) from error
+
+
+def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
+    """The same from the output that is on this machine, without asking any node."""
+    reader, found = Reader(), []
+    for pieces in read_stored(store.locate_job_folder(job.id)):
+        for piece in pieces:
+            if piece.rank is not None:
+                found += reader.read(piece.rank, piece.data, piece.stream)
+    found += reader.finish()
+    return tuple(sorted(drop_repeated(found), key=lambda point: point.rank))
+
+
+def find_last_by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:
+    """The last value of each metric that each rank, or point of a sweep, has printed so far."""
+    found: dict[int, dict[str, float]] = {}
+    for point in collect_metrics(store, job.id, None, report):
+        found.setdefault(point.rank, {}).update(point.values)
+    return found

@@ -7,8 +7,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.actions import Store
 from clusterctl.state.home import write_atomic
+from clusterctl.state.store import Store
 
 MARK = "launch.json"
 

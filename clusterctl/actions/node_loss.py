@@ -7,47 +7,78 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 
-from clusterctl import providers
-from clusterctl.actions import open_pool
-from clusterctl.actions.dead_nodes import find_dead
-from clusterctl.actions.earlier_files import NothingSaved
-from clusterctl.actions.follow_job import OnJob, OnOutput
-from clusterctl.actions.rerun import Changes, rerun
-from clusterctl.actions.run import find_job
-from clusterctl.errors import (
-    ClusterctlError,
-    LaunchError,
-    NodeUnreachable,
-    RecordError,
-    UsageError,
-)
-from clusterctl.formats import count
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs.start import list_rank_nodes
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Reporter
-from clusterctl.schedulers.job_state import (
+from clusterctl.actions.common import open_pool
+from clusterctl.actions.rerun import Changes, NothingSaved, rerun
+from clusterctl.actions.run import OnJob, OnOutput, find_job
+from clusterctl.batch.verdict import (
     has_never_started,
     has_restarted,
     is_cut_off,
     is_reclaimed,
     note_restart,
 )
-from clusterctl.state import Store
-from clusterctl.timeouts import Deadline
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import (
+    ClusterctlError,
+    LaunchError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+)
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase, Reporter
+from clusterctl.core.text import count
+from clusterctl.jobs.submit import list_rank_nodes
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import Attesting
+from clusterctl.state.store import Store
+
+# -------------------------------------------------------------------------------------------------
+# Which nodes will not answer again, however long anybody waits.
+
+
+def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
+    """The nodes whose machines do not run, and why, by the record and by the provider; none where
+    it cannot know. May take long. Raises ProviderError, and RecordError for a damaged record."""
+    if _was_taken_down(store, cluster):
+        why = f"cluster {cluster.name} was taken down"
+        return {node.name: why for node in cluster.nodes}
+    provider = providers.load_provider(cluster.spec.provider)
+    if not isinstance(provider, Attesting):
+        return {}
+    return provider.list_dead(cluster, store.locate_folder(cluster.name))
+
+
+def _was_taken_down(store: Store, cluster: Cluster) -> bool:
+    if cluster.name not in store.list_names():
+        return True
+    record = store.read_cluster(cluster.name)
+    return record.id != cluster.id or record.phase is Phase.DELETING
+
+
+# -------------------------------------------------------------------------------------------------
 
 REPLACE, SHRINK, FAIL = "replace", "shrink", "fail"
+
 MOST = 5
+
 """Times that one `run` continues after a loss: more losses than that have a cause."""
+
 ANSWER_TIMEOUT = 10.0
+
 """Seconds that a node has to answer after a failure that may be due to it."""
+
 LOCK_LIMIT = 1200.0
+
 """Seconds for which another clusterctl may keep the cluster locked: `up` takes minutes on EC2."""
+
 END_LIMIT, PAUSE = 240.0, 5.0
+
 """Seconds that a machine may take to end, once it has begun to (a spot instance has two minutes
 after its notice); seconds between two looks."""
 
 
-def check(wanted: str, cluster: Cluster) -> None:
+def check_node_loss(wanted: str, cluster: Cluster) -> None:
     """Raises UsageError where clusterctl cannot make nodes again."""
     if wanted == REPLACE and cluster.attached:
         raise UsageError(
@@ -68,7 +99,7 @@ def is_due(store: Store, job: Job) -> bool:
     )
 
 
-def run(
+def run_again(
     store: Store,
     number: int,
     first: Callable[[OnJob], Job],

@@ -9,24 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.actions import bench, choose, cost, jobs, metrics, verify
-from clusterctl.errors import ClusterctlError, make_write_error
-from clusterctl.formats import count, format_seconds, format_time
-from clusterctl.insight import cost as money
+from clusterctl.actions import bench, cost, jobs, verify
+from clusterctl.actions.common import choose_cluster
+from clusterctl.core.errors import ClusterctlError, make_write_error
+from clusterctl.core.job import Job, JobState, Provenance
+from clusterctl.core.model import Cluster, Reporter
+from clusterctl.core.text import count, format_seconds, format_time
+from clusterctl.insight import cost as insight_cost
 from clusterctl.insight.metrics import MetricPoint
+from clusterctl.insight.page import Table
 from clusterctl.insight.report import (
     LAST_JOBS,
     ReportData,
-    Table,
     UpPhase,
     count_plots,
     to_html,
     to_markdown,
 )
-from clusterctl.job_model import Job, JobState, Provenance
-from clusterctl.model import Cluster, Reporter
-from clusterctl.state import Store
 from clusterctl.state.home import replace_file
+from clusterctl.state.store import Store
 
 Redact = Callable[[str], str]
 FEW_PLOTS = 3
@@ -60,7 +61,7 @@ def find_cluster(store: Store, name: str | None) -> Cluster:
     """One that exists, else the last one of that name that did."""
     past = [item for item in store.list_past() if name in (None, item.name)]
     if name in store.list_names() or not past or (name is None and store.list_names()):
-        return choose(store, name)
+        return choose_cluster(store, name)
     return max(past, key=lambda item: item.created)
 
 
@@ -143,10 +144,10 @@ def _find_points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint,
     """Of a running job, what its nodes have; else what is on this machine."""
     if job.state is JobState.RUNNING:
         try:
-            return metrics.collect(store, job.id, None, report)
+            return jobs.collect_metrics(store, job.id, None, report)
         except ClusterctlError as error:
             report(f"job {job.id}: {error.message}")
-    return metrics.collect_stored(store, job)
+    return jobs.collect_stored(store, job)
 
 
 def _add_measurements(store: Store, cluster: Cluster, source: ReportData) -> ReportData:
@@ -257,7 +258,7 @@ def _list_phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
 def _tabulate_cost(cluster: Cluster, now: float) -> Table | None:
     if not cluster.charges:
         return None
-    lines = money.make_receipt(cluster.charges, now)
+    lines = insight_cost.make_receipt(cluster.charges, now)
     rows = [
         (
             f"{line.count} × {line.item} ({line.part})",
@@ -267,8 +268,8 @@ def _tabulate_cost(cluster: Cluster, now: float) -> Table | None:
         )
         for line in lines
     ]
-    total = money.render(
-        money.sum_dollars(cluster.charges, now), money.is_exact(cluster.charges), 4
+    total = insight_cost.render_cost(
+        insight_cost.sum_dollars(cluster.charges, now), insight_cost.is_exact(cluster.charges), 4
     )
     rows.append(("in all", "", "", total))
     return Table(("item", "hours", "$ per hour", "$"), tuple(rows), frozenset({1, 2, 3}))

@@ -2,22 +2,371 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Collection, Mapping
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from clusterctl.actions import check_name, require_ready
-from clusterctl.actions import earlier_files as resuming
-from clusterctl.actions.follow_job import FindDeadNodes, OnJob, OnOutput
+from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions.jobs import make_lost_cluster_error
-from clusterctl.actions.run import Prepared, plan_job, run
-from clusterctl.errors import RecordError, UsageError
-from clusterctl.job_model import Job, JobSpec
-from clusterctl.jobs.stage import Tree
-from clusterctl.launch.placement import drop_unknown_hosts
-from clusterctl.model import Cluster, Reporter
-from clusterctl.resume_args import are_given
-from clusterctl.state import Store
+from clusterctl.actions.run import FindDeadNodes, OnJob, OnOutput, Prepared, plan_job, run
+from clusterctl.batch import system
+from clusterctl.core.errors import NodeUnreachable, RecordError, UsageError
+from clusterctl.core.job import Job, JobSpec
+from clusterctl.core.model import Cluster, Phase, Reporter
+from clusterctl.core.text import format_time
+from clusterctl.jobs import control, mirror, outputs, records
+from clusterctl.jobs.records import Files
+from clusterctl.jobs.submit import Carry, list_nodes, list_rank_nodes
+from clusterctl.launch.hostfile import drop_unknown_hosts
+from clusterctl.options.resume_args import SNAPSHOTS, are_given, matches
+from clusterctl.project.tree import Tree
+from clusterctl.state.store import Store
+from clusterctl.transport.pool import Pool
+
+# -------------------------------------------------------------------------------------------------
+# `rerun --resume`: what an earlier job made, wherever it is, goes to the nodes of the next.
+
+
+SPREAD = 256_000_000
+
+"""Bytes of outputs that are copied to all nodes of a job that is resumed on the same cluster."""
+
+
+class NothingSaved(RecordError):
+    """Nothing is left of what the job's rank 0 wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierFiles:
+    """Where the files of an earlier job are. `nodes` are those that it ran on, that of rank 0
+    first."""
+
+    old: Job
+    cluster: Cluster | None = None
+    """Where it ran, if that is still there."""
+    in_place: bool = False
+    """The nodes that have them are those that get them."""
+    nodes: tuple[str, ...] = ()
+    there: tuple[str, ...] = ()
+    """The nodes that still have their files."""
+    here: Mapping[str, Files] = field(default_factory=dict)
+    """What was fetched from the others."""
+    copies: tuple[outputs.Output, ...] = ()
+    """The launcher's copies of what others had."""
+
+
+def find_earlier_files(
+    store: Store, old: Job, next_job: Job, target: Cluster, report: Reporter
+) -> EarlierFiles:
+    """Where the files of `old` are for a job that is planned for `target`. Raises RecordError where
+    what its rank 0 wrote is gone, or the job has not ended."""
+    cluster = next((item for item in store.list_clusters() if item.id == old.cluster_id), None)
+    if cluster is not None and cluster.id == target.id:
+        cluster = target  # as far as it is there
+    if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
+        return _use_fetched(store, old, report)
+    with open_pool(store, cluster) as pool:
+        first, *others = names = system.load_job_system(cluster).locate(old)
+        if cluster.id == target.id and system.load_job_system(target).locate(next_job)[0] == first:
+            old = _require_ended(control.refresh(old, cluster, pool))
+            there = control.find_staged(old, cluster, pool)
+            copies = _find_copies(old, cluster, pool, names, there, report)
+            if first in there and not copies:
+                found = outputs.find_outputs(old, cluster, pool).require_all()
+                stale = _find_stale(old, found, first)
+                # Of a job with --resume-args, its supervisor brings each node what it lacks.
+                limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
+                places = list_rank_nodes(next_job, target)
+                needed = _is_needed_elsewhere(found, first, places, stale, limit)
+                if not needed and not _changes_places(old, next_job, found, first):
+                    brought = bool(next_job.spec.resume_args)
+                    theirs = () if brought else [name for name in there if name in places]
+                    _report_missing(old, found, names, there, theirs, stale, report)
+                    return EarlierFiles(old, cluster, in_place=True)
+        else:
+            away = connect_or_report(pool, list_nodes(old, cluster), report)
+            if cluster.launcher.name in away:
+                report(
+                    f"{cluster.launcher.name} does not answer: job {old.id} may still be running"
+                )
+            else:
+                old = _require_ended(control.refresh(old, cluster, pool))
+            there = control.find_staged(old, cluster.drop_nodes(away), pool)
+            copies = ()
+            if cluster.launcher.name not in away:
+                copies = _find_copies(old, cluster, pool, names, there, report)
+    copied = {output.node for output in copies}
+    known = _find_here(store, old, [n for n in names if n not in {*there, *copied}], report)
+    here = {name: files for name, files in known.items() if name not in copied}
+    lost = [name for name in names if name not in {*there, *here, *copied}]
+    if first in lost:
+        raise _refuse(old, f"{first}, where its rank 0 ran, has none of its files")
+    for name in others:
+        if name in lost:
+            report(f"{name}: the files of job {old.id} there are lost and will not be carried over")
+    return EarlierFiles(old, cluster, False, tuple(names), there, here, copies)
+
+
+def _find_copies(
+    old: Job,
+    cluster: Cluster,
+    pool: Pool,
+    names: tuple[str, ...],
+    there: tuple[str, ...],
+    report: Reporter,
+) -> tuple[outputs.Output, ...]:
+    """The launcher's copies of what lost nodes had, unless all of it was fetched."""
+    lost = () if old.fetched else [name for name in names if name not in there]
+    return outputs.find_copies(old, cluster, pool, lost, report)
+
+
+def _use_fetched(store: Store, old: Job, report: Reporter) -> EarlierFiles:
+    ran = tuple(place.node for place in old.placement)
+    names = records.list_nodes(store.home, old) or ran
+    here = _find_here(store, old, {*names, *ran}, report)
+    if not names or names[0] not in here:
+        raise _refuse(
+            old, f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
+        )
+    if lost := [name for name in names if name not in here]:
+        report(f"{', '.join(lost)}: nothing was fetched from there")
+    return EarlierFiles(old, None, False, names, (), here)
+
+
+def _require_ended(old: Job) -> Job:
+    if not old.state.ended:
+        raise RecordError(
+            f"job {old.id} is {old.state.value}: its outputs are not complete",
+            hint=f"wait for it, or `clusterctl cancel {old.id}` first",
+        )
+    return old
+
+
+def _refuse(old: Job, why: str) -> NothingSaved:
+    return NothingSaved(
+        f"job {old.id} cannot be resumed: {why}",
+        hint=f"`clusterctl rerun {old.id}` starts from the beginning",
+    )
+
+
+def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) -> dict[str, Files]:
+    """What this machine has of the job's files of the nodes that are lost, by node, and says so:
+    what was fetched, and copies that are newer."""
+    found = records.find_files(store.home, old, lambda node: node in lost)
+    if found:
+        report(f"using the files of job {old.id} that were fetched from {', '.join(found)}")
+    if old.fetched:
+        return found
+    folder = mirror.locate_copies(store.locate_job_folder(old.id))
+    wanted = lost and mirror.is_url(old.spec.sync) and not mirror.list_stored(folder)
+    if wanted and mirror.download(old, folder):
+        report(f"copied the files of job {old.id} from {mirror.make_url(old)}")
+    for name, copies in sorted(mirror.list_stored(folder).items()):
+        files = found.setdefault(name, {})
+        newer = {
+            path: copy
+            for path, _, modified in copies.files
+            if os.path.lexists(copy := folder / name / path)
+            and (path not in files or files[path].lstat().st_mtime < int(modified))
+        }
+        files |= newer
+        if newer and name in lost:
+            report(
+                f"using copies of the files of {name} on this machine,"
+                f" as of {format_time(copies.when)}"
+            )
+    return {name: files for name, files in found.items() if files}
+
+
+def _is_needed_elsewhere(
+    found: Sequence[outputs.Output],
+    first: str,
+    names: Sequence[str],
+    stale: Collection[str],
+    limit: int,
+) -> bool:
+    """Whether nodes of the next job have no files of the old one, or older ones (`stale`), and are
+    to get those of its rank 0: each rank of an ordinary program reads the snapshot itself. More
+    than `limit` bytes would take long by way of this machine; the bundled programs send them from
+    rank 0 to the others."""
+    wrote = {output.node for output in found}
+    size = sum(output.size for output in found)
+    lacks = bool(stale) or not wrote.issuperset(names)
+    return first in wrote and lacks and size <= limit
+
+
+def _changes_places(old: Job, next_job: Job, found: Sequence[outputs.Output], first: str) -> bool:
+    """Whether ranks whose nodes have snapshots that rank 0's (`first`) has not are to run on other
+    nodes, or in another number: each of them may need any of these files."""
+    here = {output.path for output in found if output.node == first}
+    patterns = old.spec.keep_files or SNAPSHOTS
+    return old.placement != next_job.placement and any(
+        output.path not in here and matches(output.path, patterns) for output in found
+    )
+
+
+def _is_stale(old: Job, modified: float, of_rank_0: float) -> bool:
+    """Whether a file is one that the job `old` began with, while its rank 0 has written the file
+    of that path: only rank 0 of most programs writes a snapshot. Of a program whose ranks write one
+    each, every node keeps its own. Times are in seconds since the epoch; files that are carried
+    over keep theirs, so a clock that is wrong by less than the job took changes nothing."""
+    return old.started is not None and modified < old.started <= of_rank_0
+
+
+def _find_stale(old: Job, found: Sequence[outputs.Output], first: str) -> tuple[str, ...]:
+    """The nodes with files that are older than those of rank 0's node."""
+    newest = {output.path: output.modified for output in found if output.node == first}
+    stale = {
+        output.node
+        for output in found
+        if output.path in newest and _is_stale(old, output.modified, newest[output.path])
+    }
+    return tuple(sorted(stale - {first}))
+
+
+def _report_missing(
+    old: Job,
+    found: Sequence[outputs.Output],
+    names: tuple[str, ...],
+    there: tuple[str, ...],
+    theirs: Collection[str],
+    stale: tuple[str, ...],
+    report: Reporter,
+) -> None:
+    """Says where a job that resumes `old` on the same nodes starts from the beginning. `theirs`:
+    the nodes whose ranks have nothing but the files there."""
+    first = names[0]
+    if gone := [name for name in names if name not in there]:
+        report(
+            f"{', '.join(gone)}: the files of job {old.id} there are lost and will not be"
+            " carried over"
+        )
+    wrote = {output.node for output in found}
+    without = [name for name in theirs if name not in wrote]
+    if first in wrote and without:
+        report(
+            f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
+            f" {first}: ranks there that read files of their own start from the beginning"
+        )
+    if stale:
+        report(
+            f"{', '.join(stale)}: files of job {old.id} there are older than those on {first},"
+            " which are too large to copy: ranks there that read files of their own read old ones"
+        )
+    if first not in wrote:
+        report(f"job {old.id} has left no files on {first}: the program starts from the beginning")
+
+
+@contextmanager
+def carry_over(
+    store: Store, source: EarlierFiles | None, job: Job, target: Cluster, report: Reporter
+) -> Iterator[Carry | None]:
+    """What `start.put` needs so that `job` starts with the files of an earlier one."""
+    if source is None or source.in_place:
+        yield source.old.id if source else None
+        return
+    _remove_abandoned(store)
+    scratch = store.home.make(store.locate_job_folder(job.id) / "carry")
+    lock = os.open(scratch, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        files = dict(source.here)
+        if source.cluster and (source.there or source.copies):
+            files.update(_bring(store, source, source.cluster, scratch, report))
+        yield _pack(source, files, list_rank_nodes(job, target), scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):
+            scratch.parent.rmdir()  # where the job never came to a record
+        os.close(lock)
+
+
+def _remove_abandoned(store: Store) -> None:
+    """What a clusterctl that was killed has copied here: nobody holds the lock on it."""
+    for folder in store.home.jobs.glob("*/carry"):
+        with suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+                folder.parent.rmdir()  # it may have a record
+            finally:
+                os.close(lock)
+
+
+def _bring(
+    store: Store, source: EarlierFiles, cluster: Cluster, scratch: Path, report: Reporter
+) -> dict[str, Files]:
+    """Copies here what is still on nodes."""
+    if source.there:
+        report(f"copying the files of job {source.old.id} from {', '.join(source.there)}")
+    others = {node.name for node in cluster.nodes}.difference(source.there)
+    here = cluster.drop_nodes(others)
+    found: dict[str, Files] = {name: {} for name in source.there}
+    found |= {output.node: {} for output in source.copies}
+    with open_pool(store, cluster) as pool:
+        wanted = [
+            output
+            for output in outputs.find_outputs(source.old, here, pool).require_all()
+            if output.node in source.there
+        ]
+        wanted += source.copies
+        copies = outputs.copy(source.old, cluster, pool, wanted, scratch, report)
+    for result in copies:
+        if not result.ok:
+            raise NodeUnreachable(
+                f"{result.node}: the files of job {source.old.id} cannot be copied:"
+                f" {result.error or result.text.strip()}",
+                hint=f"`clusterctl fetch {source.old.id}`, then try again",
+                transient=True,
+            )
+    for output in wanted:
+        if (path := scratch / output.place).is_symlink() or path.is_file():
+            found[output.node][output.path] = path
+    return found
+
+
+def _pack(
+    source: EarlierFiles, files: Mapping[str, Files], names: tuple[str, ...], scratch: Path
+) -> dict[str, Path]:
+    """An archive for each node of the new job: all files of all old nodes. Where several have one
+    of the same path, a node gets that of the old node with its own place, unless it is stale, else
+    rank 0's."""
+    files = _drop_stale(source, files)
+    archives: dict[tuple[tuple[str, Path], ...], Path] = {}
+    packed: dict[str, Path] = {}
+    for place, name in enumerate(names):
+        own = source.nodes[place : place + 1]
+        merged: Files = {}
+        for node in (*reversed(source.nodes), *own):
+            merged.update(files.get(node, {}))
+        key = tuple(sorted(merged.items()))
+        if key not in archives:
+            archives[key] = records.pack(merged, scratch / f"{len(archives)}.tar")
+        packed[name] = archives[key]
+    return packed
+
+
+def _drop_stale(source: EarlierFiles, files: Mapping[str, Files]) -> dict[str, Files]:
+    newest = files.get(source.nodes[0], {}) if source.nodes else {}
+
+    def keeps(path: str, file: Path) -> bool:
+        if newest.get(path, file) == file:
+            return True
+        return not _is_stale(source.old, file.lstat().st_mtime, newest[path].lstat().st_mtime)
+
+    return {
+        name: {path: file for path, file in found.items() if keeps(path, file)}
+        for name, found in files.items()
+    }
+
+
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +424,7 @@ def rerun(
     source = None
     if resume:
         planned, _ = plan_job(cluster, spec, number=number)
-        source = resuming.find(store, old, planned, cluster, report)
+        source = find_earlier_files(store, old, planned, cluster, report)
     archive = store.home.stages / old.stage
     if not archive.is_file():
         raise RecordError(
@@ -88,7 +437,7 @@ def rerun(
     prepared = _prepare_again(store, old, cluster, spec, secrets)
     own = not spec.resume_args or are_given(spec.resume_args, given.arguments)
     prepared = replace(prepared, job=replace(prepared.job, resumes=resume and not own))
-    carried = resuming.carry_over(store, source, prepared.job, cluster, report)
+    carried = carry_over(store, source, prepared.job, cluster, report)
     return run(
         store,
         prepared,

@@ -1,72 +1,313 @@
-"""`run`: stage, launch, follow. The job belongs to the cluster: whoever follows it may leave."""
+"""What the ranks of a job use at this moment: one look at their nodes, and what two looks say."""
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import NamedTuple
 
-from clusterctl import launch
-from clusterctl.actions import connect_or_report, open_pool, require_ready
-from clusterctl.actions.follow_job import (
-    FindDeadNodes,
-    OnJob,
-    OnOutput,
-    follow_to_end,
-    stop_on_interrupt,
-)
-from clusterctl.compiling import plan_compilation
-from clusterctl.errors import (
+from clusterctl import process
+from clusterctl.actions.access import start_ssh
+from clusterctl.actions.common import connect_or_report, open_pool, require_ready
+from clusterctl.batch import system as batch_system
+from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
+from clusterctl.core import assets
+from clusterctl.core.errors import (
+    BootstrapError,
     ClusterctlError,
+    LaunchError,
+    NodeUnreachable,
     RecordError,
     UsageError,
 )
-from clusterctl.job_model import Job, JobSpec, JobState
-from clusterctl.jobs import (
-    archives,
-    control,
-    installed,
-    launch_sizes,
-    logs,
-    mirror,
-    own_project,
-    package_sources,
-    packages,
-    provenance,
-    stage,
-    start,
-    systems,
-    tree_checks,
-)
-from clusterctl.jobs.interrupts import Interrupts, StartSignals
-from clusterctl.jobs.launch_words import translate
-from clusterctl.jobs.package_model import NONE, Wanted
-from clusterctl.jobs.program import Resolved as Resolved
-from clusterctl.jobs.program import (
+from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
+from clusterctl.core.model import Cluster, Node, NodeResult, Reporter, make_error
+from clusterctl.core.text import count
+from clusterctl.insight import messages, metrics, top
+from clusterctl.insight.top import Look
+from clusterctl.jobs import control, mirror, records
+from clusterctl.jobs import submit as jobs_submit
+from clusterctl.jobs.connections import Interrupts, StartSignals
+from clusterctl.jobs.follow import Follower
+from clusterctl.jobs.records import Piece
+from clusterctl.jobs.submit import list_rank_nodes
+from clusterctl.launch import launcher
+from clusterctl.launch.compiling import plan_compilation
+from clusterctl.project import environment, own_project
+from clusterctl.project import program as project_program
+from clusterctl.project import tree as project_tree
+from clusterctl.project import words as project_words
+from clusterctl.project.program import (
+    Resolved,
     find_similar,
     make_missing_error,
+    may_use_mpi,
     resolve_command,
     resolve_module,
-)
-from clusterctl.jobs.program import resolve as resolve_script
-from clusterctl.jobs.program_text import (
-    may_use_mpi,
     warn_of_backend,
     warn_of_launcher,
     warn_of_no_mpi,
 )
-from clusterctl.jobs.stage import Stdin as Stdin
-from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.node_results import make_error
-from clusterctl.process import Terminated as Terminated
-from clusterctl.state import Store
+from clusterctl.project.program import resolve_program as resolve_script
+from clusterctl.project.tree import Stdin
+from clusterctl.project.uv import NONE, Wanted
+from clusterctl.project.words import translate
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
-LARGEST_INPUT = stage.MAX_BYTES
+ANSWER = 15.0
+
+"""Seconds that a node has to answer."""
+
+SOON, BETWEEN = 5.0, 2.0
+
+"""The same for each of the two looks of `describe`, while output waits; and between the two."""
+
+
+def look(job: Job, cluster: Cluster, pool: Pool, limit: float = ANSWER) -> dict[str, Look]:
+    """What each node with ranks shows now; of one that does not answer, why."""
+    names = list_rank_nodes(job, cluster)
+    scripts = {name: _render_script(job, cluster, cluster.node(name)) for name in names}
+    found = {}
+    for result in pool.run("exec /bin/sh -s", names, stdin=scripts, timeout=limit):
+        seen = top.read_top(result.node, result.text)
+        seen.error = seen.error and (result.error or seen.error)
+        found[result.node] = seen
+    return found
+
+
+def describe_rank_use(
+    job: Job, cluster: Cluster, pool: Pool, sleep: Callable[[float], None] = time.sleep
+) -> str:
+    """Whether its ranks compute, as the end of a sentence about the job; "" if no rank is seen, as
+    on the login node of a batch system."""
+    before = look(job, cluster, pool, SOON)
+    sleep(BETWEEN)
+    return top.describe_use(before, look(job, cluster, pool, SOON))
+
+
+def _render_script(job: Job, cluster: Cluster, node: Node) -> bytes:
+    devices = (i.device for i in node.facts.interfaces if i.address == node.private_address)
+    return assets.render(
+        "insight/tick.sh.j2",
+        id=job.id,
+        node=node.name,
+        root=node.root,
+        tag=f"{cluster.id}/{job.id};",
+        device=next(devices, ""),
+        marks=b"|".join(metrics.MARKS).decode(),
+    ).encode()
+
+
+# -------------------------------------------------------------------------------------------------
+# Why a job failed, and what to do, in words.
+
+
+REMARKS = 64_000
+
+"""Bytes at the end of a failed rank's stderr that are searched for the cause."""
+
+
+def suggest(store: Store, job: Job) -> str:
+    """The line in which the rank that failed first says why, with what it means and what to do; ""
+    for what is not known."""
+    failure = job.failure
+    if job.state is not JobState.FAILED or failure is None:
+        return ""
+    path = store.locate_job_folder(job.id) / "out" / failure.node / f"rank-{failure.rank}.err"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - REMARKS))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    found = messages.find_known_message(text)
+    if (found is None or found.line in project_program.find_lines(text)) and (
+        why := project_program.explain_missing_file(text)
+    ):
+        return why
+    if found is None:
+        return messages.explain_exit(failure.exit_code, job)
+    return f"{found.line}\n  {found.message.cause}; {messages.advise(found.message.advice, job)}"
+
+
+def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
+    """Why a job failed or was lost without an exit code of its program's; None where it has one, or
+    ended otherwise. What its launcher exits with is no code of the program's. `said`: what the
+    launcher said of a job that never started."""
+    if job.state is JobState.LOST:
+        return LaunchError(
+            f"job {job.id} was lost: {job.reason}",
+            hint="check the launcher with `clusterctl status --live`; then"
+            f" `clusterctl rerun {job.id} --resume` continues from the job's files",
+        )
+    if job.state is not JobState.FAILED or job.program_exit_code is not None:
+        return None
+    kind: type[ClusterctlError] = LaunchError
+    if has_never_started(job):
+        what = f"could not be started: {job.reason.removeprefix(f'{NO_RANK}: ') or NO_RANK}"
+        hint = "`clusterctl run --dry-run …` shows the command and the reason for each flag"
+    else:
+        look = "check the nodes with `clusterctl status --live`"
+        if job.hangs and job.hangs[-1].attempt == job.attempt:
+            look = f"`clusterctl doctor {job.id}` shows where its ranks stood"
+        what = f"failed: {job.reason}"
+        hint = f"{look}; then `clusterctl rerun {job.id} --resume` continues from the job's files"
+        if -1 in job.survivors.values():
+            kind = NodeUnreachable
+    if is_disk_full(job):
+        hint = "free space there: `clusterctl ssh NODE -- df -h`"
+    return kind(f"job {job.id} {what}" + (f"\n{said}" if said else ""), hint=hint)
+
+
+def describe_attempt(job: Job) -> str:
+    """That a job has begun again: it failed, or the batch system may have put it back."""
+    tries = job.spec.retries + 1
+    if job.attempt > tries or "requeue" in job.spec.native:
+        return f"job {job.id} runs again: attempt {job.attempt}"
+    why = f": {job.reason}" if job.reason else ""
+    return f"job {job.id} failed{why}; attempt {job.attempt} of {tries}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Follows a job to its end, and ends it on Ctrl-C.
+
+
+REST_LIMIT = 300.0
+
+"""Seconds that reading the rest of a job's output may take when the job has ended."""
+
+OnOutput = Callable[[list[Piece]], None]
+
+OnJob = Callable[[Job], None]
+
+FindDeadNodes = Callable[[Store, Cluster], Mapping[str, str]]
+
+"""Looks for nodes that will never answer again, as actions.dead_nodes does."""
+
+STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
+
+"""What starts the ranks, by --launcher, as far as that is known here."""
+
+
+@contextmanager
+def stop_on_interrupt(
+    store: Store, number: int, cluster: Cluster, pool: Pool, report: Reporter
+) -> Iterator[None]:
+    """A Ctrl-C inside, wherever it comes, ends the job on all nodes before it is raised again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(RecordError):  # it had not come as far as its record
+            job = store.read_job(number)
+            if not job.state.ended:
+                store.save_job(_stop(job, cluster, pool, report))
+                if job.spec.sync:
+                    report(
+                        mirror.describe_synced(job, store.locate_job_folder(number), "interrupted")
+                    )
+        raise
+
+
+@contextmanager
+def open_follower(
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    report: Reporter,
+    find_dead: FindDeadNodes | None,
+) -> Iterator[Follower]:
+    """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
+    look = partial(find_dead, store, cluster) if find_dead else None
+    use = partial(describe_rank_use, job, cluster, pool)
+    folder = store.locate_job_folder(job.id)
+    with (
+        Interrupts() as interrupts,
+        Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
+    ):
+        yield follower
+
+
+def follow_to_end(
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    *,
+    on_output: OnOutput,
+    report: Reporter,
+    find_dead: FindDeadNodes | None = None,
+) -> Job:
+    """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
+    folder = store.locate_job_folder(job.id)
+    with (
+        open_follower(store, job, cluster, pool, report, find_dead) as follower,
+        mirror.Keeper(job, cluster, pool, folder) as keeper,
+    ):
+        try:
+            attempt = 1
+            for pieces in follower.read_batches(limit=REST_LIMIT):
+                on_output(pieces)
+                if follower.job.state is not job.state:
+                    job = follower.job
+                    store.save_job(job)
+                if follower.job.attempt > attempt:
+                    attempt = follower.job.attempt
+                    report(describe_attempt(follower.job))
+            if follower.cut_short:
+                report(
+                    f"job {job.id} has ended, but not all of its output was read within"
+                    f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
+                )
+        finally:
+            job = follower.job
+            store.save_job(job)
+        if synced := keeper.finish(job):
+            report(synced)
+    said = ""
+    if has_never_started(job):
+        said = control.read_messages(job, cluster, pool)
+    elif job.state is JobState.FAILED and (remarks := control.read_remarks(job, cluster, pool)):
+        report(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
+    if error := explain_failure(job, said):
+        raise error
+    if hint := suggest(store, job):
+        report(hint)
+    return job
+
+
+def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
+    """What Ctrl-C means for a job. A second one does not wait for the end; the launcher has been
+    told by then."""
+    try:
+        with Interrupts(patient=True):
+            saving = f"; its ranks have {job.spec.save_time:g} s to save" if job.started else ""
+            report(f"stopping job {job.id} on all nodes{saving}")
+            control.ask_to_end(job, cluster, pool)
+        job = control.wait_for_end(job, cluster, pool, report=report)
+    except KeyboardInterrupt:
+        report(
+            f"the launcher is stopping job {job.id};"
+            f" `clusterctl cancel {job.id}` waits until nothing is left"
+        )
+        raise
+    report(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
+    return job
+
+
+# -------------------------------------------------------------------------------------------------
+# `run`: stage, launch, follow. The job belongs to the cluster: whoever follows it may leave.
+
+
+LARGEST_INPUT = project_tree.MAX_BYTES
+
 """Bytes of a standard input, unless more is allowed."""
 
 
@@ -77,7 +318,7 @@ class Prepared:
     job: Job
     cluster: Cluster
     plan: LaunchPlan
-    tree: stage.Tree
+    tree: project_tree.Tree
     secrets: Mapping[str, str]
     doubtful: tuple[str, ...] = ()
     """Links of its tree of which only the nodes can say whether they lead anywhere."""
@@ -87,12 +328,12 @@ class Prepared:
     """What one of them has to bring."""
 
     @property
-    def preview(self) -> systems.Preview:
+    def preview(self) -> batch_system.Preview:
         """What differs by who runs the job, for `--dry-run`."""
-        return systems.load(self.cluster).preview(self.job, self.plan)
+        return batch_system.load_job_system(self.cluster).preview(self.job, self.plan)
 
 
-def resolve(
+def resolve_run(
     words: list[str],
     module: str | None,
     chosen: Path | None,
@@ -126,16 +367,16 @@ def resolve(
         found = resolve_script(
             words[0], tuple(words[1:]), chosen=chosen, sources=sources, limit=limit
         )
-    found = replace(found, tree=stage.include(found.tree, include, limit))
+    found = replace(found, tree=project_tree.include(found.tree, include, limit))
     secret = {path.resolve() for path in without}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
     tree = replace(found.tree, files=files, stdin=stdin)
-    return replace(found, tree=tree, findings=tree_checks.check(found.program, tree, secret))
+    return replace(found, tree=tree, findings=project_tree.check_tree(found.program, tree, secret))
 
 
 def include(resolved: Resolved, paths: Sequence[Path], limit: int) -> Resolved:
     """The program with these files and folders of its tree, too. Raises UsageError."""
-    return replace(resolved, tree=stage.include(resolved.tree, paths, limit))
+    return replace(resolved, tree=project_tree.include(resolved.tree, paths, limit))
 
 
 def check_packages(resolved: Resolved, given: str) -> None:
@@ -145,11 +386,11 @@ def check_packages(resolved: Resolved, given: str) -> None:
 
 def _find_packages(resolved: Resolved, given: str, python: str) -> _Found:
     """Raises UsageError, too, for a program that is neither here nor a command of packages."""
-    wanted, word = package_sources.find(resolved, given, python), resolved.program.target
+    wanted, word = environment.find_package_files(resolved, given, python), resolved.program.target
     projects = _find_projects(resolved, wanted, given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     if installed and (
-        wanted is None or (find_similar(word) and not package_sources.is_named(wanted, word))
+        wanted is None or (find_similar(word) and not environment.is_named(wanted, word))
     ):
         raise make_missing_error(word)
     return _Found(wanted, projects, word if installed else "")
@@ -159,7 +400,7 @@ def _find_projects(
     resolved: Resolved, wanted: Wanted | None, given: str
 ) -> list[own_project.Project]:
     folders = wanted.folders if wanted else ()
-    return own_project.find(resolved.program, resolved.tree, folders, given)
+    return own_project.find_own_project(resolved.program, resolved.tree, folders, given)
 
 
 class _Found(NamedTuple):
@@ -184,7 +425,7 @@ def prepare(
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
         nodes = cluster.workers or (cluster.launcher,)
         has_all = wanted and not (spec.python or command)
-        if wanted and has_all and installed.has_all(wanted, nodes):
+        if wanted and has_all and environment.has_all(wanted, nodes):
             wanted = None
         # A script of the project may do without the Python that some node lacks.
         given = spec.python or requirements or resolved.program.needs_python
@@ -198,7 +439,9 @@ def prepare(
         )
     else:
         projects = _find_projects(resolved, None, requirements)
-    own_project.check(projects, packages.choose(cluster, spec.python).workers)
+    own_project.check_own_project(
+        projects, environment.choose_packages(cluster, spec.python).workers
+    )
     paths = dict.fromkeys(path for project in projects for path in project.paths)
     uses_mpi = may_use_mpi(resolved, spec.backend)
     spec = replace(spec, import_paths=tuple(paths), uses_mpi=uses_mpi)
@@ -206,22 +449,22 @@ def prepare(
         spec = replace(spec, packages=wanted.digest)
     asked = resolved.asked
     if asked.launcher:
-        launchers = systems.load(cluster).scheduler.launchers
+        launchers = batch_system.load_job_system(cluster).scheduler.launchers
         usual = spec.launcher == "auto"
         asked = asked.limit_to(launchers[0] if usual else spec.launcher, launchers)
-        spec, asked = launch_sizes.fill(asked, spec, resolved.settings, cluster)
+        spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
     if asked.launcher:
         plan = replace(plan, notes=(*plan.notes, asked.note))
     if wanted:
-        chosen_python = packages.choose(cluster, spec.python)
-        places = [chosen_python.node(name) for name in start.list_rank_nodes(job, cluster)]
-        plan = replace(plan, notes=(*plan.notes, packages.describe(wanted, places)))
+        chosen_python = environment.choose_packages(cluster, spec.python)
+        places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
+        plan = replace(plan, notes=(*plan.notes, environment.describe_packages(wanted, places)))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"
         plan = replace(plan, notes=(*plan.notes, note))
     warnings = (
-        *(own_project.explain(project) for project in projects if project.problem),
+        *(own_project.explain_own_project(project) for project in projects if project.problem),
         warn_of_backend(resolved, spec.backend),
         warn_of_launcher(resolved, job.ranks),
         warn_of_no_mpi(resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi),
@@ -231,7 +474,7 @@ def prepare(
         job=job,
         cluster=cluster,
         plan=replace(plan, warnings=tuple(filter(None, warnings))),
-        tree=own_project.equip(resolved.tree, projects),
+        tree=own_project.equip_own_project(resolved.tree, projects),
         secrets=secrets,
         doubtful=resolved.findings.doubtful,
         wanted=wanted,
@@ -242,7 +485,7 @@ def prepare(
 def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
     """The job's record before it is staged, and how its ranks are started."""
     plan_compilation(spec.program, spec.env)  # its flags may be wrong
-    system = systems.load(require_ready(cluster))
+    system = batch_system.load_job_system(require_ready(cluster))
     spec = replace(spec, venv=_make_absolute(cluster, spec.venv))
     if spec.launcher == "auto":
         spec = replace(spec, launcher=system.scheduler.launchers[0])
@@ -257,8 +500,10 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
         stage="",
         created=time.time(),
     )
-    equipped = packages.equip(packages.choose(cluster, spec.python), spec.packages)
-    request = launch.Request(id=number, spec=spec, cluster=equipped, placement=placement)
+    equipped = environment.equip_nodes(
+        environment.choose_packages(cluster, spec.python), spec.packages
+    )
+    request = launcher.Request(id=number, spec=spec, cluster=equipped, placement=placement)
     return job, system.plan(request)
 
 
@@ -278,16 +523,16 @@ def submit(
     pool: Pool,
     report: Reporter,
     *,
-    carry: start.Carry | None = None,
+    carry: jobs_submit.Carry | None = None,
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
     job = prepared.job
     if not job.stage:
-        job = replace(job, stage=stage.write_archive(prepared.tree, store.home))
+        job = replace(job, stage=project_tree.write_archive(prepared.tree, store.home))
     if prepared.wanted:
-        packages.save(prepared.wanted, store.home)
-    archives.remove_old(store)
-    logs.remove_old(store)
+        environment.save(prepared.wanted, store.home)
+    project_tree.remove_old(store)
+    records.remove_old(store)
     if job.spec.sync:
         mirror.claim(job, store.locate_job_folder(job.id))
     with store.mark_handing_in(job.id), StartSignals() as signals:
@@ -299,7 +544,7 @@ def _ship(
     prepared: Prepared,
     pool: Pool,
     report: Reporter,
-    carry: start.Carry | None,
+    carry: jobs_submit.Carry | None,
     signals: StartSignals,
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
@@ -307,18 +552,20 @@ def _ship(
     try:
         store.save_job(job)
         # Staging may take its time, a node that does not answer may not.
-        for name, why in connect_or_report(pool, start.list_nodes(job, cluster), report).items():
+        for name, why in connect_or_report(
+            pool, jobs_submit.list_nodes(job, cluster), report
+        ).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
-        names = start.list_rank_nodes(job, cluster)
-        chosen = packages.choose(cluster, job.spec.python)
-        packages.install(job.spec.packages, chosen, names, pool, store.home, report)
+        names = jobs_submit.list_rank_nodes(job, cluster)
+        chosen = environment.choose_packages(cluster, job.spec.python)
+        environment.install(job.spec.packages, chosen, names, pool, store.home, report)
         if prepared.command and prepared.wanted:
             where = [chosen.node(name) for name in names]
-            packages.check_command(prepared.command, prepared.wanted, where, pool)
-        equipped = packages.equip(chosen, job.spec.packages)
-        files = start.make_node_files(job, equipped, prepared.plan, prepared.secrets)
+            environment.check_command(prepared.command, prepared.wanted, where, pool)
+        equipped = environment.equip_nodes(chosen, job.spec.packages)
+        files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
-        port = start.put(
+        port = jobs_submit.put(
             *(job, cluster, files, pool, store.home),
             carry=carry,
             doubtful=prepared.doubtful,
@@ -327,10 +574,10 @@ def _ship(
         with Interrupts():
             signals.start_waiting()
             starting = True
-            job = start.start(job, cluster, pool, port, report)
+            job = jobs_submit.start(job, cluster, pool, port, report)
             started = True
             store.save_job(job)
-        found = provenance.describe(job, cluster, prepared.plan, prepared.tree, store)
+        found = records.describe_provenance(job, cluster, prepared.plan, prepared.tree, store)
         store.save_provenance(job.id, found)
     except BaseException as error:
         if started or (starting and isinstance(error, KeyboardInterrupt)):
@@ -362,7 +609,7 @@ def run(
     report: Reporter,
     detach: bool = False,
     pool: Pool | None = None,
-    carried: AbstractContextManager[start.Carry | None] | None = None,
+    carried: AbstractContextManager[jobs_submit.Carry | None] | None = None,
     find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
@@ -401,3 +648,124 @@ def find_job(store: Store, number: int) -> Job | None:
         return store.read_job(number)
     except RecordError:
         return None
+
+
+# -------------------------------------------------------------------------------------------------
+# `run --emit`: a job as a script that needs no clusterctl.
+
+
+def emit(prepared: Prepared, kind: str = "sh") -> str:
+    """The job as a script that needs no clusterctl. Secrets are left for the caller."""
+    cluster, scheduler = prepared.cluster, batch_system.load_job_system(prepared.cluster).scheduler
+    if kind != scheduler.emits:
+        raise UsageError(
+            f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
+            hint=f"--emit {scheduler.emits}",
+        )
+    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=make_copy_command(prepared))
+
+
+def make_copy_command(prepared: Prepared) -> str:
+    """The command that copies here what an emitted script does not hold of a bundled program; ""
+    where the program is the user's own."""
+    what = prepared.job.spec.program
+    if not what.bundled:
+        return ""
+    library = ("trainlib", "data") if what.kind is ProgramKind.PYTHON else ()
+    names = (what.source or what.target, *library)
+    root = assets.find_folder("workloads")
+    return shlex.join(("cp", "-r", *(str(root / name) for name in names), "."))
+
+
+# -------------------------------------------------------------------------------------------------
+# `run --interactive`: a shell or a command of a batch system that takes over the terminal.
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A command that takes over this terminal, and the folder that it starts in."""
+
+    argv: tuple[str, ...]
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        """The same for a shell."""
+        return f"cd {shlex.quote(str(self.folder))} && {shlex.join(self.argv)}"
+
+    def open(self) -> int:
+        """Hands the terminal over; returns the command's exit code."""
+        return process.run_in_foreground(self.argv, cwd=self.folder)
+
+
+def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
+    """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
+    nothing recorded."""
+    argv = batch_system.load_job_system(require_ready(cluster)).make_interactive_argv(spec, words)
+    if cluster.launcher.here:
+        return Terminal(argv, Path.cwd())
+    argv = (*start_ssh(cluster, cluster.launcher, "-t"), shlex.join(argv))
+    return Terminal(argv, store.locate_folder(cluster.name) / "ssh")
+
+
+# -------------------------------------------------------------------------------------------------
+# A job that measures: followed like any other, with its output kept instead of shown.
+
+
+Printed = dict[tuple[int | None, str], bytes]
+
+"""By rank (None: the launcher) and stream: `stdout` or `stderr`."""
+
+
+def run_quietly(
+    store: Store,
+    prepared: Prepared,
+    pool: Pool,
+    purpose: str,
+    report: Reporter = lambda line: None,
+) -> tuple[Job, Printed]:
+    """The job as it ended, and all that it wrote. `purpose`: the verb that it is for; its outputs
+    are no result. `report` gets what it says of its own start, which is none either."""
+    prepared = replace(prepared, job=replace(prepared.job, purpose=purpose, fetched=True))
+    printed: Printed = {}
+
+    def listen(pieces: list[Piece]) -> None:
+        for piece in pieces:
+            source = (piece.rank, piece.stream)
+            printed[source] = printed.get(source, b"") + piece.data
+
+    job = run(
+        store, prepared, on_start=lambda job: None, on_output=listen, report=report, pool=pool
+    )
+    return job, printed
+
+
+# -------------------------------------------------------------------------------------------------
+# The last step of `up` on machines that cost money: all ranks reduce, and the sum is right.
+
+
+PROGRAM = "reduce_all.py"
+
+TIMEOUT = 120.0
+
+"""Seconds that the ranks may take: they sum four numbers."""
+
+
+def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> None:
+    """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
+    resolved = resolve_run([PROGRAM], None, None)
+    spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
+    number = choose_number(store, dry=False)
+    prepared = prepare(cluster, spec, resolved, {}, number=number)
+    job, printed = run_quietly(store, prepared, pool, "up", report)
+    texts = (text.decode(errors="replace") for text in printed.values())
+    said = [line for text in texts for line in text.splitlines()]
+    proof = next((text for text in said if text.startswith("ok:")), "")
+    if job.state is not JobState.SUCCEEDED or not proof:
+        raise BootstrapError(
+            f"the all-reduce over {count(job.ranks, 'rank')} failed"
+            f" (job {job.id}, {job.state.value}):"
+            f" {said[-1] if said else job.reason or 'no rank printed anything'}",
+            hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
+        )
+    report(f"all-reduce {proof}")

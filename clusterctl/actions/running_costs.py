@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from clusterctl.charge_model import NETWORK_PARTS, Charge
-from clusterctl.errors import ClusterctlError, ProviderError
-from clusterctl.formats import count, format_time
+from clusterctl.core.errors import ClusterctlError, ProviderError
+from clusterctl.core.model import NETWORK_PARTS, Charge, Cluster, Phase, Reporter, shorten
+from clusterctl.core.text import count, format_time
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, Phase, Reporter
-from clusterctl.node_results import shorten
 
 
 def report_left(cluster: Cluster, report: Reporter, done: str = "removed", verb: str = "") -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from clusterctl.actions import connect_or_report, cost, jobs, open_pool, rank_use, verify
+from clusterctl.actions import cost, jobs, run, verify
+from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.core.job import Job
+from clusterctl.core.model import Reporter
 from clusterctl.insight import top
-from clusterctl.insight.top import GpuLook as GpuLook
-from clusterctl.insight.top import Look
-from clusterctl.insight.top import NodeLine as NodeLine
-from clusterctl.insight.top import RankLine as RankLine
-from clusterctl.insight.top import TopFrame as TopFrame
-from clusterctl.job_model import Job
+from clusterctl.insight.top import Look, TopFrame
 from clusterctl.jobs import control
-from clusterctl.jobs.start import list_nodes
-from clusterctl.model import Reporter
-from clusterctl.state import Store
+from clusterctl.jobs.submit import list_nodes
+from clusterctl.state.store import Store
 
 
 def watch(
@@ -39,12 +36,12 @@ def watch(
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
-        before = rank_use.look(job, cluster, pool)
+        before = run.look(job, cluster, pool)
         while True:
             if not job.state.ended:
                 sleep(interval)
                 job = control.refresh(job, cluster, pool)
-            after = rank_use.look(job, cluster, pool)
+            after = run.look(job, cluster, pool)
             yield _make_frame(store, job, before, after, ceilings)
             if once or job.state.ended:
                 return

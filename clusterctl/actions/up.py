@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from clusterctl import bootstrap, keys, node_phases, providers
-from clusterctl.actions import (
-    check_name,
-    ended_workers,
-    open_pool,
-    phase_times,
-    smoke_test,
-)
+import msgspec
+
+from clusterctl.actions import ended_workers, run
+from clusterctl.actions.common import check_name, open_pool
 from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import (
     bootstrap_nodes,
     connect,
     find_troubles,
+    record_failed_create,
+    report_left,
     write_ssh,
 )
-from clusterctl.actions.up_clock import BOOTSTRAP, Clock
-from clusterctl.actions.up_failure import record_failed_create, report_left
 from clusterctl.actions.up_plan import (
     Intent,
     add_regions,
@@ -35,23 +31,117 @@ from clusterctl.actions.up_plan import (
     keep_budget,
     make_id,
 )
-from clusterctl.bootstrap import steps
-from clusterctl.bootstrap.progress import StepReporter
-from clusterctl.charge_model import Charge
-from clusterctl.errors import ClusterctlError
+from clusterctl.core import keys
+from clusterctl.core import progress as core_progress
+from clusterctl.core.errors import ClusterctlError
+from clusterctl.core.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter
+from clusterctl.core.progress import NodePhases
 from clusterctl.insight import cost
-from clusterctl.model import Cluster, ClusterSpec, Consent, Phase, Reporter
-from clusterctl.node_phases import NodePhases
-from clusterctl.providers.protocol import Created, NoCapacity, Observable
-from clusterctl.providers.shared import budget
-from clusterctl.providers.shared.nodes import LAUNCHER
-from clusterctl.state import ClusterLock, Store, name_client
+from clusterctl.machines import bootstrap, providers
+from clusterctl.machines import charges as machines_charges
+from clusterctl.machines.bootstrap import StepReporter
+from clusterctl.machines.protocol import LAUNCHER, Created, NoCapacity, Observable
+from clusterctl.state.home import Home, name_client, write_atomic
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
 if TYPE_CHECKING:
-    from clusterctl.insight.figures import Measurements
+    from clusterctl.insight.verify import Measurements
+
+
+# -------------------------------------------------------------------------------------------------
+# How long the phases of an `up` take, and what a live view calls them.
+
+
+BOOTSTRAP = "bootstrap"
+
+STAGES = {
+    "images": "building images",
+    "create": "creating nodes",
+    "connect": "connecting",
+    BOOTSTRAP: "preparing nodes",
+    "mesh": "testing the connections between nodes",
+    "all-reduce": "testing an all-reduce",
+    "verify": "measuring",
+}
+
+"""The phases of an `up`, for a live view."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds per phase, in order; on machines that take their time, each is announced."""
+
+    nodes: NodePhases
+    report: Reporter | None = None
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    parts: list[tuple[str, float]] = field(default_factory=list)
+    """Of the bootstrap: the steps that took time, on the slowest node of each."""
+
+    @property
+    def all(self) -> tuple[tuple[str, float], ...]:
+        """The phases, the parts of the bootstrap after the bootstrap."""
+        after = next((n for n, row in enumerate(self.phases, 1) if row[0] == BOOTSTRAP), 0)
+        return (*self.phases[:after], *self.parts, *self.phases[after:])
+
+    @contextmanager
+    def time_phase(self, name: str) -> Iterator[None]:
+        if self.report and self.phases:
+            self.report(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
+        self.nodes.show_stage(STAGES.get(name, ""))
+        began = time.monotonic()
+        yield
+        self.phases.append((name, round(time.monotonic() - began, 3)))
+
+
+# -------------------------------------------------------------------------------------------------
+# How long each phase of a node took when clusters were made, kept in the state home: what a live
+# view of `up` says of the time left until nodes of this very cluster tell.
+
+
+FILE = "phase-times.json"
+
+MOST = 50
+
+"""Sorts of clusters that are remembered."""
+
+_Times = dict[str, dict[str, float]]
+
+
+def load_phase_times(home: Home, cluster: Cluster) -> dict[str, float]:
+    """Seconds by phase, as `NodePhases.medians` names them, of the last cluster of this sort."""
+    return _read(home).get(_make_key(cluster), {})
+
+
+def save(home: Home, cluster: Cluster, seconds: Mapping[str, float]) -> None:
+    """Nothing depends on it: where it cannot be written, it is left out."""
+    times, sort = _read(home), _make_key(cluster)
+    times.pop(sort, None)
+    kept = list(times.items())[1 - MOST :]
+    with suppress(ClusterctlError):
+        write_atomic(home.path / FILE, msgspec.json.encode({**dict(kept), sort: dict(seconds)}))
+
+
+def _read(home: Home) -> _Times:
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((home.path / FILE).read_bytes(), type=_Times)
+    return {}
+
+
+def _make_key(cluster: Cluster) -> str:
+    """Equal for clusters whose nodes should take equally long."""
+    spec = cluster.spec
+    groups = (f"{group.family} {group.instance_type}" for group in spec.groups)
+    runtime = spec.runtime.value if spec.runtime else ""
+    images = (f"{kind}={image}" for kind, image in sorted(cluster.images.items()))
+    return " ".join((spec.provider, runtime, *groups, *images))
+
+
+# -------------------------------------------------------------------------------------------------
 
 NOTEWORTHY = 0.5
+
 """Seconds that a step of the bootstrap has to take to be shown."""
 
 
@@ -102,7 +192,7 @@ def bring_up(
             with ClusterLock(store.home, spec.name, "up", report):
                 left = finish_down(store, made, report)
             spent = cost.sum_dollars(left.charges, time.time())
-            here, *others = (budget.take_off(place, spent) for place in (here, *others))
+            here, *others = (machines_charges.take_off(place, spent) for place in (here, *others))
             consent = _agree
 
 
@@ -196,29 +286,31 @@ def _make_ready(
     if not features.instant:
         # Ranks that do not add up, or that nobody waited for, make no cluster ready.
         with clock.time_phase("all-reduce"):
-            smoke_test.run_all_reduce(store, cluster, pool, report)
+            run.run_all_reduce(store, cluster, pool, report)
     store.save(cluster)
     store.add_event(cluster.name, "ready", phases=dict(clock.all))
     if phases.watched and not (intent.old or features.instant):
-        phase_times.save(store.home, cluster, phases.compute_medians())
+        save(store.home, cluster, phases.compute_medians())
     return cluster
 
 
 def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Measurements | None:
     from clusterctl.actions import verify  # not for every `up`: most measure nothing
-    from clusterctl.insight import verify_summary
+    from clusterctl.insight import verify as insight_verify
 
     measured = verify.measure_after_up(store, cluster, pool, report)
     if measured:
         workers = len(cluster.workers)
-        for line in verify_summary.describe(measured, workers=workers, name=cluster.name):
+        for line in insight_verify.describe_verdict(measured, workers=workers, name=cluster.name):
             report(line)
     return measured
 
 
 def _find_sizes(cluster: Cluster, intent: Intent) -> dict[str, int]:
     """Bytes that each node downloads of its image."""
-    kinds = {node.name: steps.find_kind(node) for node in cluster.nodes} if intent.images else {}
+    kinds = (
+        {node.name: bootstrap.find_kind(node) for node in cluster.nodes} if intent.images else {}
+    )
     return {name: intent.images[kind].size for name, kind in kinds.items()}
 
 
@@ -227,7 +319,7 @@ def _watch(store: Store, cluster: Cluster, intent: Intent, phases: NodePhases) -
     workers = (f"worker-{number}" for number in range(1, cluster.spec.workers + 1))
     names = intent.plan.nodes or (LAUNCHER, *workers)
     phases.expect({name: "launcher" if name == LAUNCHER else "worker" for name in names})
-    phases.compare_with(phase_times.load(store.home, cluster))
+    phases.compare_with(load_phase_times(store.home, cluster))
     if isinstance(intent.provider, Observable):
         intent.provider.observe(phases)
 
@@ -248,10 +340,10 @@ def _create(
             report_left(store, cluster, report)
         raise
     phases.expect(
-        {node.name: f"{steps.find_kind(node)} {node.instance_type}" for node in created.nodes}
+        {node.name: f"{bootstrap.find_kind(node)} {node.instance_type}" for node in created.nodes}
     )
     if created.pool is None:
-        phases.enter((node.name for node in created.nodes), node_phases.CONNECTING)
+        phases.enter((node.name for node in created.nodes), core_progress.CONNECTING)
     cluster = replace(
         cluster,
         nodes=created.nodes,
@@ -269,11 +361,11 @@ def _create(
 
 
 def _build(recipes: Sequence[str], report: Reporter) -> None:
-    from clusterctl.actions import images
+    from clusterctl.actions import images as actions_images
 
     for name in recipes:
         report(f"building the image {name}, once on this engine: a minute or two")
-        images.build(name, on_line=lambda line: None)
+        actions_images.build(name, on_line=lambda line: None)
 
 
 def _write_record(

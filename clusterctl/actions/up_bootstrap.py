@@ -5,21 +5,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from clusterctl import bootstrap, catalog, keys, node_phases
-from clusterctl.actions import ssh_config, terminal
-from clusterctl.actions.known_hosts_file import name_in_known_hosts, write_known_hosts
-from clusterctl.actions.node_images import NodeImage
-from clusterctl.bootstrap import steps
-from clusterctl.bootstrap.progress import StepReporter
-from clusterctl.errors import BootstrapError, NodeUnreachable
-from clusterctl.model import Accelerator, Cluster, Node, NodeResult, Runtime
-from clusterctl.node_phases import NodePhases
-from clusterctl.node_results import fold
-from clusterctl.providers.protocol import Features
-from clusterctl.providers.shared import deadlines
-from clusterctl.state import Store
+from clusterctl.actions import access
+from clusterctl.actions.common import name_in_known_hosts, write_known_hosts
+from clusterctl.actions.images import NodeImage
+from clusterctl.actions.running_costs import report_unknown
+from clusterctl.core import catalog, keys
+from clusterctl.core import progress as core_progress
+from clusterctl.core.errors import BootstrapError, ClusterctlError, NodeUnreachable
+from clusterctl.core.model import (
+    GATEWAY,
+    Accelerator,
+    Cluster,
+    Node,
+    NodeResult,
+    Phase,
+    Reporter,
+    Runtime,
+    fold,
+)
+from clusterctl.core.progress import NodePhases
+from clusterctl.core.text import count, format_time
+from clusterctl.insight import cost
+from clusterctl.machines import bootstrap, deadlines, ledger, providers
+from clusterctl.machines.bootstrap import StepReporter
+from clusterctl.machines.ledger import list_living
+from clusterctl.machines.protocol import Features, Inventoried, describe_resources
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
 CONNECT_TIMEOUT = 20.0
@@ -30,15 +44,15 @@ def write_ssh(
 ) -> tuple[Cluster, list[str]]:
     """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the record with the
     keys, and the nodes whose host key has changed since they were last written."""
-    terminal.forget(store, cluster)
+    access.forget(store, cluster)
     before: dict[str, str] = {}
     with suppress(OSError):
         path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
         lines = path.read_text(errors="replace").splitlines()
         before = dict(line.split(" ", 1) for line in lines if " " in line)
     cluster = write_known_hosts(store, cluster, host_keys)
-    ssh_config.write_config(store, cluster)
-    ssh_config.write_hosts(store, cluster)
+    access.write_config(store, cluster)
+    access.write_hosts(store, cluster)
     changed = {name for name, key in cluster.host_keys.items() if before.get(name, key) != key}
     nodes = map(cluster.node, host_keys)
     return cluster, [n.name for n in nodes if name_in_known_hosts(n) in changed]
@@ -48,7 +62,7 @@ def connect(pool: Pool, cluster: Cluster, nodes: NodePhases) -> None:
     """Every node, or one error that names those that do not answer."""
 
     def note(result: NodeResult) -> None:
-        phase = node_phases.CONNECTED if result.ok else node_phases.FAILED
+        phase = core_progress.CONNECTED if result.ok else core_progress.FAILED
         nodes.enter([result.node], phase, result.error)
 
     results = pool.connect(timeout=CONNECT_TIMEOUT, on_done=note)
@@ -87,7 +101,7 @@ def bootstrap_nodes(
 
     def note(result: NodeResult) -> None:
         problem = bootstrap.find_problem(result)
-        phase = node_phases.FAILED if problem else node_phases.READY
+        phase = core_progress.FAILED if problem else core_progress.READY
         progress.nodes.enter([result.node], phase, problem)
 
     compiles = any(image.recipe in catalog.COMPILED_FOR for image in images.values())
@@ -110,18 +124,18 @@ def bootstrap_nodes(
             hint=f"fix the problem, then `clusterctl up {cluster.name}` resumes",
         )
     pairs = zip(cluster.nodes, results, strict=True)
-    return tuple(bootstrap.read(node, result) for node, result in pairs)
+    return tuple(bootstrap.read_bootstrap(node, result) for node, result in pairs)
 
 
 def _make_containers(
     cluster: Cluster, images: Mapping[str, NodeImage], folder: Path, mesh_key: str
-) -> dict[str, steps.NodeContainer]:
+) -> dict[str, bootstrap.NodeContainer]:
     """What each node's container is made from; none where ranks run on the machine itself."""
     found = {}
     for node in cluster.nodes if images else ():
-        kind = steps.find_kind(node)
+        kind = bootstrap.find_kind(node)
         image = images[kind]
-        found[node.name] = steps.NodeContainer(
+        found[node.name] = bootstrap.NodeContainer(
             image=image.reference,
             recipe=image.recipe,
             bases=image.bases,
@@ -139,7 +153,7 @@ def _render_script(
     cluster: Cluster,
     features: Features,
     mesh: bootstrap.Mesh,
-    container: steps.NodeContainer | None,
+    container: bootstrap.NodeContainer | None,
     metered: bool,
 ) -> bytes:
     if not features.fresh_machines:
@@ -147,8 +161,8 @@ def _render_script(
     return bootstrap.render_script(
         node,
         mesh,
-        pythons=steps.list_pythons(node, container),
-        steps=steps.list_steps(
+        pythons=bootstrap.list_pythons(node, container),
+        steps=bootstrap.list_steps(
             node,
             cluster.spec.runtime or Runtime.HOST,
             nodes=cluster.nodes,
@@ -160,7 +174,7 @@ def _render_script(
             shared_source=cluster.shared_source,
         ),
         files=container.list_files(node) if container else None,
-        inside=steps.enter_container(container),
+        inside=bootstrap.enter_container(container),
         metered=metered,
     )
 
@@ -200,3 +214,68 @@ def find_missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[
         if before.accelerator is not Accelerator.NONE and not node.facts.gpus
     ]
     return fold(results)
+
+
+# -------------------------------------------------------------------------------------------------
+# An `up` that broke off: what stays on record, and what people are told of what is left.
+
+
+def record_failed_create(
+    store: Store,
+    cluster: Cluster,
+    old: Cluster | None,
+    report: Reporter,
+    clock: Callable[[], float] = time.time,
+) -> bool:
+    """After an `up` that broke off: the record keeps what really costs money, and a cluster that
+    was ready and has lost and gained nothing is ready. Whether it was said what there is."""
+    if not cluster.charges:
+        return False
+    folder = store.locate_folder(cluster.name)
+    try:
+        looks = providers.look(cluster, folder, clock())
+    except ClusterctlError as error:
+        report_unknown(cluster, error, report)
+        return True
+    cluster, there = replace(cluster, charges=ledger.settle(cluster, looks)), list_living(looks)
+    # By machine and deadline, not by name: new ones are called as those in whose place they are.
+    before = {node.name: node.machine for node in old.nodes} if old else {}
+    same = old and (there, cluster.deadline) == (before, old.deadline)
+    if old and old.phase is Phase.READY and same:
+        store.save(old)
+        report(f"cluster {old.name} is unchanged and ready")
+        return True
+    store.save(cluster)
+    gateway = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
+    if there or gateway:
+        report(_describe_running(cluster, len(there), gateway))
+    return bool(there or gateway)
+
+
+def report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
+    """Names what an `up` that broke off has made without any machine: a network, say."""
+    provider = providers.load_provider(cluster.spec.provider)
+    if not isinstance(provider, Inventoried):
+        return
+    with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
+        if left := provider.list_left(cluster, store.locate_folder(cluster.name)):
+            things = describe_resources(left, ids=False)
+            report(
+                f"no machines are running; left over: {things}: `clusterctl up"
+                f" {cluster.name}` continues, `clusterctl down {cluster.name}` removes it"
+            )
+
+
+def _describe_running(cluster: Cluster, machines: int, gateway: bool) -> str:
+    """What goes on costing money after an `up` that broke off, until when, and what to do."""
+    name = cluster.name
+    parts = [count(machines, "machine")] if machines else []
+    parts += ["a NAT gateway"] if gateway else []
+    one = machines + gateway == 1
+    running = [item for item in cluster.charges if item.until is None]
+    rate = cost.render_cost(cost.sum_hourly(running), cost.is_exact(running))
+    until = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
+    return (
+        f"{' and '.join(parts)} {'runs' if one else 'run'}, {rate}/h{until}: `clusterctl up {name}`"
+        f" continues, `clusterctl down {name}` removes {'it' if one else 'them'}"
+    )

@@ -6,25 +6,39 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl import catalog, providers
-from clusterctl.actions import check_name, node_images, require_owned, shrink
-from clusterctl.actions.node_images import NodeImage
-from clusterctl.errors import (
+from clusterctl.actions import images as actions_images
+from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_owned
+from clusterctl.actions.images import NodeImage
+from clusterctl.actions.outputs import LOOK_LIMIT, find_unfetched, save_logs
+from clusterctl.core import catalog
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import (
     NodeUnreachable,
     ProviderError,
     RecordError,
     UsageError,
     describe_reason,
 )
-from clusterctl.formats import count, format_span, format_time
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
-from clusterctl.node_results import shorten
-from clusterctl.providers.protocol import (
+from clusterctl.core.job import Job
+from clusterctl.core.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Consent,
+    NodeGroup,
+    Reporter,
+    Runtime,
+    shorten,
+)
+from clusterctl.core.text import count, format_bytes, format_span, format_time
+from clusterctl.jobs import control
+from clusterctl.machines import charges, providers
+from clusterctl.machines.protocol import (
     Creator,
     Expiring,
     Features,
@@ -33,8 +47,81 @@ from clusterctl.providers.protocol import (
     ProviderPlan,
     Timekeeping,
 )
-from clusterctl.providers.shared import budget
-from clusterctl.state import Store
+from clusterctl.options.clusters import Up
+from clusterctl.options.table import DOCKER, EC2, LAUNCHER
+from clusterctl.state.store import Store
+
+# -------------------------------------------------------------------------------------------------
+# Fewer workers: what goes with them is said, and asked, before they do.
+
+
+def find_surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:
+    """The workers that there are and that the plan does without. `wanted`: how many there will be,
+    where the plan names none."""
+    kept = plan.nodes or [node.name for node in old.workers[:wanted]]
+    return tuple(node.name for node in old.workers if node.name not in kept)
+
+
+def confirm_removal(
+    store: Store,
+    old: Cluster,
+    names: Sequence[str],
+    report: Reporter,
+    consent: Consent,
+) -> None:
+    """Has a person agree to the removal of workers that cost money, names what is lost with them,
+    and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
+    jobs = [_require_ended(store, old, job, names) for job in _list_jobs(store, old, names)]
+    if not jobs:
+        _ask(old, names, consent)
+        return
+    used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
+    with open_pool(store, old) as pool:
+        away = connect_or_report(pool, used, report)
+        for name, why in away.items():
+            report(f"files on {name} cannot be saved: {why}")
+        here = old.drop_nodes(away)
+        going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
+        found, unknown = find_unfetched(jobs, going, pool, Deadline(LOOK_LIMIT))
+        for number, size in found:
+            report(f"job {number} has unfetched outputs there: {format_bytes(size)}")
+        for number, why in unknown.items():
+            report(f"job {number} may have unfetched outputs there: {why}")
+        _ask(old, names, consent)
+        save_logs(store, jobs, old, pool, report, away=away)
+
+
+def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
+    if old.charges and not consent(f"remove {shorten(names)}?"):
+        raise UsageError("aborted; nothing was removed", hint="--dry-run only shows the plan")
+
+
+def _list_jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:
+    """The jobs that have, or will have, ranks on these nodes."""
+    return [
+        job
+        for job in store.list_cluster_jobs(cluster)
+        if not {place.node for place in job.placement}.isdisjoint(names)
+    ]
+
+
+def _require_ended(store: Store, cluster: Cluster, job: Job, names: Collection[str]) -> Job:
+    """The job, if it has ended: fewer workers must not mean one that dies without a word."""
+    if job.state.ended:
+        return job
+    with open_pool(store, cluster) as pool:
+        job = control.refresh(job, cluster, pool)
+    store.save_job(job)
+    if not job.state.ended:
+        hit = sorted({place.node for place in job.placement} & set(names))
+        raise UsageError(
+            f"job {job.id} has ranks on {', '.join(hit)}, which would be removed",
+            hint=f"wait for it, or `clusterctl cancel {job.id}` first",
+        )
+    return job
+
+
+# -------------------------------------------------------------------------------------------------
 
 DEFAULT_WORKERS = 2
 
@@ -55,7 +142,7 @@ class Intent:
     """The same for other regions, to be tried next."""
 
 
-def resolve(store: Store, spec: ClusterSpec) -> ClusterSpec:
+def resolve_spec(store: Store, spec: ClusterSpec) -> ClusterSpec:
     """The options, with defaults for what they leave out: these decide what others mean."""
     check_name(spec.name)
     return complete(spec, find_owned(store, spec))
@@ -121,7 +208,7 @@ def intend(
     options = plan.spec or options
     folder = [f"shared folder: {provider.features.shared_folder}"] if options.makes_folder else []
     images = _choose_images(spec, options, old, provider, plan.kinds)
-    surplus = shrink.find_surplus(old, plan, options.workers) if old else ()
+    surplus = find_surplus(old, plan, options.workers) if old else ()
     more = [*folder, *(image.line for image in images.values())]
     if surplus:
         more.append(f"to be removed: {shorten(surplus)}")
@@ -132,6 +219,7 @@ def intend(
 
 
 STALE = 600.0
+
 """Seconds after which an answer is one to an old plan."""
 
 
@@ -151,7 +239,7 @@ def agree(
             report(line)
         asked = clock()
         if intent.old and intent.surplus:
-            shrink.confirm_removal(store, intent.old, intent.surplus, report, consent)
+            confirm_removal(store, intent.old, intent.surplus, report, consent)
         if intent.plan.question and not consent(intent.plan.question):
             raise UsageError("aborted; nothing was started", hint="--dry-run only shows the plan")
         took = clock() - asked
@@ -194,7 +282,7 @@ def _choose_images(
         return {}
     known = old.images if old and not (given.image or given.images) else {}
     logins = provider.find_registry_login if isinstance(provider, LogsIn) else lambda host: None
-    return node_images.resolve(options, kinds, known, logins)
+    return actions_images.resolve_node_images(options, kinds, known, logins)
 
 
 def find_owned(store: Store, spec: ClusterSpec) -> Cluster | None:
@@ -288,17 +376,21 @@ def keep_budget(
     """The cluster with an earlier deadline, on its nodes too, where its budget does not last until
     the planned one. That is planned before a machine runs, and AWS may have started some in zones
     without room for the others."""
-    provider, options, end = providers.load(cluster.spec.provider), cluster.spec, cluster.deadline
+    provider, options, end = (
+        providers.load_provider(cluster.spec.provider),
+        cluster.spec,
+        cluster.deadline,
+    )
     if not options.cloud.budget or end is None or not isinstance(provider, Expiring):
         return cluster
-    if budget.shorten(options, cluster.charges, end, clock()) >= end:
+    if charges.shorten(options, cluster.charges, end, clock()) >= end:
         return cluster
     folder = store.locate_folder(cluster.name)
     try:
         ahead = 0.0
         if isinstance(provider, Timekeeping):
             ahead = provider.measure_clock(cluster, folder, report)
-        sooner = budget.shorten(options, cluster.charges, end, clock() - ahead)
+        sooner = charges.shorten(options, cluster.charges, end, clock() - ahead)
         provider.extend(cluster, folder, sooner)
         if isinstance(provider, Labelling):
             provider.label_deadline(cluster, folder, sooner)
@@ -317,3 +409,70 @@ def keep_budget(
     cluster = replace(cluster, deadline=sooner)
     store.save(cluster)
     return cluster
+
+
+# -------------------------------------------------------------------------------------------------
+# Which machines a person asks for: the options of `up` as a ClusterSpec.
+
+
+def make_spec(name: str, given: Up) -> ClusterSpec:
+    """What was given to `up`. Without a provider, the one that the options imply; "" leaves it to
+    the cluster that exists."""
+    if given.shared and re.fullmatch(r"fs-[0-9a-f]{8,40}", name):
+        raise UsageError(
+            f"{name} is the ID of a file system, not the name of a cluster",
+            hint=f"write it right after the option: --shared {name}",
+        )
+    cloud = given.gpu or given.cpu or given.instance_type
+    implied = EC2.owner if cloud else DOCKER.owner if given.gpus else ""
+    image, images = actions_images.parse_images(given.image) if given.image else ("", {})
+    return ClusterSpec(
+        name=name,
+        provider=given.provider or implied,
+        groups=_make_groups(given),
+        ttl=given.ttl,
+        runtime=Runtime(given.runtime) if given.runtime else None,
+        image=image,
+        images=images,
+        gpus=given.gpus,
+        shared=bool(given.shared),
+        cloud=CloudSpec(
+            **given.pick_fields(CloudSpec), file_system=given.shared.removeprefix(LAUNCHER)
+        ),
+    )
+
+
+def _make_groups(given: Up) -> tuple[NodeGroup, ...]:
+    """The groups of workers. A count of 0: not given. A number of workers on this command line
+    must not contradict the counts of the groups; one in the settings gives way to them."""
+    workers, instance_type, typed = given.workers, given.instance_type, "workers" in given.typed
+    named = [("--gpu", text) for text in given.gpu] + [("--cpu", text) for text in given.cpu]
+    if instance_type and len(named) > 1:
+        raise UsageError(
+            "--instance-type works with one group of workers",
+            hint="give each group as --cpu TYPE:N or --gpu FAMILY:N",
+        )
+    if not named:
+        return (NodeGroup(count=workers, instance_type=instance_type),)
+    counted = any(":" in text for _, text in named)
+    if workers and typed and (counted or len(named) > 1):
+        of = "groups that have their own count" if counted else f"{len(named)} groups"
+        each = " ".join(f"{option} {text.partition(':')[0]}:N" for option, text in named)
+        raise UsageError(
+            f"--workers {workers} cannot be combined with {of}", hint=f"write the counts as {each}"
+        )
+    found = []
+    for option, text in named:
+        match = re.fullmatch(r"([A-Za-z0-9.-]+)(?::([1-9]\d{0,4}))?", text)
+        if match is None:
+            example = {"--gpu": "g4dn:4", "--cpu": "c7i.xlarge:4"}[option]
+            raise UsageError(
+                f"{option} {text!r} must be NAME or NAME:N", hint=f"for example {option} {example}"
+            )
+        name, number = match[1], int(match[2] or workers)
+        if option == "--gpu":
+            found.append(NodeGroup(count=number, family=name, instance_type=instance_type))
+        else:
+            kind = instance_type or name.lower()
+            found.append(NodeGroup(count=number, family="cpu", instance_type=kind))
+    return tuple(found)

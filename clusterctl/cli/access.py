@@ -6,31 +6,33 @@ from pathlib import Path
 
 import typer
 
-from clusterctl.cli.console import Console, pick
-from clusterctl.errors import UsageError
-from clusterctl.options.clusters import Allow
-from clusterctl.options.machine import Cp, Forward, Ssh, SshConfig
+from clusterctl.actions import check as actions_check
+from clusterctl.actions import common
+from clusterctl.actions import init as actions_init
+from clusterctl.cli.console import Console, format_table, pick
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import CloudSpec, Runtime
+from clusterctl.options.clusters import Allow, Check, Cp, Forward, Init, Ssh, SshConfig
 
 
 def allow(given: Allow, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import allow as action
+    from clusterctl.actions import allow as actions_allow
+    from clusterctl.actions import common
 
-    store = actions.open_store()
-    chosen = actions.choose(store, given.cluster)
+    store = common.open_store()
+    chosen = common.choose_cluster(store, given.cluster)
     with console.show_waiting():
-        allowed = action.allow(store, chosen.name, given.networks, console.report)
+        allowed = actions_allow.allow(store, chosen.name, given.networks, console.report)
     console.note(f"cluster {chosen.name} accepts SSH from {', '.join(allowed)}")
     console.document({"cluster": chosen.name, "networks": list(allowed)})
 
 
 def ssh(given: Ssh, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import access
+    from clusterctl.actions import access, common
 
     given = given.apply_limits({"json"} if given.json else (), console.note)
-    store = actions.open_store()
-    chosen = actions.choose(store, given.cluster)
+    store = common.open_store()
+    chosen = common.choose_cluster(store, given.cluster)
     node, words = given.node or None, list(given.command)
     if not given.json:
         raise typer.Exit(access.open_shell(store, chosen, node, words, console.note))
@@ -48,11 +50,10 @@ def ssh(given: Ssh, console: Console) -> None:
 
 
 def forward(given: Forward, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import access
+    from clusterctl.actions import access, common
 
-    store = actions.open_store()
-    chosen = actions.choose(store, given.cluster)
+    store = common.open_store()
+    chosen = common.choose_cluster(store, given.cluster)
     argv, here = access.make_forward_argv(chosen, given.target, given.port)
     console.note(
         f"http://{here} leads to {given.target} of cluster {chosen.name}; press Ctrl-C to stop"
@@ -63,33 +64,92 @@ def forward(given: Forward, console: Console) -> None:
 
 
 def cp(given: Cp, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import access
+    from clusterctl.actions import access, common
 
-    store = actions.open_store()
-    chosen = actions.choose(store, given.cluster)
-    with console.show_waiting(moved=actions.count_copied):
+    store = common.open_store()
+    chosen = common.choose_cluster(store, given.cluster)
+    with console.show_waiting(moved=common.count_copied):
         access.copy(store, chosen, given.source, given.target, given.timeout)
     console.document({"source": given.source, "target": given.target})
 
 
 def ssh_config(given: SshConfig, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import ssh_config as plain_ssh
+    from clusterctl.actions import access, common
 
     given = given.apply_limits({"print"} if given.show else (), console.note)
-    store = actions.open_store()
+    store = common.open_store()
     config = Path.home() / ".ssh" / "config"
-    names = () if given.remove else plain_ssh.refresh(store)
+    names = () if given.remove else access.refresh(store)
     if given.show:
-        console.result(plain_ssh.include(store))
+        console.result(access.include(store))
     elif given.remove:
-        removed = plain_ssh.uninstall(config)
+        removed = access.uninstall(config)
         console.note(f"{config} {'no longer includes' if removed else 'did not include'} the nodes")
     else:
-        added = plain_ssh.install(store, config)
+        added = access.install(store, config)
         console.note(f"{config} {'now includes' if added else 'already includes'} the nodes")
         console.result("\n".join(names))
         if not names:
             console.note("no nodes yet; `clusterctl up` creates a cluster")
     console.document({"config": str(config), "hosts": names})
+
+
+# -------------------------------------------------------------------------------------------------
+# The verb init: a settings file for the project at hand.
+
+
+def init(given: Init, console: Console) -> None:
+    given = given.apply_limits((), console.note)
+    if given.only_print:
+        text = actions_init.make_text(Path.cwd())
+        console.result(text.rstrip(), raw=True)
+        console.document({"path": None, "text": text})
+        return
+    path = actions_init.write(Path.cwd())
+    console.note(f"wrote {path}; remove the # in front of a line to set it")
+    console.document({"path": path, "text": path.read_text(encoding="utf-8")})
+
+
+# -------------------------------------------------------------------------------------------------
+# The verb check: is this machine, or an account on AWS, fit for clusters?
+
+
+def check(given: Check, console: Console) -> None:
+    given = given.apply_limits({"real"} if given.real else (), console.note)
+    if given.real:
+        _check_real(given, console)
+        return
+    with console.show_waiting():
+        found = actions_check.check(common.open_store())
+    console.result(format_table((item.level, item.subject, item.text) for item in found))
+    for item in found:
+        if item.hint and item.level != "ok":
+            console.note(f"{item.subject}: {item.hint}")
+    console.document(
+        {"findings": [pick(item, "level", "subject", "text", "hint") for item in found]}
+    )
+    if any(item.level == "error" for item in found):
+        raise typer.Exit(3)
+
+
+def _check_real(given: Check, console: Console) -> None:
+    console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
+    report = actions_check.run_real_check(
+        common.open_store(),
+        runtime=Runtime(given.runtime) if given.runtime else None,
+        cloud=CloudSpec(
+            region=given.region,
+            vpc=given.vpc,
+            subnet=given.subnet,
+            tag=given.tag,
+            ssh_cidr=given.ssh_cidr,
+        ),
+        folder=Path.cwd(),
+        report=console.report,
+        consent=(lambda question: True) if given.yes else console.consent,
+    )
+    console.result(
+        format_table((name, f"{seconds:.1f} s") for name, seconds in report.seconds.items())
+        + f"\nEC2 works from here; it cost ${report.dollars:.2f}"
+    )
+    console.document(pick(report, "path", "seconds", "dollars"))

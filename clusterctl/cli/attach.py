@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from clusterctl import actions
-from clusterctl.actions import attach as action
+from clusterctl.actions import attach as actions_attach
+from clusterctl.actions import common
 from clusterctl.cli.clusters import document_removed, remove
 from clusterctl.cli.console import Console, ago, make_plain, pick
-from clusterctl.errors import UsageError
-from clusterctl.formats import count
+from clusterctl.core.errors import UsageError
+from clusterctl.core.text import count
 from clusterctl.options.clusters import Attach, Detach
 from clusterctl.options.table import DEFAULT_NAME
 
@@ -33,23 +33,25 @@ def attach(given: Attach, console: Console) -> None:
     if identity is not None and not identity.is_file():
         raise UsageError(f"--identity {identity}: no such file", hint="give a private key file")
 
-    store = actions.open_store()
+    store = common.open_store()
     key = str(identity.absolute()) if identity else ""
     wanted = given.choose_name() or DEFAULT_NAME
     if given.hosts is not None:
-        machines = action.Machines(
+        machines = actions_attach.Machines(
             file=given.hosts, user=user, identity=key, workdir=workdir, sudo=given.bootstrap
         )
-        made = action.attach_hosts(store, wanted, machines, console.report)
+        made = actions_attach.attach_hosts(store, wanted, machines, console.report)
         ready = (
             f"{count(len(made.nodes), 'host')}, {count(sum(n.slots for n in made.workers), 'slot')}"
         )
         size = ""
     else:
-        login = action.SiteLogin(system=system, host=host, user=user, identity=key, workdir=workdir)
-        made = action.attach_site(store, wanted, login, console.report)
+        login = actions_attach.SiteLogin(
+            system=system, host=host, user=user, identity=key, workdir=workdir
+        )
+        made = actions_attach.attach_site(store, wanted, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
-        size = f"{action.suggest_size(made)} "
+        size = f"{actions_attach.suggest_size(made)} "
     option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "
     console.note(
         f"cluster {made.name} is ready: {ready}. Next:\n"
@@ -73,9 +75,9 @@ def _join_with_or(words: list[str]) -> str:
 
 
 def detach(given: Detach, console: Console) -> None:
-    store = actions.open_store()
-    wanted = given.choose_name() or actions.find_only_name(store)
-    with console.show_waiting(moved=actions.count_copied):
+    store = common.open_store()
+    wanted = given.choose_name() or common.find_only_name(store)
+    with console.show_waiting(moved=common.count_copied):
         gone = remove(given, store, wanted, console)
     if gone is None:
         console.note("aborted; nothing was removed")

@@ -7,13 +7,13 @@ from typing import Any
 
 import typer
 
-from clusterctl.cli import node_view
+from clusterctl.cli import progress
 from clusterctl.cli.console import Console, ago, format_table, pick
-from clusterctl.cli.job_output import document_fetched, note_fetched
-from clusterctl.errors import UsageError
-from clusterctl.formats import count, format_time
-from clusterctl.model import Cluster
-from clusterctl.node_phases import NodePhases
+from clusterctl.cli.output import document_fetched, note_fetched
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import Cluster
+from clusterctl.core.progress import NodePhases
+from clusterctl.core.text import count, format_time
 from clusterctl.options.clusters import Detach, Down, Up
 from clusterctl.options.table import DEFAULT_NAME
 
@@ -21,28 +21,26 @@ from clusterctl.options.table import DEFAULT_NAME
 def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
     # Also for our modules: on a busy machine they take seconds to load.
-    with console.show_waiting(), node_view.watch(console) as nodes:
+    with console.show_waiting(), progress.watch(console) as nodes:
         _bring_up(given, console, then, nodes)
 
 
 def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import spec as specs
-    from clusterctl.actions import up as action
-    from clusterctl.actions import up_plan
+    from clusterctl.actions import common, up_plan
+    from clusterctl.actions import up as actions_up
 
     called = given.choose_name() or DEFAULT_NAME
-    store = actions.open_store()
-    resolved = up_plan.resolve(store, specs.make_spec(called, given))
+    store = common.open_store()
+    resolved = up_plan.resolve_spec(store, up_plan.make_spec(called, given))
     of = f" of cluster {called!r}" if called in store.list_names() else ""
     place = f"the provider{of} is {resolved.provider}"
     given = given.apply_limits(up_plan.find_circumstances(resolved), console.note, place)
-    spec = specs.make_spec(called, given)
+    spec = up_plan.make_spec(called, given)
     if given.dry_run:
         plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
-        verify = action.should_measure(plan.charges, given.measure)
+        verify = actions_up.should_measure(plan.charges, given.measure)
         console.document({"dry_run": True, "cluster": spec.name, **shown, "verify": verify})
         return
     console.after_interrupt = (
@@ -51,7 +49,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     )
     consent = (lambda question: True) if given.yes else console.consent
     try:
-        made = action.bring_up(
+        made = actions_up.bring_up(
             store, spec, console.report, consent, measure=given.measure, nodes=nodes
         )
     except KeyboardInterrupt:
@@ -88,18 +86,18 @@ def down(given: Down, console: Console) -> None:
 
 
 def _count_copied() -> tuple[int, int | None]:
-    from clusterctl import actions
+    from clusterctl.actions import common
 
-    return actions.count_copied()
+    return common.count_copied()
 
 
 def _take_down(given: Down, console: Console) -> None:
-    from clusterctl import actions
+    from clusterctl.actions import common
 
-    store = actions.open_store()
+    store = common.open_store()
     wanted = given.choose_name()
     if wanted is None:
-        wanted = actions.find_only_name(store) if store.list_names() else DEFAULT_NAME
+        wanted = common.find_only_name(store) if store.list_names() else DEFAULT_NAME
     before = store.list_names()
     console.after_interrupt = f"`clusterctl down {wanted}` continues"
     gone = remove(given, store, wanted, console)
@@ -130,7 +128,7 @@ def _take_down(given: Down, console: Console) -> None:
 def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any:
     """What `down` and `detach` do. Consent to lose outputs needs a terminal, or an option."""
     from clusterctl.actions.down import take_down
-    from clusterctl.actions.unfetched import Unfetched
+    from clusterctl.actions.outputs import Unfetched
 
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")

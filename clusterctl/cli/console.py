@@ -13,11 +13,9 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.formats import format_seconds
-from clusterctl.redaction import redact as redact
-from clusterctl.redaction import redact_arguments as redact_arguments
-from clusterctl.speed import Speedometer
+from clusterctl.core.errors import ClusterctlError, UsageError
+from clusterctl.core.progress import Speedometer
+from clusterctl.core.text import format_seconds
 
 SILENCE = 2.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word

@@ -7,16 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from clusterctl import actions
-from clusterctl.actions import cost
+from clusterctl.actions import common, cost
 from clusterctl.cli.console import Console, format_table, make_plain
-from clusterctl.formats import format_time
+from clusterctl.core.text import format_time
 from clusterctl.options.clusters import Cost
 
 
 def show(given: Cost, console: Console) -> None:
     with console.show_waiting():
-        found = cost.sum_spending(actions.open_store(), given.since, given.cluster)
+        found = cost.sum_spending(common.open_store(), given.since, given.cluster)
     rows: dict[str, Sequence[Any]] = {
         "day": [item for item in found.days if item.dollars or not item.exact],
         "cluster": found.clusters,

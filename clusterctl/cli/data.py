@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import typer
 
-from clusterctl import actions
-from clusterctl.actions import data as action
-from clusterctl.actions import download
-from clusterctl.cli.console import Console, format_table
+from clusterctl.actions import common, data, images
+from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.cli.progress import Transfer
-from clusterctl.errors import UsageError
-from clusterctl.formats import format_bytes
-from clusterctl.options.data import DataGet, DataIndex, DataList, DataPush
+from clusterctl.core.errors import UsageError
+from clusterctl.core.text import format_bytes
+from clusterctl.data import sources
+from clusterctl.options.clusters import (
+    DataGet,
+    DataIndex,
+    DataList,
+    DataPush,
+    ImageBuild,
+    ImageLock,
+)
 
 
 def data_get(given: DataGet, console: Console) -> None:
-    urls = [name for name in given.names if download.is_url(name)]
+    urls = [name for name in given.names if sources.is_url(name)]
     words = {"url"} if urls else set()
     given = given.apply_limits({*words, "no-push"} if given.no_push else words, console.note)
     if len(given.names) > 1 and (given.name or given.sha256):
         option = "--name" if given.name else "--sha256"
         raise UsageError(f"{option} works with one URL", hint="get them one by one")
-    store, bar = actions.open_store(), Transfer(console)
-    options = action.GetOptions(
+    store, bar = common.open_store(), Transfer(console)
+    options = data.GetOptions(
         given.mirror, given.cluster, not given.no_push, given.name, given.sha256
     )
-    with console.show_waiting(moved=actions.count_copied):
+    with console.show_waiting(moved=common.count_copied):
         got = [
-            (download.get if name in urls else action.get)(
+            (data.download_on_nodes if name in urls else data.get)(
                 store, name, options, bar, console.report
             )
             for name in given.names
@@ -40,9 +47,9 @@ def data_get(given: DataGet, console: Console) -> None:
 def data_push(given: DataPush, console: Console) -> None:
     if given.name is not None and len(given.names) > 1:
         raise UsageError("--name works with one folder", hint="push the folders one by one")
-    store, name, cluster = actions.open_store(), given.name, given.cluster
-    with console.show_waiting(moved=actions.count_copied):
-        got = [action.push(store, n, name, cluster, console.report) for n in given.names]
+    store, name, cluster = common.open_store(), given.name, given.cluster
+    with console.show_waiting(moved=common.count_copied):
+        got = [data.push(store, n, name, cluster, console.report) for n in given.names]
     _report(console, got)
 
 
@@ -54,7 +61,7 @@ def _report(console: Console, copies: list[Any]) -> None:
 
 def data_list(given: DataList, console: Console) -> None:
     given.apply_limits((), console.note)
-    found = action.list_data(actions.open_store())
+    found = data.list_data(common.open_store())
     console.result(
         format_table(
             (entry.name, format_bytes(entry.size), "here" if entry.here else "-", entry.title)
@@ -66,4 +73,34 @@ def data_list(given: DataList, console: Console) -> None:
 
 def data_index(given: DataIndex, console: Console) -> None:
     given.apply_limits((), console.note)
-    raise typer.Exit(action.write_index(list(given.words)))
+    raise typer.Exit(data.write_index(list(given.words)))
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs about images: image build, image lock.
+
+
+def image_build(given: ImageBuild, console: Console) -> None:
+    given.apply_limits((), console.note)
+    with console.show_waiting(moved=common.count_moved if sys.stderr.isatty() else None):
+        built = images.build(given.name, push=given.push, base=given.base, on_line=console.step)
+    console.result(built.reference)
+    done = "built and pushed" if built.pushed else "built"
+    use = f"--image {built.kind}={built.reference}"
+    console.note(f"{done}: {format_bytes(built.size)}; use it with {use}")
+    console.document(pick(built, "reference", "id", "size", "pushed"))
+
+
+def image_lock(given: ImageLock, console: Console) -> None:
+    given.apply_limits((), console.note)
+    with console.show_waiting(moved=common.count_moved if sys.stderr.isatty() else None):
+        found = images.lock(given.name, on_line=console.step)
+    for wheel, digest in found.items():
+        console.result(f"{digest}  {wheel}")
+    console.note(
+        f"{len(found)} checksums written. They are those of the files that this machine received:"
+        " compare them with a second source before you trust them"
+        if found
+        else f"the image {given.name!r} lacks no checksums"
+    )
+    console.document({"checksums": found})

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import typer
 
-from clusterctl import actions
+from clusterctl.actions import common, drill_faults, drill_judge
 from clusterctl.actions import drill as action
-from clusterctl.actions import drill_faults, drill_judge
 from clusterctl.cli.console import Console, format_table
-from clusterctl.errors import UsageError
-from clusterctl.formats import count
-from clusterctl.model import ClusterSpec, NodeGroup
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import ClusterSpec, NodeGroup
+from clusterctl.core.text import count
 from clusterctl.options.clusters import Drill
 
 WIDTH = 60
@@ -21,8 +20,8 @@ HEAD = ("fault", "node", "step", "reported", "reason", "outcome", "lost", "left"
 
 
 def drill(given: Drill, console: Console) -> None:
-    store = actions.open_store()
-    name = actions.check_name(given.choose_name() or action.NAME)
+    store = common.open_store()
+    name = common.check_name(given.choose_name() or action.NAME)
     there = action.find(store, name)
     if there and (given.provider or given.workers):
         raise UsageError(

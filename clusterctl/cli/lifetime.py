@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any
+
 import typer
 
-from clusterctl import actions
-from clusterctl.actions import extend as extending
-from clusterctl.actions import stop as stopping
+from clusterctl.actions import common, down, lifetime
+from clusterctl.actions import gc as actions_gc
 from clusterctl.cli import clusters
-from clusterctl.cli.console import Console
-from clusterctl.errors import UsageError
-from clusterctl.formats import format_time
-from clusterctl.options.clusters import Extend, Start, Stop, Up
+from clusterctl.cli.console import Console, ago, format_table, pick
+from clusterctl.core.errors import ClusterctlError, UsageError
+from clusterctl.core.text import count, format_time
+from clusterctl.options.clusters import Extend, Gc, Start, Stop, Up
+from clusterctl.state.store import Store
 
 
 def extend(given: Extend, console: Console) -> None:
     if not given.ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
-    store = actions.open_store()
-    chosen = actions.choose(store, given.choose_name())
+    store = common.open_store()
+    chosen = common.choose_cluster(store, given.choose_name())
     consent = (lambda question: True) if given.yes else console.consent
     with console.show_waiting():
-        done = extending.extend(store, chosen.name, given.ttl, console.report, consent)
+        done = lifetime.extend(store, chosen.name, given.ttl, console.report, consent)
     console.note(
         f"cluster {done.cluster.name} shuts down at {format_time(done.deadline)};"
         f" cost until then: {'' if done.exact else 'at least '}${done.dollars:.2f}"
@@ -32,11 +36,11 @@ def extend(given: Extend, console: Console) -> None:
 
 
 def stop(given: Stop, console: Console) -> None:
-    store = actions.open_store()
-    chosen = actions.choose(store, given.choose_name())
+    store = common.open_store()
+    chosen = common.choose_cluster(store, given.choose_name())
     ask = (lambda question: True) if given.yes else console.confirm
     with console.show_waiting():
-        done = stopping.stop(store, chosen.name, console.report, ask)
+        done = down.stop(store, chosen.name, console.report, ask)
     if done is None:
         console.note("aborted; nothing was stopped")
         raise typer.Exit(2)
@@ -59,6 +63,143 @@ def stop(given: Stop, console: Console) -> None:
 
 
 def start(given: Start, console: Console) -> None:
-    chosen = actions.choose(actions.open_store(), given.choose_name())
-    stopping.require_pausing(chosen)
+    chosen = common.choose_cluster(common.open_store(), given.choose_name())
+    down.require_pausing(chosen)
     clusters.up(given.pick_options(Up, name=chosen.name, cluster=None), console)
+
+
+# -------------------------------------------------------------------------------------------------
+# The verb gc: clusters in the account that this machine has no record of.
+
+
+def gc(given: Gc, console: Console) -> None:
+    given = given.apply_limits({"adopt"} if given.adopt else (), console.note)
+    store, region = common.open_store(), list(given.region)
+    if given.adopt:
+        return _adopt(given, store, console)
+    with console.show_waiting():
+        search = actions_gc.find_leftovers(store, region)
+    looked = describe_searched(search.regions)
+    for item in search.overdue:
+        console.note(
+            f"cluster {item.text}: past its deadline, but its machines are still running;"
+            f" remove it with `clusterctl down {item.name or item.id}`"
+        )
+    found = tuple(item for item in search.orphans if given.cluster in (None, item.name, item.id))
+    if not found:
+        console.note(f"no EC2 clusters without a local record ({looked})")
+    if found:
+        rows = [(*_list_cells(store, item), _count_kinds(item)) for item in found]
+        console.result(format_table([(*HEAD, "resources"), *rows]))
+        console.note(looked)
+    removed: list[str] = []
+    failed: list[ClusterctlError] = list(search.failed)
+    for item in [] if given.dry_run else found:
+        own = actions_gc.is_own(item, search.mine)
+        if given.yes and not own and given.cluster != item.id:
+            console.note(
+                f"cluster {item.id} belongs to {item.whose}, and you are"
+                f" {actions_gc.describe_me(search.mine)}: to remove it, run"
+                f" `clusterctl gc --yes -c {item.id}`"
+            )
+            continue
+        if given.yes or console.consent(f"remove {item.text}?"):
+            try:
+                with console.show_waiting():
+                    gone = actions_gc.remove(store, item, console.report)
+                removed += [item.id] * gone
+            except ClusterctlError as error:
+                failed.append(error)
+    console.document(
+        {
+            "found": [
+                {
+                    **document_cloud(store, item),
+                    "left": [pick(resource, "kind", "id") for resource in item.resources],
+                }
+                for item in found
+            ],
+            "removed": removed,
+            "overdue": [item.id for item in search.overdue],
+            "regions": search.regions,
+            "failed": [error.message for error in failed],
+        }
+    )
+    console.raise_first(failed)
+
+
+def _adopt(given: Gc, store: Store, console: Console) -> None:
+    """Takes a cluster back whose record is lost."""
+    with console.show_waiting():
+        orphan = actions_gc.find_adoptable(store, given.adopt, given.region)
+    if given.dry_run:
+        console.result(f"would take back cluster {orphan.text}")
+        console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
+        return
+    with console.show_waiting():
+        taken = actions_gc.adopt(store, orphan, console.report)
+    console.note(
+        f"cluster {taken.name} was taken back: {count(len(taken.nodes), 'node')}. Next:\n"
+        f"  clusterctl status {taken.name}\n"
+        f"  clusterctl down {taken.name}"
+    )
+    console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
+
+
+HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "jobs")
+
+
+def describe_searched(regions: Sequence[str]) -> str:
+    """Where that was, in words."""
+    where = ", ".join(regions) if len(regions) <= 4 else f"{len(regions)} regions"
+    return f"searched {where}; --region searches other regions"
+
+
+def _list_cells(store: Store, item: actions_gc.Orphan) -> tuple[object, ...]:
+    """One row below HEAD. The jobs that run are known of the clusters of this machine."""
+    known = any(cluster.id == item.id for cluster in store.list_clusters())
+    return (
+        *(item.id, item.name or "-", item.region, item.owner or "-", item.client or "-"),
+        ago(time.time() - item.made) if item.made else "-",
+        format_time(item.deadline) if item.deadline else "-",
+        f"{'' if item.priced else '>= '}{item.hourly:.2f}",
+        len(_list_running(store, item)) if known else "?",
+    )
+
+
+def _list_running(store: Store, item: actions_gc.Orphan) -> list[int]:
+    return [
+        job.id for job in store.list_jobs() if job.cluster_id == item.id and not job.state.ended
+    ]
+
+
+def document_cloud(store: Store, item: actions_gc.Orphan) -> dict[str, Any]:
+    """A cluster as the cloud knows it, for --json."""
+    return {
+        **pick(item, "id", "name", "region", "owner", "client", "deadline", "made", "hourly"),
+        "every_price_known": item.priced,
+        "jobs": _list_running(store, item),
+    }
+
+
+def list_all(console: Console) -> dict[str, Any]:
+    """Every cluster of the account, whoever made it: shown, and returned for --json."""
+    store = common.open_store()
+    with console.show_waiting():
+        search = actions_gc.find_leftovers(store)
+    console.result(format_table([HEAD, *(_list_cells(store, item) for item in search.tagged)]))
+    console.note(describe_searched(search.regions).partition(";")[0])
+    for error in search.failed:
+        console.note(f"warning: {error.message}")
+    return {
+        "cloud": [document_cloud(store, item) for item in search.tagged],
+        "regions": search.regions,
+        "failed": [error.message for error in search.failed],
+    }
+
+
+def _count_kinds(orphan: Any) -> str:
+    counts: dict[str, int] = {}
+    for resource in orphan.resources:
+        counts[resource.kind] = counts.get(resource.kind, 0) + 1
+    return ", ".join(f"{number} {kind}" for kind, number in counts.items())

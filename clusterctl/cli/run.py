@@ -1,45 +1,168 @@
-"""Verbs that start jobs: run, rerun."""
+"""What `run` finds on its standard input, for rank 0 of the job.
+
+The shell's `< FILE` is for this command alone. Anything else may belong to a loop of the shell, to
+cron or to a terminal: without --stdin not one byte of it is read.
+"""
 
 from __future__ import annotations
 
+import array
+import os
+import re
 import shlex
+import stat
+import sys
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import typer
 
-from clusterctl import actions
-from clusterctl.actions import Store, node_loss
-from clusterctl.actions import rerun as repeating
-from clusterctl.actions import run as action
-from clusterctl.actions.dead_nodes import find_dead
-from clusterctl.actions.follow_job import OnJob
-from clusterctl.actions.run import Prepared, Resolved, Stdin
-from clusterctl.cli import standard_input
+from clusterctl.actions import common, jobs, launch_mark, node_loss, up_plan
+from clusterctl.actions import launch as actions_launch
+from clusterctl.actions import rerun as actions_rerun
+from clusterctl.actions import run as actions_run
+from clusterctl.actions.node_loss import find_dead
+from clusterctl.actions.run import LARGEST_INPUT, OnJob, Prepared
+from clusterctl.cli import clusters
 from clusterctl.cli.console import Console, make_plain
-from clusterctl.cli.job_output import (
+from clusterctl.cli.output import (
+    Printer,
     announce,
     choose_number,
+    document_fetched,
     finish,
+    note_fetched,
     report_result,
     show_staging,
 )
-from clusterctl.cli.rank_output import Printer
-from clusterctl.errors import UsageError
-from clusterctl.formats import count
-from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
-from clusterctl.model import Cluster
-from clusterctl.options import batch_systems, verbs
-from clusterctl.options.run import Rerun, Run
-from clusterctl.user_variables import read_variables
+from clusterctl.core.errors import ClusterctlError, RecordError, UsageError
+from clusterctl.core.job import Job, JobSpec, Program, ProgramKind
+from clusterctl.core.model import Cluster
+from clusterctl.core.text import count, format_bytes
+from clusterctl.core.variables import read_variables
+from clusterctl.options import batch_systems, table
+from clusterctl.options import jobs as options_jobs
+from clusterctl.options.clusters import Down, Up
+from clusterctl.options.run import Launch, Rerun, Run
+from clusterctl.process import Terminated
+from clusterctl.project.program import Resolved
+from clusterctl.project.tree import Stdin
+from clusterctl.state.store import Store
+
+FILE = 0
+
+CHUNK = 1 << 20
+
+"""Bytes that are read at a time."""
+
+
+def read(*, piped: bool, limit: int = 0) -> Stdin | None:
+    """A file that the shell has opened for this command; with `piped`, all that comes until its
+    end. None: rank 0 gets nothing. `limit`: bytes; 0: the usual one.
+
+    Raises UsageError for more than that, and for `piped` where there is nothing to read from.
+    """
+    limit = limit or LARGEST_INPUT
+    mode = _find_mode()
+    if not mode or (piped and os.isatty(FILE)):
+        if piped:
+            what = "a terminal" if mode else "closed"
+            raise UsageError(
+                f"--stdin: standard input is {what}",
+                hint="redirect a file or a pipe to it, or leave --stdin out",
+            )
+        return None
+    name = _find_name()
+    if not stat.S_ISREG(mode):
+        return Stdin(name, _read_rest(name, limit)) if piped else None
+    at = os.lseek(FILE, 0, os.SEEK_CUR)
+    if at and not piped:
+        return None  # a loop of the shell reads from it, too
+    size = os.fstat(FILE).st_size - at
+    if size > limit:
+        raise _make_too_large_error(name, format_bytes(size), limit)
+    data = _read_rest(name, limit, None if piped else 0)
+    return Stdin(name, data) if data or piped else None
+
+
+def warn_of_pipe(console: Console) -> None:
+    """That bytes wait in a pipe which nobody is going to read. They stay there."""
+    mode = _find_mode()
+    if (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and _count_waiting():
+        console.warn(
+            "standard input is a pipe and is not passed to the program; `run --stdin` passes it"
+        )
+
+
+def _find_mode() -> int:
+    """The type of what is there; 0 if it is closed, or open for writing alone (nohup)."""
+    import fcntl
+
+    with suppress(OSError):
+        writes = fcntl.fcntl(FILE, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+        if sys.__stdin__ is not None and not writes:  # else its number may be that of our own file
+            return os.fstat(FILE).st_mode
+    return 0
+
+
+def _count_waiting() -> int:
+    import fcntl
+    import termios
+
+    waiting = array.array("i", [0])
+    with suppress(OSError):
+        fcntl.ioctl(FILE, termios.FIONREAD, waiting)
+    return waiting[0]
+
+
+def _find_name() -> str:
+    """The file that it is, as seen from here; "a pipe" for what has no name."""
+    with suppress(OSError):
+        path = os.readlink(f"/proc/self/fd/{FILE}")
+        if os.path.exists(path):
+            here = os.path.relpath(path)
+            return path if here.startswith("../") else here
+    return "a pipe"
+
+
+def _read_rest(name: str, limit: int, start: int | None = None) -> bytes:
+    """From `start`, without a trace: a loop of the shell may give one file to many commands."""
+    found = bytearray()
+    try:
+        while data := (
+            os.read(FILE, CHUNK) if start is None else os.pread(FILE, CHUNK, start + len(found))
+        ):
+            found += data
+            if len(found) > limit:
+                raise _make_too_large_error(name, f"more than {format_bytes(limit)}", limit)
+    except OSError as error:
+        raise UsageError(
+            f"standard input ({name}) cannot be read: {error.strerror}",
+            hint="redirect a file or a pipe to it",
+        ) from error
+    return bytes(found)
+
+
+def _make_too_large_error(name: str, size: str, limit: int) -> UsageError:
+    return UsageError(
+        f"standard input ({name}) is too large to copy: {size} (limit: {format_bytes(limit)})",
+        hint="raise the limit with --max-stage 2GB, copy the file with `clusterctl data push`, or"
+        " give no input: </dev/null",
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs that start jobs: run, rerun.
 
 
 def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     """`stdin`: what was read from standard input already."""
     if not (given.python_module or given.command or given.interactive):
         raise UsageError("nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-    store = actions.open_store()
+    store = common.open_store()
     chosen = _choose(store, given.cluster)
     circumstances = _list_circumstances(given, chosen)
     place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
@@ -52,11 +175,11 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
         if given.once:
             _check_once(given, resolved)
             spec = replace(spec, ranks=1, ranks_per_node=0, nodes=0)
-        node_loss.check(spec.on_node_loss, chosen)
-        number = action.choose_number(store, dry=True)
+        node_loss.check_node_loss(spec.on_node_loss, chosen)
+        number = actions_run.choose_number(store, dry=True)
         needs = "none" if given.emit else given.requirements
         with console.show_waiting(doing="preparing the program, and building its project"):
-            prepared = action.prepare(
+            prepared = actions_run.prepare(
                 chosen, spec, resolved, secrets, number=number, requirements=needs
             )
     except UsageError as error:
@@ -72,8 +195,8 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     elif given.dry_run:
         _print_plan(console, prepared, given.detach)
     else:
-        number = action.choose_number(store, dry=False)
-        prepared = action.prepare(
+        number = actions_run.choose_number(store, dry=False)
+        prepared = actions_run.prepare(
             chosen, spec, resolved, secrets, number=number, requirements=needs
         )
         _start(console, store, prepared, given.detach)
@@ -84,10 +207,10 @@ def read_program(
 ) -> tuple[Resolved, JobSpec, dict[str, str]]:
     """The program with its tree, what was given about it, and secrets from files."""
     module, files = given.python_module or None, given.env_file
-    resolved = action.resolve(
+    resolved = actions_run.resolve_run(
         *(list(given.command), module, given.stage, files, given.source, given.max_stage),
         include=given.include,
-        stdin=stdin or standard_input.read(piped=given.stdin, limit=given.max_stage),
+        stdin=stdin or read(piped=given.stdin, limit=given.max_stage),
         once=given.once,
     )
     settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
@@ -108,7 +231,7 @@ def _choose(store: Store, cluster: str | None) -> Cluster:
             f"-c {cluster}: -c takes the name of a cluster",
             hint=f"Slurm's -c is --cpus-per-task {cluster}",
         )
-    return actions.choose(store, cluster)
+    return common.choose_cluster(store, cluster)
 
 
 def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
@@ -145,7 +268,7 @@ def _check_once(given: Run, resolved: Resolved) -> None:
 
 def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) -> None:
     """`--interactive`: exits with the command's code."""
-    from clusterctl.actions.interactive import plan_terminal  # not for a job
+    from clusterctl.actions.run import plan_terminal  # not for a job
 
     program = Program(kind=ProgramKind.BINARY, target="interactive")
     terminal = plan_terminal(store, chosen, _make_spec(given, program), _drop_dashes(given.command))
@@ -165,7 +288,7 @@ def _suggest_queue(given: Run, circumstances: set[str], error: UsageError) -> st
     queues = [
         name
         for name in batch_systems.DASH_Q
-        if verbs.find_limit("run", name, circumstances) is None
+        if options_jobs.find_limit("run", name, circumstances) is None
     ]
     if not (queues and given.quiet and given.command and "no script" in error.message):
         return ""
@@ -173,7 +296,7 @@ def _suggest_queue(given: Run, circumstances: set[str], error: UsageError) -> st
 
 
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:
-    from clusterctl.actions.emit import emit, make_copy_command  # not for a job that runs
+    from clusterctl.actions.run import emit, make_copy_command  # not for a job that runs
 
     script = emit(prepared, kind)
     console.result(script, raw=True)
@@ -193,7 +316,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
     else:
         console.detail(f"copying {prepared.tree.describe()}")
     if not prepared.tree.stdin:
-        standard_input.warn_of_pipe(console)
+        warn_of_pipe(console)
     number = prepared.job.id
     copying = show_staging(console)
 
@@ -205,17 +328,17 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 
     with (
         copying,
-        report_result(console, lambda: action.find_job(store, number)),
+        report_result(console, lambda: actions_run.find_job(store, number)),
         Printer(console) as printer,
     ):
         seen: Any = {"on_output": printer, "report": console.report}
         if detach:
-            job = action.run(store, prepared, on_start=on_start, detach=True, **seen)
+            job = actions_run.run(store, prepared, on_start=on_start, detach=True, **seen)
         else:
-            job = node_loss.run(
+            job = node_loss.run_again(
                 store,
                 number,
-                lambda note: action.run(
+                lambda note: actions_run.run(
                     store, prepared, on_start=note, find_dead=find_dead, **seen
                 ),
                 prepared.secrets,
@@ -227,18 +350,18 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 
 
 def rerun(given: Rerun, console: Console) -> None:
-    if other := standard_input.read(piped=False):
+    if other := read(piped=False):
         raise UsageError(
             f"rerun gives the program the standard input of the earlier job, not {other.name}",
             hint="use `clusterctl run`, or leave it out",
         )
-    store = actions.open_store()
+    store = common.open_store()
     job = choose_number(given, store, console)
     stored = [Path(name) for name in store.read_job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = read_variables(given.variables, files)
     kept = dict.fromkeys(str(path.absolute()) for path in (*stored, *given.env_file))
-    changed = repeating.Changes(
+    changed = actions_rerun.Changes(
         variables, secrets, tuple(kept), given.arguments, given.ranks, given.failed
     )
     number = 0
@@ -252,13 +375,13 @@ def rerun(given: Rerun, console: Console) -> None:
 
     with (
         copying,
-        report_result(console, lambda: action.find_job(store, number)),
+        report_result(console, lambda: actions_run.find_job(store, number)),
         Printer(console) as printer,
     ):
         seen: Any = {"on_output": printer, "report": console.report}
 
         def repeat(note: OnJob) -> Job:
-            return repeating.rerun(
+            return actions_rerun.rerun(
                 store,
                 job,
                 changed,
@@ -273,7 +396,7 @@ def rerun(given: Rerun, console: Console) -> None:
         if given.detach:
             repeat(on_start)
         else:
-            ended = node_loss.run(store, number, repeat, secrets, on_start=on_start, **seen)
+            ended = node_loss.run_again(store, number, repeat, secrets, on_start=on_start, **seen)
     if not given.detach:
         raise typer.Exit(finish(console, ended))
 
@@ -336,3 +459,151 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
             **preview.document,
         }
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# `launch`: a cluster for one program, from nothing to nothing.
+
+
+def launch(given: Launch, console: Console) -> None:
+    running = given.pick_options(Run)
+    words, module = list(running.command), running.python_module
+    if not (words or module):
+        raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
+    for option, wanted in (("--keep", given.keep), ("--sync", running.sync)):
+        if given.detach and wanted:
+            raise UsageError(f"{option} cannot be combined with --detach", hint=table.ONE_OF_TWO)
+    # Mistakes about the program are found before anything is created.
+    resolved = actions_run.resolve_run(
+        *(words, module or None, running.stage, running.env_file, running.source),
+        *(running.max_stage, running.include),
+        once=running.once,
+    )
+    stdin = read(piped=running.stdin and not given.dry_run, limit=running.max_stage)
+    actions_run.check_packages(resolved, running.requirements)
+    store = common.open_store()
+    # A name in the environment or in settings is that of a cluster to be used, not of a new one.
+    typed = given.cluster if "cluster" in given.typed else None
+    there = store.find(typed) if typed else None
+    if there and there.attached:
+        _run_there(store, there.name, given, console, stdin)
+        return
+    _check(running, given.detach)
+    name = typed or _choose_name(store.list_names(), resolved.program.target)
+    if name in store.list_names():
+        raise RecordError(
+            f"cluster {name!r} already exists", hint=f"`clusterctl run -c {name}` uses it"
+        )
+    new = {"name": name, "cluster": None, "dry_run": given.dry_run}
+    creation = given.pick_options(Up, **new, **_choose_idle(given, store, name))
+    if given.dry_run:
+        clusters.up(creation, console)
+        return
+    try:
+        clusters.up(creation, console, then=False)
+        if given.detach:
+            launch_mark.mark(store, name, Path.cwd())
+        code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console, stdin)
+    except KeyboardInterrupt as stopped:
+        if name not in store.list_names():
+            raise
+        if isinstance(stopped, Terminated):  # nobody is there to ask, and machines stay, as always
+            console.after_interrupt = _describe_kept(name)
+            raise
+        if console.interactive and _wants_to_keep(name, console):
+            launch_mark.unmark(store, name)
+            console.after_interrupt = _describe_kept(name)
+            raise
+        console.report("Ctrl-C: removing the cluster")
+        _remove(name, given, console)
+        console.after_interrupt = ""
+        raise
+    except (ClusterctlError, OSError):  # OSError: nobody reads the output any more, or a full disk
+        if name in store.list_names() and not given.keep:
+            _remove(name, given, console)
+        raise
+    if given.detach:
+        console.note("\n".join(actions_launch.describe_launch(store, name)))
+    elif given.keep:
+        console.note(_describe_kept(name))
+    else:
+        _remove(name, given, console)
+    raise typer.Exit(code)
+
+
+def _wants_to_keep(name: str, console: Console) -> bool:
+    """Who presses Ctrl-C again does not want to answer: the cluster goes."""
+    try:
+        return console.confirm(f"Keep cluster {name}?")
+    except KeyboardInterrupt:
+        return False
+
+
+def _check(running: Run, detach: bool) -> None:
+    """Raises UsageError for options that no new cluster has; of settings, `run` speaks later."""
+    circumstances = {"direct", running.launcher, *(["detach", "detach direct"] if detach else [])}
+    circumstances |= {"once"} if running.once else set()
+    running.apply_limits(circumstances, lambda note: None, "a new cluster has no batch system")
+
+
+def _run_there(
+    store: Store, name: str, given: Launch, console: Console, stdin: Stdin | None
+) -> None:
+    """The program on machines of the user's own, where nothing is created and nothing removed."""
+    of_up = [option for option in Launch.of_up if option.key in given.typed]
+    if of_up:
+        raise UsageError(
+            f"{of_up[0].flag} works only for a new cluster: {name!r} is attached",
+            hint="leave it out",
+        )
+    before = {job.id for job in store.list_jobs()}
+    running = given.pick_options(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
+    code = _run(running, console, stdin)
+    if given.detach or given.dry_run:
+        return
+    made = [job.id for job in store.list_jobs() if job.cluster == name and job.id not in before]
+    for number in made[-1:]:  # the last one: a job may have been continued as a new one
+        with console.show_waiting(moved=common.count_copied):
+            got = jobs.fetch(store, number, name, None, console.report)
+        if got.brought.outputs:
+            console.note(f"output files of job {number} are in {got.folder}")
+        note_fetched(console, got)
+        console.document(document_fetched(got))
+        console.raise_first(got.failed)
+    raise typer.Exit(code)
+
+
+def _choose_idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
+    """Nobody watches a detached launch: its workers end soon after the program, where they cost
+    money."""
+    wanted = given.pick_options(Up, name=name, cluster=None)
+    if not given.detach or wanted.idle is not None:
+        return {}
+    spec = up_plan.resolve_spec(store, up_plan.make_spec(name, wanted))
+    where = up_plan.find_circumstances(spec)
+    return {} if options_jobs.find_limit("up", "--idle", where) else {"idle": actions_launch.IDLE}
+
+
+def _run(given: Run, console: Console, stdin: Stdin | None) -> int:
+    try:
+        run(given, console, stdin=stdin)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
+def _remove(name: str, given: Launch, console: Console) -> None:
+    """With the outputs of the program brought here first."""
+    clusters.down(given.pick_options(Down, name=name, cluster=None, fetch=True, yes=True), console)
+
+
+def _describe_kept(name: str) -> str:
+    return f"cluster {name} is kept: `clusterctl down {name}` removes it"
+
+
+def _choose_name(taken: Collection[str], program: str) -> str:
+    """That of the program, with a number if there is such a cluster already."""
+    stem = re.sub(r"[^a-z0-9]+", "-", PurePath(program).stem.lower()).strip("-")[:20].strip("-")
+    stem = stem if stem[:1].isalpha() else f"job-{stem}".rstrip("-")
+    numbered = (f"{stem}-{number}" for number in range(2, len(taken) + 3))
+    return next(name for name in (stem, *numbered) if name not in taken)

@@ -7,20 +7,20 @@ from typing import Any
 
 from clusterctl.cli.clusters import describe_end, document_node
 from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
-from clusterctl.formats import format_time
-from clusterctl.model import Cluster
+from clusterctl.core.model import Cluster
+from clusterctl.core.text import format_time
 from clusterctl.options.clusters import List, Status
 
 
 def status(given: Status, console: Console) -> None:
-    from clusterctl import actions
-    from clusterctl.actions import cluster_status, launch_mark
+    from clusterctl.actions import common, launch_mark
+    from clusterctl.actions import status as actions_status
 
-    store = actions.open_store()
+    store = common.open_store()
     live = given.live
     with console.show_waiting():
-        found = cluster_status.read_status(
-            store, actions.choose(store, given.choose_name()), live=live
+        found = actions_status.read_status(
+            store, common.choose_cluster(store, given.choose_name()), live=live
         )
     what = found.cluster
     spent = _format_dollars(found.dollars, found)
@@ -71,23 +71,23 @@ def status(given: Status, console: Console) -> None:
 def list_clusters(given: List, console: Console) -> None:
     document = _list_here(given, console)
     if given.everywhere:
-        from clusterctl.cli import gc
+        from clusterctl.cli import lifetime
 
-        document |= gc.list_all(console)
+        document |= lifetime.list_all(console)
     console.document(document)
 
 
 def _list_here(given: List, console: Console) -> dict[str, Any]:
     """Shows the clusters on record, and returns them for --json."""
-    from clusterctl import actions
-    from clusterctl.actions import cluster_status
+    from clusterctl.actions import common
+    from clusterctl.actions import status as actions_status
 
-    store = actions.open_store()
+    store = common.open_store()
     wanted = given.cluster
     if wanted is not None:
-        actions.choose(store, wanted)
+        common.choose_cluster(store, wanted)
     with console.show_waiting():
-        statuses = cluster_status.list_statuses(store)
+        statuses = actions_status.list_statuses(store)
     found = tuple(item for item in statuses if wanted in (None, item.cluster.name))
     damage = store.list_damage()
     for line in damage:

@@ -1,1 +1,1 @@
-"""What a cluster is worth: money, and later health, scaling and reports. Reads, never changes."""
+"""Judges what was collected: messages, metrics, money, why a job hangs. Pure."""

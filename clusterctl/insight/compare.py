@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clusterctl.formats import count, format_seconds
-from clusterctl.job_model import Job, Provenance
+from clusterctl.core.job import Job, Provenance
+from clusterctl.core.text import count, format_seconds
 
 MOST = 400
 """Lines of one file's differences that are kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clusterctl.charge_model import NETWORK_PARTS, Charge
+from clusterctl.core.model import NETWORK_PARTS, Charge
 
 
 def sum_dollars(charges: Iterable[Charge], now: float) -> float:
@@ -42,7 +42,7 @@ def describe_stored(charges: Iterable[Charge]) -> str:
     return "disks and NAT gateway" if network else "disks"
 
 
-def render(dollars: float, exact: bool, digits: int = 2) -> str:
+def render_cost(dollars: float, exact: bool, digits: int = 2) -> str:
     """`$1.10`, or `at least $1.10` without what has no known price."""
     return f"{'' if exact else 'at least '}${dollars:.{digits}f}"
 

@@ -10,11 +10,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.insight.known_messages import machine, mpi, pytorch
-from clusterctl.insight.known_messages.row import Message
-from clusterctl.job_model import Job
+from clusterctl.core.job import Job
+from clusterctl.insight import known_messages
+from clusterctl.insight.known_messages import Message
 
-MESSAGES: tuple[Message, ...] = (*machine.MESSAGES, *pytorch.MESSAGES, *mpi.MESSAGES)
+MESSAGES: tuple[Message, ...] = (
+    *known_messages.MACHINE_MESSAGES,
+    *known_messages.MESSAGES,
+    *known_messages.MPI_MESSAGES,
+)
 
 MEETINGS = frozenset({"gloo-size", "mpi-truncated"})
 """Rows that ranks print when they have met in a collective and do not fit together."""
@@ -31,7 +35,7 @@ class Match:
     line: str
 
 
-def find(text: str) -> Match | None:
+def find_known_message(text: str) -> Match | None:
     """The row for the first line that has one; a row that is only `after` yields to any other."""
     fallback: Match | None = None
     for line in text.splitlines():

@@ -1,10 +1,5 @@
-"""Metrics that programs print, one JSON object in a line of its own:
-
-    {"clusterctl": {"epoch": 3, "epochs": 10, "loss": 0.31, "samples_per_second": 5400}}
-
-or, where a rank prints none of these, in lines for people (see metric_lines). Pure. `docs/jobs.md`
-says which names have a meaning; any other number is kept as it is.
-"""
+"""Metrics in lines that programs print for people: JSON and Python dicts, `iter 10: loss 2.3`,
+`Epoch 3 | loss 0.5`, progress bars of tqdm and Keras. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +7,261 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
 
-from clusterctl.insight import metric_lines
-from clusterctl.insight.metric_lines import is_measured, is_of_training
+from clusterctl.core.errors import UsageError
+
+LONGEST = 2000
+
+"""Bytes of such a line. What is longer is none."""
+
+MEASURES = (
+    *("loss", "acc", "accuracy", "ppl", "perplexity", "nll", "elbo", "bpb", "bpc", "bleu", "rouge"),
+    *("f1", "auc", "auroc", "map", "mse", "mae", "rmse", "psnr", "ssim", "iou", "miou", "dice"),
+    *("fid", "reward", "return", "top1", "top5", "prec", "logloss"),
+)
+
+"""How the names of results end. Text without any is prose: `step 3: moved 4 files`."""
+
+EPOCH, STEP, TIME = "epoch", "step", "time"
+
+STEPS = (STEP, "global_step", "iter", "iteration", "batch")
+
+MARKS = tuple(word.encode() for word in (*MEASURES, EPOCH, STEP, "iter", "%|"))
+
+"""A line has one of these, in lower case, or no metrics: a test that costs next to nothing."""
+
+SINCE_1970 = 1e9
+
+"""Seconds. A `time` below is not when, but how long."""
+
+_NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|(?:nan|inf)\b)"
+
+_UNIT = r"%|[A-Za-z]+(?:/[a-z]+)?|\s(?:%|m?s|sec|seconds|[KMG]i?B|[a-z]+/s(?:ec)?)(?!\s*[\w.+-])"
+
+_VALUE = (
+    rf"(?P<value>{_NUMBER})(?:/(?P<total>\d+))?(?P<unit>{_UNIT})?(?=[\s(.]|$)"
+    r"(?:\s*\([^()]*\))*\.?\s*"
+)
+
+_WORD = r"[A-Za-z][\w@/'-]*(?:\.\w+)*"
+
+_KINDS = "train|training|val|valid|validation|test|eval|dev|avg|average|mean|running|best|final"
+
+_NAMED = re.compile(rf"(?P<name>{_WORD}(?: [\w@/.()-]+){{0,5}})[:=]{_VALUE}", re.IGNORECASE)
+
+_BARE = re.compile(rf"(?P<name>(?:(?:{_KINDS}) )?{_WORD})\s+{_VALUE}", re.IGNORECASE)
+
+_PLACES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"^\[(?P<epoch>\d+),\s*(?P<step>\d+)\]",
+        r"^\[(?P<epoch>\d+)/\d+\]\[\s*(?P<part>\d+)/(?P<of>\d+)\]",
+        r"^\[(?P<step>\d+)\]\t",
+        r"^train:(?P<epoch>\d+) \[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\]",
+        r"(?<![\w./])(?:at )?epoch(?:\(\w+\))?\s*[:=#]?\s*\[?(?P<epoch>\d+(?:\.\d+)?)(?:/\d+)?\]?"
+        r"(?![\w.]\w)(?:\s*\[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\])?:?",
+        r"(?<![\w./])(?:at )?(?:global[ _]step|step|iter|iteration|batch|episode)\s*[:=#]?\s*"
+        rf"\[?(?P<step>{_NUMBER})(?:/\d+)?\]?(?![\w.]\w):?",
+        r"(?<![\w./])(?P<step>\d+)/\d+ (?:batches|steps|iterations)\b",
+        r"^\s*\[?(?P<step>\d+)/\d+(?:\]| [\[━]\S*)",
+    )
+)
+
+"""Where the training is. `part`: of the epoch, as in `Epoch: [3][ 10/500]`."""
+
+_BAR = re.compile(
+    r"(?P<value>\d+)(?:/\d+|it) \[[\d:?]+(?:<[\d:?]+)?,[^,\]]*/[^,\]]*, (?P<pairs>[^\]]*)\]"
+)
+
+"""The end of a bar of tqdm with a postfix."""
+
+_DICT = re.compile(r"\{\s*'[^{}]*\}")
+
+_ITEM = re.compile(
+    rf"'(?P<name>[^']+)': (?:[\w.]+\(|')?(?P<value>{_NUMBER})(?:'|(?:, [^()]*)?\))?(?=[,}}])"
+)
+
+"""An entry of a dict, also `tensor(0.5)` and `'0.5'`."""
+
+_GROUP = re.compile(r"\[([A-Za-z][^\[\]]*)\]")
+
+"""As in `[Epoch 0/200] [D loss: 0.69]`: a field of its own."""
+
+_SUMMARY = re.compile(
+    r"\s*(?:\*|=+>|(?:test|val|validation|eval|evaluation):)\s+(?!\[)", re.IGNORECASE
+)
+
+"""What the line that sums up an evaluation begins with: ` * Acc@1 71.3`."""
+
+_FIELDS = re.compile(r"[;|\t]|,(?!\d{3}\b)|\s-+\s|\.\s+(?=[A-Za-z])|\s{2,}(?=[A-Za-z])")
+
+_TITLE = re.compile(r"\s*(?P<title>\w[\w ]*:(?!nan|inf)(?=[A-Za-z]))*\s*", re.IGNORECASE)
+
+_JOINED = re.compile(r"\s*([:=/])\s*")
+
+_CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]+")
+
+_ERROR = re.compile(r"(?:Error|Exception|Warning)\b|^ {4}|^\t")
+
+"""What Python says of errors, and the program text below that."""
+
+_MEASURED = re.compile(rf"(?:.*[_ /.-])?(?:{'|'.join(MEASURES)})(?:_?[a-z\d]|@\d+)?", re.IGNORECASE)
+
+
+def find_marks(text: bytes) -> tuple[bytes, ...]:
+    """Those that are anywhere in these lines."""
+    low = text.lower()
+    return tuple(mark for mark in MARKS if mark in low)
+
+
+def read_metric_line(line: bytes, marks: Sequence[bytes] = MARKS) -> dict[str, float] | None:
+    """The metrics of a line, in its order; None for any other line."""
+    low = line.lower()
+    if len(line) > LONGEST or not any(mark in low for mark in marks):
+        return None
+    text = _CONTROL.sub("", line.decode(errors="replace")).rstrip()
+    if text.startswith("{"):
+        values = _read_dict(text)
+        found = values if (_is_placed(values) and len(values) > 1) or is_measured(values) else None
+    else:
+        found = _read_bar(text) or _read_text(text)
+    if found and abs(found.get(TIME, SINCE_1970)) < SINCE_1970:
+        found = {"duration" if name == TIME else name: value for name, value in found.items()}
+    return found
+
+
+def is_of_training(values: Mapping[str, float]) -> bool:
+    """Whether a line has a place in the training and a result: no settings have both."""
+    return _is_placed(values) and is_measured(values)
+
+
+def is_measured(names: Iterable[str]) -> bool:
+    """Whether one of them is the name of a result."""
+    return any(_MEASURED.fullmatch(name) for name in names)
+
+
+def _is_placed(names: Collection[str]) -> bool:
+    return EPOCH in names or STEP in names
+
+
+def _read_dict(text: str) -> dict[str, float]:
+    found: Mapping[object, object] = {}
+    if _DICT.fullmatch(text):
+        found = {item["name"]: _parse_number(item["value"]) for item in _ITEM.finditer(text)}
+    else:
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError):
+            return {}
+        found = read if isinstance(read, dict) else {}
+    numbers = {str(name): n for name, n in found.items() if type(n) in (int, float)}
+    names = {name: name.lower() for name in numbers}
+    step = next((name for name in STEPS if name in names.values()), STEP)
+    return {
+        STEP if low == step else EPOCH if low == EPOCH else name: value  # type: ignore[misc]
+        for (name, low), value in zip(names.items(), numbers.values(), strict=True)
+    }
+
+
+def _read_bar(text: str) -> dict[str, float] | None:
+    bar = _BAR.search(text)
+    if not bar:
+        return None
+    found: dict[str, float] = {}
+    _take_place(text[: bar.start()], found)
+    found[STEP] = int(bar["value"])
+    pairs = dict(pair for part in bar["pairs"].split(", ") for pair in _read_pairs(part))
+    return {**found, **pairs} if pairs else None
+
+
+def _read_text(text: str) -> dict[str, float] | None:
+    """Results with a place in the training, or lines that are nothing but named results."""
+    if _ERROR.search(text):
+        return None
+    found: dict[str, float] = {}
+    summary = _SUMMARY.match(text)
+    text = text[summary.end() :] if summary else text
+    text = _take_place(_JOINED.sub(r"\1", _GROUP.sub(r"|\1|", text)), found)
+    placed = bool(found)
+    for part in filter(None, map(str.strip, _FIELDS.split(text))):
+        pairs = list(_read_pairs(part, bare=placed or bool(summary)))
+        if not (pairs or placed):
+            return None
+        found |= {name: value for name, value in pairs if name not in (EPOCH, STEP)}
+    return found if is_measured(found) else None
+
+
+def _take_place(text: str, found: dict[str, float]) -> str:
+    """Adds epoch and step to `found`; returns the rest of the line."""
+    for pattern in _PLACES:
+        there = pattern.search(text)
+        groups = there.groupdict() if there else {}
+        places = {name: groups[name] for name in (EPOCH, STEP) if groups.get(name)}
+        if there and not places.keys() & found.keys():
+            found |= {name: _parse_number(number) for name, number in places.items()}
+            if groups.get("part"):
+                found[EPOCH] += int(groups["part"]) / max(1, int(groups["of"]))
+            text = f"{text[: there.start()]}|{text[there.end() :]}"
+    return text
+
+
+def _read_pairs(field: str, *, bare: bool = False) -> Iterator[tuple[str, float]]:
+    """Names and values, if there is nothing else in the field. `bare`: `loss 2.3` is one, too."""
+    found: dict[str, float] = {}
+    start = _TITLE.match(field)
+    at = start.end() if start else 0
+    while at < len(field):
+        pair = _NAMED.match(field, at) or (_BARE.match(field, at) if bare else None)
+        if not pair:
+            return
+        unit = (pair["unit"] or "").strip().strip("%")
+        name = re.sub(r"[^\w@/.-]+", "_", f"{pair['name'].lower()} {unit}").strip("_")
+        found[name] = _parse_number(pair["value"])
+        if pair["total"]:
+            found[name] /= max(1, int(pair["total"]))
+        at = pair.end()
+    if not (start and start["title"]) or is_measured(found):  # `module:function:12`
+        yield from found.items()
+
+
+def _parse_number(text: str) -> float:
+    text = text.replace(",", "")
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
+
+
+# -------------------------------------------------------------------------------------------------
+# Metrics that programs print, one JSON object in a line of its own:
+#
+#     {"clusterctl": {"epoch": 3, "epochs": 10, "loss": 0.31, "samples_per_second": 5400}}
+#
+# or, where a rank prints none of these, in lines for people (see metric_lines). Pure.
+# `docs/jobs.md` says which names have a meaning; any other number is kept as it is.
+
 
 KEY = "clusterctl"
-LONGEST = 1 << 16
+
+LONGEST_SERIES = 1 << 16
+
 """Bytes of a line with metrics. What is longer is none."""
+
 LONGEST_NAME = 64
+
 RANK = "rank"
+
 """A column and a key of its own: who printed the line. A metric of that name is left out."""
+
 FIRST, LAST = ("epoch", "step"), ("time",)
+
 """Columns with a place of their own in a table."""
+
 PLACES = (*FIRST, "epochs", "steps", *LAST)
+
 """Where a point lies, and no measurement of its own."""
 
 
@@ -59,10 +293,10 @@ class MetricPoint:
         return None
 
 
-def parse(line: bytes) -> dict[str, float] | None:
+def parse_metrics(line: bytes) -> dict[str, float] | None:
     """The numbers of a line with metrics; None for any other line."""
     line = line.strip()
-    if not line.startswith(b"{") or len(line) > LONGEST or KEY.encode() not in line:
+    if not line.startswith(b"{") or len(line) > LONGEST_SERIES or KEY.encode() not in line:
         return None
     try:
         found = json.loads(line)
@@ -99,7 +333,7 @@ class Reader:
         ends its lines with a carriage return."""
         text = self._rest.get((rank, stream), b"") + data.replace(b"\r", b"\n")
         whole, _, rest = text.rpartition(b"\n")
-        self._rest[rank, stream] = rest[: LONGEST + 1]
+        self._rest[rank, stream] = rest[: LONGEST_SERIES + 1]
         return self._read_lines(rank, whole)
 
     def finish(self) -> list[MetricPoint]:
@@ -112,14 +346,14 @@ class Reader:
         return [*found, *results]
 
     def _read_lines(self, rank: int, text: bytes) -> list[MetricPoint]:
-        found = [MetricPoint(rank, v) for line in text.split(b"\n") if (v := parse(line))]
+        found = [MetricPoint(rank, v) for line in text.split(b"\n") if (v := parse_metrics(line))]
         if found:
             self._meant.add(rank)
             self._waiting.pop(rank, None)
-        if rank in self._meant or not (marks := metric_lines.find_marks(text)):
+        if rank in self._meant or not (marks := find_marks(text)):
             return found
         for line in text.split(b"\n"):
-            values = _keep_numbers(metric_lines.read(line, marks) or {})
+            values = _keep_numbers(read_metric_line(line, marks) or {})
             if values and values != self._last.get(rank):  # a bar is drawn again and again
                 self._last[rank] = values
                 ready = self._hold_back(rank, values)
@@ -168,7 +402,7 @@ def to_csv(points: Sequence[MetricPoint]) -> str:
     return text.getvalue()
 
 
-def render(value: float) -> str:
+def render_metrics(value: float) -> str:
     """For people: six digits, and all of a whole number."""
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
@@ -248,3 +482,76 @@ def estimate_seconds_left(points: Sequence[MetricPoint], now: float) -> float | 
     if done <= first or when <= began:
         return None
     return max(0.0, (1 - done) * (when - began) / (done - first) - (now - when))
+
+
+# -------------------------------------------------------------------------------------------------
+# Metrics as event files of TensorBoard, by tensorboardX (the extra `tensorboard`).
+
+
+SUFFIX = ".clusterctl"
+
+"""Ends the names of the files that we write. Those of an earlier export are replaced, no others."""
+
+
+class EventFile(Protocol):
+    """One run, as TensorBoard calls it. OSError where the disk is full."""
+
+    def add(self, name: str, value: float, step: int, when: float) -> None:
+        """`when`: seconds since the epoch."""
+
+    def close(self) -> None: ...
+
+
+def open_event_file(folder: Path) -> EventFile:
+    """A new file in `folder`. UsageError where tensorboardX is not installed."""
+    try:
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto.event_pb2 import Event
+    except ImportError:
+        raise UsageError(
+            "writing files for TensorBoard needs tensorboardX, which is not installed",
+            hint="pip install 'clusterctl[tensorboard]', or use --export FILE.csv",
+        ) from None
+
+    class Written:
+        # Not its SummaryWriter, whose queue waits for ever when the disk is full.
+        def __init__(self) -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            prefix = str(folder.absolute() / "events")
+            self._writer = event_file_writer.EventsWriter(prefix, SUFFIX)
+
+        def add(self, name: str, value: float, step: int, when: float) -> None:
+            scalar = summary.scalar(name, value)
+            self._writer.write_event(Event(wall_time=when, step=step, summary=scalar))
+
+        def close(self) -> None:
+            self._writer.close()
+
+    return Written()
+
+
+def write(
+    points: Sequence[MetricPoint],
+    folder: Path,
+    started: float,
+    open_file: Callable[[Path], EventFile] = open_event_file,
+) -> tuple[Path, ...]:
+    """A run for each rank, `folder`/rank-N; returns the runs. A point lies at its step, else at its
+    epoch. `started`: the time of points that have none. UsageError and OSError: see
+    `open_event_file`."""
+    found = {name: find_curves(points, name) for name in list_columns(points) if name not in PLACES}
+    runs = []
+    for rank in sorted({rank for by_rank in found.values() for rank in by_rank}):
+        run = folder / f"rank-{rank}"
+        for earlier in run.glob(f"events.out.tfevents.*{SUFFIX}"):
+            earlier.unlink()
+        file = open_file(run)
+        for name, by_rank in found.items():
+            curve = by_rank.get(rank, [])
+            whole = all(x == int(x) for x, _ in curve)  # else parts of epochs: no step of theirs
+            for number, (x, point) in enumerate(curve):
+                step = int(x) if whole else number
+                file.add(name, point.values[name], step, point.values.get("time", started))
+        file.close()
+        runs.append(run)
+    return tuple(runs)

@@ -7,15 +7,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl import assets
-from clusterctl.insight import benchmarks, metrics, plots
-from clusterctl.insight.allreduce import Curves
-from clusterctl.insight.figures import Link, Verdict
+from clusterctl.core import assets
+from clusterctl.core.job import Job, JobState
+from clusterctl.insight import metrics, page
+from clusterctl.insight import scaling as insight_scaling
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.page import Section as Section
-from clusterctl.insight.page import Table as Table
-from clusterctl.insight.scaling import Curve
-from clusterctl.job_model import Job, JobState
+from clusterctl.insight.page import Section, Table
+from clusterctl.insight.scaling import Curve, Curves
+from clusterctl.insight.verify import Link, Verdict
 
 LAST_JOBS = 20
 """Jobs on the timeline and in the table; the latest ones."""
@@ -69,7 +68,7 @@ def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
         found.append(Section("Nodes", source.nodes))
     bars, unit = _make_bars(source)
     if bars and draw:
-        drawn = plots.draw_timeline(bars, f"{unit} since the start")
+        drawn = page.draw_timeline(bars, f"{unit} since the start")
         found.append(Section("Time line", plots=(("Phases and jobs", drawn),)))
     if source.job_table:
         found.append(Section("Jobs", source.job_table))
@@ -87,13 +86,13 @@ def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
     if source.verdicts:
         found.append(_describe_measurements(source, draw))
     if source.allreduce:
-        found.append(benchmarks.describe_allreduce(source.allreduce, draw))
+        found.append(insight_scaling.describe_allreduce_benchmarks(source.allreduce, draw))
     if source.scaling:
-        found.append(benchmarks.describe_scaling(source.scaling, draw))
+        found.append(insight_scaling.describe_scaling(source.scaling, draw))
     return found
 
 
-def _make_bars(source: ReportData) -> tuple[list[plots.Bar], str]:
+def _make_bars(source: ReportData) -> tuple[list[page.Bar], str]:
     """And the unit of their times."""
     jobs = [job for job in source.jobs if job.started][-LAST_JOBS:]
     starts = [*(phase.start for phase in source.phases), *(job.started or 0.0 for job in jobs)]
@@ -103,11 +102,11 @@ def _make_bars(source: ReportData) -> tuple[list[plots.Bar], str]:
     ends = [*(p.end for p in source.phases), *(j.finished or source.now for j in jobs)]
     unit, name = _choose_unit(max(ends) - first)
     bars = [
-        plots.Bar(phase.name, (phase.start - first) / unit, (phase.end - first) / unit, _PHASE)
+        page.Bar(phase.name, (phase.start - first) / unit, (phase.end - first) / unit, _PHASE)
         for phase in source.phases
     ]
     bars += [
-        plots.Bar(
+        page.Bar(
             f"job {job.id}",
             ((job.started or first) - first) / unit,
             ((job.finished or source.now) - first) / unit,
@@ -186,13 +185,13 @@ def _draw_curves(groups: Mapping[str, _Lines], units: set[str]) -> list[tuple[st
     found = []
     for group, lines in groups.items():
         if group == _SIZES:
-            drawn = plots.draw_curves(lines, x="bytes", y="GB/s", log_x=True, log_y=True)
+            drawn = page.draw_curves(lines, x="bytes", y="GB/s", log_x=True, log_y=True)
             found.append(("All-reduce: bus bandwidth by size", drawn))
         else:
             low = min(y for series in lines.values() for _, y in series)
             scale = group not in _MIXED and low >= 0
             axis = " or ".join(sorted(units))
-            drawn = plots.draw_curves(lines, x=axis, y=_make_label(group), from_zero=scale)
+            drawn = page.draw_curves(lines, x=axis, y=_make_label(group), from_zero=scale)
             found.append((_make_label(group).capitalize(), drawn))
     return found
 
@@ -224,7 +223,8 @@ def _tabulate_metrics(points: Mapping[int, Sequence[MetricPoint]]) -> Table | No
             for rank, series in metrics.find_series(mine, name).items():
                 values = [value for _, value in series]
                 texts = (
-                    metrics.render(v) for v in (values[0], values[-1], min(values), max(values))
+                    metrics.render_metrics(v)
+                    for v in (values[0], values[-1], min(values), max(values))
                 )
                 rows.append((str(number), _make_label(name), str(rank), str(len(values)), *texts))
     head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
@@ -242,7 +242,7 @@ def _describe_measurements(source: ReportData, draw: bool) -> Section:
     drawn: tuple[tuple[str, str], ...] = ()
     if draw and rates:
         title = "Bandwidth between nodes (row sends to column)"
-        drawn = ((title, plots.draw_heat_map(names, rates, "Gbit/s")),)
+        drawn = ((title, page.draw_heat_map(names, rates, "Gbit/s")),)
     text = f"Measured by clusterctl verify on {source.measured}."
     return Section("Measurements", Table(("state", "of", "what", "result"), rows), drawn, text)
 

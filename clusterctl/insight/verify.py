@@ -7,11 +7,151 @@ second, seconds.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from statistics import median
 
-from clusterctl.formats import count
-from clusterctl.insight.figures import Gpu, LeftOut, Link, NodeFigures, Reduction, Verdict
+from clusterctl.core.text import count
+
+# -------------------------------------------------------------------------------------------------
+# What `verify` has measured, and its verdicts. Units are SI: bytes and operations per second.
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """None where the GPU does not say. Memory in MiB."""
+
+    index: int
+    name: str
+    driver: str = ""
+    temperature: float | None = None
+    width: float | None = None
+    width_most: float | None = None
+    errors: float | None = None
+    """ECC errors since the driver was loaded that could not be corrected."""
+    throttled: str = ""
+    memory_used: float | None = None
+    utilization: float | None = None
+
+
+@dataclass(slots=True)
+class NodeFigures:
+    """One node's measurements. `kind`: nodes of one kind have to be equally fast. `expected` cores
+    and GPUs are those of bootstrap. `error`: why nothing could be measured; `failed`: why single
+    figures could not, by their names. `shaping`: what `tc` does with what `device` sends, and
+    `line_rate` its bits per second, where it is a piece of hardware that tells."""
+
+    name: str
+    kind: str = ""
+    instance_type: str = ""
+    error: str = ""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    offset: float | None = None
+    uncertainty: float = 0.0
+    device: str = ""
+    line_rate: float | None = None
+    shaping: str = ""
+    expected_cores: int = 0
+    expected_gpus: int = 0
+    cores: int = 0
+    load: float = 0.0
+    """Cores of its machine that others use."""
+    visible: float = 0.0
+    """Cores that others use on the node itself, where it is only a part of its machine."""
+    busiest: str = ""
+    steal: float = 0.0
+    share: float = 1.0
+    """Of one core, that one thread got."""
+    throttled: float = 0.0
+    """Share of the time slices in which a limit of its cgroup stopped a thread."""
+    core: float = 0.0
+    """Bytes of SHA-256 per second of processor time."""
+    together: float = 0.0
+    """The same of all cores, per second."""
+    memory: float = 0.0
+    disk: float | None = None
+    gemm: Mapping[str, float] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
+    gpu_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between two nodes: latency of a round trip, bytes per second of one flow and of several from
+    the second to the first, and of several the other way; 0: not measured."""
+
+    first: str
+    second: str
+    latency: float = 0.0
+    flow: float = 0.0
+    rate: float = 0.0
+    back: float = 0.0
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.first} – {self.second}"
+
+    @property
+    def least(self) -> float:
+        """Of the slower direction."""
+        return min(self.rate, self.back or self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """An all-reduce over all ranks: latency of the smallest message, bus bandwidth of the
+    largest (bytes per second)."""
+
+    backend: str
+    ranks: int = 0
+    latency: float = 0.0
+    rate: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was not measured of nodes or links, and why."""
+
+    what: str
+    subjects: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A line of the report. `state`: `ok`, `low` (below its limit) or `note`."""
+
+    subject: str
+    what: str
+    state: str
+    text: str
+    value: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What was measured at a moment (seconds since the epoch), and the verdicts."""
+
+    nodes: tuple[NodeFigures, ...]
+    links: tuple[Link, ...]
+    reductions: tuple[Reduction, ...]
+    verdicts: tuple[Verdict, ...]
+    seconds: float
+    time: float = 0.0
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def low(self) -> tuple[Verdict, ...]:
+        return tuple(item for item in self.verdicts if item.state == "low")
+
+
+# -------------------------------------------------------------------------------------------------
 
 NETWORK_BASELINE = {
     "g4dn.xlarge": 5.0,
@@ -28,30 +168,52 @@ NETWORK_BASELINE = {
     "c5.xlarge": 1.25,
     "c5n.xlarge": 5.0,
 }
+
 """Gbit/s that an instance always has, as describe-instance-types says (BaselineBandwidthInGbps):
 https://github.com/scylladb/scylla-machine-image/blob/next/common/aws_net_params.json"""
 
 SLOW = {"core": 0.8, "memory": 0.7, "gemm": 0.8, "disk": 0.4}
+
 """Share of the median of its kind below which a node is slow. Disks vary most."""
+
 LINK = 0.85
+
 """Share of the baseline below which a link is slow."""
+
 LINK_AMONG = 0.4
+
 """The same of the median of all links, where no baseline is known."""
+
 LINK_MEMORY = 0.02
+
 """The same of the memory copy of a machine whose nodes are names for it."""
+
 LATENCY = 3.0
+
 """Times the median latency above which a link is slow, by LATENCY_LEAST seconds at least."""
+
 LATENCY_LEAST = 200e-6
+
 CLOCK = 0.5
+
 STEAL, LOAD = 0.1, 0.25
+
 """Shares of a node's processors that others may have while it is measured."""
+
 SHARE = 0.8
+
 """Share of a core that a thread has to get where nothing else wants it."""
+
 NAMED = 4
+
 """Nodes or links that are named where they were not measured."""
+
 THROTTLED = 0.25
+
 """Share of the time slices in which a limit may stop it: one may end as the measurement begins."""
+
 HOT = 90.0
+
 """Degrees Celsius of a GPU."""
 
 
@@ -311,3 +473,138 @@ def format_rate(value: float) -> str:
 
 def format_flops(value: float) -> str:
     return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
+
+
+# -------------------------------------------------------------------------------------------------
+# What programs on nodes print for `verify`, read: nvidia-smi, rocm-smi, reduce_all.py. Pure.
+
+
+_THROTTLED = {
+    0x08: "hardware slowdown",
+    0x20: "too hot",
+    0x40: "too hot",
+    0x80: "power brake",
+}
+
+"""Bits of clocks_throttle_reasons.active that are no ordinary work of the GPU:
+https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
+
+GPU_FIELDS = (
+    *("index", "name", "driver_version", "temperature.gpu", "clocks.sm", "clocks.max.sm"),
+    *("pcie.link.width.current", "pcie.link.width.max"),
+    *("ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active"),
+    *("memory.used", "memory.total", "utilization.gpu"),
+)
+
+"""Asked of nvidia-smi, in this order."""
+
+
+def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+    """The lines of `nvidia-smi --query-gpu=GPU_FIELDS --format=csv,noheader,nounits`."""
+    found = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) != len(GPU_FIELDS) or not words[0].isdecimal():
+            continue
+        given = dict(zip(GPU_FIELDS, words, strict=True))
+        active = 0
+        with suppress(ValueError):
+            active = int(given["clocks_throttle_reasons.active"], 16)
+        reasons = dict.fromkeys(text for bit, text in _THROTTLED.items() if active & bit)
+        found.append(
+            Gpu(
+                index=int(given["index"]),
+                name=given["name"],
+                driver=given["driver_version"],
+                temperature=_read_number(given["temperature.gpu"]),
+                width=_read_number(given["pcie.link.width.current"]),
+                width_most=_read_number(given["pcie.link.width.max"]),
+                errors=_read_number(given["ecc.errors.uncorrected.volatile.total"]),
+                throttled=", ".join(reasons),
+                memory_used=_read_number(given["memory.used"]),
+                utilization=_read_number(given["utilization.gpu"]),
+            )
+        )
+    return tuple(found)
+
+
+def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
+    """What `rocm-smi --showproductname --showtemp --showuse --showdriverversion --json` prints."""
+    try:
+        read = json.loads(text[text.index("{") :])
+    except (ValueError, RecursionError):
+        return ()
+    cards = {name: card for name, card in read.items() if isinstance(card, dict)}
+    driver = str(cards.get("system", {}).get("Driver version", ""))
+    found = []
+    for name, card in sorted(cards.items()):
+        if not (match := re.fullmatch(r"card(\d+)", name)):
+            continue
+        lower = {key.lower(): str(value) for key, value in card.items()}
+        series = next((value for key, value in lower.items() if "card series" in key), "AMD GPU")
+        hottest = [
+            degrees
+            for key, value in lower.items()
+            if "temperature" in key and (degrees := _read_number(value)) is not None
+        ]
+        found.append(
+            Gpu(
+                index=int(match[1]),
+                name=series,
+                driver=driver,
+                temperature=max(hottest, default=None),
+                utilization=_read_number(lower.get("gpu use (%)", "")),
+            )
+        )
+    return tuple(found)
+
+
+def _read_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # `[N/A]`
+        return None
+
+
+def read_reduction(backend: str, text: str) -> Reduction:
+    """The table that reduce_all.py prints: bytes, µs, algorithm and bus bandwidth in GB/s."""
+    rows = [line.split() for line in text.splitlines()]
+    table = [row for row in rows if len(row) == 4 and None not in map(_read_number, row)]
+    ranks = re.search(r"^ok: (\d+) ranks", text, re.MULTILINE)
+    if not table or not ranks:
+        said = [line for line in text.splitlines() if line.strip()]
+        return Reduction(backend, error=said[-1] if said else "no rank printed anything")
+    latency, rate = float(table[0][1]) / 1e6, float(table[-1][3]) * 1e9
+    return Reduction(backend, int(ranks[1]), latency, rate)
+
+
+# -------------------------------------------------------------------------------------------------
+# What `up` says of a quick look at a cluster: one line, and one for each thing that is slow.
+
+
+SHOWN = 10
+
+"""Things below their limit that are named; of more, only the number is told."""
+
+
+def describe_verdict(report: Measurements, *, workers: int, name: str) -> tuple[str, ...]:
+    """`workers` of the cluster, those included for which there was no time; `name` is its own."""
+    measured = count(len(report.nodes), "node")
+    if report.links:
+        measured += f" and {count(len(report.links), 'link')}"
+    low, seconds = report.low, f"({report.seconds:.1f} s)"
+    head = f"measured {measured}: all within limits {seconds}"
+    if low:
+        figures = count(len(report.verdicts), "figure")
+        head = f"measured {measured}: {len(low)} of {figures} below the limit {seconds}"
+    lines = [head, *(f"  {v.subject}, {v.what}: {v.text}" for v in low[:SHOWN])]
+    if len(low) > SHOWN:
+        lines.append(f"  … {len(low) - SHOWN} more")
+    pairs = workers * (workers - 1) // 2
+    missing = {"node": workers - len(report.nodes), "link": pairs - len(report.links)}
+    left_out = [count(number, what) for what, number in missing.items() if number]
+    if left_out:
+        lines.append(f"  not measured, to save time: {', '.join(left_out)}")
+    if low or left_out:
+        lines.append(f"  → `clusterctl verify {name}` measures everything, for longer")
+    return tuple(lines)

@@ -1,1 +1,1 @@
-"""Jobs: stage the code, start it, follow it, end it, bring back what it made, keep the record."""
+"""Jobs from their start to their outputs, on nodes that are there."""

@@ -14,11 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import assets, unpack
-from clusterctl.errors import ClusterctlError
-from clusterctl.jobs import archives
-from clusterctl.model import NodeResult
-from clusterctl.transport import PARTS, Transport
+from clusterctl.core import assets
+from clusterctl.core.errors import ClusterctlError
+from clusterctl.core.model import NodeResult
+from clusterctl.project import tree
+from clusterctl.transport import copying
+from clusterctl.transport.protocol import PARTS, Transport
 
 LEAST = 1 << 20
 """Bytes of a file that is copied by its blocks, at least."""
@@ -172,10 +173,9 @@ def _reduce(
         " rm -rf sums held"
     )
     archive = b"".join(
-        archives.make_entry(f"sums/{path}", _render(basis.sums), 0o600)
-        for path, basis in bases.items()
+        tree.make_entry(f"sums/{path}", _render(basis.sums), 0o600) for path, basis in bases.items()
     )
-    return transport.run(command, stdin=archive + archives.END_OF_ARCHIVE, timeout=timeout).ok
+    return transport.run(command, stdin=archive + tree.END_OF_ARCHIVE, timeout=timeout).ok
 
 
 def _get_blocks(
@@ -200,7 +200,7 @@ def _get_blocks(
                 elif (blocks / PARTS / path).is_file():
                     _add(basis, _read(news / path), blocks / PARTS / path, made / PARTS / path)
             if made.is_dir():
-                unpack.move_into(made, target)
+                copying.move_into(made, target)
         except OSError as error:
             why = f"{error.filename or target} cannot be written: {error.strerror}"
             return replace(got, exit_code=None, error=why, errno=error.errno or 0), []

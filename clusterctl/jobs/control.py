@@ -7,16 +7,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterctl.errors import NodeUnreachable
-from clusterctl.formats import count
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import secrets, systems
-from clusterctl.jobs.start import list_nodes, list_rank_nodes
-from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.node_results import make_error
-from clusterctl.schedulers import direct, job_state
-from clusterctl.schedulers.direct import ASK_TIMEOUT
-from clusterctl.timeouts import NEVER, Deadline, now
+from clusterctl.batch import direct, verdict
+from clusterctl.batch import system as batch_system
+from clusterctl.batch.direct import ASK_TIMEOUT
+from clusterctl.core.clock import NEVER, Deadline, now
+from clusterctl.core.errors import NodeUnreachable
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
+from clusterctl.core.text import count
+from clusterctl.jobs import submit
+from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000
@@ -44,13 +44,13 @@ def refresh_all(
 ) -> tuple[Job, ...]:
     """All these jobs of one cluster. `report` hears of a queue that does not answer. Those not
     asked after by the deadline are unchanged."""
-    found = systems.load(cluster).refresh(jobs, pool, report, deadline)
+    found = batch_system.load_job_system(cluster).refresh(jobs, pool, report, deadline)
     for job, fresh in zip(jobs, found, strict=True):
         if fresh.state.ended and fresh.started is None and not job.state.ended:
             forget(fresh, cluster, pool)  # staged at most: no script of its own has cleaned up
     return tuple(
         replace(fresh, survivors=kill_processes(fresh, cluster, pool, deadline))
-        if fresh.reason == job_state.NO_FOLDER and not fresh.survivors
+        if fresh.reason == verdict.NO_FOLDER and not fresh.survivors
         else fresh  # the launcher has no script that would clean up
         for fresh in found
     )
@@ -69,7 +69,7 @@ def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVE
     # waited for as long as for an answer.
     for result in pool.connect([cluster.launcher.name], timeout=min(HURRY, deadline.left)):
         _require_told(job, result)
-    argv = systems.load(cluster).scheduler.cancel_argv(job)
+    argv = batch_system.load_job_system(cluster).scheduler.cancel_argv(job)
     _require_told(job, _run_on_launcher(job, cluster, pool, argv, deadline))
 
 
@@ -92,7 +92,7 @@ def wait_for_end(
     """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
     here, over our own connections. Returned as it is where it has not ended by the deadline.
     `report` hears now and then that ranks are still saving."""
-    known, system = job.state.ended, systems.load(cluster)
+    known, system = job.state.ended, batch_system.load_job_system(cluster)
     limit = deadline.limit(system.limit_end(job.spec))
     job = _wait_for_end(job, cluster, pool, limit, report)
     if not job.state.ended and (force := system.make_force_argv(job)):
@@ -117,7 +117,7 @@ def _wait_for_end(
     job = refresh(job, cluster, pool, deadline)
     began, told = now(), 0.0
     while not job.state.ended and not deadline.passed:
-        time.sleep(systems.load(cluster).poll)
+        time.sleep(batch_system.load_job_system(cluster).poll)
         job = refresh(job, cluster, pool, deadline)
         waited = now() - began
         if job.state is JobState.RUNNING and waited - told >= SAVING:
@@ -164,7 +164,7 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
     """Removes the secrets of a job that was staged and will not start, where a node answers."""
 
     def remove(name: str) -> NodeResult:
-        command = secrets.remove(f"{cluster.node(name).root}/jobs/{job.id}")
+        command = submit.remove_secrets(f"{cluster.node(name).root}/jobs/{job.id}")
         return pool.find_transport(name).run(command, timeout=ASK_TIMEOUT)
 
     pool.call_each(remove, list_nodes(job, cluster))
@@ -172,7 +172,7 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
 
 def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
-    logs = systems.load(cluster).logs
+    logs = batch_system.load_job_system(cluster).logs
     result = _run_on_launcher(
         job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
@@ -181,7 +181,7 @@ def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
 
 def read_remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher said about ranks that failed, less what everybody knows by then."""
-    command = f"tail -c {REMARKS} {systems.load(cluster).errors} 2>/dev/null"
+    command = f"tail -c {REMARKS} {batch_system.load_job_system(cluster).errors} 2>/dev/null"
     return direct.drop_known_remarks(
         _run_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text
     )

@@ -12,23 +12,109 @@ import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
 
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import control, logs, pace, systems
-from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.logs import Piece
-from clusterctl.jobs.node_connections import Connections, OutputFile, TimeIsUpError, Watch
-from clusterctl.jobs.reconnecting import FindDead
-from clusterctl.model import Cluster, Reporter
-from clusterctl.schedulers import job_state
+from clusterctl.batch import system, verdict
+from clusterctl.core.clock import now
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, Reporter
+from clusterctl.jobs import control, records
+from clusterctl.jobs.connections import (
+    Connections,
+    FindDead,
+    Interrupts,
+    OutputFile,
+    TimeIsUpError,
+    Watch,
+)
+from clusterctl.jobs.records import Piece
 from clusterctl.state.home import explain_write_errors
-from clusterctl.timeouts import now
-from clusterctl.transport import Channel
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import Channel
+
+# -------------------------------------------------------------------------------------------------
+# When a follower looks again at a job, and when it asks whether anybody still looks after it.
+
+
+FASTEST, STREAMING, SLOWEST = 0.02, 0.2, 0.5
+
+"""Seconds between polls: quick after output, slower while it goes on, or while nothing comes. A
+poll starts a few programs on each node, and takes their time from the ranks."""
+
+MUCH = 1 << 16
+
+"""A poll that brings as many bytes is followed by the next at once."""
+
+STILL = 300.0
+
+"""Seconds without output of a running job after which that is said."""
+
+SUSPICION = 5.0
+
+"""Seconds of silence after which we ask whether the supervisor is still there."""
+
+LONGEST = 60.0
+
+"""The longest time between such questions of a batch system, whose queue is asked less and less
+often."""
+
+STEADY = 10.0
+
+"""The same of a launcher, also with output that never pauses."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """When to look again, and when to ask whether anybody still looks after the job."""
+
+    backoff: float
+    sleep: Callable[[float], None] = time.sleep
+    pause: float = FASTEST
+    streams: bool = False
+    """Whether the last poll had news."""
+    patience: float = SUSPICION
+    last_output: float = field(default_factory=now)
+    asked: float = field(default_factory=now)
+    told: float = 0.0
+    """The silence that was told last began then."""
+
+    def should_tell(self) -> bool:
+        """Whether nothing has come for long, and that was not said yet."""
+        if self.told == self.last_output or now() - self.last_output < STILL:
+            return False
+        self.told = self.last_output
+        return True
+
+    def should_ask(self, moved: int) -> bool:
+        """Whether it is time to ask, after a look that saw news or did not."""
+        at = now()
+        if moved:
+            self.last_output, self.patience = at, SUSPICION
+        longest = LONGEST if self.backoff > 1 else STEADY
+        if at - max(self.last_output, self.asked) <= self.patience and at - self.asked <= longest:
+            return False
+        self.asked = at
+        self.patience = min(self.patience * self.backoff, LONGEST)
+        return True
+
+    def rest(self, moved: int) -> None:
+        """Waits for the next look. `moved`: bytes that this one has brought."""
+        if moved >= MUCH:
+            return
+        if moved and not self.streams:
+            self.pause = FASTEST
+        self.sleep(self.pause)
+        growth, slowest = (1.5, STREAMING) if moved else (1.25, SLOWEST)
+        self.pause = min(self.pause * growth, slowest)
+        self.streams = bool(moved)
+
+
+# -------------------------------------------------------------------------------------------------
 
 LAST = 20.0
+
 """Seconds that workers which were lost have to answer again when the job has ended without them."""
 
 _HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")
@@ -70,7 +156,7 @@ class Follower:
         self.job = job
         self.cut_short = False
         self._cluster = cluster
-        self._system = systems.load(cluster)
+        self._system = system.load_job_system(cluster)
         self._pool = pool
         self._folder = folder / "out"
         self._file: BufferedWriter | None = None
@@ -136,7 +222,7 @@ class Follower:
 
     def _wait_for_end(self) -> Iterator[list[Piece]]:
         """Looks at all nodes again and again until the job has ended."""
-        clock = pace.Pace(self._system.backoff)
+        clock = Pace(self._system.backoff)
         while not self.job.state.ended:
             self._nodes.check()
             self._nodes.welcome_back()
@@ -153,7 +239,7 @@ class Follower:
             clock.rest(moved)
 
     def _tell_silence(self) -> None:
-        job, minutes = self.job.id, f"{pace.STILL / 60:g} minutes"
+        job, minutes = self.job.id, f"{STILL / 60:g} minutes"
         self._report(
             f"job {job} has written nothing for {minutes}{self._describe_use()};"
             f" `clusterctl doctor {job}` shows what its ranks are doing"
@@ -178,7 +264,7 @@ class Follower:
             if self._nodes.welcome_back():
                 return True
             yield []
-            time.sleep(pace.FASTEST)
+            time.sleep(FASTEST)
         return False
 
     def _report_wait(self) -> None:
@@ -194,7 +280,7 @@ class Follower:
                 file = self._find_file(watch, f"out/{path.name}")
                 if file is None:
                     continue
-                for chunk, file.offset in logs.read(path):
+                for chunk, file.offset in records.read_log(path):
                     file.stored = file.offset
                     if replay:
                         yield [Piece(file.rank, watch.node, file.stream, chunk)]
@@ -231,14 +317,14 @@ class Follower:
                 continue
             if missing := offset - file.stored:
                 pieces.append(
-                    Piece(file.rank, watch.node, file.stream, logs.render_marker(missing))
+                    Piece(file.rank, watch.node, file.stream, records.render_marker(missing))
                 )
             if file.copy:
                 if missing:
-                    logs.leave_out(file.copy, file.stored, offset)
+                    records.leave_out(file.copy, file.stored, offset)
                 with explain_write_errors(file.copy), file.copy.open("ab") as sink:
                     sink.write(data)
-                logs.shorten(file.copy, len(watch.files))
+                records.shorten(file.copy, len(watch.files))
             file.stored = offset + len(data)
             pieces.append(Piece(file.rank, watch.node, file.stream, data))
         return pieces
@@ -280,7 +366,7 @@ class Follower:
                 return None
             file = OutputFile(None, "state")
         else:
-            match = logs.FILE.fullmatch(name)
+            match = records.FILE.fullmatch(name)
             if match is None:
                 return None
             rank = None if match["agent"] else int(match["number"])
@@ -295,4 +381,4 @@ class Follower:
     def _apply(self, file: OutputFile, data: bytes) -> None:
         file.facts += data
         whole, _, _ = file.facts.rpartition(b"\n")
-        self.job = job_state.judge(self.job, whole.decode(errors="replace"))
+        self.job = verdict.judge(self.job, whole.decode(errors="replace"))

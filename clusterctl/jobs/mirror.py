@@ -4,8 +4,10 @@ and those that are brought from there to this machine while somebody follows the
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -14,39 +16,187 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from clusterctl import assets, unpack
-from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
-from clusterctl.formats import count, format_bytes, format_time
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import block_copies, bucket_copies, copies_here, stage, systems
-from clusterctl.jobs.copies_here import Copies
-from clusterctl.jobs.start import list_rank_nodes
-from clusterctl.model import Cluster, NodeResult
-from clusterctl.node_results import make_error
+from clusterctl.batch import system
+from clusterctl.core import assets
+from clusterctl.core.clock import Deadline, now, run_in_background
+from clusterctl.core.errors import ClusterctlError, RecordError, UsageError, describe_reason
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, NodeResult, make_error
+from clusterctl.core.text import count, format_bytes, format_time
+from clusterctl.jobs import block_copies
+from clusterctl.jobs.submit import list_rank_nodes
+from clusterctl.project import tree
 from clusterctl.state.home import explain_write_errors, make_private, write_atomic
-from clusterctl.timeouts import Deadline, now, run_in_background
+from clusterctl.transport import copying
 from clusterctl.transport.pool import Pool
 
+if TYPE_CHECKING:
+    from clusterctl.data.sources import Bucket
+
+
+# -------------------------------------------------------------------------------------------------
+# The copies of a job's outputs that this machine has: `copies/NODE/PATH` in the job's folder, and
+# `copies/.NODE.json`, which says what they are.
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The copies of one node's outputs: (path, size in bytes, modification time). `when`: all that
+    was there at that moment is among them, in seconds since the epoch by the launcher's clock."""
+
+    when: float
+    files: tuple[tuple[str, int, float], ...]
+    left_out: tuple[int, int] = (0, 0)
+    """How many more outputs there were, and their bytes: as far as the launcher has said so."""
+
+
+def locate_copies(job_folder: Path) -> Path:
+    """Where copies of a job's outputs are here."""
+    return job_folder / "copies"
+
+
+def parse_copies(content: bytes) -> Copies | None:
+    """What a note says; None where it is damaged."""
+    with suppress(ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        known = json.loads(content)
+        files = ((str(name), int(size), float(when)) for name, size, when in known["files"])
+        return Copies(float(known["when"]), tuple(files))
+    return None
+
+
+def render_copies(copies: Copies) -> bytes:
+    return json.dumps({"when": copies.when, "files": copies.files}).encode()
+
+
+def list_stored(target: Path) -> dict[str, Copies]:
+    """What `mirror.bring` has put below `target`, by node. What has a damaged note comes anew."""
+    found = {}
+    for path in target.glob(".*.json"):
+        with suppress(OSError):
+            if copies := parse_copies(path.read_bytes()):
+                found[path.name[1 : -len(".json")]] = copies
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# Copies of a job's outputs in a bucket (`--sync s3://…`): those that this machine has brought from
+# the launcher go there while it follows the job, and come back for a job that is resumed.
+#
+# `NODE/PATH` is a file, and `.NODE.json` says which ones are there: it is written behind them.
+
+
+def is_url(sync: str) -> bool:
+    return sync.startswith("s3://")
+
+
+def make_url(job: Job) -> str:
+    return f"{job.spec.sync}/job-{job.id}"
+
+
+def _open(job: Job) -> Bucket:
+    from clusterctl.data.sources import Bucket  # not for every `run`
+
+    return Bucket(make_url(job))
+
+
+def claim_bucket(job: Job) -> None:
+    """Writes there which job it is, so that a bucket that may not be written to is known before
+    the job starts. Raises ProviderError; UsageError where there is something already."""
+    bucket = _open(job)
+    if not bucket.is_empty():
+        raise UsageError(
+            f"{make_url(job)} is not empty, so the outputs of job {job.id} cannot be copied there",
+            hint="move it away, or choose another --sync URL",
+        )
+    about = {"schema": 1, "job": job.id, "cluster": job.cluster, "program": job.spec.program.target}
+    bucket.write("job.json", json.dumps(about).encode())
+
+
+def upload(job: Job, folder: Path) -> None:
+    """Brings what has changed in `folder`, the copies here, to the bucket, and removes there what
+    the program has. Links stay here. Raises ProviderError, OSError."""
+    bucket = _open(job)
+    for node, copies in list_stored(folder).items():
+        note = folder / f".{node}.sent"
+        before = parse_copies(note.read_bytes()) if note.is_file() else None
+        known = before.files if before else ()
+        files = tuple(item for item in copies.files if not (folder / node / item[0]).is_symlink())
+        if before and files == known:
+            continue
+        for item in set(files).difference(known):
+            bucket.upload(folder / node / item[0], _name(node, item[0]))
+        content = render_copies(replace(copies, files=files))
+        bucket.write(f".{node}.json", content)
+        paths = {path for path, _, _ in files}
+        bucket.delete(_name(node, path) for path, _, _ in known if path not in paths)
+        write_atomic(note, content)
+
+
+def download(job: Job, folder: Path) -> bool:
+    """Brings them back into `folder`, as `mirror.bring` leaves them; whether there were any. Raises
+    ProviderError, OSError; RecordError for a note that is damaged."""
+    bucket = _open(job)
+    notes = [name for name in bucket.list() if re.fullmatch(r"\.[a-z0-9.-]+\.json", name)]
+    for note in notes:
+        node = note[1 : -len(".json")]
+        content = bucket.read(note)
+        copies = parse_copies(content)
+        if copies is None:
+            raise RecordError(
+                f"{bucket.url}/{note} is damaged: it does not list the files of {node}",
+                hint="copy the files from the bucket by hand",
+            )
+        for path, _, modified in copies.files:
+            file = folder.joinpath(node, *copying.split_inner_parts(path))
+            make_private(file.parent)
+            bucket.download(_name(node, path), file)
+            os.utime(file, (modified, modified))
+        make_private(folder)
+        write_atomic(folder / note, content)
+    return bool(notes)
+
+
+def _name(node: str, path: str) -> str:
+    """Names of objects are UTF-8; those of files may be anything."""
+    return f"{node}/{os.fsencode(path).decode(errors='backslashreplace')}"
+
+
+# -------------------------------------------------------------------------------------------------
+
 LIST_TIMEOUT = 60.0
+
 COPY_TIMEOUT = 3600.0
+
 INTERVAL = 60.0
+
 """Seconds between two looks for copies to bring here, at least."""
+
 SYNC_INTERVAL = 5.0
+
 """The same for a job with --sync."""
+
 LARGEST = 100_000_000
+
 """Bytes of a file that is brought here: a cloud charges for what leaves it."""
+
 SAVE_LIMIT = 60
+
 """Seconds that the launcher may take for the copies of a job that has ended."""
+
 SYNC_LIMIT = 600
-"""The same for a job with --sync."""
+
 RESERVE = 1_000_000_000
+
 """Bytes that copies leave free on the disk here."""
 
 
-def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict[str, Copies]:
+def find_mirror(
+    job: Job, cluster: Cluster, pool: Pool, names: Collection[str]
+) -> dict[str, Copies]:
     """What there is of the outputs of these nodes, by node; none where there are no copies. Raises
     NodeUnreachable."""
     if not names or (cluster.one_host and not job.spec.sync):
@@ -58,10 +208,10 @@ def find(job: Job, cluster: Cluster, pool: Pool, names: Collection[str]) -> dict
     result = pool.find_transport(launcher).run(script, timeout=LIST_TIMEOUT)
     if not result.ok:
         raise make_error(f"looking for copies of the outputs of job {job.id}", result)
-    return parse(launcher, result.stdout)
+    return parse_mirror(launcher, result.stdout)
 
 
-def parse(launcher: str, printed: bytes) -> dict[str, Copies]:
+def parse_mirror(launcher: str, printed: bytes) -> dict[str, Copies]:
     """What templates/job/mirrored.sh.j2 printed there. Raises RecordError."""
     found: dict[str, tuple[float, list[tuple[str, int, float]]]] = {}
     left: dict[str, tuple[int, int]] = {}
@@ -131,7 +281,7 @@ def copy(
             transport.run(f"rm -rf {held}", timeout=LIST_TIMEOUT)
 
 
-def describe(copies: Mapping[str, Copies]) -> list[str]:
+def describe_mirror(copies: Mapping[str, Copies]) -> list[str]:
     """From when they are, for people."""
     lines = []
     for name, found in sorted(copies.items()):
@@ -157,8 +307,8 @@ def _locate_folder(job: Job, cluster: Cluster) -> str:
 def claim(job: Job, job_folder: Path) -> None:
     """Makes a new folder below that of --sync the place of the copies, or one in a bucket theirs.
     UsageError where it has files already, or cannot be made; ProviderError from a bucket."""
-    if bucket_copies.is_url(job.spec.sync):
-        bucket_copies.claim(job)
+    if is_url(job.spec.sync):
+        claim_bucket(job)
         return
     target = Path(job.spec.sync, f"job-{job.id}")
     with explain_write_errors(target):
@@ -168,20 +318,20 @@ def claim(job: Job, job_folder: Path) -> None:
                 f"{target} is not empty, so the outputs of job {job.id} cannot be copied there",
                 hint="move it away, or choose another --sync DIR",
             )
-        (target / stage.MARK).touch()
+        (target / tree.MARK).touch()
         make_private(job_folder)
-        copies_here.locate(job_folder).symlink_to(target)
+        locate_copies(job_folder).symlink_to(target)
 
 
 def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
     """Where --sync has brought the outputs, for people. `missing`: why the last ones are not
     there."""
-    folder = copies_here.locate(job_folder).resolve()
-    target = folder if not bucket_copies.is_url(job.spec.sync) else bucket_copies.make_url(job)
+    folder = locate_copies(job_folder).resolve()
+    target = folder if not is_url(job.spec.sync) else make_url(job)
     if missing:
         how = f"`clusterctl fetch {job.id}` copies everything that the nodes still have"
         return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
-    if not any(copies.files for copies in copies_here.list_stored(folder).values()):
+    if not any(copies.files for copies in list_stored(folder).values()):
         return f"job {job.id} has no outputs that --sync copies to {target}"
     return f"the outputs of job {job.id} are in {target}"
 
@@ -204,7 +354,7 @@ class Keeper:
         self._largest = math.inf if job.spec.sync else LARGEST
         # What shares this machine's disk is not safer for a further copy on it.
         wanted = bool(job.spec.sync) or not cluster.shares_machine
-        self._works = wanted and systems.load(cluster).copies_outputs
+        self._works = wanted and system.load_job_system(cluster).copies_outputs
         self._end = threading.Event()
         self._busy = threading.Lock()
 
@@ -226,15 +376,15 @@ class Keeper:
     def _bring(self, patience: float = 0) -> str:
         """Why not everything has come; "" where it has. The next look may do better. `patience`:
         seconds that another clusterctl, which follows the job too, may be at it."""
-        target, limit = copies_here.locate(self._folder).resolve(), Deadline(patience)
+        target, limit = locate_copies(self._folder).resolve(), Deadline(patience)
         try:
             with self._busy:
                 while not self._bring_alone(target):
                     if limit.passed:
                         return "another clusterctl is copying them"
                     time.sleep(0.2)
-                if bucket_copies.is_url(self._job.spec.sync):
-                    bucket_copies.upload(self._job, target)
+                if is_url(self._job.spec.sync):
+                    upload(self._job, target)
         except (ClusterctlError, OSError) as error:
             return describe_reason(error)
         return ""
@@ -267,7 +417,7 @@ class Keeper:
 
     def _describe_late(self, job: Job) -> str:
         """That nodes have not answered the launcher since the end of the job; "" where all have."""
-        known = copies_here.list_stored(copies_here.locate(self._folder).resolve())
+        known = list_stored(locate_copies(self._folder).resolve())
         late = [
             name
             for name in list_rank_nodes(job, self._cluster)
@@ -279,7 +429,7 @@ class Keeper:
 def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float = LARGEST) -> None:
     """Makes `target`/NODE hold the launcher's copies, less those that are larger. Raises
     NodeUnreachable, OSError; UsageError where they do not fit."""
-    found = find(job, cluster, pool, list_rank_nodes(job, cluster))
+    found = find_mirror(job, cluster, pool, list_rank_nodes(job, cluster))
     if not found:
         return
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -287,7 +437,7 @@ def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float =
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another clusterctl may be at it
         for abandoned in target.glob(".part-*"):
             shutil.rmtree(abandoned)
-        known = copies_here.list_stored(target)
+        known = list_stored(target)
         for name, copies in found.items():
             _bring_node(job, cluster, pool, target, name, known.get(name), copies, largest)
 
@@ -322,8 +472,8 @@ def _bring_node(
         came = {path for path, _, _ in wanted if os.path.lexists(Path(scratch, name, path))}
         if came:
             (target / name).mkdir(exist_ok=True)
-            unpack.move_into(Path(scratch, name), target / name)
+            copying.move_into(Path(scratch, name), target / name)
     have = tuple(item for item in files if item in had or item[0] in came)
-    write_atomic(target / f".{name}.json", copies_here.render(Copies(copies.when, have)))
+    write_atomic(target / f".{name}.json", render_copies(Copies(copies.when, have)))
     if not got.ok:
         raise make_error(f"copying outputs of job {job.id}", got)

@@ -7,30 +7,115 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from clusterctl.errors import ClusterctlError, RecordError
-from clusterctl.job_model import Job
-from clusterctl.jobs import block_copies, mirror, stage
-from clusterctl.jobs.copy_retries import persist
-from clusterctl.jobs.fetched import read_state
-from clusterctl.jobs.start import list_rank_nodes
-from clusterctl.model import Cluster, NodeResult, Reporter
-from clusterctl.node_results import make_error
-from clusterctl.state import Home
-from clusterctl.state.home import explain_write_errors, write_atomic
-from clusterctl.transport import PARTS
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import ClusterctlError, RecordError
+from clusterctl.core.job import Job
+from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
+from clusterctl.jobs import block_copies, mirror
+from clusterctl.jobs.records import read_state
+from clusterctl.jobs.submit import list_rank_nodes
+from clusterctl.project import tree
+from clusterctl.state.home import Home, explain_write_errors, write_atomic
+from clusterctl.transport import shell
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import PARTS, Transport
+from clusterctl.transport.ssh import CONNECT_LIMIT
+
+# -------------------------------------------------------------------------------------------------
+# Copies that go on after their connection was lost.
+
+
+ATTEMPTS = 5
+
+"""Connections that one copy may use up."""
 
 LIST_TIMEOUT = 60.0
+
+WAIT, PAUSE = 300.0, 3.0
+
+"""Seconds that a node which was lost has to answer again; seconds between two looks."""
+
+
+def persist(
+    transport: Transport,
+    attempt: Callable[[int], NodeResult],
+    report: Reporter = lambda line: None,
+) -> NodeResult:
+    """Calls `attempt` with its number, from 0, and again when the node answers after a loss of the
+    connection: it copies what is missing by then. The result of the last one. `report` hears of
+    each loss."""
+    number = 0
+    while True:
+        result = attempt(number)
+        number += 1
+        if not result.cut or number == ATTEMPTS:
+            return result
+        report(
+            f"lost the connection to {result.node}: {result.error};"
+            f" continuing if it answers within {WAIT / 60:g} minutes"
+        )
+        if not _connect(transport):
+            return result
+
+
+def _connect(transport: Transport) -> bool:
+    limit = Deadline(WAIT)
+    while True:
+        try:
+            transport.connect(min(CONNECT_LIMIT, limit.left))
+            return True
+        except (ClusterctlError, OSError):
+            if limit.left < PAUSE:
+                return False
+            time.sleep(PAUSE)
+
+
+def put_folder(
+    transport: Transport,
+    source: Path,
+    target: str,
+    *,
+    timeout: float,
+    report: Reporter = lambda line: None,
+) -> NodeResult:
+    """As `Transport.put`; after a loss of the connection, the files that came whole are not sent
+    again."""
+
+    def attempt(number: int) -> NodeResult:
+        there = _list_whole(transport, source, target) if number else ()
+        return transport.put(source, target, timeout=timeout, without=there)
+
+    return persist(transport, attempt, report)
+
+
+def _list_whole(transport: Transport, source: Path, target: str) -> Sequence[str]:
+    """The files of a folder that have their size and time there, too. A file gets its time when it
+    is complete."""
+    command = f"cd {shell.quote_path(target)} && find . -type f -printf '%s %T@ %P\\0'"
+    found = []
+    for item in transport.run(command, timeout=LIST_TIMEOUT).stdout.split(b"\0")[:-1]:
+        size, modified, path = os.fsdecode(item).split(" ", 2)
+        with suppress(OSError, ValueError):
+            here = os.lstat(source / path)
+            if (int(size), int(float(modified))) == (here.st_size, int(here.st_mtime)):
+                found.append(path)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+
 FETCH_TIMEOUT = 3600.0
 
 _ET_CORE = 4
+
 """The kind of an ELF file that is a core dump."""
 
 
@@ -84,7 +169,9 @@ class FoundOutputs:
         return self.outputs
 
 
-def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT) -> FoundOutputs:
+def find_outputs(
+    job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT
+) -> FoundOutputs:
     """Every output on every node that ran ranks."""
 
     def ask(name: str) -> NodeResult:
@@ -113,12 +200,12 @@ def find(job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOU
             failed.append(_make_listing_error(job, cluster, result))
         if result.stdout.endswith(b"lost"):  # else it ends with a NUL, if anything
             lost.append(result.node)
-        found += parse(result.node, result.stdout)
+        found += parse_outputs(result.node, result.stdout)
     found.sort(key=lambda output: (output.node, output.path))
     return FoundOutputs(tuple(found), tuple(failed), tuple(lost))
 
 
-def parse(node: str, printed: bytes) -> list[Output]:
+def parse_outputs(node: str, printed: bytes) -> list[Output]:
     """What `outputs.sh list` printed there. Raises RecordError."""
     found = []
     try:
@@ -136,8 +223,8 @@ def find_copies(
 ) -> tuple[Output, ...]:
     """The launcher's copies of the outputs of nodes that are lost; says from when they are. Raises
     NodeUnreachable."""
-    copies = mirror.find(job, cluster, pool, names)
-    for line in mirror.describe(copies):
+    copies = mirror.find_mirror(job, cluster, pool, names)
+    for line in mirror.describe_mirror(copies):
         report(line)
     return tuple(
         Output(name, path, size, modified, copied=True)
@@ -164,7 +251,7 @@ def fetch(
     with explain_write_errors(target):
         if not target.exists():
             target.mkdir(parents=True)
-            (target / stage.MARK).touch()
+            (target / tree.MARK).touch()
     with _lock(target, home):
         return _fetch(job, cluster, pool, outputs, target, home, report)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from clusterctl.job_model import ProgramKind
-from clusterctl.launch import Request
-from clusterctl.launch.mpi_transport import Variable
-from clusterctl.launch.placement import YIELD, choose_binding, choose_waiting
-from clusterctl.launch_plan import Reason
-from clusterctl.model import Node
+from clusterctl.core.job import ProgramKind, Reason
+from clusterctl.core.model import Node
+from clusterctl.launch.hostfile import YIELD, choose_binding, choose_waiting
+from clusterctl.launch.launcher import Request
+from clusterctl.launch.network import Variable
 
 _KEEP_MEMORY = ":".join(
     (

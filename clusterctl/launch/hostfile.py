@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from clusterctl.model import Cluster, render_hostfile_mark
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl.core import text
+from clusterctl.core.errors import LaunchError, UsageError
+from clusterctl.core.job import JobSpec, Placement
+from clusterctl.core.model import Cluster, Node, render_hostfile_mark
+from clusterctl.launch.launcher import Request
 
 
 def render_hostfile(cluster: Cluster, counts: dict[str, int]) -> str:
@@ -20,3 +27,196 @@ def render_whole_hostfile(cluster: Cluster) -> str:
     if cluster.one_host:
         lines = [f"localhost slots={sum(node.slots for node in cluster.workers)}"]
     return "\n".join((render_hostfile_mark(cluster.id), *lines, ""))
+
+
+# -------------------------------------------------------------------------------------------------
+# How many ranks, which node and which cores run them, and how they wait there.
+
+
+MOST_ON_LOCAL = 1000
+
+"""Ranks of a local node: more would take this machine's processes from everybody else."""
+
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+
+"""Whether a rank that waits for a message offers its core to other processes, as Open MPI 4 and 5
+read it in every program. They wait by polling. On a core that something else runs on, too, the
+waiting rank then takes the time of the rank that it waits for: with two ranks on two cores, one
+other process made a training 3 to 18 times slower. Where the cores are the ranks' own, polling
+without a pause answers soonest."""
+
+
+def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
+    """Ranks in hostfile order, node by node.
+
+    Default: one rank per GPU where a node has any, else one per worker. `--ranks` are spread
+    evenly, the first nodes taking one more. More ranks than slots is a LaunchError, except where
+    nodes share one machine with us (local): there it runs, oversubscribed.
+    """
+    workers = choose_workers(cluster, spec)
+    counts = _count_ranks(workers, spec)
+    if not cluster.shares_machine:
+        for node, count in zip(workers, counts, strict=True):
+            if count > node.slots:
+                total = sum(node.slots for node in workers)
+                raise LaunchError(
+                    f"{text.count(sum(counts), 'rank')} do not fit: {node.name} has"
+                    f" {text.count(node.slots, 'slot')}"
+                    f" ({total} in all) and would get {count}",
+                    hint=f"use at most --ranks {_find_most(workers)}, or a larger cluster",
+                )
+    elif max(counts) > MOST_ON_LOCAL:
+        raise LaunchError(
+            f"{max(counts)} ranks on one node are too many for this machine",
+            hint=f"a local node takes up to {MOST_ON_LOCAL}",
+        )
+    placement, first = [], 0
+    for node, count in zip(workers, counts, strict=True):
+        if count:
+            placement.append(Placement(node=node.name, first=first, count=count))
+            first += count
+    return tuple(placement)
+
+
+def shares_processor(cluster: Cluster, placement: Sequence[Placement]) -> bool:
+    """Two of the nodes are one machine, by its boot id: containers, or local nodes."""
+    boots = [cluster.node(place.node).facts.boot_id for place in placement]
+    known = [boot for boot in boots if boot]
+    return cluster.shares_machine or len(set(known)) < len(known)
+
+
+def is_oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
+    return any(place.count > cluster.node(place.node).slots for place in placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """`cores` per rank; 0: ranks are not bound. `why` is for people."""
+
+    cores: int
+    why: str
+
+
+def choose_binding(request: Request) -> Binding:
+    """Binding is right where a node owns its cores and runs several ranks: a rank that stays keeps
+    its cache. Open MPI's daemons each start at core 0, so nodes that share a processor would share
+    that core."""
+    spec, cluster = request.spec, request.cluster
+    if shares_processor(cluster, request.placement):
+        return Binding(0, "the nodes share one processor")
+    if spec.launcher == "torchrun":
+        return Binding(0, "one torchrun per node: it may use all its cores")
+    if spec.now:
+        return Binding(0, "--now: other jobs may run on the same cores")
+    if max(place.count for place in request.placement) == 1:
+        return Binding(0, "one process per node: it may use all its cores")
+    cores = min(
+        cluster.node(place.node).facts.physical_cores // place.count for place in request.placement
+    )
+    if cores == 0:
+        return Binding(0, "fewer cores than ranks")
+    return Binding(cores, "a rank that stays on its cores keeps its cache")
+
+
+def choose_waiting(request: Request) -> tuple[bool, str]:
+    """Whether a rank that waits offers its core at every poll, and why."""
+    cluster, placement = request.cluster, request.placement
+    more = any(place.count > cluster.node(place.node).facts.cores for place in placement)
+    reasons = (
+        (cluster.shares_machine, "this machine runs other programs"),
+        (shares_processor(cluster, placement), "the nodes share one processor"),
+        (request.spec.now, "with --now, other jobs may use these cores"),
+        (more, "there are more ranks than cores"),
+        (cluster.attached, "these hosts may run other programs"),
+    )
+    why = next((why for holds, why in reasons if holds), "")
+    if why:
+        return True, f"waiting ranks yield: {why}"
+    return False, "waiting ranks poll: the machines run nothing but this job"
+
+
+def _find_most(workers: Sequence[Node]) -> int:
+    """The largest number of ranks that fits when they are spread evenly, the first nodes first."""
+    slots = [node.slots for node in workers]
+    fewest = min(slots)
+    return fewest * len(workers) + slots.index(fewest)
+
+
+def choose_workers(cluster: Cluster, spec: JobSpec) -> tuple[Node, ...]:
+    """The workers that the job uses, in the order of its ranks. Raises UsageError for a name that
+    no worker has, LaunchError where there are not as many."""
+    names = tuple(dict.fromkeys(spec.hosts))
+    found = find_workers(cluster, names, f"--nodes {','.join(names)}") or cluster.workers
+    workers = tuple({node.name: node for node in found}.values())
+    nodes, wanted = spec.nodes, f"--nodes {spec.nodes}"
+    if spec.ranks and spec.ranks_per_node and not (nodes or names):
+        nodes = -(-spec.ranks // spec.ranks_per_node)
+        each = text.count(spec.ranks, "rank")
+        wanted = f"{each}, {spec.ranks_per_node} on each node, need {nodes} workers"
+    if nodes > len(workers):
+        raise LaunchError(
+            f"{wanted}: cluster {cluster.name!r} has {text.count(len(workers), 'worker')}",
+            hint=f"`clusterctl up {cluster.name} --workers {nodes}` adds workers"
+            if not cluster.attached
+            else "add hosts to the file",
+        )
+    return workers[:nodes] if nodes else workers
+
+
+def find_workers(cluster: Cluster, hosts: Sequence[str], typed: str) -> tuple[Node, ...]:
+    """The worker of each name or address. Raises UsageError for one that there is not, with
+    `typed`, the option that names it."""
+    return tuple(_find_worker(cluster, host, typed) for host in hosts)
+
+
+def drop_unknown_hosts(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, str]:
+    """A job of another cluster: with as many workers, whichever they are, where this one does not
+    have all that the job has chosen; and a line that says so."""
+    try:
+        find_workers(cluster, spec.hosts, "--nodes")
+    except UsageError:
+        names = tuple(dict.fromkeys(spec.hosts))
+        note = f"--nodes {len(names)} instead of {','.join(names)}, since cluster {cluster.name!r}"
+        return replace(spec, hosts=(), nodes=len(names)), f"{note} does not have all of these"
+    return spec, ""
+
+
+def _find_worker(cluster: Cluster, host: str, typed: str) -> Node:
+    named = {node.name: node for node in cluster.workers}
+    for names in (
+        lambda node: (node.name,),
+        lambda node: (node.address, node.private_address),
+        lambda node: (node.facts.hostname,),
+        lambda node: (node.name.split(".")[0], node.facts.hostname.split(".")[0]),
+    ):
+        found = [node for node in named.values() if host in names(node)]
+        if len(found) == 1:
+            return found[0]
+    raise UsageError(
+        f"{typed}: cluster {cluster.name!r} has no worker {host}",
+        hint=f"leave it out, or choose from its workers: {', '.join(named)}",
+    )
+
+
+def _count_ranks(workers: Sequence[Node], spec: JobSpec) -> list[int]:
+    if len(set(spec.hosts)) < len(spec.hosts):
+        return [spec.hosts.count(node.name) for node in workers]
+    if spec.ranks and spec.ranks_per_node:
+        if spec.ranks != spec.ranks_per_node * len(workers):
+            raise UsageError(
+                f"--ranks {spec.ranks} is not --ranks-per-node {spec.ranks_per_node}"
+                f" x {text.count(len(workers), 'node')}",
+                hint="give one of them, or add --nodes",
+            )
+        return [spec.ranks_per_node] * len(workers)
+    if spec.ranks_per_node:
+        return [spec.ranks_per_node] * len(workers)
+    if spec.ranks and spec.nodes > spec.ranks:
+        raise UsageError(
+            f"--nodes {spec.nodes}: only {text.count(spec.ranks, 'rank')}",
+            hint=f"--ranks {spec.nodes} or more, or fewer --nodes",
+        )
+    if spec.ranks:
+        share, rest = divmod(spec.ranks, len(workers))
+        return [share + (index < rest) for index in range(len(workers))]
+    return [len(node.facts.gpus) or 1 for node in workers]

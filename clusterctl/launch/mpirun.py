@@ -6,36 +6,193 @@ Open MPI 5 hands its runtime's own parameters to PRRTE (`--prtemca`), Open MPI 4
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network
 from shlex import quote
 
-from clusterctl.errors import LaunchError
-from clusterctl.launch import Request, interconnect, mpi_transport
+from clusterctl.core import assets
+from clusterctl.core.errors import LaunchError, UsageError
+from clusterctl.core.job import (
+    BatchMpirun,
+    JobSpec,
+    LaunchPlan,
+    Placement,
+    Program,
+    ProgramKind,
+    Reason,
+)
+from clusterctl.core.model import Cluster, Mpi, Node
+from clusterctl.launch import network as launch_network
 from clusterctl.launch.environment import build_environment, list_program
-from clusterctl.launch.hostfile import render_hostfile
-from clusterctl.launch.interconnect import Interconnect
-from clusterctl.launch.mpi_transport import Flag, MpiTransport
-from clusterctl.launch.placement import choose_binding, is_oversubscribed
-from clusterctl.launch.user_mpirun_args import merge
-from clusterctl.launch_plan import BatchMpirun, LaunchPlan, Reason
-from clusterctl.model import Mpi, Node
+from clusterctl.launch.hostfile import (
+    choose_binding,
+    is_oversubscribed,
+    render_hostfile,
+    render_whole_hostfile,
+)
+from clusterctl.launch.launcher import Request
+from clusterctl.launch.network import (
+    UCX_WITHOUT_RDMA,
+    Flag,
+    Interconnect,
+    MpiTransport,
+    list_rdma_devices,
+)
+
+# -------------------------------------------------------------------------------------------------
+# `--mpirun-arg`: options that a person adds to the mpirun of a job.
+
+
+WHY = "--mpirun-arg"
+
+_OURS = {
+    **dict.fromkeys(("-np", "-n", "-c", "--np"), "use --ranks, or --ranks-per-node"),
+    **dict.fromkeys(
+        ("-H", "-host", "--host", "-hostfile", "--hostfile", "-machinefile", "--machinefile"),
+        "use --nodes N, or --nodes NAME,NAME",
+    ),
+    **dict.fromkeys(("-wdir", "--wdir", "-wd"), "ranks start in your current folder's copy"),
+    **dict.fromkeys(("--output", "--output-filename"), "`clusterctl logs` has the output"),
+    "-x": "use --env NAME=VALUE",
+}
+
+"""What clusterctl decides, and what to use instead."""
+
+_NAMED = ("--mca", "--prtemca", "--pmixmca", "-mca")
+
+"""Options whose first value is the name of what they set."""
+
+
+def parse_user_args(values: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each option with its values. Raises UsageError for what clusterctl decides itself."""
+    found: list[tuple[str, ...]] = []
+    for value in values:
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise UsageError(
+                f"--mpirun-arg {value!r}: {error}", hint="close the quotation marks"
+            ) from None
+        if not words or not words[0].startswith("-"):
+            raise UsageError(
+                f"--mpirun-arg {value!r} is not an option of mpirun",
+                hint="for example --mpirun-arg='--map-by slot:PE=2'",
+            )
+        for word in words:
+            if word.startswith("-"):
+                found.append((word,))
+            else:
+                found[-1] = (*found[-1], word)
+    once: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for words_of in found:
+        _check(words_of)
+        other = once.setdefault(_name_target(words_of), words_of)
+        if other != words_of and words_of[0] in (*_NAMED, "--map-by", "--bind-to", "--rank-by"):
+            raise UsageError(
+                f"--mpirun-arg: {' '.join(other)} and {' '.join(words_of)} contradict each other",
+                hint="leave one of the two out",
+            )
+    return found
+
+
+def _check(words: tuple[str, ...]) -> None:
+    if hint := _OURS.get(words[0].partition("=")[0]):
+        raise UsageError(f"--mpirun-arg: clusterctl sets {words[0]} itself", hint=hint)
+    orders = [part for word in words[1:] for part in word.lower().split(":")]
+    if words[0] in ("--map-by", "--rank-by") and {"node", "span", "seq"} & set(orders):
+        raise UsageError(
+            f"--mpirun-arg: {' '.join(words)} distributes ranks over the nodes",
+            hint="ranks fill one node after the other; --ranks-per-node sets how many each gets",
+        )
+
+
+def merge(flags: Sequence[Flag], values: Sequence[str], nodes: Sequence[Node] = ()) -> list[Flag]:
+    """clusterctl's flags, less those that these options set, and these. `nodes` are those of the
+    job, where they are known. Raises UsageError for a network that they do not have, and for cores
+    that a rank would have without being bound to them."""
+    own = [_keep_on_node(words) for words in parse_user_args(values)]
+    set_here = {_name_target(words) for words in own}
+    bindings = [words[-1] for words in own if words[0] == "--bind-to"]
+    for words in own:
+        if words[0] == "--map-by" and ":pe=" in words[-1].lower():  # it binds, too
+            set_here.add(("--bind-to",))
+            if wrong := [word for word in bindings if not word.startswith(("core", "hwt"))]:
+                raise UsageError(
+                    f"{' '.join(words)} and --bind-to {wrong[0]} contradict each other",
+                    hint="leave one of the two out",
+                )
+        if _name_target(words) == ("--mca", "btl_tcp_if_include"):
+            _check_networks(" ".join(words), words[-1].split(","), nodes)
+    kept = [flag for flag in flags if _name_target(flag[0]) not in set_here]
+    if ("pml", "ucx") in {words[1:] for words in own} and not all(map(list_rdma_devices, nodes)):
+        kept += [flag for flag in UCX_WITHOUT_RDMA if _name_target(flag[0]) not in set_here]
+    return [*kept, *((words, WHY) for words in own)]
+
+
+def _keep_on_node(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Mapping by cores and the like: without the last word, PRRTE does not look at the slots of a
+    node where there may be more processes than slots, and the first node gets all ranks (5.0.11).
+    """
+    place, *more = words[-1].split(":")
+    if words[0] != "--map-by" or place.lower() == "slot":
+        return words
+    kept = [word for word in more if "oversubscribe" not in word.lower()]
+    return (words[0], ":".join((place, *kept, "NOOVERSUBSCRIBE")))
+
+
+def _check_networks(typed: str, networks: Sequence[str], nodes: Sequence[Node]) -> None:
+    """Open MPI would end the job, or wait for ever."""
+    for node in nodes:
+        known = {item.device: item for item in node.facts.interfaces if item.up}
+        for network in networks:
+            if not any(
+                network == name or _is_within(network, item.address) for name, item in known.items()
+            ):
+                raise UsageError(
+                    f"{typed}: {node.name} has no network {network}",
+                    hint=f"leave it out, or choose one of: {', '.join(known)}",
+                )
+
+
+def _is_within(network: str, address: str) -> bool:
+    try:
+        return ip_address(address) in ip_network(network, strict=False)
+    except ValueError:  # the name of a device
+        return False
+
+
+def _name_target(words: Sequence[str]) -> tuple[str, ...]:
+    """What a flag sets: its name, and that of the parameter, where it has one."""
+    name = "--mca" if words[0] == "-mca" else words[0]
+    return (name, *words[1:2]) if name in _NAMED else (name,)
+
+
+# -------------------------------------------------------------------------------------------------
 
 AGENT = "clusterctl-ssh"
+
 """mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""
+
 BATCH_AGENT = "clusterctl-agent"
+
 """In a job of a batch system, which has ways of its own to reach the job's nodes."""
+
 IN_BATCH_JOB = Interconnect(
     cidrs=("$cctl_cidr",), devices={"": "$cctl_device"}, reason="that of the first node's address"
 )
+
 """The network of such a job: where its nodes lie is known when it starts."""
 
 AT_ONCE = 132 * 1024
+
 """Bytes that ranks of one node send without asking first: 128 KiB and MPI's own words. By default
 (4 KiB) the receiver is asked, and copies by a system call: all-reduces of 16 to 256 KiB then take
 twice the time (5.0.11, 4.1.4)."""
 
 APART = "MALLOC_MMAP_THRESHOLD_"
+
 """At the end of MPI_Comm_spawn across nodes, PRRTE 3.0 clears an entry behind the end of an array
 (`connect_release` clears `info[1]` of an array of one; seen with 3.0.14): its daemon then ends with
 a damaged heap in half of the runs. With this variable at 1, glibc gives each block pages of its
@@ -128,9 +285,11 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     nodes = [cluster.node(place.node) for place in request.placement]
     involved = list({node.name: node for node in (cluster.launcher, *nodes)}.values())
     mpi = find_common_mpi(involved)
-    network = interconnect.use_loopback(nodes) if cluster.one_host else interconnect.solve(involved)
+    network = (
+        launch_network.use_loopback(nodes) if cluster.one_host else launch_network.solve(involved)
+    )
     counts = {place.node: 1 if per_node else place.count for place in request.placement}
-    transport = mpi_transport.choose(request.spec.backend, nodes)
+    transport = launch_network.choose_transport(request.spec.backend, nodes)
     if not cluster.one_host:
         network = replace(network, ucx_devices=transport.ucx_devices)
     flags = merge(
@@ -268,6 +427,7 @@ PLACED: tuple[Flag, ...] = (
     (("--map-by", "slot"), "ranks fill the nodes in order"),
     (("--bind-to", "none"), "the batch system binds, or does not"),
 )
+
 """In a job of a batch system."""
 
 
@@ -281,14 +441,14 @@ def plan_batch_calls(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
 
 def _plan_batch_call(words: Generation) -> BatchMpirun:
     engines = [
-        (row.needs, row.pml, _list_words(row.flags)) for row in mpi_transport.ENGINES if row.needs
+        (row.needs, row.pml, _list_words(row.flags)) for row in launch_network.ENGINES if row.needs
     ]
     # Sites have fabrics that the table does not know: on those, Open MPI chooses by itself.
-    tcp = (*mpi_transport.TCP.flags, _choose_btl(words), _limit_starts(words))
-    engines.append((("no-fabric",), mpi_transport.TCP.pml, _list_words(tcp)))
+    tcp = (*launch_network.TCP.flags, _choose_btl(words), _limit_starts(words))
+    engines.append((("no-fabric",), launch_network.TCP.pml, _list_words(tcp)))
     variables = [
         (needs, tuple(word for name, value, _ in rows for word in ("-x", f"{name}={value}")))
-        for needs, rows in mpi_transport.VARIABLES
+        for needs, rows in launch_network.VARIABLES
     ]
     by_subnet, by_device = (
         _list_words((_route_daemons(words, network), _route_messages(network)))
@@ -303,7 +463,7 @@ def _plan_batch_call(words: Generation) -> BatchMpirun:
         by_subnet=by_subnet,
         by_device=by_device,
         engines=tuple(engines),
-        more=((mpi_transport.UCC_NEEDS, _list_words(mpi_transport.UCC)), *variables),
+        more=((launch_network.UCC_NEEDS, _list_words(launch_network.UCC)), *variables),
     )
 
 
@@ -378,3 +538,120 @@ def _explain_ranks(request: Request) -> str:
         return "as asked"
     gpus = any(request.cluster.node(place.node).facts.gpus for place in request.placement)
     return "one rank per GPU" if gpus else "one rank per worker"
+
+
+# -------------------------------------------------------------------------------------------------
+# What makes ssh, mpirun and python work as a person types them on a node: the settings of a job,
+# as environment variables, which options on a command line override.
+
+
+HAND_AGENT = "clusterctl-mpi-ssh"
+
+_OF_A_JOB = ("CLUSTERCTL_WORLD_SIZE", "MASTER_ADDR")
+
+_BEYOND_SLOTS = ("rmaps_default_mapping_policy", "rmaps_base_oversubscribe")
+
+"""Parameters that allow more ranks than slots: for MPI_Comm_spawn in a job, and for people only
+where slots are advice."""
+
+_SPAWNING = ("prte_launch_agent", "odls_base_exec_agent")
+
+"""Parameters that are about MPI_Comm_spawn alone."""
+
+_BINDING = {4: "OMPI_MCA_hwloc_base_binding_policy", 5: "PRTE_MCA_hwloc_default_binding_policy"}
+
+_PREFIXES = {"--mca": "OMPI_MCA_", "--prtemca": "PRTE_MCA_"}
+
+_AS_ROOT = {
+    f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")
+}
+
+Texts = dict[str, tuple[str, int]]
+
+"""Texts and modes, by path."""
+
+
+def is_contained(node: Node) -> bool:
+    """Whether jobs run in a container of the node's, which has an sshd of its own."""
+    return node.job_port != node.ssh_port
+
+
+def render_files(cluster: Cluster, node: Node) -> Texts:
+    """What a shell on that node needs, below `shell` in the node's root."""
+    plan = _plan(cluster)
+    values = {"node": node, "nodes": cluster.nodes, "container": is_contained(node)}
+    folder = f"{node.root}/ssh".replace("%", "%%")  # ssh would expand it
+
+    def render_script(template: str, **more: str) -> tuple[str, int]:
+        return assets.render(f"terminal/{template}.sh.j2", **values, **more), 0o755
+
+    found: Texts = {
+        "enter": render_script("enter"),
+        "env": (
+            assets.render(
+                "terminal/env.sh.j2",
+                node=node,
+                variables=sorted(_list_variables(cluster, node, plan).items()),
+                path=":".join(_list_path(node)),
+            ),
+            0o644,
+        ),
+        "hostfile": (render_whole_hostfile(cluster), 0o644),
+        "ssh_config": (assets.render("terminal/ssh_config.j2", **values, folder=folder), 0o644),
+        f"bin/{HAND_AGENT}": render_script("agent"),
+        **{f"bin/{name}": render_script("ssh", name=name) for name in ("ssh", "scp", "sftp")},
+    }
+    if node.mpi_prefix:
+        found |= {
+            f"bin/{name}": render_script("mpirun", name=name) for name in ("mpirun", "mpiexec")
+        }
+    if node.python:
+        found |= {f"bin/{name}": render_script("python") for name in ("python", "python3")}
+    return found
+
+
+def _list_path(node: Node) -> list[str]:
+    """Folders of programs: those of ours first, then what belongs to the node's Python."""
+    mpi = [f"{node.mpi_prefix}/bin"] if node.mpi_prefix else []
+    beside = [node.python.rpartition("/")[0]] if node.python.startswith("/") else []
+    return list(dict.fromkeys((f"{node.root}/shell/bin", *mpi, *beside)))
+
+
+def _list_variables(cluster: Cluster, node: Node, plan: LaunchPlan | None) -> dict[str, str]:
+    found = {"CLUSTERCTL_DATA": f"{node.root}/data"}
+    if cluster.shared:
+        found["CLUSTERCTL_SHARED"] = cluster.shared
+    if plan is None:
+        return found
+    found |= {name: value for name, value in plan.env.items() if name not in _OF_A_JOB}
+    found |= plan.node_env.get(node.name, plan.node_env[cluster.workers[0].name])
+    if cluster.launcher.user == "root":
+        found |= _AS_ROOT
+    return {**found, **_list_parameters(plan, cluster)}
+
+
+def _list_parameters(plan: LaunchPlan, cluster: Cluster) -> dict[str, str]:
+    """mpirun's own flags, as the variables that mean the same."""
+    launcher = cluster.launcher
+    left_out = _SPAWNING if cluster.shares_machine else (*_SPAWNING, *_BEYOND_SLOTS)
+    found: dict[str, str] = {}
+    for word, name, value in zip(plan.argv, plan.argv[1:], plan.argv[2:], strict=False):
+        if word in _PREFIXES and name not in left_out:
+            found[_PREFIXES[word] + name] = HAND_AGENT if value == AGENT else value
+        if (word, name) == ("--bind-to", "none") and launcher.facts.mpi:
+            found[_BINDING[launcher.facts.mpi.major]] = "none"
+    return found
+
+
+def _plan(cluster: Cluster) -> LaunchPlan | None:
+    """A job with a rank on every slot; None where no job with MPI can run on this cluster."""
+    placement, first = [], 0
+    for node in cluster.workers:
+        placement.append(Placement(node=node.name, first=first, count=node.slots))
+        first += node.slots
+    spec = JobSpec(program=Program(kind=ProgramKind.COMMAND, target="true"))
+    request = Request(id=0, spec=spec, cluster=cluster, placement=tuple(placement))
+    try:
+        return plan_mpirun(request, per_node=False)
+    except LaunchError:
+        return None

@@ -1,1 +1,1 @@
-"""The table of options: one declaration for each option of each verb (`verbs`)."""
+"""The command line as tables: verbs, their options, and what may stand together."""

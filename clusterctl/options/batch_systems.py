@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
-from clusterctl.options import limits as where
-from clusterctl.options.batch_options import BATCH_SYSTEMS, BatchOptions
-from clusterctl.options.limits import Limit
-from clusterctl.options.provider_options import join_words
-from clusterctl.options.table import Group, Option, flag, text
+from clusterctl.options import table
+from clusterctl.options.batch import BATCH_SYSTEMS, BatchOptions
+from clusterctl.options.table import Group, Limit, Option, flag, join_words, text
 
 
 def _load(row: str) -> BatchOptions:
@@ -59,7 +57,7 @@ NOT_MOUNTED = Limit(
     ),
 )
 
-GROUP = Group(f"Batch systems ({_join_titles(SYSTEMS)})", (ONLY, where.STAGED))
+GROUP = Group(f"Batch systems ({_join_titles(SYSTEMS)})", (ONLY, table.STAGED))
 _ALL = Group(GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(SYSTEMS) == 2 else 'any'}")
 
 
@@ -95,7 +93,7 @@ PASSED: tuple[Option[Any], ...] = (
         text(f"--{name}", _ALL)
         for name in ("account", "job-name", "mail-type", "mail-user", "time")
     ),
-    flag("--requeue", _ALL, limits=(ONLY, where.SUPERVISED, where.ENDS_ONCE)),
+    flag("--requeue", _ALL, limits=(ONLY, table.SUPERVISED, table.ENDS_ONCE)),
     *_collect(),
 )
 """Options of `run` that go to the batch system as they are."""

@@ -4,43 +4,46 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from clusterctl.options import batch_systems
-from clusterctl.options import limits as where
-from clusterctl.options.checks import (
-    begins_file_system,
-    budget,
-    duration,
-    idle_time,
-    indices,
-    integer,
-    life_time,
-    names,
-    shared_folder,
-)
-from clusterctl.options.provider_options import BREAKABLE, PROVIDER_OPTIONS, join_words
-from clusterctl.options.shared import OPTIONS, YES
+from clusterctl.options import batch_systems, table
 from clusterctl.options.table import (
     ARGUMENTS,
+    BREAKABLE,
     DEFAULT_NAME,
     GENERAL,
+    OPTIONS,
+    PROVIDER_OPTIONS,
+    YES,
     Common,
     Group,
     Named,
     Option,
     Verb,
     amount,
+    begins_file_system,
+    budget,
     choice,
     cluster_option,
+    duration,
     file,
     flag,
+    idle_time,
+    indices,
+    integer,
+    join_words,
+    life_time,
     maybe,
     name_argument,
+    names,
     number,
+    seconds,
+    sha256_hex,
+    shared_folder,
     text,
     texts,
 )
 
 CLUSTERS = "Clusters"
+
 NEW_NAME = name_argument(DEFAULT_NAME)
 
 
@@ -57,7 +60,7 @@ def join_shared(verb: type[Verb], words: list[str]) -> list[str]:
         if word == "--shared":
             given = following and begins_file_system(following[0])
             end = index + 1 + bool(given)
-            found.append(f"{word}={following[0] if given else where.LAUNCHER}")
+            found.append(f"{word}={following[0] if given else table.LAUNCHER}")
         else:
             found += words[index:end]
         index = end
@@ -73,7 +76,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "clusterctl up --provider docker --gpus all lab",
     )
     MACHINE = Group("Machines")
-    EC2 = Group("Amazon EC2", (where.EC2,))
+    EC2 = Group("Amazon EC2", (table.EC2,))
 
     name = NEW_NAME
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
@@ -94,15 +97,15 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         " file system of EFS or FSx",
         "[ID]",
         check=shared_folder,
-        alone=where.LAUNCHER,
-        limits=where.FILE_SYSTEM,
+        alone=table.LAUNCHER,
+        limits=table.FILE_SYSTEM,
     )
     image = texts(
         "--image",
         MACHINE,
         "Container image of all nodes, or of a kind of node; repeatable",
         "[KIND=]IMAGE",
-        limits=where.IMAGE,
+        limits=table.IMAGE,
     )
     gpus = Option[tuple[str, ...]](
         "--gpus",
@@ -111,7 +114,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "0,1|all",
         empty=(),
         check=indices,
-        limits=where.DOCKER,
+        limits=table.DOCKER,
     )
     gpu = texts(
         "--gpu", EC2, "GPU workers: g4dn or T4, g4ad, g5, g6, p4d, p5; repeatable", "FAMILY[:N]"
@@ -134,7 +137,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "Run ranks in containers or on the host (default: docker)",
         "docker",
         "host",
-        limits=where.RUNTIME,
+        limits=table.RUNTIME,
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
     disk = number(
@@ -160,7 +163,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         EC2,
         "Networks that may connect (default: your address)",
         "A,B",
-        limits=where.SSH_CIDR,
+        limits=table.SSH_CIDR,
     )
     instance_connect = flag(
         "--instance-connect", EC2, "Connect through an endpoint of AWS, where SSH is closed"
@@ -201,6 +204,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
 
 
 _FETCH = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")
+
 _DISCARD = flag("--discard", OPTIONS, "Delete unfetched job outputs and the shared folder")
 
 
@@ -294,9 +298,9 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         )
         for flag, name in batch_systems.FLAGS.items()
     )
-    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=where.HERE)
+    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=table.HERE)
     identity = file(
-        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=where.HERE
+        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=table.HERE
     )
     workdir = text(
         "--workdir",
@@ -305,7 +309,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         "DIR",
     )
     bootstrap = flag(
-        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=where.HOSTS
+        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=table.HOSTS
     )
     shared = flag("--shared", OPTIONS, limits=batch_systems.NOT_MOUNTED)
 
@@ -385,7 +389,7 @@ class Allow(Common, heading=CLUSTERS, module="access"):
     networks = texts("", ARGUMENTS, "Networks (default: your present address)", "[CIDR...]")
 
 
-class Gc(Common, heading=CLUSTERS, module="gc"):
+class Gc(Common, heading=CLUSTERS, module="lifetime"):
     """Find clusters on EC2 without a local record, and remove them or take one back.
 
     It searches all regions of the account. --yes removes your own clusters, and another user's
@@ -398,5 +402,195 @@ class Gc(Common, heading=CLUSTERS, module="gc"):
     )
     region = texts("--region", OPTIONS, "Region (default: all); repeatable", "NAME")
     dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
-    cluster = cluster_option(where.NOT_ADOPT, help="Remove only this cluster")
+    cluster = cluster_option(table.NOT_ADOPT, help="Remove only this cluster")
     yes = YES
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs about nodes and about this machine.
+
+
+MACHINES = "Nodes and this machine"
+
+
+class Ssh(Common, heading=MACHINES, module="access"):
+    """Open a shell on a node, or run one command there."""
+
+    ends_at_argument = True
+    examples = ("clusterctl ssh", "clusterctl ssh worker-1 -- nvidia-smi")
+    node = text("", ARGUMENTS, "Node (default: the launcher)", "[NODE]")
+    command = texts("", ARGUMENTS, "Command to run instead of a shell", "[COMMAND...]")
+    timeout = amount(
+        "--timeout",
+        OPTIONS,
+        "With --json: stop the command after this time (default: 600)",
+        "SECONDS",
+        seconds,
+        empty=600.0,
+        limits=table.WITH_JSON,
+    )
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Options before the command are ours, also between NODE and the command, which begins at
+        `--` or at the first word after NODE; all from there on is the command's."""
+        end = cls.count_leading(words)
+        ours, rest, node = words[:end], words[end:], ""
+        if rest and rest[0] != "--":
+            node, *rest = rest
+            end = cls.count_leading(rest)
+            ours, rest = ours + rest[:end], rest[end:]
+        return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
+
+
+class SshConfig(Common, heading=MACHINES, module="access", function="ssh_config"):
+    """Let plain ssh, rsync and editors reach the nodes as CLUSTER-NODE.
+
+    Adds one line to ~/.ssh/config, for all clusters. A cluster that is removed disappears from it.
+    """
+
+    examples = ("clusterctl ssh-config", "ssh default-worker-1")
+    show = flag("--print", OPTIONS, "Print the line and change nothing", settable=False)
+    remove = flag(
+        "--remove", OPTIONS, "Remove the line again", limits=table.NOT_PRINTED, settable=False
+    )
+    cluster = cluster_option(table.ALL_CLUSTERS)
+
+
+class Forward(Common, heading=MACHINES, module="access"):
+    """Make a port of a node, such as TensorBoard's or Jupyter's, reachable on this machine."""
+
+    examples = ("clusterctl forward worker-1:6006", "clusterctl forward 8888 --port 9000")
+    target = text("", ARGUMENTS, "Node (default: the launcher) and port", "[NODE:]PORT")
+    port = number(
+        "--port", OPTIONS, "Port on this machine (default: the same)", check=integer(1, 65535)
+    )
+
+
+class Cp(Common, heading=MACHINES, module="access"):
+    """Copy a file or a folder to or from a node."""
+
+    examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
+    source = text("", ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
+    target = text("", ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
+    timeout = amount(
+        "--timeout", OPTIONS, "Time limit (default: 3600)", "SECONDS", seconds, empty=3600.0
+    )
+
+
+class Init(Common, heading=MACHINES, module="access"):
+    """Write a commented clusterctl.toml for the project in this folder."""
+
+    examples = ("clusterctl init", "clusterctl init --print")
+    only_print = flag("--print", OPTIONS, "Print it, and write no file", settable=False)
+    cluster = cluster_option(table.FOR_A_FOLDER)
+
+
+class Check(Common, heading=MACHINES, module="access"):
+    """Check this machine: tools, packages, credentials and clusters.
+
+    With --real, three small machines are created on EC2 and removed, for at most $0.10.
+    """
+
+    settings_of = ("up",)
+    examples = ("clusterctl check", "clusterctl check --real")
+    real = flag("--real", OPTIONS, "Create and remove a cluster on EC2, and write a report")
+    region = text("--region", OPTIONS, "Region for --real", "NAME", limits=table.REAL)
+    ssh_cidr = text(
+        "--ssh-cidr", OPTIONS, "Networks that may connect to it", "A,B", limits=table.REAL
+    )
+    vpc = text("--vpc", OPTIONS, "VPC for it (default: a new one)", "ID", limits=table.REAL)
+    subnet = Option[tuple[str, ...]](
+        "--subnet", OPTIONS, "Subnets for it", "A,B", empty=(), check=names, limits=table.REAL
+    )
+    tag = texts(
+        "--tag", OPTIONS, "Tag for everything that is created", "KEY=VALUE", limits=table.REAL
+    )
+    runtime = choice(
+        "--runtime",
+        OPTIONS,
+        "Run ranks in containers or on the host (default: docker)",
+        "docker",
+        "host",
+        limits=table.REAL,
+    )
+    yes = YES
+    cluster = cluster_option(table.ONLY_THIS_MACHINE)
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs about data sets and node images: each has two words.
+
+
+DATA = "Data sets and images"
+
+_RECIPES = "launcher, cpu, nvidia, nvidia-mpi or amd"
+
+
+class DataGet(Common, heading=DATA, module="data"):
+    """Download data sets and copy them to $CLUSTERCTL_DATA on every worker.
+
+    A URL (https://, s3:// or hf://) is downloaded by one worker, which passes it on to the others.
+    A download that broke off is resumed, and its checksum is verified. Tokens: HF_TOKEN, or
+    CLUSTERCTL_HTTPS_TOKEN for https://.
+    """
+
+    examples = (
+        "clusterctl data get mnist",
+        "clusterctl data get cifar10 --no-push",
+        "clusterctl data get hf://datasets/stanfordnlp/imdb",
+        "clusterctl data get s3://my-bucket/train --name images",
+    )
+    names = texts("", ARGUMENTS, "mnist, cifar10, imagenette, or a URL", "NAME|URL...")
+    name = text("--name", OPTIONS, "Name of the folder on the workers", "NAME", limits=table.URL)
+    sha256 = text(
+        "--sha256", OPTIONS, "Checksum of the file", "HEX", limits=table.URL, check=sha256_hex
+    )
+    mirror = text(
+        "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
+    )
+    no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
+    cluster = cluster_option(table.PUSHED)
+
+
+class DataPush(Common, heading=DATA, module="data"):
+    """Copy data sets to $CLUSTERCTL_DATA on every worker."""
+
+    examples = ("clusterctl data push mnist", "clusterctl data push ./images --name images")
+    names = texts("", ARGUMENTS, "Data set, or a folder", "NAME...")
+    name = maybe("--name", OPTIONS, "Name of the folder on the workers", "NAME")
+
+
+class DataList(Common, heading=DATA, module="data"):
+    """List the data sets, and which of them are on this machine."""
+
+    examples = ("clusterctl data list",)
+    cluster = cluster_option(table.ONLY_LOCAL_DATA)
+
+
+class DataIndex(Common, heading=DATA, module="data"):
+    """Write a YAML index of image folders."""
+
+    passes_options = True
+    examples = ("clusterctl data index train val",)
+    words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
+    json = flag("--json", GENERAL, limits=table.NO_JSON)
+    cluster = cluster_option(table.ONLY_LOCAL_DATA)
+
+
+class ImageBuild(Common, heading=DATA, module="data"):
+    """Build a node image from its recipe with this machine's Docker."""
+
+    examples = ("clusterctl image build cpu", "clusterctl image build nvidia --push ghcr.io/me")
+    name = text("", ARGUMENTS, _RECIPES, "NAME")
+    push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
+    base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
+    cluster = cluster_option(table.BUILT_HERE)
+
+
+class ImageLock(Common, heading=DATA, module="data"):
+    """Add missing checksums to docker/downloads.json: download the files and hash them."""
+
+    examples = ("clusterctl image lock nvidia",)
+    name = text("", ARGUMENTS, _RECIPES, "NAME")
+    cluster = cluster_option(table.BUILT_HERE)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from clusterctl.options import limits as where
-from clusterctl.options.checks import duration, expression, integer, names
-from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OF_JOB, OPTIONS
+from collections.abc import Collection
+
+from clusterctl.core.errors import UsageError
+from clusterctl.options import batch_systems, clusters, run, table
+from clusterctl.options.run import Run, Started, copy_options
 from clusterctl.options.table import (
     ARGUMENTS,
+    JOBS,
+    JSON_LINES,
+    LAST_JOB,
+    OF_JOB,
+    OPTIONS,
     Common,
+    Limit,
     Option,
+    Verb,
     amount,
+    byte_size,
     choice,
     cluster_option,
+    duration,
+    expression,
     file,
     flag,
+    integer,
     maybe,
+    names,
     number,
+    one_of,
     text,
 )
 
@@ -65,7 +80,7 @@ class Logs(Common, heading=JOBS, module="jobs"):
         "--tail",
         OPTIONS,
         "Show the last N lines of each rank",
-        limits=(where.FOLLOWED, where.NOT_METRICS),
+        limits=(table.FOLLOWED, table.NOT_METRICS),
     )
     grep = text(
         "--grep",
@@ -73,21 +88,21 @@ class Logs(Common, heading=JOBS, module="jobs"):
         "Show lines that match an expression",
         "REGEX",
         check=expression,
-        limits=where.NOT_METRICS,
+        limits=table.NOT_METRICS,
     )
     metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
     csv = flag(
         "--csv",
         OPTIONS,
         "Print metrics as comma-separated values",
-        limits=(where.WITH_METRICS, where.NOT_FOLLOWED_OR_JSON, where.NOT_EXPORTED),
+        limits=(table.WITH_METRICS, table.NOT_FOLLOWED_OR_JSON, table.NOT_EXPORTED),
     )
     export = file(
         "--export",
         OPTIONS,
         "Write metrics to a .csv file, or for TensorBoard to a folder",
         "DIR|FILE.csv",
-        limits=(where.WITH_METRICS, where.FOLLOWED),
+        limits=(table.WITH_METRICS, table.FOLLOWED),
     )
     json = JSON_LINES
     cluster = OF_JOB
@@ -120,7 +135,7 @@ class Fetch(Common, heading=JOBS, module="jobs"):
     cluster = OF_JOB
 
 
-class Doctor(Common, heading=JOBS, module="doctor"):
+class Doctor(Common, heading=JOBS, module="insight"):
     """Say why a job hangs or has failed.
 
     Looks at all its nodes at once: stacks of the ranks, memory, disks, clocks, links, and what the
@@ -138,7 +153,7 @@ class Doctor(Common, heading=JOBS, module="doctor"):
     cluster = OF_JOB
 
 
-class Top(Common, heading=JOBS, module="top"):
+class Top(Common, heading=JOBS, module="insight"):
     """Show what the ranks of a job and their nodes use: steps, processors, memory, network, cost.
 
     Refreshes in place on a terminal until the job ends. Nothing is installed on the nodes.
@@ -152,7 +167,7 @@ class Top(Common, heading=JOBS, module="top"):
     cluster = OF_JOB
 
 
-class Report(Common, heading=JOBS, module="report"):
+class Report(Common, heading=JOBS, module="insight"):
     """Write one page about a cluster or a job: timeline, curves of metrics, measurements, cost.
 
     The page loads nothing from the network. `--format md` writes the tables alone, as Markdown.
@@ -176,3 +191,157 @@ class Diff(Common, heading=JOBS, module="insight"):
     first = number("", ARGUMENTS, "Number of a job", "JOB", check=integer(0))
     second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=integer(0))
     cluster = cluster_option(help="Cluster of both jobs (default: any)")
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs that measure how fast a cluster and a program are: each has two words.
+
+
+BACKENDS = ("gloo", "mpi", "nccl")
+
+SMALLEST = 8
+
+"""Bytes of the first message that `reduce_all.py` sends."""
+
+
+def parse_backends(text: str, option: str) -> tuple[str, ...]:
+    check = one_of(*BACKENDS)
+    return tuple(check(name, option) for name in names(text, option))
+
+
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
+    """Different numbers of ranks, the smallest first."""
+    check = integer(1, 100_000)
+    found = tuple(sorted({check(word, option) for word in names(text, option)}))
+    if not found:
+        raise UsageError(f"{option} {text!r}: expected numbers", hint=f"for example {option} 1,2,4")
+    return found
+
+
+def parse_message_size(text: str, option: str) -> int:
+    size = byte_size(text, option)
+    if size < SMALLEST:
+        raise UsageError(
+            f"{option} {text}: the smallest message has {SMALLEST} bytes",
+            hint=f"for example {option} 8MB",
+        )
+    return size
+
+
+REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=integer(1, 1000))
+
+NOW = flag("--now", OPTIONS, "Measure even while a job runs")
+
+
+class BenchAllreduce(Common, heading=JOBS, module="insight"):
+    """Measure all-reduces of many sizes in each backend, and compare them with the slowest link.
+
+    The median of several repeats, with the smallest and the largest; bandwidths as nccl-tests
+    defines them.
+    """
+
+    examples = (
+        "clusterctl bench allreduce",
+        "clusterctl bench allreduce --backends mpi,nccl --max-size 1GB --ranks 8",
+    )
+    backends = Option[tuple[str, ...]](
+        *("--backends", OPTIONS, "Backends (default: all that the nodes have)", "gloo,mpi,nccl"),
+        empty=(),
+        check=parse_backends,
+    )
+    max_size = number(
+        "--max-size", OPTIONS, "Largest message (default: 8MB)", "SIZE", check=parse_message_size
+    )
+    ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: one per GPU or worker)")
+    repeats = REPEATS
+    now = NOW
+
+
+class BenchScaling(Started, heading=JOBS, module="insight"):
+    """Run a program with more and more ranks: its speed, where its time goes, and what it costs.
+
+    Shows the median of several runs, the curve predicted from what `verify` has measured, and the
+    cheapest and the fastest number of ranks. SCRIPT is a path, the name of a bundled program, or
+    -- COMMAND; options after it are its own.
+    """
+
+    settings_of = ("run",)
+    examples = ("clusterctl bench scaling --ranks 1,2,4 multinode_ddp_mpi.py 3 3 --metrics",)
+    counts = Option[tuple[int, ...]](
+        *("-n --ranks", OPTIONS, "Numbers of ranks: 1,2,4", "N,N,..."),
+        empty=(),
+        check=parse_counts,
+        settable=False,
+    )
+    repeats = REPEATS
+    now = NOW
+    of_run = (
+        Run.backend,
+        Run.launcher,
+        *copy_options(Run, groups=(Run.PROGRAM, Run.MORE_PROGRAM)),
+        Run.timeout,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# The verbs, in the order of `clusterctl --help`: each is a class with its options (see `table`),
+# in the module of its heading.
+
+
+VERBS: dict[str, type[Verb]] = {
+    "up": clusters.Up,
+    "down": clusters.Down,
+    "status": clusters.Status,
+    "list": clusters.List,
+    "verify": clusters.Verify,
+    "drill": clusters.Drill,
+    "attach": clusters.Attach,
+    "detach": clusters.Detach,
+    "extend": clusters.Extend,
+    "stop": clusters.Stop,
+    "start": clusters.Start,
+    "cost": clusters.Cost,
+    "allow": clusters.Allow,
+    "gc": clusters.Gc,
+    "run": run.Run,
+    "launch": run.Launch,
+    "rerun": run.Rerun,
+    "jobs": Jobs,
+    "logs": Logs,
+    "cancel": Cancel,
+    "fetch": Fetch,
+    "doctor": Doctor,
+    "diff": Diff,
+    "top": Top,
+    "report": Report,
+    "bench allreduce": BenchAllreduce,
+    "bench scaling": BenchScaling,
+    "ssh": clusters.Ssh,
+    "cp": clusters.Cp,
+    "forward": clusters.Forward,
+    "ssh-config": clusters.SshConfig,
+    "init": clusters.Init,
+    "check": clusters.Check,
+    "data get": clusters.DataGet,
+    "data push": clusters.DataPush,
+    "data list": clusters.DataList,
+    "data index": clusters.DataIndex,
+    "image build": clusters.ImageBuild,
+    "image lock": clusters.ImageLock,
+}
+
+FAMILIES = {
+    "bench": "Measure all-reduces, and how a program scales.",
+    "data": "Download, copy and list data sets.",
+    "image": "Build node images.",
+}
+
+"""Words that verbs of two words begin with."""
+
+
+def find_limit(verb: str, option: str, circumstances: Collection[str]) -> Limit | None:
+    """Why the option (as it is written: `--spot`, `-pe`) has no effect there; None where it has.
+    One that the verb does not have is srun's, and for a batch system."""
+    options = (item.limits for item in VERBS[verb].options().values() if option in item.flags)
+    limits = next(options, (batch_systems.ONLY,))
+    return next((item for item in limits if not item.holds(circumstances)), None)

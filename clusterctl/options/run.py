@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl import resume_args as resuming
-from clusterctl import sweeps
-from clusterctl.errors import UsageError
-from clusterctl.options import batch_systems
-from clusterctl.options import limits as where
-from clusterctl.options.checks import (
-    byte_size,
-    duration,
-    folder_or_bucket,
-    integer,
-    node_choice,
-    pattern,
-    python_version,
-)
+from clusterctl.core import job as core_job
+from clusterctl.core.errors import UsageError
+from clusterctl.options import batch_systems, table
+from clusterctl.options import resume_args as options_resume_args
 from clusterctl.options.clusters import Up, join_shared
-from clusterctl.options.shared import JOBS, JSON_LINES, LAST_JOB, OPTIONS, YES
 from clusterctl.options.table import (
     ARGUMENTS,
     GENERAL,
+    JOBS,
+    JSON_LINES,
+    LAST_JOB,
+    OPTIONS,
+    YES,
     Common,
     Group,
     Option,
     Verb,
     amount,
+    byte_size,
     choice,
     cluster_option,
+    duration,
     file,
     files,
     flag,
+    folder_or_bucket,
+    integer,
+    node_choice,
     number,
+    pattern,
+    python_version,
     text,
     texts,
 )
@@ -41,7 +42,7 @@ from clusterctl.options.table import (
 ENV = "Variable for all ranks; repeatable"
 ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
-STAGED = (where.STAGED,)
+STAGED = (table.STAGED,)
 SELDOM = "Less common, see docs/jobs.md"
 """What the help says before options that it only names, so that it fits on 60 lines."""
 
@@ -84,7 +85,7 @@ class Run(Started, heading=JOBS, module="run"):
 
     examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
-    JOB = Group("Job", (where.STAGED, where.SUPERVISED))
+    JOB = Group("Job", (table.STAGED, table.SUPERVISED))
     MORE_PROGRAM = Group("Program", STAGED, lead=SELDOM)
     MORE_JOB = Group("Job", lead=SELDOM)
 
@@ -110,23 +111,23 @@ class Run(Started, heading=JOBS, module="run"):
     launcher = choice(
         *("--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun"),
         empty="auto",
-        limits=(where.STAGED, where.NOT_ONCE),
+        limits=(table.STAGED, table.NOT_ONCE),
     )
     mpirun_args = texts(
         *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),
-        limits=(where.STAGED, where.MPIRUN),
+        limits=(table.STAGED, table.MPIRUN),
     )
     sweep = texts(
         *("--sweep", RANKS, "Run once per value: lr=0.1,0.01; repeatable"),
         "NAME=VALUES",
-        limits=(where.STAGED, where.SUPERVISED),
-        check=sweeps.check_axis,
+        limits=(table.STAGED, table.SUPERVISED),
+        check=core_job.check_axis,
         settable=False,
     )
     array = text(
         *("--array", RANKS, "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
-        limits=(where.STAGED, where.SUPERVISED),
-        check=sweeps.check_array,
+        limits=(table.STAGED, table.SUPERVISED),
+        check=core_job.check_array,
         settable=False,
     )
     python_module = text(
@@ -143,19 +144,19 @@ class Run(Started, heading=JOBS, module="run"):
     requirements = text(
         *("--requirements", PROGRAM, "Packages: FILE or none (default: the project's)"),
         "FILE",
-        limits=(where.STAGED, where.SUPERVISED),
+        limits=(table.STAGED, table.SUPERVISED),
     )
     python = text(
         *("--python", PROGRAM, "Python version: 3.12 (default: that of the nodes)"),
         "VERSION",
-        limits=(where.STAGED, where.SUPERVISED),
+        limits=(table.STAGED, table.SUPERVISED),
         check=python_version,
     )
     stdin = flag(
         "--stdin",
         MORE_PROGRAM,
         "Pass a pipe to rank 0; <FILE needs no option",
-        limits=(where.STAGED, where.SUPERVISED),
+        limits=(table.STAGED, table.SUPERVISED),
         settable=False,
     )
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
@@ -175,7 +176,7 @@ class Run(Started, heading=JOBS, module="run"):
         "--pass-signal",
         JOB,
         "Give ranks the site's own signal, not SIGTERM",
-        limits=(batch_systems.ONLY, where.STAGED, where.SUPERVISED),
+        limits=(batch_systems.ONLY, table.STAGED, table.SUPERVISED),
     )
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
     on_node_loss = choice(
@@ -185,21 +186,21 @@ class Run(Started, heading=JOBS, module="run"):
         "replace",
         "shrink",
         "fail",
-        limits=(where.REPLACED, where.SUPERVISED),
+        limits=(table.REPLACED, table.SUPERVISED),
     )
     resume_args = text(
         "--resume-args",
         JOB,
         "Arguments to resume: '--resume {snapshot}'",
         "ARGS",
-        check=resuming.check,
+        check=options_resume_args.check_resume_args,
     )
     keep_files = texts(
         "--keep-files",
         JOB,
         "Outputs to copy to the launcher; repeatable",
         "GLOB",
-        limits=(where.COPIED, where.SUPERVISED),
+        limits=(table.COPIED, table.SUPERVISED),
         check=pattern,
     )
     sync = text(
@@ -207,11 +208,11 @@ class Run(Started, heading=JOBS, module="run"):
         JOB,
         "Copy outputs here or to S3 while the job runs",
         "DIR|URL",
-        limits=(where.COPIED, where.SUPERVISED, where.ATTENDED),
+        limits=(table.COPIED, table.SUPERVISED, table.ATTENDED),
         check=folder_or_bucket,
     )
     now = flag(
-        "--now", MORE_JOB, "Do not wait for other jobs", limits=(where.DIRECT, where.SUPERVISED)
+        "--now", MORE_JOB, "Do not wait for other jobs", limits=(table.DIRECT, table.SUPERVISED)
     )
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
     emit = choice(
@@ -241,7 +242,7 @@ class Run(Started, heading=JOBS, module="run"):
     container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
 
     passed = batch_systems.PASSED
-    json = flag("--json", GENERAL, "Print one JSON object per line", limits=where.NOT_TERMINAL)
+    json = flag("--json", GENERAL, "Print one JSON object per line", limits=table.NOT_TERMINAL)
 
     def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
         found = super().pick_fields(spec)
@@ -273,7 +274,7 @@ def copy_options(
     return tuple(item for item in found if item.flag not in without)
 
 
-class Launch(Started, heading=JOBS, module="launch"):
+class Launch(Started, heading=JOBS, module="run"):
     """Create a cluster, run a program on it, copy its output files here, and remove the cluster.
 
     SCRIPT is a path, the name of a bundled program, or -- COMMAND; options after it are its own.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.options.batch_options import BatchOptions
-from clusterctl.options.checks import integer
-from clusterctl.options.table import Group, Option, text, texts
+from clusterctl.options.batch import BatchOptions
+from clusterctl.options.table import Group, Option, integer, text, texts
 
 
 def pass_on(group: Group) -> tuple[Option[Any], ...]:

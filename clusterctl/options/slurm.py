@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.options import limits as where
-from clusterctl.options.batch_options import BatchOptions
+from clusterctl.options import table
+from clusterctl.options.batch import BatchOptions
 from clusterctl.options.table import Group, Option, flag, text
 
 
@@ -16,9 +16,9 @@ def pass_on(group: Group) -> tuple[Option[Any], ...]:
     return (
         *(text(f"--{name}", group) for name in (*before, "nodelist", "qos", "reservation")),
         flag("--exclusive", group),
-        text("--mpi", group, limits=(*group.limits, where.SRUN)),
+        text("--mpi", group, limits=(*group.limits, table.SRUN)),
         *(text(f"--{name}", group) for name in after),
-        text("--signal", group, limits=(*group.limits, where.SUPERVISED)),
+        text("--signal", group, limits=(*group.limits, table.SUPERVISED)),
     )
 
 

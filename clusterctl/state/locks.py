@@ -9,10 +9,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.errors import RecordError
-from clusterctl.model import Reporter
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import RecordError
+from clusterctl.core.model import Reporter
 from clusterctl.state.home import Home, explain_write_errors
-from clusterctl.timeouts import Deadline
 
 ORPHAN_LIMIT = 3600.0
 """Seconds to wait for an orphan. Terraform finishes or gives up long before."""

@@ -1,4 +1,13 @@
-"""Cluster and job records as JSON files."""
+"""What we know about clusters and jobs: plain files, crash-safe.
+
+<home>/clusters/<name>/    cluster.json, events.jsonl, ssh/, and what the provider keeps there
+<home>/jobs/<id>/          job.json, stage.json, out/ (the ranks' output, once brought here)
+<home>/stages/<digest>     archives of staged trees, shared by the jobs that ran them
+<home>/fetched/            what `fetch` has put where, one file per folder
+<home>/past/<cluster id>/  records of clusters that are gone
+<home>/locks/              one file per cluster name; they stay, the lock on them does not
+<home>/clusterctl.log      what happened, for the day when something went wrong
+"""
 
 from __future__ import annotations
 
@@ -14,21 +23,94 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from clusterctl.errors import RecordError
-from clusterctl.job_model import Job, Provenance
-from clusterctl.model import Cluster, Phase, Role
-from clusterctl.state import versions
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import NewerRecordError, RecordError
+from clusterctl.core.job import Job, Provenance
+from clusterctl.core.model import Cluster, Phase, Role
 from clusterctl.state.home import Home, explain_write_errors, write_atomic
-from clusterctl.timeouts import Deadline
 
-PATIENCE = 10.0
+# -------------------------------------------------------------------------------------------------
+# The version of records: what an earlier clusterctl wrote is brought forward, what a later one
+# wrote is refused, because to write it back would lose what this one does not know.
+#
+# It stands for all that lies beside the record of a cluster or job, too (the state of its
+# provider, its provenance, what was fetched of it): that is used only by who has read the record.
+# So a change of form there is a version here.
+
+
+KEY = "record_version"
+
+FIRST = 1
+
+"""The version of records that do not name one."""
+
+RENAMED: dict[int, dict[str, str]] = {1: {"traits": "site_info"}, 2: {}, 3: {}, 4: {}, 5: {}}
+
+"""By version: the keys that the next version calls something else. One that only has more fields is
+a version too: an older clusterctl would drop them when it writes the record back."""
+
+VERSION = max(RENAMED) + 1
+
+"""The version that this clusterctl writes."""
+
+
+def stamp(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record as they are written."""
+    return {KEY: VERSION, **raw}
+
+
+def pick_version(data: bytes) -> dict[str, Any]:
+    """Of a record as it was read: nothing but what tells its version. Raises msgspec.DecodeError
+    for what is no record."""
+    raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    return {KEY: msgspec.json.decode(raw[KEY])} if KEY in raw else {}
+
+
+def is_current(raw: dict[str, Any]) -> bool:
+    """Whether it is as this version writes it."""
+    return _read_version(raw) == VERSION
+
+
+def migrate(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """What the file holds, as this version would have written it. Raises NewerRecordError."""
+    refuse_newer(path, raw)
+    for version in range(_read_version(raw), VERSION):
+        raw = {RENAMED[version].get(key, key): value for key, value in raw.items()}
+    return raw
+
+
+def refuse_newer(path: Path, raw: dict[str, Any]) -> None:
+    """Raises NewerRecordError for what a later clusterctl wrote."""
+    if _read_version(raw) > VERSION:
+        raise NewerRecordError(
+            f"the record {path} has version {_read_version(raw)},"
+            f" and this clusterctl reads versions up to {VERSION}",
+            hint="upgrade clusterctl to the version that wrote it; the record was not changed",
+        )
+
+
+def _read_version(raw: dict[str, Any]) -> int:
+    version = raw.get(KEY, FIRST)
+    if type(version) is not int or version < FIRST:
+        raise msgspec.ValidationError(f"{version!r} is not a version - at `$.{KEY}`")
+    return version
+
+
+# -------------------------------------------------------------------------------------------------
+# Cluster and job records as JSON files.
+
+
+STORE_PATIENCE = 10.0
+
 """Seconds that another process may need for a record: it takes milliseconds, unless it stands
 still."""
+
 MEASURED = {
     "verify": "measurements.json",
     "bench allreduce": "allreduce.json",
     "bench scaling": "scaling.json",
 }
+
 """Files with what verbs have measured last."""
 
 Record = TypeVar("Record", Cluster, Job)
@@ -171,7 +253,7 @@ class Store:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
                 raw = _read(path)
                 if raw.get("cluster_id") == cluster.id:
-                    versions.refuse_newer(path, raw)
+                    refuse_newer(path, raw)
 
     def list_open_jobs(self, cluster: Cluster) -> list[Job]:
         """Those that have not ended."""
@@ -280,7 +362,8 @@ class Store:
         with explain_write_errors(counter), (self.home.jobs / ".counting").open("ab") as lock:
             if not _lock(lock.fileno()):
                 raise RecordError(
-                    f"another clusterctl has held the lock of the job numbers for {PATIENCE:g} s",
+                    "another clusterctl has held the lock of the job numbers"
+                    f" for {STORE_PATIENCE:g} s",
                     hint=f"is one stopped (Ctrl-Z)? `fuser {lock.name}` shows which",
                 )
             last = counter.read_text() if counter.is_file() else ""
@@ -292,10 +375,10 @@ class Store:
 def _write(path: Path, record: Cluster | Job) -> None:
     """Raises NewerRecordError where a later clusterctl has written the record meanwhile."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
-        versions.refuse_newer(path, versions.pick_version(path.read_bytes()))
+        refuse_newer(path, pick_version(path.read_bytes()))
     # Without a copy of all that is in it: a record of 1,000 workers is 700 kB.
     data = msgspec.json.encode(
-        versions.stamp({field.name: getattr(record, field.name) for field in fields(record)})
+        stamp({field.name: getattr(record, field.name) for field in fields(record)})
     )
     write_atomic(path, msgspec.json.format(data, indent=2) + b"\n")
 
@@ -315,7 +398,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 def _lock(file: int) -> bool:
     """Whether nobody else has this lock, or drops it within PATIENCE seconds. OSError."""
-    limit = Deadline(PATIENCE)
+    limit = Deadline(STORE_PATIENCE)
     while True:
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,6 +413,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 LATEST = 253402300800.0
+
 """Seconds since 1970 at the end of the year 9999: no time of a record is later."""
 
 
@@ -362,11 +446,11 @@ def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record],
     """Raises RecordError for a file that cannot be read, and for a record that fails the check."""
     try:
         data = path.read_bytes()
-        if versions.is_current(versions.pick_version(data)):
+        if is_current(pick_version(data)):
             record = msgspec.json.decode(data, type=kind)
         else:
             raw = msgspec.json.decode(data, type=dict[str, Any])
-            record = msgspec.convert(versions.migrate(path, raw), kind)
+            record = msgspec.convert(migrate(path, raw), kind)
         check(record)
         return record
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
@@ -396,3 +480,6 @@ def _remove(folder: Path) -> None:
             whole = entry.is_dir() and not entry.is_symlink()
             shutil.rmtree(entry) if whole else entry.unlink()
     shutil.rmtree(folder)
+
+
+# -------------------------------------------------------------------------------------------------

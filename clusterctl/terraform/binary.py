@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
+import fcntl
+import hashlib
+import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clusterctl import process
-from clusterctl.errors import ProviderError
+from clusterctl.core.errors import ProviderError
+from clusterctl.state.home import make_private, write_atomic
 
 OLDEST = (1, 5, 0)
+
 BINARIES = ("terraform", "tofu")
+
 VERSION_TIMEOUT = 30.0
+
 GET = "https://developer.hashicorp.com/terraform/install or https://opentofu.org/docs/intro/install"
 
 
@@ -31,7 +41,7 @@ class Binary:
         return f"{Path(self.path).name} {'.'.join(map(str, self.version))}"
 
 
-def find() -> Binary:
+def find_terraform() -> Binary:
     """The first of terraform and tofu on PATH that is new enough, or ProviderError."""
     found = []
     for name in BINARIES:
@@ -101,3 +111,227 @@ def load_flag() -> Any:
     from python_terraform import IsFlagged
 
     return IsFlagged
+
+
+# -------------------------------------------------------------------------------------------------
+# What Terraform says while it runs: lines of `-json` in, typed events out. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceChange:
+    """One resource: `state` is start, progress, complete or errored; `seconds` since its start."""
+
+    address: str
+    action: str
+    state: str
+    seconds: float = 0.0
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnostic:
+    """What Terraform complains about. `address` may be empty."""
+
+    summary: str
+    detail: str = ""
+    address: str = ""
+    severity: str = "error"
+
+    @property
+    def text(self) -> str:
+        where = f"{self.address}: " if self.address else ""
+        return f"{where}{self.summary}" + (f": {self.detail}" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """What a plan is going to do to one resource: `action` is create, update, delete, replace …"""
+
+    address: str
+    action: str
+    reason: str = ""
+
+    @property
+    def destroys(self) -> bool:
+        return self.action in ("delete", "replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    values: Mapping[str, Any]
+
+
+Event = ResourceChange | PlannedChange | Diagnostic | Outputs
+
+
+class TerraformError(ProviderError):
+    """Terraform ended with an error. `diagnostics` are what it said, for those who know better."""
+
+    def __init__(self, message: str, *, hint: str = "", diagnostics: tuple[Diagnostic, ...] = ()):
+        super().__init__(message, hint=hint)
+        self.diagnostics = diagnostics
+
+
+def parse_event(line: bytes) -> Event | None:
+    """One line of `-json` output; None for what says nothing to us, and for what is no event, such
+    as a line that was cut off."""
+    try:
+        return _read_event(json.loads(line))
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _read_event(event: Any) -> Event | None:
+    kind = event["type"]
+    if kind == "diagnostic":
+        said = event["diagnostic"]
+        return Diagnostic(
+            summary=said.get("summary", ""),
+            detail=said.get("detail", ""),
+            address=said.get("address", ""),
+            severity=said.get("severity", "error"),
+        )
+    if kind == "outputs":
+        outputs = event.get("outputs", {})
+        return Outputs(values={name: item.get("value") for name, item in outputs.items()})
+    if kind == "planned_change":
+        change = event["change"]
+        return PlannedChange(
+            address=change["resource"]["addr"],
+            action=change["action"],
+            reason=change.get("reason", ""),
+        )
+    if kind in ("apply_start", "apply_progress", "apply_complete", "apply_errored"):
+        hook = event["hook"]
+        return ResourceChange(
+            address=hook["resource"]["addr"],
+            action=hook.get("action", ""),
+            state=kind.removeprefix("apply_"),
+            seconds=float(hook.get("elapsed_seconds", 0)),
+            id=hook.get("id_value", ""),
+        )
+    return None
+
+
+def find_first_line(text: str) -> str:
+    """What is wrong. A line that only announces it (`…:`) brings the first error along."""
+    lines = [line.strip("╷│╵ ") for line in text.splitlines()]
+    first, *rest = list(filter(None, lines)) or ["it printed nothing"]
+    errors = [line for line in rest if line.startswith("Error:")] or rest
+    return " ".join((first, *errors[:1])) if first.endswith(":") else first
+
+
+# -------------------------------------------------------------------------------------------------
+# `terraform init`, once for all clusters of the same module.
+
+
+INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
+
+_LOCK_FILE = ".terraform.lock.hcl"
+
+
+class InitCache:
+    """A folder where `terraform init` was run for a module, once for all clusters: they take over
+    what it has installed. `cache` holds the providers themselves."""
+
+    def __init__(self, module: Path, binary: Binary, cache: Path) -> None:
+        self._sources = sorted(module.glob("*.tf"))
+        self._binary = binary
+        self._cache = cache
+        digest = hashlib.sha256(binary.name.encode())
+        for source in self._sources:
+            digest.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
+        self.folder = cache.with_name("terraform-seeds") / digest.hexdigest()[:16]
+        self._begun: process.Spawned | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether `init` has come to its end, and what it installed is still there."""
+        installed = [Path(name) for name in self._list_installed()]
+        whole = (self.folder / _LOCK_FILE).exists() and bool(installed)
+        return whole and all(path.exists() for path in installed)
+
+    def begin(self) -> None:
+        """Starts `init` and returns at once. It ends with us, if nobody waits for it by then."""
+        with self._lock(wait=False) as lock:
+            if lock is None or self.ready:
+                return
+            self._fill()
+            # It inherits the lock: whoever comes while it works waits for it, also when we die.
+            self._begun = process.spawn(
+                self._build_argv(),
+                log=self.folder / "init.log",
+                cwd=self.folder,
+                env=make_environment(self._cache),
+                pass_fds=(lock,),
+            )
+        atexit.register(self._finish, 0.0)
+
+    def make(self) -> None:
+        """Makes sure that it is ready; waits for what was begun. Raises TerraformError."""
+        self._finish(INIT_TIMEOUT)
+        with self._lock(wait=True):
+            if self.ready:
+                return
+            self._fill()
+            result = process.run(
+                self._build_argv(),
+                timeout=INIT_TIMEOUT,
+                cwd=self.folder,
+                env=make_environment(self._cache),
+            )
+        if not result.ok:
+            said = result.error or result.complaints or result.text
+            raise TerraformError(
+                f"{self._binary.name} init failed: {find_first_line(said)}",
+                hint=_suggest_fix(said),
+            )
+
+    def copy(self, folder: Path) -> None:
+        """Installs in `folder` what is installed here: links to the cache, and the lock file."""
+        for name in self._list_installed():
+            target = folder / Path(name).relative_to(self.folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                target.unlink(missing_ok=True)
+                target.symlink_to(os.path.realpath(name))
+        write_atomic(folder / _LOCK_FILE, (self.folder / _LOCK_FILE).read_bytes())
+
+    def _list_installed(self) -> list[str]:
+        """Paths of the packages: `.terraform/providers/HOST/NAMESPACE/TYPE/VERSION/OS_ARCH`."""
+        return [str(path) for path in self.folder.glob(".terraform/providers/*/*/*/*/*")]
+
+    def _fill(self) -> None:
+        make_private(self.folder)
+        for source in self._sources:
+            write_atomic(self.folder / source.name, source.read_bytes())
+
+    def _build_argv(self) -> list[str]:
+        return build_command_line(self._binary, "init", no_color=load_flag())
+
+    def _finish(self, limit: float) -> None:
+        begun, self._begun = self._begun, None
+        if begun:
+            process.finish(begun, limit)
+
+    @contextmanager
+    def _lock(self, *, wait: bool) -> Iterator[int | None]:
+        """The cache takes one init at a time. Yields None where one is at it and we do not wait."""
+        make_private(self._cache)
+        with (self._cache / ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield None
+                return
+            yield lock.fileno()
+
+
+def _suggest_fix(said: str) -> str:
+    own = os.environ.get("TF_CLI_CONFIG_FILE")
+    if own and "CLI configuration" in said:
+        return f"correct that file, or unset TF_CLI_CONFIG_FILE, which is {own}"
+    return (
+        "the AWS provider comes from registry.terraform.io, or from a mirror that your terraform"
+        " configuration names"
+    )

@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import process
-from clusterctl.model import Reporter
+from clusterctl.core.model import Reporter
 from clusterctl.state.home import write_atomic
-from clusterctl.terraform.binary import Binary, build_command_line, load_flag, make_environment
-from clusterctl.terraform.events import (
+from clusterctl.terraform.binary import (
+    Binary,
     Diagnostic,
     Event,
+    InitCache,
     Outputs,
     PlannedChange,
     ResourceChange,
     TerraformError,
+    build_command_line,
     find_first_line,
-    parse,
+    load_flag,
+    make_environment,
+    parse_event,
 )
-from clusterctl.terraform.init_cache import InitCache
 
 VARIABLES = "cluster.tfvars.json"
 LOG = "terraform.jsonl"
@@ -56,7 +59,7 @@ class Listener:
     planned: list[PlannedChange] = field(default_factory=list)
 
     def __call__(self, line: bytes) -> None:
-        event = parse(line)
+        event = parse_event(line)
         if event is None:
             if line.strip() and not line.startswith(b"{"):
                 self.prose.append(line.decode(errors="replace"))

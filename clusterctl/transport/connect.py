@@ -6,23 +6,82 @@ connect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fabric
 import paramiko
 
-from clusterctl.errors import UsageError
-from clusterctl.timeouts import WATCHDOG, Deadline
-from clusterctl.transport import diagnosis, ssh_config
-from clusterctl.transport.connection import LOST, Connection, Socket
+from clusterctl import process
+from clusterctl.core import keys as core_keys
+from clusterctl.core.clock import WATCHDOG, Deadline, run_in_background
+from clusterctl.core.errors import ClusterctlError, UsageError
+from clusterctl.transport import config, diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
-from clusterctl.transport.host_key_check import KnownKeysOnly
+from clusterctl.transport.session import LOST, Connection, Socket, abort_at
+
+# -------------------------------------------------------------------------------------------------
+# Whether a host shows a key that we know: else the connection ends before a word is sent.
+
+
+class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
+    """Lets in the keys that we know, several per host, and no other (ConnectError); learns and
+    saves nothing.
+
+    paramiko's own table stays empty, so that it asks for every host.
+    """
+
+    def __init__(self, target: Target, names: Iterable[str], settings: Mapping[str, Any]) -> None:
+        """`names`: under which the host may be listed. `settings`: ssh_config's for it."""
+        self._target = target
+        port = target.node.ssh_port
+        self._files = [target.known_hosts]
+        self._keys = core_keys.find_keys_in(
+            self._files, [core_keys.name_host(name, port) for name in names]
+        )
+        if target.use_ssh_config and not self._keys:
+            # A user's host on which our own file is silent: what the user's files say.
+            alias = settings.get("hostkeyalias")
+            theirs = [alias or core_keys.name_host(target.node.address, port)]
+            files = config.list_known_hosts_files(settings)
+            self._files += files
+            self._keys = core_keys.find_keys_in(files, theirs)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [key.kind for key in self._keys if not key.revoked]
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        offered = core_keys.compute_fingerprint(key.asbytes())
+        same = [known for known in self._keys if known.blob == key.asbytes()]
+        good = [known for known in self._keys if not known.revoked]
+        hint = ""
+        if any(known.revoked for known in same):
+            what = f"its host key {offered} is marked as revoked"
+        elif same:
+            return
+        elif good:
+            alike = [known for known in good if known.kind == key.get_name()] or good
+            expected = " or ".join(core_keys.compute_fingerprint(known.blob) for known in alike)
+            what = f"its host key has changed: expected {expected}, offered {offered}"
+            hint = "someone may be between you and the node; if it was reinstalled,"
+            hint += " create or attach it again"
+        else:
+            what = f"its host key {offered} is not known"
+            files = ", ".join(map(str, self._files))
+            hint = f"it is not listed in {files}; `clusterctl up` or `attach` adds missing keys"
+        raise self._target.make_error(f"{what}; nothing was sent", hint)
+
+
+# -------------------------------------------------------------------------------------------------
 
 FAR = 1e9
+
 """Seconds that paramiko gives each step of a log-in, by a clock that may be set meanwhile: our
 watchdog ends it."""
 
@@ -38,7 +97,7 @@ class Destination:
         try:
             settings = paramiko.SSHConfig()
             if theirs:
-                settings = ssh_config.load(node.address, node.ssh_port, node.user)
+                settings = config.load_ssh_config(node.address, node.ssh_port, node.user)
             # fabric takes `user@host:port` apart, which ProxyJump may hold.
             self.remote: Any = fabric.Connection(
                 node.address,
@@ -57,8 +116,8 @@ class Destination:
         self.remote.connect_timeout = None  # the deadline rules
         self.settings: dict[str, Any] = self.remote.ssh_config
         self.names = (node.address, self.remote.original_host, self.remote.host)
-        self.jumps = ssh_config.list_jumps(self.settings, self.remote.original_host)
-        self.proxy = ssh_config.find_proxy_command(self.settings)
+        self.jumps = config.list_jumps(self.settings, self.remote.original_host)
+        self.proxy = config.find_proxy_command(self.settings)
         # paramiko would stumble over a file that is missing.
         named = self.settings.get("identityfile", ())
         self.identity_files = [name for name in named if Path(name).is_file()]
@@ -153,3 +212,76 @@ def _read_text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+# -------------------------------------------------------------------------------------------------
+# From a host to an open socket: straight, through a jump host, a tunnel, or a command.
+
+
+def open_direct(target: Target, deadline: Deadline) -> Socket:
+    """Tries the host's addresses one after the other. Raises ConnectError."""
+    addresses = _resolve(target, deadline)
+    failure: OSError = TimeoutError()
+    for index, (family, address) in enumerate(addresses):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # An address that swallows packets leaves the others their share.
+            sock.settimeout(max(deadline.left / (len(addresses) - index), 0.001))
+            sock.connect(address)
+            return Socket(sock)
+        except OSError as error:
+            sock.close()
+            failure = error
+    raise diagnosis.explain_no_connection(target, failure, deadline.seconds) from failure
+
+
+def open_through(hop: Connection, name: str, target: Target, deadline: Deadline) -> Socket:
+    """A channel that `hop`, called `name`, forwards to the host. Raises ConnectError."""
+    why, transient = f"it cannot connect to {':'.join(map(str, target.place))}", True
+    try:
+        with abort_at(hop, deadline):
+            return Socket(
+                hop.open_channel("direct-tcpip", target.place, ("", 0), timeout=deadline.left)
+            )
+    except LOST as error:
+        # With several threads at it, paramiko may give a refusal to the wrong one.
+        if isinstance(error, paramiko.ChannelException):
+            if error.code == 1:  # RFC 4254, 5.1
+                why, transient = "it does not forward connections (AllowTcpForwarding)", False
+        elif deadline.passed:
+            why += f" within {deadline.seconds:.3g} s"
+        elif not hop.is_active():
+            why = "the connection to it was lost"
+        raise target.make_behind_error(name, why, transient) from error
+
+
+def open_tunnelled(target: Target, deadline: Deadline) -> Socket:
+    """Through what the node's provider connects by. Raises ConnectError."""
+    if target.open_tunnel is None:
+        raise target.make_error("nothing here can open a tunnel to it")
+    try:
+        tunnel = target.open_tunnel(target.node, deadline.left)
+    except TimeoutError as error:
+        what = f"the tunnel to it was not open within {deadline.seconds:.3g} s"
+        raise target.make_error(what, transient=True) from error
+    except ClusterctlError as error:
+        raise target.make_error(error.message, error.hint, transient=error.transient) from error
+    return Socket(tunnel.sock, why=tunnel.why)
+
+
+def open_piped(command: str) -> Socket:
+    """Over a ProxyCommand: paramiko's own class for that does not notice when it ends."""
+    ours, program = process.converse(["/bin/sh", "-c", f"exec {command}"])
+    return Socket(ours, partial(process.finish, program, 0))
+
+
+def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:
+    """Socket family and address, in the resolver's order."""
+    lookup = run_in_background(  # the resolver knows no time limit
+        lambda: socket.getaddrinfo(*target.place, type=socket.SOCK_STREAM)
+    )
+    try:
+        answer = deadline.await_result(lookup)
+    except (OSError, UnicodeError) as error:
+        raise diagnosis.explain_unknown_name(target, error, deadline.seconds) from error
+    return [(family, address) for family, _, _, _, address in answer]

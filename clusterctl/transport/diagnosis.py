@@ -10,9 +10,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.model import Node, NodeResult
-from clusterctl.transport import OpenTunnel
+from clusterctl.core.errors import ClusterctlError, NodeUnreachable
+from clusterctl.core.model import Node, NodeResult
+from clusterctl.transport.protocol import OpenTunnel
 
 
 class Failure(Exception):

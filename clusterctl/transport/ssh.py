@@ -15,15 +15,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.model import NodeResult
-from clusterctl.timeouts import Deadline, run_in_background
-from clusterctl.transport import OnStdout, copying, diagnosis
+from clusterctl.core.clock import Deadline, run_in_background
+from clusterctl.core.model import NodeResult
+from clusterctl.transport import copying, diagnosis
+from clusterctl.transport.config import MAX_DEPTH
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target
-from clusterctl.transport.ssh_config import MAX_DEPTH
+from clusterctl.transport.protocol import OnStdout
 
 if TYPE_CHECKING:
-    from clusterctl.transport.connection import Connection, Socket
-    from clusterctl.transport.session import Session
+    from clusterctl.transport.session import Connection, Session, Socket
 
 
 CONNECT_LIMIT = 10.0
@@ -143,7 +143,7 @@ class SshTransport:
             self._connecting.release()
 
     def _reconnect(self, deadline: Deadline) -> Connection:
-        from clusterctl.transport import dial
+        from clusterctl.transport import connect as transport_connect
         from clusterctl.transport.connect import Destination
 
         self.close()
@@ -158,13 +158,13 @@ class SshTransport:
                 hop = gateway._ensure_connected(deadline)
             except ConnectError as error:
                 raise target.make_behind_error(name, error.what, error.transient) from error
-            sock = dial.open_through(hop, name, target, deadline)
+            sock = transport_connect.open_through(hop, name, target, deadline)
         elif destination.proxy:
-            sock = dial.open_piped(destination.proxy)
+            sock = transport_connect.open_piped(destination.proxy)
         elif target.node.tunnel:
-            sock = dial.open_tunnelled(target, deadline)
+            sock = transport_connect.open_tunnelled(target, deadline)
         else:
-            sock = dial.open_direct(target, deadline)
+            sock = transport_connect.open_direct(target, deadline)
         self._socket = sock
         self._remote = destination.log_in(sock, deadline)
         connection: Connection = self._remote.transport

@@ -17,7 +17,7 @@ locals {
   # `extend` moves the deadline.
   all_tags = merge(local.tags, { for key, value in { "clusterctl:deadline" = var.deadline } : key => value if value != "" })
 
-  # clusterctl/catalog/families.py holds the same table; a test compares them.
+  # clusterctl/core/catalog.py holds the same table; a test compares them.
   families = {
     cpu  = { instance_type = "c7i.xlarge", image = "cpu" }
     g4dn = { instance_type = "g4dn.xlarge", image = "nvidia" }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import keys
+from clusterctl.core import keys
 from tests.conftest import find
 from tests.e2e.cli import Cli
 from tests.sim.machines import Machine, Machines, until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import keys
+from clusterctl.core import keys
 from tests.attach.lab import Hosts
 from tests.conftest import Need, require_namespaces, require_sshd
 from tests.e2e.cli import Cli, wait_for

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import keys
+from clusterctl.core import keys
 from tests.attach.conftest import ONE_SITE, Site
 from tests.e2e.cli import Cli
 

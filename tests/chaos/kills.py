@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.jobs.stage import MARK
+from clusterctl.project.tree import MARK
 from tests.e2e.cli import Cli, Traces, of_job
 
 LINES = [f"line {number}" for number in range(400)]

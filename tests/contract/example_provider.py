@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from clusterctl import keys
-from clusterctl.model import Cluster, ClusterSpec, Node, Reporter, Role
-from clusterctl.providers.protocol import Created, Features, ProviderPlan
+from clusterctl.core import keys
+from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
+from clusterctl.machines.protocol import Created, Features, ProviderPlan
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from clusterctl.job_model import Job, JobSpec, JobState
-from clusterctl.options.batch_options import BatchOptions
+from clusterctl.batch.queue import Batch, check_value, make_job_name
+from clusterctl.core.job import Job, JobSpec, JobState
+from clusterctl.machines.attached import BatchSite
+from clusterctl.machines.protocol import Queue
+from clusterctl.options.batch import BatchOptions
 from clusterctl.options.table import Group, Option, text
-from clusterctl.providers.protocol import Queue
-from clusterctl.providers.shared.batch_site import BatchSite
-from clusterctl.schedulers.batch import Batch, check_value, make_job_name
 
 
 class Oar(Batch):

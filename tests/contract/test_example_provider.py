@@ -11,22 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import providers
-from clusterctl.actions import open_store, up
-from clusterctl.cli import execute
-from clusterctl.node_phases import READY, NodePhases
+from clusterctl.actions import up
+from clusterctl.actions.common import open_store
+from clusterctl.cli.main import execute
+from clusterctl.core.progress import READY, NodePhases
+from clusterctl.machines import providers
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import json, sys
 from importlib import import_module
-from clusterctl.options.provider_options import PROVIDER_OPTIONS, ProviderOptions
+from clusterctl.options.table import PROVIDER_OPTIONS, ProviderOptions
 
 PROVIDER_OPTIONS["processes"] = ProviderOptions(title="sshd", shares=frozenset({"--disk"}))
 example = import_module("tests.contract.example_provider")
-sys.modules["clusterctl.providers.processes.provider"] = example
-from clusterctl.cli import execute
+sys.modules["clusterctl.machines.processes.provider"] = example
+from clusterctl.cli.main import execute
 
 for line in json.loads(sys.argv[1]):
     print("@@", execute(line), flush=True)

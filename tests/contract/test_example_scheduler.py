@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
 from importlib import import_module
-from clusterctl.options.batch_options import BATCH_SYSTEMS
+from clusterctl.options.batch import BATCH_SYSTEMS
 
 BATCH_SYSTEMS["oar"] = "tests.contract.example_scheduler:OPTIONS"
 example = import_module("tests.contract.example_scheduler")
-sys.modules["clusterctl.schedulers.oar"] = example
-sys.modules["clusterctl.providers.oar.provider"] = example
-from clusterctl.cli import execute
+sys.modules["clusterctl.batch.oar"] = example
+sys.modules["clusterctl.machines.oar"] = example
+from clusterctl.cli.main import execute
 
 for line in json.loads(sys.argv[1]):
     print("@@", execute(line), flush=True)

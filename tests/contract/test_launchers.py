@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import launch
-from clusterctl.job_model import UNPLACED, Placement, ProgramKind
-from clusterctl.launch import LAUNCHERS, Request
-from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Role
-from clusterctl.schedulers.direct import Direct, render_command_line
+from clusterctl.batch.direct import Direct, render_command_line
+from clusterctl.core.job import UNPLACED, LaunchPlan, Placement, ProgramKind
+from clusterctl.core.model import Role
+from clusterctl.launch import launcher
+from clusterctl.launch.launcher import LAUNCHERS, Request
 from tests.unit.making import cluster, node, program, request, spec
 
 WEIRD = ("two words", "it's", 'a "b" $HOME `id` \\', "-dash", "line\nbreak", "", "--json")
@@ -35,10 +34,12 @@ def plan(name: str, where: Any = None, **changes: Any) -> LaunchPlan:
     of_sweeps = {"array": "0-3"} if name == "points" else {}
     what = spec(**{"program": program(*WEIRD), "launcher": name, **of_sweeps, **changes})
     if name in (*Direct.launchers, "points"):
-        return launch.load(name).plan(request(where, what))
+        return launcher.load_launcher(name).plan(request(where, what))
     login = cluster(node("login", role=Role.LOGIN), provider="slurm")
     placement = (Placement(node=UNPLACED, first=0, count=2),)
-    return launch.load(name).plan(Request(id=7, spec=what, cluster=login, placement=placement))
+    return launcher.load_launcher(name).plan(
+        Request(id=7, spec=what, cluster=login, placement=placement)
+    )
 
 
 def test_it_is_pure(any_name: str) -> None:

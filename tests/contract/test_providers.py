@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl import keys, providers
-from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.formats import format_time
-from clusterctl.known_hosts import name_host
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
-from clusterctl.options.provider_options import PROVIDER_OPTIONS
-from clusterctl.providers.protocol import Attesting, Breakable, Created
+from clusterctl.core import keys
+from clusterctl.core.errors import ClusterctlError, UsageError
+from clusterctl.core.keys import name_host
+from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
+from clusterctl.core.text import format_time
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import Attesting, Breakable, Created
+from clusterctl.options.table import PROVIDER_OPTIONS
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 from tests.scheduling import seldom
@@ -78,23 +79,23 @@ class Machines:
 
     def create(self, workers: int) -> tuple[Cluster, Created]:
         where = self.cluster(workers)
-        made = providers.load(self.provider).create(where, self.folder, self.said.append)
+        made = providers.load_provider(self.provider).create(where, self.folder, self.said.append)
         if made.pool:
             made.pool.close()
         return replace(where, nodes=made.nodes), made
 
     def describe(self, where: Cluster) -> dict[str, str]:
-        return providers.load(self.provider).describe(where, self.folder)
+        return providers.load_provider(self.provider).describe(where, self.folder)
 
     def list_dead(self, where: Cluster, otherwise: set[str]) -> set[str]:
         """The names; `otherwise` of a provider that does not know."""
-        provider = providers.load(self.provider)
+        provider = providers.load_provider(self.provider)
         if not isinstance(provider, Attesting):
             return otherwise
         return set(provider.list_dead(where, self.folder))
 
     def destroy(self, where: Cluster) -> None:
-        providers.load(self.provider).destroy(where, self.folder, self.said.append)
+        providers.load_provider(self.provider).destroy(where, self.folder, self.said.append)
 
     def transport(self, where: Cluster, made: Created, name: str) -> SshTransport:
         """As the pool connects: the cluster's key alone, and the host keys that `create` told."""
@@ -151,7 +152,7 @@ def machines(
 
 
 def test_plan_says_what_create_will_do(machines: Machines) -> None:
-    provider = providers.load(machines.provider)
+    provider = providers.load_provider(machines.provider)
     spec = replace(machines.cluster(2).spec, ttl=7200.0)
     plan, again = provider.plan(spec), provider.plan(spec)
     assert (plan.mode, plan.one_host, plan.question) == (again.mode, again.one_host, again.question)
@@ -232,7 +233,7 @@ def test_describing_the_unknown_says_what_is_wrong(machines: Machines) -> None:
 
 
 def test_an_impossible_wish_is_refused_before_anything_is_made(machines: Machines) -> None:
-    provider = providers.load(machines.provider)
+    provider = providers.load_provider(machines.provider)
     with pytest.raises(ClusterctlError) as caught:
         provider.plan(machines.cluster(10**6).spec)
     assert caught.value.exit_code in (2, 3)
@@ -241,7 +242,7 @@ def test_an_impossible_wish_is_refused_before_anything_is_made(machines: Machine
 
 @pytest.mark.parametrize("name", providers.PROVIDERS)
 def test_every_row_can_be_loaded(name: str) -> None:
-    provider = providers.load(name)
+    provider = providers.load_provider(name)
     for verb in ("plan", "create", "describe", "destroy"):
         assert callable(getattr(provider, verb))
     assert isinstance(provider, Breakable) is PROVIDER_OPTIONS[name].breakable

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl import launch, schedulers
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs.start import make_node_files
-from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Cluster, Role
-from clusterctl.schedulers import SCHEDULERS, Scheduler
+from clusterctl.batch import scheduler as batch_scheduler
+from clusterctl.batch.scheduler import SCHEDULERS, Scheduler
+from clusterctl.core.job import Job, JobState, LaunchPlan
+from clusterctl.core.model import Cluster, Role
+from clusterctl.jobs.submit import make_node_files
+from clusterctl.launch import launcher
 from tests.conftest import Need
 from tests.unit.making import cluster, job, node, program, request, spec
 
@@ -42,7 +42,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def scheduler(name: str) -> Scheduler:
-    return schedulers.load(name)
+    return batch_scheduler.load_scheduler(name)
 
 
 def make(name: str, root: str = PLAIN, **changes: Any) -> tuple[Job, Cluster, LaunchPlan]:
@@ -54,13 +54,15 @@ def make(name: str, root: str = PLAIN, **changes: Any) -> tuple[Job, Cluster, La
         node("worker-2", "10.0.0.12", root=root),
     )
     made = job(machines, what, scheduler=name, native_id="4711")
-    plan = launch.load("points" if what.is_sweep else what.launcher).plan(request(machines, what))
+    plan = launcher.load_launcher("points" if what.is_sweep else what.launcher).plan(
+        request(machines, what)
+    )
     if name == "direct":
         return made, machines, plan
     login = replace(machines.launcher, name="login", role=Role.LOGIN)
     where = replace(machines, nodes=(login,), spec=replace(machines.spec, provider=name))
-    asked = launch.Request(id=7, spec=what, cluster=where, placement=made.placement)
-    return made, where, launch.load("batch").plan(asked)
+    asked = launcher.Request(id=7, spec=what, cluster=where, placement=made.placement)
+    return made, where, launcher.load_launcher("batch").plan(asked)
 
 
 JOBS = {
@@ -117,7 +119,9 @@ def test_scripts_please_shellcheck(
 
 def test_it_is_pure(name: str, scheduler: Scheduler) -> None:
     made, where, plan = make(name)
-    assert scheduler.script(made, where, plan) == schedulers.load(name).script(made, where, plan)
+    assert scheduler.script(made, where, plan) == batch_scheduler.load_scheduler(name).script(
+        made, where, plan
+    )
     for command in (scheduler.submit_argv, scheduler.status_argv, scheduler.cancel_argv):
         assert command(made) == command(made)
 
@@ -181,7 +185,7 @@ def test_an_ended_job_stays_ended(name: str, scheduler: Scheduler) -> None:
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_every_row_can_be_loaded(kind: str) -> None:
-    scheduler = schedulers.load(kind)
+    scheduler = batch_scheduler.load_scheduler(kind)
     promised = {item for item in vars(Scheduler) if not item.startswith("_")}
     assert promised | {"launchers"} <= set(dir(scheduler))
     assert scheduler.launchers

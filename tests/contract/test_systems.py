@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 
 from clusterctl.actions.run import plan_job
-from clusterctl.errors import UsageError
-from clusterctl.job_model import JobState
-from clusterctl.jobs import systems
-from clusterctl.jobs.systems import JobSystem
-from clusterctl.model import Cluster, Role
-from clusterctl.schedulers import SCHEDULERS
-from clusterctl.timeouts import NEVER
+from clusterctl.batch import system as batch_system
+from clusterctl.batch.scheduler import SCHEDULERS
+from clusterctl.batch.system import JobSystem
+from clusterctl.core.clock import NEVER
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Cluster, Role
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node, spec
 
@@ -37,7 +37,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def system(name: str) -> JobSystem:
-    return systems.load(site(name))
+    return batch_system.load_job_system(site(name))
 
 
 def test_it_declares_all_facts(system: JobSystem) -> None:
@@ -104,7 +104,7 @@ def test_a_batch_system_needs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     where = site("oar")
     made, plan = plan_job(where, spec(launcher="auto"), number=7)
     assert (made.scheduler, made.ranks, made.spec.launcher) == ("oar", 2, "mpirun")
-    system = systems.load(where)
+    system = batch_system.load_job_system(where)
     script = dict(system.preview(made, plan).sections)["job.sh"]
     assert "#OAR -l nodes=1/core=2" in script
     text = system.scheduler.emit(made, where, plan, beside="")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.datasets import DATASETS
+from clusterctl.data.datasets import DATASETS
 from tests.e2e.cli import Cli
 from tests.workloads import making
 

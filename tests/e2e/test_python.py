@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl import Cluster
-from clusterctl.actions import open_store
+from clusterctl.actions.common import open_store
+from clusterctl.api import Cluster
 from tests.e2e.cli import ROOT, Cli
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets
+from clusterctl.core import assets
 from tests.e2e.cli import BUSY, Done, wait_for
 from tests.ec2 import receipts
 from tests.sim import hub as hubs

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from clusterctl.charge_model import NETWORK_PARTS, Charge
+from clusterctl.core.model import NETWORK_PARTS, Charge
 
 LATE = 30.0
 """Seconds for each start and end. AWS tells times in whole seconds, a disk goes with its machine

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from clusterctl.known_hosts import compute_fingerprint
+from clusterctl.core.keys import compute_fingerprint
 from tests.ec2.conftest import World
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import terraform
-from clusterctl.providers.ec2.api import Api
+from clusterctl.machines.ec2.api import Api
+from clusterctl.terraform import binary, folder
 from tests.sim.ec2.client import CHECKOUT, Ec2, provider_mirror
 from tests.sim.ec2.provider import programs
 from tests.sim.lab import keypair
@@ -57,9 +57,9 @@ def test_credentials_that_end_during_terraform_are_replaced(
     work = tmp_path / "work"
     work.mkdir()
     (work / "main.tf").write_text(MODULE)
-    runner = terraform.Terraform(
+    runner = folder.Terraform(
         work,
-        terraform.find(),
+        binary.find_terraform(),
         cluster="lab",
         cache=tmp_path / "plugins",
         lent=lambda: Api("us-east-1").lend_credentials(lease=1),
@@ -81,7 +81,7 @@ PLAN = """
 import os, subprocess, sys
 from contextlib import ExitStack
 from pathlib import Path
-from clusterctl.providers.ec2.credentials import LEASE, Credentials
+from clusterctl.machines.ec2.credentials import Credentials, LEASE
 from tests.sim.ec2.provider import StayingProvider
 
 terraform, folder, *programs = sys.argv[1:]
@@ -165,7 +165,7 @@ def test_the_provider_takes_credentials_of_each_kind(
     with running() as aws:
         for name, value in environment.items():
             monkeypatch.setenv(name, value.format(aws=aws.url))
-        argv = [sys.executable, "-c", PLAN, terraform.find().path, tmp_path, *provider]
+        argv = [sys.executable, "-c", PLAN, binary.find_terraform().path, tmp_path, *provider]
         done = subprocess.run(
             argv, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, timeout=150
         )

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets, keys
-from clusterctl.errors import NodeUnreachable
-from clusterctl.model import Node, Role
-from clusterctl.providers.ec2.host_key_rotation import HostKeys
+from clusterctl.core import assets
+from clusterctl.core import keys as core_keys
+from clusterctl.core.errors import NodeUnreachable
+from clusterctl.core.model import Node, Role
+from clusterctl.machines.ec2.host_key_rotation import HostKeys
 from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(300)]
@@ -26,8 +27,8 @@ CLIENT = """
 import os, signal, sys
 from pathlib import Path
 import msgspec
-from clusterctl.model import Node
-from clusterctl.providers.ec2.host_key_rotation import HostKeys
+from clusterctl.core.model import Node
+from clusterctl.machines.ec2.host_key_rotation import HostKeys
 from clusterctl.transport.pool import Pool
 
 folder, dies = Path(sys.argv[1]), int(sys.argv[3])
@@ -76,7 +77,7 @@ class Booted:
         self.name = name
         self.folder = folder / name
         self.lab = lab
-        user = keys.ensure(self.folder / "ssh" / "user")
+        user = core_keys.ensure(self.folder / "ssh" / "user")
         pair = self.keys.make_boot_keys([name], living=())[name]
         self.first = pair.public
         said = {"ed25519_private": pair.private, "ed25519_public": pair.public}
@@ -157,7 +158,7 @@ MARK = "/etc/clusterctl/host-key-made-here"
 
 def test_a_machine_made_from_the_image_of_a_node_gets_a_key_of_its_own(lab: Lab) -> None:
     """There is the mark that the node has left, beside the key that came by user data."""
-    of_node = keys.ensure(lab.folder / "of the node")
+    of_node = core_keys.ensure(lab.folder / "of the node")
     mark = {"path": MARK, "content": f"{of_node}\n"}
     one = Booted(lab, lab.folder / "states", "node-1", image=[mark])
     lab.ec2.wait(1, 60)

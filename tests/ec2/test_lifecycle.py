@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.state import name_client
+from clusterctl.state.home import name_client
 from tests.ec2.conftest import OUTSIDE, SAVES, World, cut_power
 from tests.sim.lab import their_network
 

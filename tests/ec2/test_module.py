@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, catalog
+from clusterctl.core import assets, catalog
 from tests.conftest import Need, find
 from tests.ec2.conftest import World
 from tests.sim.ec2.client import provider_mirror, terraform_environment

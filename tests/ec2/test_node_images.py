@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.ec2.conftest import World
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd]

@@ -10,10 +10,10 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from clusterctl import catalog, keys, registry
-from clusterctl.bootstrap import steps
-from clusterctl.errors import ProviderError
-from clusterctl.model import Runtime
+from clusterctl.core import catalog, keys
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import Runtime
+from clusterctl.machines import bootstrap, registry
 from tests.conftest import Need
 from tests.sim import registry as registries
 from tests.sim.engine import Engine
@@ -32,7 +32,7 @@ def test_a_node_pulls_with_the_login_of_this_machine(
     with registries.running(engine, need, tmp_path, users=users) as served:
         image = f"127.0.0.1:{served.port}/team/private:1"
         with pytest.raises(ProviderError, match="it is private or does not exist"):
-            registry.resolve(image)
+            registry.resolve_image(image)
         engine(
             "login",
             "--username",
@@ -42,7 +42,7 @@ def test_a_node_pulls_with_the_login_of_this_machine(
             stdin=b"secret",
         )
         digest = served.serve("team/private:1", engine.base(need))
-        found = registry.resolve(image)
+        found = registry.resolve_image(image)
         assert found.digest == digest
         assert found.size > 10_000_000
         (tmp_path / "docker" / "config.json").unlink()
@@ -55,7 +55,7 @@ def test_a_node_pulls_with_the_login_of_this_machine(
 
         def apply(login: registry.RegistryLogin | None) -> subprocess.CompletedProcess[str]:
             key = keys.generate()
-            box = steps.NodeContainer(
+            box = bootstrap.NodeContainer(
                 image=found.pinned,
                 login=login,
                 host_key=key,
@@ -63,7 +63,7 @@ def test_a_node_pulls_with_the_login_of_this_machine(
                 row=catalog.CONTAINER_IMAGES["cpu"],
             )
             worker = replace(node("worker-1"), root=str(tmp_path))
-            todo = steps.list_steps(
+            todo = bootstrap.list_steps(
                 worker, Runtime.DOCKER, nodes=(worker,), mesh_key=key.public, container=box
             )
             [pull] = [step for step in todo if step.name == "image"]

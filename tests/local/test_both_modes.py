@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LeftoverError, UsageError
-from clusterctl.model import Role
-from clusterctl.providers.local import processes
-from clusterctl.providers.local.processes import Process
-from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.core.errors import LeftoverError, UsageError
+from clusterctl.core.model import Role
+from clusterctl.machines.local import processes
+from clusterctl.machines.local.processes import Process
+from clusterctl.machines.local.provider import LocalProvider
 from tests.conftest import NOT_ROOT, missing
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, cluster, drive

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import ClusterSpec, NodeGroup, NodeResult
-from clusterctl.providers.local import layout, modes, namespaces, sshd
-from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.local.sshd import Server
-from clusterctl.providers.shared import subnets
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import ClusterSpec, NodeGroup, NodeResult
+from clusterctl.machines import networks
+from clusterctl.machines.local import layout, nodes, sshd
+from clusterctl.machines.local.provider import LocalProvider
+from clusterctl.machines.local.sshd import Server
 
 
 def test_node_names() -> None:
@@ -59,11 +59,11 @@ def test_paths_that_sshd_cannot_read_are_refused(path: str) -> None:
 
 
 def test_candidates_are_all_of_the_pool_and_start_by_id() -> None:
-    first = list(subnets.list_candidates("one"))
+    first = list(networks.list_candidates("one"))
     assert len(set(first)) == 512
     assert all(subnet.subnet_of(IPv4Network("198.18.0.0/15")) for subnet in first)
-    assert list(subnets.list_candidates("one")) == first
-    assert next(subnets.list_candidates("two")) != first[0]
+    assert list(networks.list_candidates("one")) == first
+    assert next(networks.list_candidates("two")) != first[0]
 
 
 ADDRESSES = json.dumps(
@@ -85,59 +85,59 @@ ROUTES = json.dumps(
 
 
 def test_networks_in_use() -> None:
-    busy = subnets.parse_taken(ADDRESSES, ROUTES)
-    free = [s for s in subnets.list_candidates("x") if not any(s.overlaps(b) for b in busy)]
+    busy = networks.parse_taken(ADDRESSES, ROUTES)
+    free = [s for s in networks.list_candidates("x") if not any(s.overlaps(b) for b in busy)]
     assert len(free) == 256 - 3
     missing = {IPv4Network(f"198.18.{third}.0/24") for third in (5, 9, 77)}
     assert not missing & set(free)
-    assert subnets.parse_taken("", "") == ()
+    assert networks.parse_taken("", "") == ()
 
 
 def test_own_subnet() -> None:
-    assert subnets.find_own(ADDRESSES, "cctl-mine") == IPv4Network("198.18.9.0/24")
-    assert subnets.find_own(ADDRESSES, "cctl-other") is None
-    assert subnets.find_own(ADDRESSES, "lo") is None
+    assert networks.find_own(ADDRESSES, "cctl-mine") == IPv4Network("198.18.9.0/24")
+    assert networks.find_own(ADDRESSES, "cctl-other") is None
+    assert networks.find_own(ADDRESSES, "lo") is None
 
 
 def test_a_claim_excludes_others_until_it_ends() -> None:
     """Clusters that other tests start may hold some of the subnets."""
     with ExitStack() as mine, ExitStack() as theirs:
-        first = subnets.claim("claimed", lambda: (), mine)
-        second = subnets.claim("claimed", lambda: (), theirs)
+        first = networks.claim("claimed", lambda: (), mine)
+        second = networks.claim("claimed", lambda: (), theirs)
         assert first != second
     with ExitStack() as later:
-        assert subnets.claim("claimed", lambda: (second,), later) == first
+        assert networks.claim("claimed", lambda: (second,), later) == first
 
 
 def test_a_rival_that_has_just_finished_is_seen_under_the_claim() -> None:
     with ExitStack() as free:
-        first = subnets.claim("rival", lambda: (), free)
+        first = networks.claim("rival", lambda: (), free)
     with ExitStack() as stack:
-        assert subnets.claim("rival", lambda: (first,), stack) != first
+        assert networks.claim("rival", lambda: (first,), stack) != first
 
 
 def test_no_subnet_left() -> None:
     with ExitStack() as stack, pytest.raises(ProviderError, match="overlaps") as error:
-        subnets.claim("x", lambda: (subnets.POOL,), stack)
+        networks.claim("x", lambda: (networks.POOL,), stack)
     assert "CLUSTERCTL_LOCAL_MODE=loopback" in error.value.hint
 
 
 def test_addresses_of_nodes() -> None:
     subnet = IPv4Network("198.18.5.0/24")
-    assert subnets.compute_address(subnet, 0) == "198.18.5.1"
-    assert subnets.compute_address(subnet, layout.MAX_WORKERS) == "198.18.5.201"
-    assert subnets.compute_mac("198.18.5.201") == "02:00:c6:12:05:c9"
+    assert networks.compute_address(subnet, 0) == "198.18.5.1"
+    assert networks.compute_address(subnet, layout.MAX_WORKERS) == "198.18.5.201"
+    assert networks.compute_mac("198.18.5.201") == "02:00:c6:12:05:c9"
 
 
 def test_a_cable() -> None:
-    assert namespaces.render_cable("n42", "eth0", "198.18.5.1", 42) == (
+    assert nodes.render_cable("n42", "eth0", "198.18.5.1", 42) == (
         "link add name n42 type veth peer name eth0 address 02:00:c6:12:05:01 netns 42\n"
         "link set n42 master br0 up\n"
     )
 
 
 def test_hosts_give_every_node_its_real_address() -> None:
-    text = namespaces.render_hosts({"launcher": "198.18.5.1", "worker-1": "198.18.5.2"})
+    text = nodes.render_hosts({"launcher": "198.18.5.1", "worker-1": "198.18.5.2"})
     assert [line.split() for line in text.splitlines()] == [
         ["127.0.0.1", "localhost"],
         ["::1", "localhost", "ip6-localhost"],
@@ -257,11 +257,11 @@ FULL, NONE, NO_NET = "000001ffffffffff", "0000000000000000", "000001ffffffefff"
 def test_why_there_are_no_namespaces(capabilities: str, stderr: bytes, expected: str) -> None:
     trial = NodeResult(node="", exit_code=1, stderr=stderr)
     status = f"Name:\tx\nCapPrm:\t{FULL}\nCapEff:\t{capabilities}\nCapBnd:\t{FULL}\n"
-    assert modes.explain(trial, status) == expected
+    assert nodes.explain_mode(trial, status) == expected
 
 
 def test_the_mode_can_be_forced() -> None:
-    mode = modes.choose({"CLUSTERCTL_LOCAL_MODE": "loopback"})
+    mode = nodes.choose_mode({"CLUSTERCTL_LOCAL_MODE": "loopback"})
     assert (mode.name, mode.reason) == ("loopback", "CLUSTERCTL_LOCAL_MODE=loopback")
     with pytest.raises(UsageError, match="'bridge'"):
-        modes.choose({"CLUSTERCTL_LOCAL_MODE": "bridge"})
+        nodes.choose_mode({"CLUSTERCTL_LOCAL_MODE": "bridge"})

@@ -20,12 +20,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from clusterctl.errors import ProviderError
-from clusterctl.model import Node
-from clusterctl.providers.local.converge import converge
-from clusterctl.providers.local.loopback import Loopback, find_free_endpoint
-from clusterctl.providers.local.sshd import Server, find_server
-from clusterctl.providers.shared.sshd_probe import probe
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import Node
+from clusterctl.machines.local.nodes import Loopback, converge, find_free_endpoint
+from clusterctl.machines.local.sshd import Server, find_server
+from clusterctl.machines.networks import probe
 from tests.local.conftest import MakeLab
 from tests.local.lab import DRIVE, ROOT, Lab
 from tests.local.test_both_modes import gone, started

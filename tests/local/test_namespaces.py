@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LeftoverError
-from clusterctl.providers.local import processes
-from clusterctl.providers.local.sshd import read_endpoint
-from clusterctl.providers.shared import subnets
+from clusterctl.core.errors import LeftoverError
+from clusterctl.machines import networks as machines_networks
+from clusterctl.machines.local import processes as local_processes
+from clusterctl.machines.local.sshd import read_endpoint
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive
 from tests.local.test_both_modes import gone, started
@@ -130,10 +130,10 @@ def test_nothing_reaches_this_machine(lab: Lab) -> None:
     assert not Path("/run", name).exists()
     assert not list(Path("/run").glob("netns/*demo*"))
     assert bridges() <= bridges_before
-    networks = {process.network for process in processes.scan(lab.site)}
+    networks = {process.network for process in local_processes.scan(lab.site)}
     lab.down()
-    held = {processes.find_network(pid) for pid in processes.list_pids()}
-    assert not held & (networks - {processes.find_network()})
+    held = {local_processes.find_network(pid) for pid in local_processes.list_pids()}
+    assert not held & (networks - {local_processes.find_network()})
 
 
 def test_killing_pid_1_ends_every_process_of_a_node(lab: Lab) -> None:
@@ -141,10 +141,14 @@ def test_killing_pid_1_ends_every_process_of_a_node(lab: Lab) -> None:
     lab.ssh("worker-1", "setsid env -i sleep 987654 >/dev/null 2>&1 </dev/null & exit 0")
     [init] = [
         process
-        for process in processes.scan(lab.site)
+        for process in local_processes.scan(lab.site)
         if process.node == "worker-1" and process.command == "sh"
     ]
-    inside = [pid for pid in processes.list_pids() if processes.find_network(pid) == init.network]
+    inside = [
+        pid
+        for pid in local_processes.list_pids()
+        if local_processes.find_network(pid) == init.network
+    ]
     assert len(inside) >= 4
     os.kill(init.pid, signal.SIGKILL)
     assert all(gone(pid) for pid in inside)
@@ -180,7 +184,7 @@ def test_a_cable_end_that_lingers_is_no_obstacle(lab: Lab) -> None:
 def test_ports_of_nodes_that_are_gone_are_unplugged(lab: Lab) -> None:
     """Until the kernel does so, they would still answer for their address."""
     lab.up(1)
-    [switch] = [process for process in processes.scan(lab.site) if process.node == "switch"]
+    [switch] = [process for process in local_processes.scan(lab.site) if process.node == "switch"]
     inside = ["nsenter", f"--net=/proc/{switch.pid}/ns/net", "ip"]
     subprocess.run([*inside, "link", "add", "n99999999", "type", "bridge"], check=True)
     lab.up(1)
@@ -202,7 +206,7 @@ def test_nodes_learn_of_newcomers(lab: Lab) -> None:
 
 def test_all_start_anew_without_a_switch(lab: Lab) -> None:
     lab.up(2)
-    [switch] = [process for process in processes.scan(lab.site) if process.node == "switch"]
+    [switch] = [process for process in local_processes.scan(lab.site) if process.node == "switch"]
     os.kill(switch.pid, signal.SIGKILL)
     assert gone(switch.pid)
     assert {text.partition(":")[0] for text in lab.describe().values()} == {"disconnected"}
@@ -239,7 +243,7 @@ def bridge(name: str, address: str) -> Iterator[None]:
 
 
 def test_networks_in_use_are_left_alone(lab: Lab) -> None:
-    wanted = next(subnets.list_candidates(lab.id))
+    wanted = next(machines_networks.list_candidates(lab.id))
     with bridge("decoy-" + lab.site.short, f"{wanted[1]}/24"):
         lab.up(1)
         assert not lab.nodes["launcher"].address.startswith(str(wanted[0]).removesuffix("0"))
@@ -283,7 +287,7 @@ def test_a_stranger_in_the_network_is_named(lab: Lab) -> None:
     stranger = subprocess.Popen(["nsenter", f"--net=/proc/{pid}/ns/net", "sleep", "60"])
     try:
         deadline = time.monotonic() + 30
-        while processes.find_network(stranger.pid) == processes.find_network():
+        while local_processes.find_network(stranger.pid) == local_processes.find_network():
             assert time.monotonic() < deadline
         with pytest.raises(LeftoverError, match=f"process {stranger.pid} inside its network"):
             lab.down()

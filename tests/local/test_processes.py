@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.local import processes
-from clusterctl.providers.local.layout import Site, make_site
-from clusterctl.providers.local.processes import Process
+from clusterctl.machines.local import processes
+from clusterctl.machines.local.layout import Site, make_site
+from clusterctl.machines.local.processes import Process
 
 pytestmark = pytest.mark.netns
 

@@ -85,7 +85,7 @@ def test_it_runs_from_any_folder(installed: Path, tmp_path: Path) -> None:
 
 def test_assets_are_found_inside_it(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import json, clusterctl, clusterctl.assets as a\n"
+        "import json, clusterctl, clusterctl.core.assets as a\n"
         "names = ('templates', 'workloads')\n"
         "print(json.dumps([clusterctl.__file__, *(str(a.find_folder(name)) for name in names)]))"
     )

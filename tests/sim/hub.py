@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl import catalog, recipes
+from clusterctl.core import catalog
+from clusterctl.machines import registry
 
 LIST = "application/vnd.oci.image.index.v1+json"
 SINGLE = "application/vnd.docker.distribution.manifest.v2+json"
@@ -80,9 +81,9 @@ class Hub:
 
     def serve_bases(self) -> None:
         """All that the recipes are built on, under the digests that they name."""
-        listed = recipes.read_downloads()
+        listed = registry.read_downloads()
         for name in catalog.RECIPES:
-            for base in recipes.list_bases(name, listed):
+            for base in registry.list_bases(name, listed):
                 tagged, _, digest = base.partition("@")
                 path, _, tag = tagged.partition(":")
                 repository = path if "/" in path else f"library/{path}"

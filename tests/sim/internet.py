@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clusterctl import recipes
 from clusterctl.actions import images
+from clusterctl.machines import registry as machines_registry
 from tests.conftest import Need
 from tests.sim import registry
 from tests.sim.ec2.full import INDEX_PORT, PACKAGES_PORT, REGISTRY_PORT
@@ -60,7 +60,7 @@ class Internet:
             f"RUN rm -rf /var/lib/apt/lists/* && echo '{source}' >/etc/apt/sources.list\n"
         )
         image = self.engine.build("clusterctl-test/public", recipe)
-        name, _, _ = recipes.read_downloads()["base"]["image"].partition("@")
+        name, _, _ = machines_registry.read_downloads()["base"]["image"].partition("@")
         return self.registry.serve(f"library/{name}", image)
 
     def edition(self, folder: Path, digest: str) -> Path:
@@ -175,8 +175,8 @@ def _project(wheel: Path) -> str:
 
 def _wheels() -> Path:
     """A folder with what the images `launcher` and `cpu` take, from this machine's own index."""
-    listed = recipes.read_downloads()
-    wanted = recipes.list_requirements("cpu", listed)
+    listed = machines_registry.read_downloads()
+    wanted = machines_registry.list_requirements("cpu", listed)
     folder = cache() / f"wheels-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     if not folder.exists():
         fresh = folder.with_suffix(f".{os.getpid()}")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from clusterctl.providers.ec2.api import Api
+from clusterctl.machines.ec2.api import Api
 from tests.sim.ec2.client import Ec2
 from tests.sim.ec2.network import YOU
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 
-from clusterctl import keys
+from clusterctl.core import keys
 from tests.conftest import find
 
 _BOOT = """

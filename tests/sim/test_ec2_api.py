@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl import assets
+from clusterctl.core import assets
 from tests.sim.ec2.iam import allows
 from tests.sim.lab import Lab
 

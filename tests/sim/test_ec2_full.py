@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from clusterctl.bootstrap import idle_agent
+from clusterctl.machines import bootstrap
 from tests.conftest import Need
 from tests.sim.engine import Engine
 from tests.sim.lab import Lab
@@ -25,9 +25,9 @@ def idle(lab: Lab, name: str, *, containers: int) -> int:
     """How many seconds the machine has been unused after two seconds, by the agent that ends unused
     workers. `containers`: how many of ours run there."""
     worker = node(root=f"/home/ubuntu/{containers}")
-    script = idle_agent.render_agent(worker, (worker,), 60, containers)
+    script = bootstrap.render_agent(worker, (worker,), 60, containers)
     text = base64.b64encode(script.encode()).decode()
-    folder = idle_agent.locate_folder(worker)
+    folder = bootstrap.locate_folder(worker)
     turn = f"sh {worker.root}/agent turn"
     lab.ssh(
         name, f"mkdir -p {folder} {worker.root}/jobs; echo {text} | base64 -d >{worker.root}/agent"

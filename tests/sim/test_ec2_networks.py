@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl import assets
 from clusterctl.actions import up_plan
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import preflight
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.tags import TAG
+from clusterctl.core import assets
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.machines.ec2 import preflight
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.tags import TAG
 from tests.sim.lab import Lab, their_network
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]

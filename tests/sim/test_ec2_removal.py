@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl import assets
-from clusterctl.providers.ec2 import cleanup, prices, reconcile, tagged_resources
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.instances import find_instances, terminate_instances
-from clusterctl.providers.ec2.tags import UNUSED_TAG
-from clusterctl.terraform import Terraform
+from clusterctl.core import assets
+from clusterctl.machines.ec2 import cleanup, prices, reconcile, tagged_resources
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.instances import find_instances, terminate_instances
+from clusterctl.machines.ec2.tags import UNUSED_TAG
+from clusterctl.terraform.folder import Terraform
 from tests.sim.lab import UBUNTU, Lab
 from tests.sim.test_ec2_strict import api, tagged
 
@@ -71,15 +71,19 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     assert tagged_resources.is_managed(api, "lab-1"), (
         "so that Terraform is not asked to remove the rest"
     )
-    found = {left.kind: left.managed for left in tagged_resources.find(api, "lab-1")}
+    found = {left.kind: left.managed for left in tagged_resources.find_tagged(api, "lab-1")}
     assert found["VPC endpoint"]
     keep = reconcile.make_is_known(cast(Terraform, Unknowing()))
-    kept = {left.kind: keep(left) for left in tagged_resources.find(api, "lab-1") if left.id != own}
+    kept = {
+        left.kind: keep(left)
+        for left in tagged_resources.find_tagged(api, "lab-1")
+        if left.id != own
+    }
     assert kept.pop("VPC endpoint")
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"
     assert not any(kept.values())
     lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
-    cleanup.remove(api, "lab-1", lambda line: None)
+    cleanup.remove_cluster(api, "lab-1", lambda line: None)
     assert lab.ec2.left() == []
 
 
@@ -105,7 +109,7 @@ def test_a_network_is_removed_when_its_machines_are_gone(
     assert found["State"]["Name"] == "shutting-down"
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_security_group(GroupId=group)
-    cleanup.remove(api, "lab-1", lambda line: None)
+    cleanup.remove_cluster(api, "lab-1", lambda line: None)
     assert lab.ec2.left() == []
 
 
@@ -138,10 +142,10 @@ def test_what_was_made_just_before_is_found_though_its_tags_are_late(
     id = lab.launch("worker-1", TagSpecifications=tagged("worker-1"))
     with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
         lab.api.describe_instances(InstanceIds=[id])
-    assert tagged_resources.find(api, "lab-1") == ()
+    assert tagged_resources.find_tagged(api, "lab-1") == ()
     shown = threading.Timer(0.3, lab.ec2.fault, ("late",), {"seconds": 0})
     shown.start()
-    cleanup.remove(api, "lab-1", lambda line: None, settle=3.0)
+    cleanup.remove_cluster(api, "lab-1", lambda line: None, settle=3.0)
     shown.join()
     [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
     assert found["State"]["Name"] == "terminated"
@@ -199,8 +203,8 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
             waits.append(line)
             lab.ec2.fault("slow_gateway", seconds=600, kept=False)
 
-    cleanup.remove(api, "lab-1", hear)
-    assert tagged_resources.find(api, "lab-1") == ()
+    cleanup.remove_cluster(api, "lab-1", hear)
+    assert tagged_resources.find_tagged(api, "lab-1") == ()
     assert len(waits) == kept
     marked = [
         {tag["Key"] for tag in one["Tags"]} for one in make("describe_nat_gateways")["NatGateways"]

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl import assets
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import (
+from clusterctl.core import assets
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.machines.ec2 import (
     cleanup,
     failures,
     networks,
@@ -29,8 +29,8 @@ from clusterctl.providers.ec2 import (
     ssh_cidr,
     tagged_resources,
 )
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.tags import TAG
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.tags import TAG
 from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -211,7 +211,7 @@ def test_down_removes_nothing_from_a_network_of_theirs(
         )["GroupId"]
         lab.launch("worker-1", subnet=subnet, TagSpecifications=tagged("worker-1", "instance"))
         assert not tagged_resources.is_managed(api, "lab-1")
-        cleanup.remove(api, "lab-1", lambda line: None)
+        cleanup.remove_cluster(api, "lab-1", lambda line: None)
         groups = lab.api.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
         assert group not in [one["GroupId"] for one in groups["SecurityGroups"]]
         assert lab.instance("worker-1")["State"]["Name"] == "terminated"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.keys import generate
-from clusterctl.model import Node, Role
+from clusterctl.core.keys import generate
+from clusterctl.core.model import Node, Role
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.copy_retries import put_folder
-from clusterctl.transport import PARTS
+from clusterctl.jobs.outputs import put_folder
+from clusterctl.transport.protocol import PARTS
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd

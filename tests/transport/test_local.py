@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.model import Node, NodeResult, Role
-from clusterctl.node_results import make_error
-from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.pool import Pool
+from clusterctl.core.model import Node, NodeResult, Role, make_error
+from clusterctl.transport.pool import LocalTransport, Pool
 
 
 @pytest.fixture

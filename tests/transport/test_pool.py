@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Node, NodeResult
-from clusterctl.node_results import fold
-from clusterctl.transport import Tunnel
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import Node, NodeResult, fold
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import Tunnel
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Sshd, make_node
 
@@ -163,11 +162,10 @@ def test_bad_via(make_pool: Callable[..., Pool], via: str) -> None:
         make_pool(nodes)
 
 
-INTERRUPTED = """\
-import sys, time
+INTERRUPTED = """import sys, time
 from pathlib import Path
-from clusterctl.model import Node, Role
-from clusterctl.transport import Tunnel
+from clusterctl.core.model import Node, Role
+from clusterctl.transport.protocol import Tunnel
 from clusterctl.transport.pool import Pool
 folder, *ports = sys.argv[1:]
 nodes = [

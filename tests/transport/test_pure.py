@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, known_hosts
-from clusterctl.model import NodeResult
-from clusterctl.node_results import fold, shorten
-from clusterctl.timeouts import Watchdog
-from clusterctl.transport import shell, ssh_config
+from clusterctl.core import assets
+from clusterctl.core import keys as core_keys
+from clusterctl.core.clock import Watchdog
+from clusterctl.core.model import NodeResult, fold, shorten
+from clusterctl.transport import config as transport_config
+from clusterctl.transport import shell
 
 STOPS = 4
 
@@ -45,7 +46,7 @@ def test_a_process_that_stood_still_is_not_taken_for_one_that_is_stuck() -> None
     """Ctrl-Z and `fg` in the middle of calls that have a few milliseconds left."""
     program = f"""
 import os, time
-from clusterctl.timeouts import Watchdog
+from clusterctl.core.clock import Watchdog
 watchdog, barks = Watchdog(), []
 print("ready", flush=True)
 for _ in range({STOPS} * 40):
@@ -98,13 +99,13 @@ HASHED = "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg="  # 192.1
     ],
 )
 def test_known_hosts_line(line: str, name: str, found: bool) -> None:
-    keys = known_hosts.find_keys(line, [name])
+    keys = core_keys.find_keys(line, [name])
     assert [key.blob for key in keys] == [b"one"] * found
 
 
 def test_known_hosts_keeps_all_keys_of_a_host() -> None:
     text = f"a ssh-ed25519 {KEY}\na ssh-ed25519 {OTHER}\n@revoked a ssh-rsa {KEY}\n"
-    keys = known_hosts.find_keys(text, ["a"])
+    keys = core_keys.find_keys(text, ["a"])
     assert [(key.kind, key.blob, key.revoked) for key in keys] == [
         ("ssh-ed25519", b"one", False),
         ("ssh-ed25519", b"two", False),
@@ -114,22 +115,22 @@ def test_known_hosts_keeps_all_keys_of_a_host() -> None:
 
 def test_a_line_that_makes_no_sense_hides_no_other() -> None:
     text = f"# a comment\n\na ssh-ed25519 !!!\n@cert-authority a ssh-rsa {KEY}\na ssh-rsa {OTHER}\n"
-    assert [key.blob for key in known_hosts.find_keys(text, ["a"])] == [b"two"]
+    assert [key.blob for key in core_keys.find_keys(text, ["a"])] == [b"two"]
 
 
 def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
     """GitHub's key, and the fingerprint that GitHub publishes."""
     blob = "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
-    (key,) = known_hosts.find_keys(f"github.com ssh-ed25519 {blob}", ["github.com"])
+    (key,) = core_keys.find_keys(f"github.com ssh-ed25519 {blob}", ["github.com"])
     assert (
-        known_hosts.compute_fingerprint(key.blob)
+        core_keys.compute_fingerprint(key.blob)
         == "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
     )
 
 
 def test_host_name() -> None:
-    assert known_hosts.name_host("a", 22) == "a"
-    assert known_hosts.name_host("a", 2222) == "[a]:2222"
+    assert core_keys.name_host("a", 22) == "a"
+    assert core_keys.name_host("a", 2222) == "[a]:2222"
 
 
 def test_ranges() -> None:
@@ -212,7 +213,7 @@ def test_ssh_config_includes(home: Path) -> None:
     (home / ".ssh/more").mkdir()
     (home / ".ssh/more/x.conf").write_text("Host b\n  User two\n  Include ~/.ssh/deep\n")
     (home / ".ssh/deep").write_text("Port=8\n")
-    config = ssh_config.load("c", 9, "me")
+    config = transport_config.load_ssh_config("c", 9, "me")
     a, b = config.lookup("a"), config.lookup("b")
     assert (a.get("user"), a.get("port"), a.get("compression")) == ("one", "7", "yes")
     assert (b.get("user"), b.get("port"), b.get("compression")) == ("two", "8", "yes")
@@ -221,7 +222,7 @@ def test_ssh_config_includes(home: Path) -> None:
 
 def test_ssh_config_that_includes_itself(home: Path) -> None:
     (home / ".ssh/config").write_text("Include config\nPort 7\n")
-    assert ssh_config.load("b", 0, "").lookup("a")["port"] == "7"
+    assert transport_config.load_ssh_config("b", 0, "").lookup("a")["port"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -239,11 +240,11 @@ def test_ssh_config_that_includes_itself(home: Path) -> None:
     ],
 )
 def test_ways_to_a_host(settings: dict[str, str], host: str, hops: list[str], command: str) -> None:
-    assert ssh_config.list_jumps(settings, host) == hops
-    assert ssh_config.find_proxy_command(settings) == command
+    assert transport_config.list_jumps(settings, host) == hops
+    assert transport_config.find_proxy_command(settings) == command
 
 
 def test_known_hosts_files(home: Path) -> None:
-    files = ssh_config.list_known_hosts_files({"userknownhostsfile": "~/a %d/b /c"})
+    files = transport_config.list_known_hosts_files({"userknownhostsfile": "~/a %d/b /c"})
     assert files[:3] == [home / "a", home / "b", Path("/c")]
-    assert home / ".ssh/known_hosts" in ssh_config.list_known_hosts_files({})
+    assert home / ".ssh/known_hosts" in transport_config.list_known_hosts_files({})

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import NodeUnreachable
-from clusterctl.model import NodeResult
-from clusterctl.transport import Channel, connection, session
+from clusterctl.core.errors import NodeUnreachable
+from clusterctl.core.model import NodeResult
+from clusterctl.transport import session
+from clusterctl.transport.protocol import Channel
 from clusterctl.transport.ssh import SshTransport
 from tests.transport.lab import Relay, Sshd, make_node
 
@@ -225,8 +226,8 @@ def test_network_that_swallows_packets(relayed: SshTransport, relay: Relay) -> N
 def test_a_dead_peer_is_noticed(
     relayed: SshTransport, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "KEEPALIVE", 0.2)
-    monkeypatch.setattr(connection, "SILENCE", 0.6)
+    monkeypatch.setattr(session, "KEEPALIVE", 0.2)
+    monkeypatch.setattr(session, "SILENCE", 0.6)
     relayed.connect(10)
     # An idle node that answers is not dead.
     assert relayed.run("sleep 1.2", timeout=20).ok

@@ -37,7 +37,7 @@ def stopped(program: str, *words: object) -> str:
 def test_a_deadline_does_not_count_it() -> None:
     program = """
 import threading, time
-from clusterctl.timeouts import Deadline
+from clusterctl.core.clock import Deadline
 deadline, event = Deadline(2.5), threading.Event()
 print("ready", flush=True)
 time.sleep(1)
@@ -74,7 +74,7 @@ def test_sshd_that_answers_is_not_taken_for_silent(tmp_path: Path) -> None:
     """What the local and Docker providers ask before they replace a node."""
     program = """
 import socket, threading, time
-from clusterctl.providers.shared.sshd_probe import probe
+from clusterctl.machines.networks import probe
 server = socket.create_server(("127.0.0.1", 0))
 def serve():
     taken, _ = server.accept()
@@ -91,7 +91,7 @@ print(probe({"worker-1": server.getsockname()}, seconds=2.5))
 SSH = """
 import sys
 from pathlib import Path
-from clusterctl.model import Node, Role
+from clusterctl.core.model import Node, Role
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 port, folder, user = sys.argv[1:]
@@ -116,8 +116,8 @@ print(result.text, result.error)
 @pytest.mark.sshd
 def test_a_quiet_connection_is_not_taken_for_dead(sshd: Sshd) -> None:
     program = f"""{SSH}
-from clusterctl.transport import connection
-connection.KEEPALIVE, connection.SILENCE = 0.2, 2
+from clusterctl.transport import session
+session.KEEPALIVE, session.SILENCE = 0.2, 2
 transport.connect(20)
 print("ready", flush=True)
 result = transport.run("sleep 6; echo done", timeout=60)

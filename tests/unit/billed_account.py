@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from clusterctl.model import Cluster, Reporter
-from clusterctl.providers.ec2.answers import LIVING, Instance
-from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.core.model import Cluster, Reporter
+from clusterctl.machines.ec2.answers import LIVING, Instance
+from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.test_ec2_again import Market
 
 HOUR = 3600.0

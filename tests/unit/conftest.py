@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.cli import console, execute
+from clusterctl.actions.common import open_store
+from clusterctl.cli import console
+from clusterctl.cli.main import execute
 from tests.unit.calling import Call, Said
 from tests.unit.making import cluster
 

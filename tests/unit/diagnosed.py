@@ -7,11 +7,12 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterctl import stacks
-from clusterctl.insight import doctor, node_views
-from clusterctl.insight.doctor import Evidence, Finding
+from clusterctl.core import stacks
+from clusterctl.core.job import Job, JobState
+from clusterctl.insight import node_views
+from clusterctl.insight.doctor import findings as doctor_findings
+from clusterctl.insight.doctor.findings import Evidence, Finding
 from clusterctl.insight.node_views import NodeView
-from clusterctl.job_model import Job, JobState
 from tests.unit.making import cluster, job, spec
 
 START = 1_000_000.0
@@ -46,7 +47,7 @@ def view(name: str, *lines: str, uptime: float = 5000.0, now: float = START + 60
 def stack(*frames: tuple[str, str, int], folder: str = WORK) -> stacks.Stack:
     thread = [{"name": name, "filename": file, "line": line} for name, file, line in frames]
     dump = [{"pid": 9, "os_thread_id": 9, "frames": thread}]
-    found = stacks.parse(json.dumps(dump), folder)
+    found = stacks.parse_stacks(json.dumps(dump), folder)
     assert found
     return found
 
@@ -70,7 +71,7 @@ def sleeps(line: int = 9) -> stacks.Stack:
 
 
 def seen(*views: NodeView, made: Job | None = None) -> Evidence:
-    return doctor.assemble(made or running(), {item.name: item for item in views})
+    return doctor_findings.assemble(made or running(), {item.name: item for item in views})
 
 
 def two_ranks(first: stacks.Stack, second: stacks.Stack) -> Evidence:

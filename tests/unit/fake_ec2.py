@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from clusterctl.errors import ProviderError
-from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.answers import Image, Instance, InstanceType
-from clusterctl.providers.ec2.api import Api
+from clusterctl.core.errors import ProviderError
+from clusterctl.machines.ec2 import failures
+from clusterctl.machines.ec2.answers import Image, Instance, InstanceType
+from clusterctl.machines.ec2.api import Api
 
 ACCOUNT = "123456789012"
 LAUNCHED = 1.7e9

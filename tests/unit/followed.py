@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.job_model import Job
+from clusterctl.core.job import Job
+from clusterctl.core.model import Cluster, Reporter
+from clusterctl.jobs.connections import FindDead, Interrupts
 from clusterctl.jobs.follow import Follower
-from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.logs import Piece
-from clusterctl.jobs.reconnecting import FindDead
-from clusterctl.model import Cluster, Reporter
+from clusterctl.jobs.records import Piece
 from clusterctl.transport.pool import Pool
 from tests.unit import making
 

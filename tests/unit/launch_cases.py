@@ -11,10 +11,10 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from clusterctl import launch
-from clusterctl.job_model import ProgramKind
-from clusterctl.launch import Request
-from clusterctl.model import Accelerator
+from clusterctl.core.job import ProgramKind
+from clusterctl.core.model import Accelerator
+from clusterctl.launch import launcher
+from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, node, program, request, spec
 
 FOLDER = Path(__file__).resolve().parents[1] / "cases" / "launch"
@@ -54,7 +54,7 @@ def build(given: dict[str, Any]) -> Request:
 
 
 def outcome(given: dict[str, Any]) -> Plan:
-    plan = launch.load(given.get("job", {}).get("launcher", "mpirun")).plan(build(given))
+    plan = launcher.load_launcher(given.get("job", {}).get("launcher", "mpirun")).plan(build(given))
     return {
         "hostfile": plan.files["hostfile"].splitlines(),
         "argv": words(plan.argv),

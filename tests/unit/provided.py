@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusterctl import providers
-from clusterctl.charge_model import Thing
-from clusterctl.model import Cluster
-from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.core.model import Cluster, Thing
+from clusterctl.machines import providers
+from clusterctl.machines.local.provider import LocalProvider
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, name: str, provider: object) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl import assets
+from clusterctl.core import assets
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash", "line\nbreak", "ü; exit 3"]
 """Arguments and names that a shell would read otherwise."""

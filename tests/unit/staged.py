@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl import launch
-from clusterctl.actions import open_store
-from clusterctl.job_model import Job, JobSpec, JobState
-from clusterctl.jobs import control, stage
-from clusterctl.jobs.start import Carry, make_node_files, put
-from clusterctl.model import Cluster
-from clusterctl.state import Store
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import Job, JobSpec, JobState
+from clusterctl.core.model import Cluster
+from clusterctl.jobs import control
+from clusterctl.jobs.submit import Carry, make_node_files, put
+from clusterctl.launch import launcher
+from clusterctl.project import tree as project_tree
+from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request
 
@@ -50,9 +51,11 @@ class Staged:
     ) -> Job:
         """A job with the files of `tree` on its workers, on record as succeeded."""
         asked = request(self.where, what, number=number)
-        plan = launch.load("mpirun").plan(asked)
+        plan = launcher.load_launcher("mpirun").plan(asked)
         made = job(self.where, what, id=number, started=2.0, finished=3.0, state=JobState.SUCCEEDED)
-        made = replace(made, stage=stage.write_archive(stage.find_tree(tree), self.store.home))
+        made = replace(
+            made, stage=project_tree.write_archive(project_tree.find_tree(tree), self.store.home)
+        )
         files = make_node_files(made, self.where, plan, {})
         with self.pool() as pool:
             put(made, self.where, files, pool, self.store.home, carry=carry)

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets, launch
-from clusterctl.job_model import Job, ProgramKind
-from clusterctl.jobs.start import make_node_files
-from clusterctl.model import Cluster
-from clusterctl.schedulers.direct import Direct
+from clusterctl.batch.direct import Direct
+from clusterctl.core import assets
+from clusterctl.core.job import Job, ProgramKind
+from clusterctl.core.model import Cluster
+from clusterctl.jobs.submit import make_node_files
+from clusterctl.launch import launcher as launch_launcher
 from tests.e2e.cli import wait_for
 from tests.unit.making import cluster, node, program, request, spec
 
@@ -39,7 +40,7 @@ class Site:
         shell = program("-c", script, kind=ProgramKind.BINARY, target="/bin/sh")
         what = spec(program=shell, **{"grace": 1.0, **changes})
         asked = request(self.where, what, number)
-        plan = launch.load("mpirun").plan(asked)
+        plan = launch_launcher.load_launcher("mpirun").plan(asked)
         start = plan.argv[plan.argv.index("/bin/sh") :]
         stand_in = (
             "rank() { OMPI_COMM_WORLD_RANK=$1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=2"

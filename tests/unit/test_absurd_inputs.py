@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import unpack
-from clusterctl.cli import explain_input
+from clusterctl.cli.main import explain_input
+from clusterctl.transport import copying
 from tests.e2e.cli import ROOT
 from tests.unit.calling import Call
 
@@ -101,11 +101,11 @@ def test_members_that_no_folder_can_hold_are_named_and_left_out(tmp_path: Path) 
     members: list[tuple[str, bytes | str]] = [(name, b"x") for name in (deep, wide, long, "kept")]
     archive = pack(*members, ("link", deep), ("d/" * 150 + "f", b"y"))
     (tmp_path / "part").mkdir()
-    left_out = unpack.unpack(archive, tmp_path / "part")
+    left_out = copying.unpack(archive, tmp_path / "part")
     assert len(left_out) == 4
     assert all(len(line) < 200 for line in left_out)
     (tmp_path / "target").mkdir()
-    unpack.move_into(tmp_path / "part", tmp_path / "target")
+    copying.move_into(tmp_path / "part", tmp_path / "target")
     assert (tmp_path / "target" / "kept").read_bytes() == b"x"
     assert (tmp_path / "target" / ("d/" * 150 + "f")).read_bytes() == b"y"
 

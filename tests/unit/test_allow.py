@@ -8,15 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl import keys
-from clusterctl.actions import cluster_status, open_pool, open_store
-from clusterctl.actions.allow import explain
-from clusterctl.actions.extend import extend
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import Cluster, Role
-from clusterctl.providers.ec2 import ssh_cidr
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.tags import TAG
+from clusterctl.actions import status
+from clusterctl.actions.allow import explain_allowed
+from clusterctl.actions.common import open_pool, open_store
+from clusterctl.actions.lifetime import extend
+from clusterctl.core import keys
+from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.core.model import Cluster, Role
+from clusterctl.machines.ec2 import ssh_cidr
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.tags import TAG
 from tests.unit.calling import Call
 from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
@@ -94,7 +95,7 @@ def unreachable(error: NodeUnreachable) -> NodeUnreachable:
     store = open_store()
     with pytest.raises(NodeUnreachable) as caught, open_pool(store, store.read_cluster("lab")):
         raise error
-    return explain(caught.value)
+    return explain_allowed(caught.value)
 
 
 def test_nodes_that_do_not_answer_another_address_say_so(firewall: Firewalled) -> None:
@@ -161,10 +162,10 @@ def test_a_live_status_of_nodes_that_do_not_answer_another_address_says_so(
     provide(monkeypatch, "ec2", made)
     store = open_store()
     store.save(cluster(deadline=None))
-    [said] = cluster_status.read_status(store, store.read_cluster("lab"), live=True).warnings
+    [said] = status.read_status(store, store.read_cluster("lab"), live=True).warnings
     assert said == f"{WHY}: `clusterctl allow -c lab` opens the cluster to your present address"
     made.allow(store.read_cluster("lab"), Path(), ())
-    assert cluster_status.read_status(store, store.read_cluster("lab"), live=True).warnings == ()
+    assert status.read_status(store, store.read_cluster("lab"), live=True).warnings == ()
 
 
 def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets
-from clusterctl.job_model import JobState
-from clusterctl.schedulers import job_state
+from clusterctl.batch import verdict
+from clusterctl.core import assets
+from clusterctl.core.job import JobState
 from tests.unit.making import job
 
 C10D = "_backend = _default_pg_init_method = None\n"
@@ -118,7 +118,7 @@ ENDED = "running 1 1\nlauncher 5 0\nstarted 5 2\nexit 4 0 0 1\nexit 4 1 0 1\n"
 )
 def test_ranks_have_never_met_if_all_were_alone(lines: str, alone: bool) -> None:
     one = replace(job(), state=JobState.RUNNING)
-    ended = job_state.judge(one, f"{ENDED}{lines}ended 5\n")
+    ended = verdict.judge(one, f"{ENDED}{lines}ended 5\n")
     assert (ended.state, ended.ranks, ended.never_met) == (JobState.SUCCEEDED, 2, alone)
 
 

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 import clusterctl
-from clusterctl import Cluster
-from clusterctl.actions import call, open_store
-from clusterctl.errors import JobError, RecordError, UsageError
-from clusterctl.job_model import Job, JobState, Program, ProgramKind, RankFailure
-from clusterctl.jobs import stage
-from clusterctl.model import Python
+from clusterctl.actions import call
+from clusterctl.actions.common import open_store
+from clusterctl.api import Cluster
+from clusterctl.core.errors import JobError, RecordError, UsageError
+from clusterctl.core.job import Job, JobState, Program, ProgramKind, RankFailure
+from clusterctl.core.model import Python
+from clusterctl.jobs import submit
+from clusterctl.project import tree as project_tree
 from tests.unit import making
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
@@ -49,7 +51,7 @@ def answer(tmp_path: Path) -> Answer:
     """What a rank writes down of a call, in a working tree that has been staged."""
 
     def one(function: Any, *args: Any, python: str = "", most: int = 0) -> dict[str, Any]:
-        resolved = call.resolve(function, args)
+        resolved = submit.resolve_call(function, args)
         for name, data in resolved.tree.written:
             path = tmp_path / "work" / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +78,7 @@ def answer(tmp_path: Path) -> Answer:
 
 
 def test_a_function_of_a_notebook_travels_alone() -> None:
-    resolved = call.resolve(local("def f(): return 1"), ())
+    resolved = submit.resolve_call(local("def f(): return 1"), ())
     assert resolved.tree.files == ()
     assert resolved.program.args == ("f",), "what `jobs` shows of it"
     assert resolved.program.target == ".clusterctl-call/call.py"
@@ -94,28 +96,28 @@ def test_a_function_of_a_module_brings_its_neighbours(
     from api_of_a_test.inner import f  # type: ignore[import-not-found]
 
     for function in (f, functools.partial(f)):
-        resolved = call.resolve(function, (), chosen=tmp_path / "tree")
+        resolved = submit.resolve_call(function, (), chosen=tmp_path / "tree")
         assert "source/api_of_a_test/inner.py" in resolved.tree.files
         assert resolved.program.folder == "source"
         assert resolved.program.target == "../.clusterctl-call/call.py"
 
 
 def test_a_function_of_a_library_brings_no_library() -> None:
-    assert call.resolve(os.path.join, ("a", "b")).tree.files == ()
+    assert submit.resolve_call(os.path.join, ("a", "b")).tree.files == ()
 
 
 def test_equal_calls_have_one_archive() -> None:
-    tree = call.resolve(local("def f(): return 1"), ()).tree
-    name = stage.write_archive(tree, open_store().home)
-    assert stage.write_archive(tree, open_store().home) == name
+    tree = submit.resolve_call(local("def f(): return 1"), ()).tree
+    name = project_tree.write_archive(tree, open_store().home)
+    assert project_tree.write_archive(tree, open_store().home) == name
     assert (open_store().home.stages / name).stat().st_size > 1000
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
     with pytest.raises(UsageError, match="f cannot be sent to the nodes: cannot pickle"):
-        call.resolve(local("def f(lock): pass"), (threading.Lock(),))
+        submit.resolve_call(local("def f(lock): pass"), (threading.Lock(),))
     with pytest.raises(UsageError, match=r"f and its arguments are too large: 1\.0 MB"):
-        call.resolve(local("def f(data): pass"), (bytes(1_000_000),), limit=500_000)
+        submit.resolve_call(local("def f(data): pass"), (bytes(1_000_000),), limit=500_000)
 
 
 def test_a_node_with_another_python_is_refused() -> None:

@@ -17,82 +17,34 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.options.batch_options import BATCH_SYSTEMS
-from clusterctl.providers import PROVIDERS
+from clusterctl.machines.providers import PROVIDERS
+from clusterctl.options.batch import BATCH_SYSTEMS
 
 # --------------------------------------------------------------------------------------- the rules
 # A unit is a package or module directly in clusterctl/. A row: what it may import besides itself.
 
-FOUNDATION = {"model", "errors", "catalog", "config", "assets", "keys", "compiling"}
-FOUNDATION |= {"options", "timeouts", "node_results", "unpack", "program_variables", "input_files"}
-FOUNDATION |= {"recipes", "job_model", "launch_plan", "user_variables", "stacks", "hang_notes"}
-FOUNDATION |= {"sweeps", "resume_args", "redaction", "node_phases", "formats", "speed"}
-FOUNDATION |= {"known_hosts", "known_waits", "charge_model"}
-EDGE = {"process", "state", "transfer_meter"}  # they touch this machine
-TALK = {"transport", "terraform", "datasets", "registry"}  # they talk to other machines
-TALK |= {"data_sources"}
-PARTS = {"providers", "bootstrap", "launch", "schedulers"}  # siblings: they never see each other
-SERVICES = {"jobs", "insight"}
+# From the top of the house to its ground: nothing imports what stands above it.
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},  # on first use
     "__main__": {"cli"},
-    "cli": {
-        "actions",
-        "model",
-        "charge_model",
-        "job_model",
-        "errors",
-        "config",
-        "options",
-        "redaction",
-    }
-    | {"user_variables", "node_phases", "formats", "speed"},
-    "api": {"actions", "model", "job_model", "errors", "options", "user_variables"},
-    "actions": FOUNDATION | EDGE | TALK | PARTS | SERVICES | {"s3"},
-    "jobs": FOUNDATION | EDGE | TALK | PARTS | {"s3"},
-    "insight": FOUNDATION | EDGE | TALK | PARTS,
-    "s3": {"errors", "data_sources", "providers"},  # with the client that EC2 has for AWS
-    "providers": FOUNDATION | EDGE | TALK,
-    "bootstrap": FOUNDATION | EDGE | TALK,
-    "launch": FOUNDATION,  # pure: from values to text and argv
-    "schedulers": FOUNDATION,  # pure
-    "datasets": FOUNDATION,
-    "data_sources": FOUNDATION,
-    "registry": FOUNDATION | EDGE,
-    "transport": FOUNDATION | EDGE,
-    "terraform": FOUNDATION | EDGE,
-    "process": FOUNDATION,
-    "state": FOUNDATION,
-    "transfer_meter": set(),
-    "recipes": {"errors", "assets", "catalog"},
-    "compiling": {"job_model", "errors", "assets"},
-    "assets": {"model", "errors", "program_variables"},
-    "program_variables": set(),
-    "keys": {"model", "errors"},
-    "config": {"model", "errors", "options", "input_files"},
-    "options": {"errors", "sweeps", "resume_args"},
-    "catalog": {"model", "errors"},
-    "timeouts": set(),
-    "node_phases": {"speed"},
-    "speed": set(),
-    "node_results": {"model", "formats", "errors"},
-    "unpack": {"errors"},
-    "known_hosts": set(),
-    "redaction": {"user_variables"},
-    "user_variables": {"errors", "input_files"},
-    "hang_notes": {"job_model", "stacks"},
-    "stacks": {"formats", "known_waits"},
-    "known_waits": set(),
-    "job_model": {"sweeps"},
-    "sweeps": {"errors"},
-    "resume_args": {"errors"},
-    "launch_plan": set(),
-    "model": {"charge_model"},
-    "charge_model": set(),
-    "input_files": {"errors"},
-    "errors": set(),
-    "formats": set(),
+    "cli": {"actions", "jobs", "insight", "project", "data", "state", "process", "options", "core"},
+    "api": {"actions", "jobs", "insight", "state", "options", "core"},
+    "actions": {"jobs", "insight", "batch", "project", "launch", "data", "machines"}
+    | {"transport", "terraform", "state", "process", "options", "core"},
+    "jobs": {"batch", "project", "data", "transport", "state", "process", "options", "core"},
+    "insight": {"batch", "core"},  # pure
+    "batch": {"project", "launch", "transport", "options", "core"},
+    "project": {"launch", "transport", "state", "process", "options", "core"},
+    "launch": {"core"},  # pure: from values to text and argv
+    "data": {"machines", "transport", "core"},  # with the client that EC2 has for AWS
+    "machines": {"transport", "terraform", "state", "process", "options", "core"},
+    "transport": {"process", "core"},
+    "terraform": {"state", "process", "core"},
+    "state": {"core"},
+    "process": {"core"},
+    "options": {"core"},
+    "core": set(),
 }
 
 # Libraries beyond the standard one, and the units that may use them. Nothing else may be imported;
@@ -103,19 +55,19 @@ MAY_USE: dict[str, set[str]] = {
     "fabric": {"transport"},
     "paramiko": {"transport"},
     "invoke": {"transport"},
-    "jinja2": {"assets"},
-    "cryptography": {"keys", "transport"},
-    "msgspec": set(MAY_IMPORT) - {"model", "errors", "catalog", "__init__"},
-    "tomli": {"config"},
+    "jinja2": {"core"},
+    "cryptography": {"core", "transport"},
+    "msgspec": set(MAY_IMPORT) - {"__init__"},
+    "tomli": {"options"},
     "matplotlib": {"insight"},  # the extra `report`
     "tensorboardX": {"insight"},  # the extra `tensorboard`
-    "pathspec": {"jobs"},
-    "packaging": {"jobs"},
+    "pathspec": {"project"},
+    "packaging": {"project"},
     "cloudpickle": {"jobs"},
     "python_terraform": {"terraform"},
-    "boto3": {"providers", "s3"},
-    "botocore": {"providers", "s3"},
-    "websockets": {"providers"},
+    "boto3": {"machines", "data"},
+    "botocore": {"machines", "data"},
+    "websockets": {"machines"},
 }
 
 STARTS_PROCESSES = "process"  # the only unit that may
@@ -211,25 +163,8 @@ def imports(package: Path, tables: bool = True) -> dict[str, set[str]]:
                 graph[name].add(found)
     if tables:  # whose rows are made from the names of options
         rows = {row.partition(":")[0].removeprefix("clusterctl.") for row in PROVIDERS.values()}
-        graph.get("providers", set()).update(rows & set(paths))
+        graph.get("machines.providers", set()).update(rows & set(paths))
     return graph
-
-
-def between(package: Path, start: str, end: str) -> set[str]:
-    """The modules that lie on a way of imports from one module to another, both included: what a
-    reader may have to open who follows a verb to what it starts."""
-    graph = imports(package)
-    back = {name: {other for other in graph if name in graph[other]} for name in graph}
-    return _reached(graph, start) & _reached(back, end)
-
-
-def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
-    found, new = {start}, [start]
-    while new:
-        further = graph[new.pop()] - found
-        found |= further
-        new += further
-    return found
 
 
 def starts_process(target: str) -> bool:
@@ -293,11 +228,11 @@ def test_no_module_imports_one_that_imports_it(package: Path) -> None:
 
 
 def provider_names(package: Path) -> list[str]:
-    """Where code outside `providers` compares the name of a provider with a constant, a literal or
-    a table: what differs between providers is declared in `providers/protocol.py`."""
+    """Where code outside `machines` compares the name of a provider with a constant, a literal or
+    a table: what differs between providers is declared in `machines/protocol.py`."""
     found = []
     for path in sorted(package.rglob("*.py")):
-        if unit_of(path, package) != "providers":
+        if unit_of(path, package) != "machines":
             for node in ast.walk(parse(path)):
                 if (
                     _names_a_provider(node)
@@ -358,7 +293,7 @@ def test_no_provider_is_asked_for_by_name() -> None:
 )
 def test_a_provider_asked_for_by_name_is_seen(test: str, found: bool, tmp_path: Path) -> None:
     package = tmp_path / "clusterctl"
-    for unit in ("actions", "providers"):
+    for unit in ("actions", "machines"):
         (package / unit).mkdir(parents=True)
         (package / unit / "__init__.py").write_text(f"if {test}:\n    pass\n")
     assert provider_names(package) == ["clusterctl/actions/__init__.py:1"] * found
@@ -371,9 +306,9 @@ def batch_names(package: Path) -> list[str]:
         for item in ast.walk(parse(path)):
             name = getattr(item, "value", None) if isinstance(item, ast.Constant) else None
             if isinstance(name, str) and name in BATCH_SYSTEMS:
-                own = {f"schedulers/{name}.py", f"providers/{name}/provider.py"}
+                own = {f"batch/{name}.py", f"machines/{name}.py"}
                 where = str(path.relative_to(package))
-                if where not in {"options/batch_options.py", *own}:
+                if where not in {"options/batch.py", *own}:
                     found.append(f"{where}:{item.lineno}")
     return found
 
@@ -383,24 +318,24 @@ def test_batch_systems_are_named_in_their_own_modules() -> None:
 
 
 def test_a_batch_system_named_elsewhere_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "schedulers").mkdir()
-    for name in ("run.py", "schedulers/slurm.py", "schedulers/sge.py"):
+    (tmp_path / "batch").mkdir()
+    for name in ("run.py", "batch/slurm.py", "batch/sge.py"):
         (tmp_path / name).write_text("'slurm'")
-    assert batch_names(tmp_path) == ["run.py:1", "schedulers/sge.py:1"]
+    assert batch_names(tmp_path) == ["batch/sge.py:1", "run.py:1"]
 
 
-def test_only_s3_knows_how_ec2_is_asked() -> None:
+def test_only_data_sources_know_how_ec2_is_asked() -> None:
     """What else is particular about EC2 is a method or a fact of its provider."""
     knowing = [
         use.where
         for use in uses(PACKAGE)
-        if use.target.startswith("clusterctl.providers.ec2") and use.unit not in ("providers", "s3")
+        if use.target.startswith("clusterctl.machines.ec2") and use.unit not in ("machines", "data")
     ]
     assert knowing == []
 
 
 JOB_SYSTEM = {"batch", "system", "scheduler"}  # what says who runs a cluster's jobs
-KNOWS_JOB_SYSTEMS = ("jobs/systems.py", "schedulers/")  # the table, and what it leads to
+KNOWS_JOB_SYSTEMS = ("batch/",)
 
 
 def questions(package: Path) -> list[str]:
@@ -438,17 +373,6 @@ def test_nobody_asks_who_runs_the_jobs() -> None:
 def test_a_question_who_runs_the_jobs_is_seen(tmp_path: Path, source: str) -> None:
     (tmp_path / "run.py").write_text(f"def f(c, job):\n    return {source}\n")
     assert questions(tmp_path) == ["run.py:2"]
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "most"),
-    [("cli.clusters", "terraform.folder", 14)],
-    ids=["from up to Terraform"],
-)
-def test_the_way_from_a_verb_is_short(start: str, end: str, most: int) -> None:
-    way = between(PACKAGE, start, end)
-    assert {start, end} <= way, "it leads there"
-    assert len(way) <= most, sorted(way)
 
 
 MAY_SHARE_A_NAME = {
@@ -508,24 +432,24 @@ def test_clusterctl_imports_no_workload() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "complaint"),
     [
-        ("model.py", "import clusterctl.errors", "model may not import errors"),
-        ("errors.py", "import msgspec", "errors may not use msgspec"),
-        ("launch/mpirun.py", "from ..providers import local", "launch may not import providers"),
-        ("launch/mpirun.py", "from clusterctl import state", "launch may not import state"),
+        ("core/model.py", "import clusterctl.state", "core may not import state"),
+        ("core/errors.py", "import typer", "core may not use typer"),
+        ("launch/mpirun.py", "from ..machines import local", "launch may not import machines"),
+        ("launch/mpirun.py", "from clusterctl.state import store", "launch may not import state"),
         ("state/store.py", "def f():\n    import torch", "state may not use torch"),
         ("jobs/follow.py", "def f():\n    from clusterctl.actions import up", "import actions"),
         ("jobs/follow.py", "if TYPE_CHECKING:\n    import clusterctl.cli", "import cli"),
         ("jobs/follow.py", "from os import execvp", "only process may use os.execvp"),
         ("jobs/follow.py", "import os as o\no.fork()", "only process may use os.fork"),
         ("jobs/follow.py", "import subprocess", "only process may use subprocess"),
-        ("providers/__init__.py", "T = {'x': 'clusterctl.jobs'}", "providers may not import jobs"),
-        ("cli/main.py", "T = {'up': 'clusterctl.process:run'}", "cli may not import process"),
+        ("machines/local.py", "T = {'x': 'clusterctl.jobs'}", "machines may not import jobs"),
+        ("cli/main.py", "T = {'up': 'clusterctl.launch:run'}", "cli may not import launch"),
         ("attic.py", "", "attic: no row"),
     ],
 )
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, source: str, complaint: str) -> None:
     package = tmp_path / "clusterctl"
-    for unit in ("cli", "actions", "jobs", "state", "providers", "process", "errors"):
+    for unit in ("cli", "actions", "jobs", "state", "machines", "process", "core", "launch"):
         (package / unit).mkdir(parents=True)
         (package / unit / "__init__.py").touch()
     path = package / file
@@ -538,13 +462,14 @@ def test_a_broken_rule_is_seen(tmp_path: Path, file: str, source: str, complaint
 def test_what_is_allowed_passes(tmp_path: Path) -> None:
     package = tmp_path / "clusterctl"
     (package / "process").mkdir(parents=True)
-    (package / "model.py").touch()
+    (package / "core").mkdir()
+    (package / "core" / "model.py").touch()
     (package / "__init__.py").write_text('__version__ = "1"')
     (package / "process" / "__init__.py").write_text(
         "import os, subprocess\n"
         "from clusterctl import __version__\n"
-        "from clusterctl.model import Node\n"
+        "from clusterctl.core.model import Node\n"
         "from . import pipes\n"
-        "os.execv('/bin/sh', ['clusterctl.toml', 'clusterctl', 'clusterctl.model: a word'])\n"
+        "os.execv('/bin/sh', ['clusterctl.toml', 'clusterctl', 'clusterctl.core.model: a word'])\n"
     )
     assert violations(package) == []

@@ -8,10 +8,10 @@ from itertools import repeat
 
 import pytest
 
-from clusterctl.errors import ProviderError
-from clusterctl.model import Cluster, NodeGroup, Phase
-from clusterctl.providers.ec2 import client, preflight, tagged_resources
-from clusterctl.providers.ec2.api import Api
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import Cluster, NodeGroup, Phase
+from clusterctl.machines.ec2 import client, preflight, tagged_resources
+from clusterctl.machines.ec2.api import Api
 from tests.unit.answering import answering
 from tests.unit.test_ec2_refusals import wanted
 
@@ -24,7 +24,7 @@ def go_on(api: Api) -> object:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("ask", [Api.find_account, tagged_resources.find, go_on])
+@pytest.mark.parametrize("ask", [Api.find_account, tagged_resources.find_tagged, go_on])
 def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ProviderError
-from clusterctl.providers.ec2.api import Api
+from clusterctl.core.errors import ProviderError
+from clusterctl.machines.ec2.api import Api
 from tests.sim import logins
 from tests.sim.logins import PROCESS, ROLES, SSO, Aws, keep_session, log_in_with_sso, printed
 
@@ -91,7 +91,7 @@ def test_terraform_gets_what_boto3_finds(
 
 IN_A_PROCESS = """
 import urllib.request
-from clusterctl.providers.ec2.api import Api
+from clusterctl.machines.ec2.api import Api
 
 with Api("us-east-1").lend_credentials() as lent:
     url = lent["AWS_CONTAINER_CREDENTIALS_FULL_URI"]

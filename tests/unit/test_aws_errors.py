@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ProviderError
-from clusterctl.providers.ec2 import failures
-from clusterctl.providers.ec2.failures import CapacityError, RefusedByAws
+from clusterctl.core.errors import ProviderError
+from clusterctl.machines.ec2 import failures
+from clusterctl.machines.ec2.failures import CapacityError, RefusedByAws
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.model import Phase
+from clusterctl.actions.common import open_store
+from clusterctl.core.model import Phase
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster
 

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from clusterctl import launch, schedulers
-from clusterctl.actions import open_store
-from clusterctl.actions.job_failure import describe_attempt
-from clusterctl.actions.run import plan_job
-from clusterctl.errors import UsageError
-from clusterctl.job_model import Job, JobSpec, JobState, Placement
-from clusterctl.jobs import systems
-from clusterctl.model import Cluster, Role
-from clusterctl.providers import load_site
-from clusterctl.providers.protocol import Queue
-from clusterctl.schedulers import sge as sge_scheduler
-from clusterctl.schedulers import slurm as slurm_scheduler
+from clusterctl.actions.common import open_store
+from clusterctl.actions.run import describe_attempt, plan_job
+from clusterctl.batch import scheduler, sge, slurm
+from clusterctl.batch import system as batch_system
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import Job, JobSpec, JobState, Placement
+from clusterctl.core.model import Cluster, Role
+from clusterctl.launch import launcher
+from clusterctl.machines.protocol import Queue
+from clusterctl.machines.providers import load_site
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, request, spec
 
@@ -36,7 +34,7 @@ def made_for(system: str) -> Cluster:
 
 def batch_job(system: str, **changes: Any) -> Job:
     wanted = spec(**{"launcher": "auto", **changes})
-    what, placement = systems.load(site(system)).resolve(wanted)
+    what, placement = batch_system.load_job_system(site(system)).resolve(wanted)
     made = job(None, spec(), scheduler=system, native_id="4711")
     return replace(made, spec=what, placement=placement, cluster_id="lab-1a2b")
 
@@ -52,7 +50,7 @@ def test_a_container_sees_the_folder_for_data_sets(tmp_path: Path, there: bool) 
     if there:
         data.mkdir(parents=True)
     what = spec(container="image.sif", launcher="auto", program=program("a b"))
-    argv = launch.load("batch").plan(request(site("slurm"), what)).programs["login"]
+    argv = launcher.load_launcher("batch").plan(request(site("slurm"), what)).programs["login"]
     env = {"PATH": f"{fake.parent}:/usr/bin:/bin", "CLUSTERCTL_DATA": str(data)}
     done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
     bound = ["--bind", str(data)] if there else []
@@ -84,7 +82,7 @@ def test_every_line_of_the_seed() -> None:
             "mem": "0",
         },
     )
-    assert slurm_scheduler.Slurm().directives(made) == [
+    assert slurm.Slurm().directives(made) == [
         "--job-name=job_name",
         "--output=batch.out",
         "--open-mode=append",
@@ -109,7 +107,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     native = {"pe": "mpi 4", "l": "h_vmem=15G", "queue": "all.q", "project": "p"}
     made = batch_job("sge", native={**native, "mail-type": "BEGIN,END", "time": "1:00:00"})
     assert made.ranks == 4
-    lines = sge_scheduler.Sge().directives(made)
+    lines = sge.Sge().directives(made)
     for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=3600"):
         assert line in lines
     assert "kill -USR1 $$" in _script(made)
@@ -119,7 +117,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
 @pytest.mark.parametrize(("grace", "seconds"), [(5.0, 60), (119.5, 120)])
 def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, seconds: int) -> None:
     slow = batch_job("slurm", native={"time": "1:00:00"}, grace=grace)
-    assert f"--signal=B:USR1@{seconds}" in slurm_scheduler.Slurm().directives(slow)
+    assert f"--signal=B:USR1@{seconds}" in slurm.Slurm().directives(slow)
     slow = batch_job("sge", native={"time": "1:00:00"}, grace=grace)
     assert f"later {3600 - seconds} " in _script(slow)
 
@@ -142,7 +140,7 @@ def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice:
     made = batch_job("slurm", **changes)
     assert made.spec.save_time == grace
     wanted = replace(request(), spec=made.spec, cluster=site("slurm"), placement=made.placement)
-    assert launch.load("batch").plan(wanted).env["CLUSTERCTL_GRACE"] == notice
+    assert launcher.load_launcher("batch").plan(wanted).env["CLUSTERCTL_GRACE"] == notice
 
 
 @pytest.mark.parametrize(
@@ -159,12 +157,12 @@ def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice:
 def test_a_warning_reaches_the_script_which_alone_can_requeue(signal: str, directive: str) -> None:
     """Without `B:` Slurm signals the ranks and not the batch script."""
     made = batch_job("slurm", native={"signal": signal, "requeue": ""})
-    assert directive in slurm_scheduler.Slurm().directives(made)
+    assert directive in slurm.Slurm().directives(made)
 
 
 def test_ranks_and_gpus_of_a_job_are_dealt_out_together() -> None:
     """`--gpus 4` may be 1 and 3 on two nodes, whose ranks would be 2 and 2."""
-    lines = slurm_scheduler.Slurm().directives(batch_job("slurm", native={"gpus": "t4:4"}))
+    lines = slurm.Slurm().directives(batch_job("slurm", native={"gpus": "t4:4"}))
     assert {"--gpus-per-task=t4:1", "--ntasks=4"} <= set(lines)
     assert "--gpus=t4:4" not in lines
 
@@ -194,8 +192,8 @@ def test_a_venv_has_one_path_wherever_ranks_start(
 def _script(made: Job) -> str:
     where = site(made.scheduler)
     wanted = replace(request(), spec=made.spec, cluster=where, placement=made.placement)
-    plan = launch.load("batch").plan(wanted)
-    return schedulers.load(made.scheduler).script(made, where, plan)["job.sh"]
+    plan = launcher.load_launcher("batch").plan(wanted)
+    return scheduler.load_scheduler(made.scheduler).script(made, where, plan)["job.sh"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +220,7 @@ def _script(made: Job) -> str:
 )
 def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError) as caught:
-        systems.load(made_for(system)).resolve(spec(native=native))
+        batch_system.load_job_system(made_for(system)).resolve(spec(native=native))
     assert word in caught.value.message
     assert "---" not in caught.value.message
     assert "--pe" not in caught.value.message
@@ -253,14 +251,14 @@ def test_an_option_of_a_stored_job_that_cannot_be(
 ) -> None:
     """`rerun -c` may take it to a cluster of another kind."""
     with pytest.raises(UsageError) as caught:
-        systems.load(made_for(system)).resolve(spec(**changes))
+        batch_system.load_job_system(made_for(system)).resolve(spec(**changes))
     assert caught.value.message.startswith(word)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["30", "30:00", "12:00:00", "2-0", "2-12:30", "UNLIMITED"])
 def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
-    systems.load(site("slurm")).resolve(spec(native={"time": text}))
+    batch_system.load_job_system(site("slurm")).resolve(spec(native={"time": text}))
 
 
 @pytest.mark.parametrize(
@@ -367,7 +365,7 @@ def test_a_dry_run_says_what_srun_is_told(
 )
 def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
     made = batch_job("slurm", **changes)
-    assert slurm_scheduler.list_size(made.spec) == size
+    assert slurm.list_size(made.spec) == size
     assert made.ranks == ranks
 
 
@@ -385,7 +383,9 @@ def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
 )
 def test_sizes_that_contradict(system: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        systems.load(site(system)).resolve(JobSpec(program=spec().program, **changes))
+        batch_system.load_job_system(site(system)).resolve(
+            JobSpec(program=spec().program, **changes)
+        )
     assert caught.value.hint
 
 
@@ -396,7 +396,7 @@ RAN = "queued 100.5\nrunning 110.0 1\nplaced 110.1 c1:2,c2:1,\n"
 
 def status(system: str, text: str, number: int = 7) -> Job:
     made = replace(batch_job(system, nodes=0), state=JobState.QUEUED)
-    return schedulers.load(system).parse_status(made, f"@@job {number} 99\n{text}")
+    return scheduler.load_scheduler(system).parse_status(made, f"@@job {number} 99\n{text}")
 
 
 def test_a_running_job_has_its_nodes() -> None:

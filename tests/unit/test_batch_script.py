@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets, launch, schedulers
-from clusterctl.job_model import Job, JobState, RankFailure
+from clusterctl.batch import scheduler
+from clusterctl.core import assets
+from clusterctl.core.job import Job, JobState, RankFailure
+from clusterctl.core.model import Accelerator
+from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import AGENT
-from clusterctl.model import Accelerator
 from tests.unit.making import cluster, job, node, request, spec
 from tests.unit.test_batch import batch_job, site
 
@@ -46,13 +48,13 @@ def ended(tmp_path: Path) -> object:
         nodes = (replace(site("sge").nodes[0], root=login.root),)
         where = replace(site("sge"), nodes=nodes, id=str(tmp_path))
         made = batch_job("sge", native={"pe": f"mpi {len(endings)}"})
-        plan = launch.load("batch").plan(
+        plan = launcher.load_launcher("batch").plan(
             replace(request(), spec=made.spec, cluster=where, placement=made.placement)
         )
         plan = replace(plan, path=str(tmp_path / "bin"))
         folder = tmp_path / "jobs" / "7"
         folder.mkdir(parents=True)
-        for name, text in schedulers.load("sge").script(made, where, plan).items():
+        for name, text in scheduler.load_scheduler("sge").script(made, where, plan).items():
             (folder / name).write_text(text)
         values = {"id": 7, "node": "login", "tag": f"{tmp_path}/7;", "folder": folder}
         values |= {"output": 1 << 32, "least": 1 << 24}
@@ -77,7 +79,9 @@ def ended(tmp_path: Path) -> object:
         )
         assert done.returncode not in (0, 99, 100)
         text = f"@@job 7 99\n{(folder / 'state').read_text()}"
-        return schedulers.load("sge").parse_status(replace(job(what=spec()), scheduler="sge"), text)
+        return scheduler.load_scheduler("sge").parse_status(
+            replace(job(what=spec()), scheduler="sge"), text
+        )
 
     return run
 
@@ -144,7 +148,7 @@ def called(
     lines = (f"10.0.0.{11 + at} {slots} all.q x\n" for at, slots in enumerate(hosts))
     (tmp_path / "hosts").write_text("".join(lines))
     made = batch_job("sge", native={"pe": f"mpi {sum(hosts)}"}, ranks=ranks, backend=backend)
-    plan = launch.load("batch").plan(
+    plan = launcher.load_launcher("batch").plan(
         replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
     )
     env = {
@@ -154,7 +158,9 @@ def called(
         "MPI": mpi,
         **changes,
     }
-    script = schedulers.load("sge").emit(made, site("sge"), replace(plan, path=""), beside="")
+    script = scheduler.load_scheduler("sge").emit(
+        made, site("sge"), replace(plan, path=""), beside=""
+    )
     subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=30)
     apart, *words = (tmp_path / "said").read_text().splitlines()
     return apart, parameters(words)
@@ -204,7 +210,7 @@ def test_mpirun_is_told_in_a_batch_job_what_it_is_told_elsewhere(mpi: str, tmp_p
         node(name, address, mpi=mpi)
         for name, address in (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"))
     ]
-    elsewhere = launch.load("mpirun").plan(request(cluster(*nodes), spec(ranks=2)))
+    elsewhere = launcher.load_launcher("mpirun").plan(request(cluster(*nodes), spec(ranks=2)))
     wanted = {
         name: "clusterctl-agent" if value == AGENT else value
         for name, value in parameters(elsewhere.argv).items()
@@ -245,7 +251,9 @@ def test_a_batch_job_chooses_among_fabrics_as_other_jobs_do(
         node(name, address, mpi="5.0.11", **facts)
         for name, address in (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"))
     ]
-    plan = launch.load("mpirun").plan(request(cluster(*nodes), spec(ranks=1, backend=backend)))
+    plan = launcher.load_launcher("mpirun").plan(
+        request(cluster(*nodes), spec(ranks=1, backend=backend))
+    )
     chosen = re.compile(r"--mca (pml|mtl|coll)|FI_|UCX_|UCC_|OMPI_MCA_mpi_acc")
     everything = {**plan.env, **parameters(plan.argv)}
     wanted = {name: value for name, value in everything.items() if chosen.match(name)}

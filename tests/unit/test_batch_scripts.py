@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import launch, schedulers
-from clusterctl.job_model import Job, JobState, ProgramKind, RankFailure
-from clusterctl.jobs import systems
-from clusterctl.jobs.start import make_node_files
-from clusterctl.launch import Request
-from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Cluster, Role
-from clusterctl.schedulers import job_state
+from clusterctl.batch import scheduler as batch_scheduler
+from clusterctl.batch import system, verdict
+from clusterctl.core.job import Job, JobState, LaunchPlan, ProgramKind, RankFailure
+from clusterctl.core.model import Cluster, Role
+from clusterctl.jobs.submit import make_node_files
+from clusterctl.launch import launcher
+from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, program, spec
 from tests.unit.scripts import HOSTILE, OF_ANOTHER, PLAIN, SEES, seen_by_program, until
 from tests.unit.uptime import SILENCE, Uptime
@@ -72,10 +71,10 @@ def made(
     what = program(*args, kind=ProgramKind.BINARY, target=target)
     changes = {"launcher": "auto", **changes}
     asked = spec(program=what, nodes=1, ranks_per_node=2, **changes)
-    asked, placement = systems.load(where).resolve(asked)
+    asked, placement = system.load_job_system(where).resolve(asked)
     one = replace(job(None, spec(), scheduler="slurm"), spec=asked, placement=placement)
     wanted = Request(id=7, spec=asked, cluster=where, placement=placement)
-    return where, one, launch.load("batch").plan(wanted)
+    return where, one, launcher.load_launcher("batch").plan(wanted)
 
 
 def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:
@@ -99,7 +98,7 @@ def test_a_batch_job_hands_on_any_variable(
     where, one, plan = made(tmp_path, env=env)
     folder = staged(tmp_path, where, one, plan)
     subprocess.run([shell, folder / "job.sh"], env=slurm, check=True, timeout=60)
-    found = job_state.judge(one, (folder / "state").read_text())
+    found = verdict.judge(one, (folder / "state").read_text())
     assert (found.state, found.survivors) == (JobState.SUCCEEDED, {os.uname().nodename: 0})
     check(seen_by_program(folder / "work"), env)
 
@@ -111,7 +110,7 @@ def test_an_emitted_batch_script_hands_on_any_variable(
 ) -> None:
     where, one, plan = made(tmp_path, env=env)
     script = tmp_path / "script"
-    scheduler = schedulers.load("slurm")
+    scheduler = batch_scheduler.load_scheduler("slurm")
     text = scheduler.emit(one, where, plan, beside="")
     script.write_text(text)
     subprocess.run([shell, script], env=slurm, cwd=tmp_path, check=True, timeout=60)
@@ -128,7 +127,7 @@ def test_no_rank_takes_itself_for_one_of_another_job(
     script, cwd = folder / "job.sh", folder / "work"
     if emits:
         script, cwd = tmp_path / "script", tmp_path
-        script.write_text(schedulers.load("slurm").emit(one, where, plan, beside=""))
+        script.write_text(batch_scheduler.load_scheduler("slurm").emit(one, where, plan, beside=""))
     setting = {"OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash"}
     subprocess.run(
         ["sh", script], env=OF_ANOTHER | setting | slurm, cwd=cwd, check=True, timeout=60
@@ -150,7 +149,7 @@ def test_no_fence_of_pmix_ends_early(
     script, cwd = folder / "job.sh", folder / "work"
     if emits:
         script, cwd = tmp_path / "script", tmp_path
-        script.write_text(schedulers.load("slurm").emit(one, where, plan, beside=""))
+        script.write_text(batch_scheduler.load_scheduler("slurm").emit(one, where, plan, beside=""))
     subprocess.run(["sh", script], env=slurm | site, cwd=cwd, check=True, timeout=60)
     assert (cwd / "fence").read_text() == f"{found}\n"
 
@@ -177,7 +176,7 @@ def test_a_slurm_without_pmix(
     where, one, plan = made(tmp_path, **changes)
     folder = staged(tmp_path, where, one, plan)
     subprocess.run(["sh", folder / "job.sh"], env=slurm, timeout=60)
-    found = job_state.judge(one, (folder / "state").read_text())
+    found = verdict.judge(one, (folder / "state").read_text())
     if mpi in ("mpirun", "--mpi"):
         assert found.state is JobState.FAILED
         assert mpi in (folder / "launch.err").read_text()
@@ -203,7 +202,7 @@ class Batch:
     def end(self) -> Job:
         """The job after its script's end."""
         self.process.wait(timeout=120)
-        return job_state.judge(self.job, (self.folder / "state").read_text())
+        return verdict.judge(self.job, (self.folder / "state").read_text())
 
 
 @pytest.fixture(params=["sh", pytest.param("bash", marks=pytest.mark.all)])
@@ -272,7 +271,10 @@ def test_a_batch_job_that_the_system_ends_leaves_the_verdict_to_it(
     assert batch.end().state is JobState.RUNNING
     assert batch.process.returncode != 0
     said = "@@job 7 4711\n" + (batch.folder / "state").read_text() + "gone COMPLETED|0:0||130\n"
-    assert schedulers.load("slurm").parse_status(batch.job, said).state is JobState.CANCELLED
+    assert (
+        batch_scheduler.load_scheduler("slurm").parse_status(batch.job, said).state
+        is JobState.CANCELLED
+    )
 
 
 def test_a_batch_job_tries_again(start: Callable[..., Batch]) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import JobError
-from clusterctl.insight import allreduce, scaling
-from clusterctl.insight.allreduce import Figure, HardwareLimit
-from clusterctl.insight.figures import Link, Measurements, NodeFigures, Reduction
+from clusterctl.core.errors import JobError
+from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
+from clusterctl.insight.scaling import Figure, HardwareLimit
+from clusterctl.insight.verify import Link, Measurements, NodeFigures, Reduction
 from tests.unit.calling import Call
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "scaling").glob("*.json"))
@@ -99,7 +99,7 @@ def sizes(*rows: tuple[int, float]) -> list[MetricPoint]:
 def test_bandwidths_of_an_all_reduce() -> None:
     """Of four ranks, each link carries 2 x 3/4 of the message."""
     repeats = [sizes((8, 1e-5), (4000, 2e-5)), sizes((8, 3e-5), (4000, 4e-5))]
-    small, large = allreduce.make_rows("mpi", 4, repeats)
+    small, large = scaling.make_rows("mpi", 4, repeats)
     assert (small.size, large.size) == (8, 4000)
     assert small.seconds.value == pytest.approx(2e-5)
     assert (small.seconds.low, small.seconds.high) == (1e-5, 3e-5)
@@ -108,7 +108,7 @@ def test_bandwidths_of_an_all_reduce() -> None:
 
 
 def test_sizes_that_a_repeat_lacks_are_left_out() -> None:
-    rows = allreduce.make_rows("gloo", 2, [sizes((8, 1e-5), (64, 1e-5)), sizes((8, 1e-5))])
+    rows = scaling.make_rows("gloo", 2, [sizes((8, 1e-5), (64, 1e-5)), sizes((8, 1e-5))])
     assert [row.size for row in rows] == [8]
 
 
@@ -118,20 +118,18 @@ def test_the_limit_is_the_slowest_link() -> None:
         Link("worker-1", "worker-3", 3e-4, 1e9, 1e9, 1.2e9),
         Link("worker-2", "worker-3", error="no connection"),
     )
-    assert allreduce.find_limit(report(*links)) == HardwareLimit(
+    assert scaling.find_limit(report(*links)) == HardwareLimit(
         1e9, 3e-4, "link worker-1 – worker-3"
     )
-    assert allreduce.find_limit(report(memory=9e9)).of == "memory of worker-1"
-    assert allreduce.find_limit(report()).rate == 0
+    assert scaling.find_limit(report(memory=9e9)).of == "memory of worker-1"
+    assert scaling.find_limit(report()).rate == 0
 
 
 def test_a_ring_takes_its_messages_one_after_the_other() -> None:
     """Six messages of four ranks: half a round trip and a quarter of the bytes each."""
     limit = HardwareLimit(1e9, 1e-4, "link")
-    assert allreduce.estimate_ring_seconds(4_000_000, 4, limit) == pytest.approx(
-        6 * (0.5e-4 + 1e-3)
-    )
-    assert allreduce.estimate_ring_seconds(8, 4, HardwareLimit()) is None
+    assert scaling.estimate_ring_seconds(4_000_000, 4, limit) == pytest.approx(6 * (0.5e-4 + 1e-3))
+    assert scaling.estimate_ring_seconds(8, 4, HardwareLimit()) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.launch.placement import choose_binding
+from clusterctl.launch.hostfile import choose_binding
 from tests.unit.making import cluster, node, request, spec
 
 

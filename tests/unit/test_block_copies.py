@@ -11,14 +11,13 @@ from typing import ClassVar
 
 import pytest
 
-from clusterctl.errors import NodeUnreachable
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import copies_here, mirror, outputs
-from clusterctl.jobs.copy_retries import ATTEMPTS
-from clusterctl.model import NodeResult
-from clusterctl.transport import PARTS, OnStdout, Transport
-from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.pool import Pool
+from clusterctl.core.errors import NodeUnreachable
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import NodeResult
+from clusterctl.jobs import mirror, outputs
+from clusterctl.jobs.outputs import ATTEMPTS
+from clusterctl.transport.pool import LocalTransport, Pool
+from clusterctl.transport.protocol import PARTS, OnStdout, Transport
 from tests.unit import making
 from tests.unit.staged import Staged, lab
 
@@ -83,7 +82,7 @@ class Site:
         """The bytes that came and went."""
         Counting.come = Counting.gone = 0
         with self.pool() as pool:
-            what = outputs.find(self.ran, self.made.where, pool).require_all()
+            what = outputs.find_outputs(self.ran, self.made.where, pool).require_all()
             store = self.made.store
             brought = outputs.fetch(self.ran, self.made.where, pool, what, self.target, store.home)
         assert not brought.failed, brought.failed
@@ -228,7 +227,7 @@ def test_copies_of_the_launcher_come_by_their_blocks(site: Site) -> None:
         os.utime(kept / "worker-1" / "weights.pt", (number, number))
         assert site.bring() < MIB
         assert (site.target / "worker-1/weights.pt").read_bytes() == data
-        [(name, size, _)] = copies_here.list_stored(site.target)["worker-1"].files
+        [(name, size, _)] = mirror.list_stored(site.target)["worker-1"].files
         assert (name, size) == ("weights.pt", len(data))
     assert {path.name for path in kept.iterdir()} == {"worker-1", ".worker-1.time"}
 

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import bootstrap, keys
-from clusterctl.bootstrap import facts
-from clusterctl.model import Accelerator, Node, NodeResult
-from clusterctl.providers.sge.provider import SgeProvider
-from clusterctl.providers.shared.batch_site import BatchSite
-from clusterctl.providers.shared.take_back import render_shut_out
-from clusterctl.providers.slurm.provider import SlurmProvider
+from clusterctl.core import keys
+from clusterctl.core.model import Accelerator, Node, NodeResult
+from clusterctl.machines import bootstrap, facts
+from clusterctl.machines.attached import BatchSite, render_shut_out
+from clusterctl.machines.sge import SgeProvider
+from clusterctl.machines.slurm import SlurmProvider
 from tests.unit.making import cluster, node
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash; exit 3", "line\nbreak", "ü"]
@@ -79,7 +78,9 @@ def test_a_node_gets_what_it_needs_under_any_root(
     assert tree(root) == left
     # Nothing was written elsewhere.
     assert [path.name for path in (tmp_path / name).iterdir()] == ["lab"]
-    found = bootstrap.read(worker, NodeResult(node="worker-1", exit_code=0, stdout=done.stdout))
+    found = bootstrap.read_bootstrap(
+        worker, NodeResult(node="worker-1", exit_code=0, stdout=done.stdout)
+    )
     assert found.facts.hostname == os.uname().nodename
 
 
@@ -174,7 +175,7 @@ def test_who_watches_is_told_how_much_a_node_receives(key: keys.KeyPair, tmp_pat
         "@@step touch a file"
     ]
     assert "@@received" not in answers
-    assert facts.parse(marker + answers).hostname
+    assert facts.parse_facts(marker + answers).hostname
 
 
 def test_a_meter_ends_with_a_step_that_fails(key: keys.KeyPair, tmp_path: Path) -> None:
@@ -259,10 +260,10 @@ def test_a_node_that_did_not_answer() -> None:
 
 def test_gpus_become_slots() -> None:
     more = "@@fact nvidia\nTesla T4, 550.127.05\nTesla T4, 550.127.05\n"
-    found = bootstrap.read(node(slots=8), answers(*bootstrap.REQUIRED, more=more))
+    found = bootstrap.read_bootstrap(node(slots=8), answers(*bootstrap.REQUIRED, more=more))
     assert (found.slots, found.accelerator) == (2, Accelerator.NVIDIA)
     assert found.mpi_prefix == found.python == ""
-    plain = bootstrap.read(node(slots=8), answers(*bootstrap.REQUIRED))
+    plain = bootstrap.read_bootstrap(node(slots=8), answers(*bootstrap.REQUIRED))
     assert (plain.slots, plain.accelerator) == (8, Accelerator.NONE)
 
 

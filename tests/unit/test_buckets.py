@@ -14,11 +14,11 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from clusterctl.actions import earlier_files as resume_action
-from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import bucket_copies, copies_here, mirror
-from clusterctl.unpack import UnsafeArchive
+from clusterctl.actions import rerun
+from clusterctl.core.errors import ProviderError, RecordError, UsageError
+from clusterctl.core.job import Job, JobState
+from clusterctl.jobs import mirror
+from clusterctl.transport.copying import UnsafeArchive
 from tests.unit.making import job
 from tests.unit.staged import Staged, lab
 
@@ -122,13 +122,13 @@ def test_a_job_is_resumed_from_the_bucket_alone(
     """The cluster is gone, and so are the copies on this machine."""
     made, ran = site
     follow(made, ran)
-    shutil.rmtree(copies_here.locate(made.store.locate_job_folder(7)))
+    shutil.rmtree(mirror.locate_copies(made.store.locate_job_folder(7)))
     made.store.retire(made.where)
     shutil.rmtree(made.folder)
     new, said = lab(tmp_path / "new", name="other"), list[str]()
     planned = job(new.where, id=8)
-    source = resume_action.find(new.store, ran, planned, new.where, said.append)
-    with resume_action.carry_over(new.store, source, planned, new.where, said.append) as carry:
+    source = rerun.find_earlier_files(new.store, ran, planned, new.where, said.append)
+    with rerun.carry_over(new.store, source, planned, new.where, said.append) as carry:
         new.job(tree, number=8, carry=carry)
     assert said[0] == f"copied the files of job 7 from s3://mine/{PREFIX}/job-7"
     for name in ("worker-1", "worker-2"):
@@ -165,5 +165,5 @@ def test_what_somebody_else_has_put_there_is_not_taken(
     _, ran = site
     s3.put_object(Bucket="mine", Key=f"{PREFIX}/job-7/.worker-1.json", Body=content)
     with pytest.raises((RecordError, UnsafeArchive)):
-        bucket_copies.download(ran, tmp_path / "copies")
+        mirror.download(ran, tmp_path / "copies")
     assert not (tmp_path / "copies").exists()

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.charge_model import Charge
-from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.shared import budget
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.machines import charges
 
 HOUR = 3600.0
 MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}
@@ -31,7 +30,7 @@ def wish(workers: int, **cloud: Any) -> ClusterSpec:
 
 
 def spent_elsewhere(dollars: float) -> ClusterSpec:
-    return budget.take_off(wish(2, budget=10.0), dollars)
+    return charges.take_off(wish(2, budget=10.0), dollars)
 
 
 def machines(hours: float) -> tuple[Charge, ...]:
@@ -46,36 +45,36 @@ def machines(hours: float) -> tuple[Charge, ...]:
 def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
     """A plan, more machines, a later deadline, and one region more that was left."""
     now, later = STARTS[0], machines(0)
-    whole = budget.limit_life(wish(2, budget=10.0), later, now)
-    assert budget.limit_life(spent_elsewhere(4.0), later, now) == pytest.approx(whole - 2 * HOUR)
-    twice = budget.take_off(spent_elsewhere(4.0), 2.0)
-    assert budget.limit_life(twice, later, now) == pytest.approx(whole - 3 * HOUR)
+    whole = charges.limit_life(wish(2, budget=10.0), later, now)
+    assert charges.limit_life(spent_elsewhere(4.0), later, now) == pytest.approx(whole - 2 * HOUR)
+    twice = charges.take_off(spent_elsewhere(4.0), 2.0)
+    assert charges.limit_life(twice, later, now) == pytest.approx(whole - 3 * HOUR)
     assert twice.cloud.budget == 10.0
     with pytest.raises(UsageError, match=r"--budget \$10.00 is spent: \$11.00 in other regions"):
-        budget.take_off(twice, 5.0)
-    assert budget.take_off(wish(2), 5.0).cloud.spent == 5.0, "a later `up` may have a budget"
+        charges.take_off(twice, 5.0)
+    assert charges.take_off(wish(2), 5.0).cloud.spent == 5.0, "a later `up` may have a budget"
 
     end = now + 3.5 * HOUR
-    budget.check_until(spent_elsewhere(0.0), machines(1), end, now)
+    charges.check_until(spent_elsewhere(0.0), machines(1), end, now)
     with pytest.raises(UsageError, match=r"that costs \$11.07, more than --budget 10.00") as no:
-        budget.check_until(spent_elsewhere(2.0), machines(1), end, now)
+        charges.check_until(spent_elsewhere(2.0), machines(1), end, now)
     assert "--budget 11.08" in no.value.hint
-    budget.check_until(replaced(spent_elsewhere(2.0), 11.08), machines(1), end, now)
+    charges.check_until(replaced(spent_elsewhere(2.0), 11.08), machines(1), end, now)
     with pytest.raises(UsageError, match=r"is spent: \$11.00 so far"):
-        budget.check_until(spent_elsewhere(9.0), machines(1), end, now)
+        charges.check_until(spent_elsewhere(9.0), machines(1), end, now)
 
     for spent, enough in ((0.0, True), (2.0, False)):
         there = Cluster(id="lab-1", spec=spent_elsewhere(spent), phase=Phase.READY, created=now)
         there = replace(there, charges=machines(1), deadline=now)
         if enough:
-            budget.check_extension(there, end, 9.0)
+            charges.check_extension(there, end, 9.0)
         else:
             with pytest.raises(UsageError, match=r"that would cost \$11.07"):
-                budget.check_extension(there, end, 9.0)
-    assert budget.shorten(spent_elsewhere(0.0), machines(1), end, now) == end
-    sooner = budget.shorten(spent_elsewhere(2.0), machines(1), end, now)
+                charges.check_extension(there, end, 9.0)
+    assert charges.shorten(spent_elsewhere(0.0), machines(1), end, now) == end
+    sooner = charges.shorten(spent_elsewhere(2.0), machines(1), end, now)
     assert sooner == pytest.approx(now + 3 * HOUR, abs=150)
-    assert budget.shorten(spent_elsewhere(9.9), machines(1), end, now) == now + budget.LEAST
+    assert charges.shorten(spent_elsewhere(9.9), machines(1), end, now) == now + charges.LEAST
 
 
 def replaced(spec: ClusterSpec, dollars: float) -> ClusterSpec:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.jobs import systems
-from clusterctl.launch import terminal_settings
+from clusterctl.batch import system as batch_system
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import Cluster, render_hostfile_mark
+from clusterctl.launch import mpirun
 from clusterctl.launch.hostfile import render_whole_hostfile
 from clusterctl.launch.mpirun import Mpirun
-from clusterctl.model import Cluster, render_hostfile_mark
 from tests.unit.making import cluster, node, request, spec
 
 
@@ -23,7 +23,7 @@ def written(made: Cluster, name: str, folder: Path) -> Path:
     chosen = replace(made.node(name), root=str(folder), mpi_prefix=str(folder / "mpi"))
     chosen = replace(chosen, python=str(folder / "py" / "bin" / "python"))
     nodes = tuple(chosen if item.name == name else item for item in made.nodes)
-    texts = terminal_settings.render_files(replace(made, nodes=nodes), chosen)
+    texts = mpirun.render_files(replace(made, nodes=nodes), chosen)
     texts["../bin/free-port"] = ("echo 23456\n", 0o755)
     for program in ("../mpi/bin/mpirun", "../py/bin/python"):
         said = 'echo "$MASTER_ADDR:$MASTER_PORT" "$@"; env >"$0.env"\n'
@@ -96,7 +96,7 @@ def test_mpirun_gets_what_jobs_tell_it(version: str, prefix: str, tmp_path: Path
 def test_slots_are_advice_only_where_nodes_share_a_machine() -> None:
     nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
     local = cluster(*nodes, provider="local")
-    text = terminal_settings.render_files(local, local.launcher)["env"][0]
+    text = mpirun.render_files(local, local.launcher)["env"][0]
     assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in text
 
 
@@ -155,7 +155,7 @@ def test_plain_ssh_checks_host_keys_of_nodes_and_knows_other_hosts_as_before(
 def test_without_mpi_the_rest_works(tmp_path: Path) -> None:
     nodes = [node("launcher", "10.0.0.10", mpi=""), node("worker-1", "10.0.0.11", mpi="")]
     made = cluster(*(replace(item, mpi_prefix="") for item in nodes))
-    assert "bin/mpirun" not in terminal_settings.render_files(made, made.launcher)
+    assert "bin/mpirun" not in mpirun.render_files(made, made.launcher)
     assert inside(written(made, "launcher", tmp_path), "python", "-V") == ": -V\n"
 
 
@@ -192,7 +192,7 @@ def test_mpirun_args_that_clusterctl_decides_are_refused(given: str, hint: str) 
 
 
 def test_mpirun_args_need_mpirun() -> None:
-    system = systems.load(cluster())
+    system = batch_system.load_job_system(cluster())
     with pytest.raises(UsageError, match="--mpirun-arg works only with --launcher mpirun"):
         system.resolve(spec(launcher="torchrun", mpirun_args=("--report-bindings",)))
     assert system.resolve(spec(mpirun_args=("--report-bindings",)))

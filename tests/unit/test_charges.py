@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import cluster_status, open_store
+from clusterctl.actions import status as actions_status
+from clusterctl.actions.common import open_store
 from clusterctl.actions.down import finish_down
-from clusterctl.actions.unfetched import describe_loss
-from clusterctl.charge_model import GATEWAY, Charge, Thing
-from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.model import Cluster, Phase
+from clusterctl.actions.outputs import describe_loss
+from clusterctl.core.errors import LeftoverError, ProviderError
+from clusterctl.core.model import GATEWAY, Charge, Cluster, Phase, Thing
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -72,7 +72,7 @@ def shown(
 ) -> tuple[float, float, str]:
     """What `status` says: money so far and per hour, and its warnings."""
     provide(monkeypatch, "ec2", provider)
-    found = cluster_status.read_status(open_store(), forgotten(**changes), clock=clock)
+    found = actions_status.read_status(open_store(), forgotten(**changes), clock=clock)
     return round(found.dollars), found.dollars_per_hour, "".join(found.warnings)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.providers.ec2 import cleanup
-from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.core.errors import LeftoverError, ProviderError
+from clusterctl.machines.ec2 import cleanup
+from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.fake_ec2 import Cloud, FakeApi
 
 DENIED = ("UnauthorizedOperation", "You are not authorized to perform this operation.")
@@ -16,7 +16,7 @@ BUSY = ("DependencyViolation", "has dependencies")
 
 def removed(cloud: Cloud) -> list[str]:
     told: list[str] = []
-    cleanup.remove(FakeApi(cloud), "lab-1", told.append)
+    cleanup.remove_cluster(FakeApi(cloud), "lab-1", told.append)
     return told
 
 
@@ -79,7 +79,7 @@ def test_what_passes_is_asked_again(cloud: Cloud) -> None:
                 cloud.refusals = {}
             return super().call(action, *more, **arguments)
 
-    cleanup.remove(Busy(cloud), "lab-1", print)
+    cleanup.remove_cluster(Busy(cloud), "lab-1", print)
     assert (cloud.left(), Busy.left) == ([], 0)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
+from clusterctl.actions.common import open_store
 from clusterctl.cli.console import Console, ago, format_table
-from clusterctl.job_model import JobState
+from clusterctl.core.job import JobState
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster, job, node, spec
 

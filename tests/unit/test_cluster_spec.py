@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store, up_plan
-from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Features, ProviderPlan
+from clusterctl.actions import up_plan
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.local.provider import LocalProvider
+from clusterctl.machines.protocol import Features, ProviderPlan
 from tests.unit.calling import Call, judge
 from tests.unit.making import cluster
 from tests.unit.provided import provide

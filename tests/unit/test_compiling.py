@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.compiling import FORTRAN, C, plan_compilation, suggest_repair
-from clusterctl.errors import UsageError
-from clusterctl.job_model import Program, ProgramKind
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import Program, ProgramKind
+from clusterctl.launch.compiling import FORTRAN, C, plan_compilation, suggest_repair
 from tests.conftest import Need
 from tests.unit.making import program
 

@@ -14,7 +14,7 @@ from tests.unit.calling import ROOT, clusterctl
 from tests.unit.staged import lab
 
 ENTRY = f"""#!{sys.executable}
-from clusterctl.cli import main
+from clusterctl.cli.main import main
 main()
 """
 

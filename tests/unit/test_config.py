@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import config
-from clusterctl.errors import UsageError
+from clusterctl.core.errors import UsageError
+from clusterctl.options import table as options_table
 from clusterctl.options.table import Group, cluster_option, flag, text, texts
-from clusterctl.state import Home, Store
+from clusterctl.state.home import Home
+from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 
@@ -42,7 +43,7 @@ def values() -> dict[str, dict[str, Any]]:
         verb: {
             name: setting.value
             for name, option in options.items()
-            if (setting := config.find(verb, option, config.read(VERBS)))
+            if (setting := options_table.find(verb, option, options_table.read_settings(VERBS)))
         }
         for verb, options in VERBS.items()
     }
@@ -92,7 +93,7 @@ def user_file() -> Path:
 
 
 def test_nothing(project: Path) -> None:
-    assert config.find_files() == ()
+    assert options_table.find_files() == ()
     assert values() == {}
 
 
@@ -133,7 +134,7 @@ def test_a_flag_in_a_variable(
 def test_project_over_user(project: Path) -> None:
     user_file().write_text('cluster = "mine"\n[run]\nbackend = "gloo"\nranks = 2\n')
     (project / "clusterctl.toml").write_text('[run]\nbackend = "mpi"\n')
-    assert config.find_files() == (user_file(), project / "clusterctl.toml")
+    assert options_table.find_files() == (user_file(), project / "clusterctl.toml")
     found = values()["run"]
     assert found == {"cluster": "mine", "backend": "mpi", "ranks": "2"}
 
@@ -141,7 +142,7 @@ def test_project_over_user(project: Path) -> None:
 def test_the_nearest_project_file(project: Path) -> None:
     (project / "clusterctl.toml").write_text('cluster = "far"\n')
     (project / "deep" / "clusterctl.toml").write_text('cluster = "near"\n')
-    assert config.find_files() == (project / "deep" / "clusterctl.toml",)
+    assert options_table.find_files() == (project / "deep" / "clusterctl.toml",)
 
 
 def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +150,7 @@ def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "xdg"))
-    assert config.find_files() == (path,)
+    assert options_table.find_files() == (path,)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_vanished_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.Mo
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert config.find_files() == ()
+    assert options_table.find_files() == ()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.charge_model import HOURS_PER_MONTH, Charge
+from clusterctl.core.model import HOURS_PER_MONTH, Charge
 from clusterctl.insight import cost
 
 HOUR = 3600.0

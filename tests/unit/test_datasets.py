@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import datasets
-from clusterctl.actions import data as action
-from clusterctl.datasets import Dataset, File
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.actions import data
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.data import datasets
+from clusterctl.data.datasets import Dataset, File
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -170,5 +170,5 @@ def test_the_data_sets_of_the_programs_are_known() -> None:
         assert known.url.startswith("https://")
         assert all(len(file.sha256) == 64 and file.size for file in known.files)
     with pytest.raises(UsageError) as caught:
-        action.find("mnsit")
+        data.find_data("mnsit")
     assert caught.value.hint == "did you mean mnist?"

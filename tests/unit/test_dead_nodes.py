@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.actions.dead_nodes import find_dead
-from clusterctl.errors import RecordError
-from clusterctl.model import Cluster, Phase
-from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.actions.common import open_store
+from clusterctl.actions.node_loss import find_dead
+from clusterctl.core.errors import RecordError
+from clusterctl.core.model import Cluster, Phase
+from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit import making
 from tests.unit.provided import provide
 

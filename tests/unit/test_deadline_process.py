@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import providers
-from clusterctl.actions import cluster_status, open_store
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.local import processes
-from clusterctl.providers.local.layout import Site, make_site
+from clusterctl.actions import status
+from clusterctl.actions.common import open_store
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.machines import providers
+from clusterctl.machines.local import processes
+from clusterctl.machines.local.layout import Site, make_site
 
 HOUR = 3600.0
 
@@ -41,7 +42,7 @@ def lab() -> Iterator[tuple[Cluster, Site]]:
 
 
 def arm(cluster: Cluster, place: Site, deadline: float) -> None:
-    providers.load("local").extend(cluster, place.folder, deadline)
+    providers.load_provider("local").extend(cluster, place.folder, deadline)
 
 
 def test_it_runs_nothing_from_the_folder_of_up(
@@ -76,7 +77,7 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     cluster, place = lab
     store = open_store()
     arm(cluster, place, time.time() + HOUR)
-    assert cluster_status.read_status(store, cluster).warnings == ()
+    assert status.read_status(store, cluster).warnings == ()
     for process in processes.scan(place):
         with suppress(ProcessLookupError):  # one that has ended by itself since
             os.kill(process.pid, signal.SIGKILL)
@@ -84,22 +85,18 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     while processes.scan(place):
         assert time.monotonic() < until
         time.sleep(0.01)
-    (said,) = cluster_status.read_status(store, cluster).warnings
+    (said,) = status.read_status(store, cluster).warnings
     assert "is not running: `clusterctl up lab` starts it again" in said
-    (said,) = cluster_status.read_status(store, replace(cluster, deadline=time.time() - 1)).warnings
+    (said,) = status.read_status(store, replace(cluster, deadline=time.time() - 1)).warnings
     assert "`clusterctl down lab` removes it" in said
-    assert cluster_status.read_status(store, replace(cluster, deadline=None)).warnings == ()
+    assert status.read_status(store, replace(cluster, deadline=None)).warnings == ()
 
 
 def test_status_says_when_it_cannot_take_the_cluster_down(lab: tuple[Cluster, Site]) -> None:
     cluster, place = lab
     store = open_store()
     arm(cluster, place, time.time() + HOUR)
-    assert (
-        cluster_status.read_status(store, replace(cluster, deadline=time.time() - 1)).warnings == ()
-    )
-    (said,) = cluster_status.read_status(
-        store, replace(cluster, deadline=time.time() - HOUR)
-    ).warnings
+    assert status.read_status(store, replace(cluster, deadline=time.time() - 1)).warnings == ()
+    (said,) = status.read_status(store, replace(cluster, deadline=time.time() - HOUR)).warnings
     assert "it could not be taken down at its deadline" in said
     assert "`clusterctl down lab` removes it" in said

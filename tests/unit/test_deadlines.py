@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import cluster_status
+from clusterctl.actions import status
 from clusterctl.actions.up_bootstrap import find_troubles
-from clusterctl.formats import format_time
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.protocol import Features
-from clusterctl.providers.shared import deadlines
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.core.text import format_time
+from clusterctl.machines import deadlines
+from clusterctl.machines.protocol import Features
 from tests.unit.making import cluster
 from tests.unit.provided import Running, provide
 from tests.unit.scripts import until
@@ -162,8 +162,8 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     provide(monkeypatch, "local", Running())
     (tmp_path / name).write_text("read line\n")
 
-    def told() -> cluster_status.ClusterStatus:
-        return cluster_status.read_status(where.store, where.where, live=True)
+    def told() -> status.ClusterStatus:
+        return status.read_status(where.store, where.where, live=True)
 
     assert told().warnings == (), "they have no deadline"
     (tmp_path / "deadline").write_text("1700000000\n300\n")

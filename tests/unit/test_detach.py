@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import down, open_store
-from clusterctl.actions.unfetched import Unfetched
-from clusterctl.job_model import JobState
+from clusterctl.actions import down
+from clusterctl.actions.common import open_store
+from clusterctl.actions.outputs import Unfetched
+from clusterctl.core.job import JobState
 from tests.unit import batch_here
 from tests.unit.calling import Call
 

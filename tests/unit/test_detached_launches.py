@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import detached_launches, launch_mark, open_store
-from clusterctl.charge_model import Charge
-from clusterctl.model import Phase
-from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.actions import launch, launch_mark
+from clusterctl.actions.common import open_store
+from clusterctl.core.model import Charge, Phase
+from clusterctl.machines.local.provider import LocalProvider
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -114,7 +114,7 @@ def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> No
     charge = Charge(node="launcher", part="instance", item="x", hourly=1, source="", since=1.0)
     here.store.save(replace(here.where, deadline=2.0, charges=(charge.end_at(2.0),)))
     said: list[str] = []
-    assert detached_launches.bring(here.store, "lab", said.append)
+    assert launch.bring(here.store, "lab", said.append)
     assert "job 7" in said[0]
     assert "were not fetched" in said[0]
 
@@ -158,7 +158,7 @@ def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) ->
 
     charges = (charge("launcher"), charge("worker-1"))
     here.store.save(replace(here.where, deadline=4e9, charges=charges))
-    [what, price] = detached_launches.describe(here.store, "lab")
+    [what, price] = launch.describe_launch(here.store, "lab")
     assert str(project) in what
     assert "launcher" in price
     assert "costs $0.2500/h" in price

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import diff, open_store
-from clusterctl.errors import RecordError
-from clusterctl.insight import compare
-from clusterctl.job_model import Job, JobState, RankFailure
-from clusterctl.jobs import stage
+from clusterctl.actions import compare
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import RecordError
+from clusterctl.core.job import Job, JobState, RankFailure
+from clusterctl.insight import compare as insight_compare
+from clusterctl.project import tree
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
 
@@ -26,7 +27,7 @@ def made(number: int, folder: Path, **files: str | bytes) -> Job:
     store = open_store()
     found = job(
         id=number,
-        stage=stage.write_archive(stage.Tree(folder, names, 0, False), store.home),
+        stage=tree.write_archive(tree.Tree(folder, names, 0, False), store.home),
         state=JobState.SUCCEEDED,
         started=100.0,
         finished=112.0,
@@ -84,24 +85,24 @@ def test_a_tree_that_is_no_longer_stored(tmp_path: Path) -> None:
     store = open_store()
     (store.home.stages / gone.stage).unlink()
     told: list[str] = []
-    assert diff.compare_jobs(store, 7, 9, None, told.append).files == ()
+    assert compare.compare_jobs(store, 7, 9, None, told.append).files == ()
     assert told == ["the files of job 9 are not stored: only the records are compared"]
 
 
 def test_a_job_that_is_not_there(tmp_path: Path) -> None:
     made(7, tmp_path / "a", train__py="x\n")
     with pytest.raises(RecordError):
-        diff.compare_jobs(open_store(), 7, 8, None, print)
+        compare.compare_jobs(open_store(), 7, 8, None, print)
 
 
 def test_a_long_difference_is_cut() -> None:
-    lines = compare.compare_texts("x", b"", b"line\n" * 1000)
-    assert len(lines) == compare.MOST + 1
+    lines = insight_compare.compare_texts("x", b"", b"line\n" * 1000)
+    assert len(lines) == insight_compare.MOST + 1
     assert lines[-1].endswith("more lines")
 
 
 def test_jobs_of_other_clusters_differ_by_that() -> None:
     one = job(cluster())
     other = replace(one, cluster="lab-2", cluster_id="lab-2-1")
-    [change] = compare.compare(one, other)
+    [change] = insight_compare.compare(one, other)
     assert change.what == "cluster"

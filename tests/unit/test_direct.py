@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl import launch
-from clusterctl.job_model import JobState
-from clusterctl.model import Cluster
-from clusterctl.schedulers import direct
-from clusterctl.schedulers.direct import Direct, render_command_line
+from clusterctl.batch import direct
+from clusterctl.batch.direct import Direct, render_command_line
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Cluster
+from clusterctl.launch import launcher
+from clusterctl.options import resume_args
 from tests.unit.making import cluster, job, node, request, spec
 
 WEIRD = [
@@ -66,7 +67,7 @@ def test_command_line_fills_in_late_variables_alone() -> None:
 def scripts(where: Cluster | None = None, **wanted: Any) -> dict[str, str]:
     """The files of job 7 on the launcher."""
     where, what = where or cluster(), spec(**wanted)
-    plan = launch.load("mpirun").plan(request(where, what))
+    plan = launcher.load_launcher("mpirun").plan(request(where, what))
     return Direct().script(job(where, what), where, plan)
 
 
@@ -81,7 +82,7 @@ def test_a_job_has_its_scripts() -> None:
 def test_the_launch_carries_the_tag_and_the_plan() -> None:
     where = cluster()
     text = scripts(where)["launch.sh"]
-    plan = launch.load("mpirun").plan(request(where, spec()))
+    plan = launcher.load_launcher("mpirun").plan(request(where, spec()))
     assert "job 7" in text.splitlines()[1]
     assert text.endswith(f"exec {render_command_line(plan.argv)}\n")
     assert "CLUSTERCTL_JOB='lab-1a2b/7;'\n" in text
@@ -122,7 +123,7 @@ def chosen(**wanted: Any) -> list[str]:
 
 
 def test_small_outputs_and_snapshots_are_copied_unless_others_are_named() -> None:
-    names = [word for glob in direct.SNAPSHOTS for word in ("-o", "-name", glob)]
+    names = [word for glob in resume_args.SNAPSHOTS for word in ("-o", "-name", glob)]
     assert chosen() == ["(", "-size", f"-{direct.SMALL + 1}c", *names, ")"]
     found = chosen(keep_files=("*.h5", "runs/*"))
     assert found == ["(", "-name", "*.h5", "-o", "-path", "./runs/*", ")"]

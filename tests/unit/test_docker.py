@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl import cli, providers
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
-from clusterctl.providers.docker import engine, layout
-from clusterctl.providers.docker.containers import build_archive, find_supported
-from clusterctl.providers.docker.provider import DockerProvider
-from clusterctl.providers.protocol import Harm
+from clusterctl.cli import main
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
+from clusterctl.machines import providers
+from clusterctl.machines.docker import containers
+from clusterctl.machines.docker.containers import build_archive, find_supported
+from clusterctl.machines.docker.provider import DockerProvider
+from clusterctl.machines.protocol import Harm
 from tests.unit import making
 
 SUBNET = IPv4Network("198.18.5.0/24")
@@ -59,7 +60,7 @@ def test_gpus_are_dealt_out(
     shares: list[tuple[str, ...]],
     tmp_path: Path,
 ) -> None:
-    made = layout.plan_machines(spec(workers, gpus=gpus), devices(tmp_path, *present))
+    made = containers.plan_machines(spec(workers, gpus=gpus), devices(tmp_path, *present))
     assert [machine.gpus for machine in made] == [(), *shares]
     assert [machine.name for machine in made] == [
         "launcher",
@@ -94,14 +95,14 @@ def test_what_cannot_be_met(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=words) as caught:
-        layout.plan_machines(spec(**changes), devices(tmp_path, *present))
+        containers.plan_machines(spec(**changes), devices(tmp_path, *present))
     assert getattr(caught.value, "hint", "")
 
 
 def test_images_follow_the_gpus(tmp_path: Path) -> None:
     def images(*present: str, **changes: Any) -> list[str]:
         folder = devices(tmp_path / str(len(present)), *present)
-        return [machine.image for machine in layout.plan_machines(spec(1, **changes), folder)]
+        return [machine.image for machine in containers.plan_machines(spec(1, **changes), folder)]
 
     assert images() == ["clusterctl/launcher:1", "clusterctl/cpu:1"]
     assert images(*FOUR_NVIDIA, gpus=("all",))[1] == "clusterctl/nvidia:1"
@@ -115,25 +116,25 @@ def test_images_follow_the_gpus(tmp_path: Path) -> None:
 
 
 def create(
-    machine: layout.NodePlan,
-    supported: tuple[layout.Privilege, ...] = layout.PRIVILEGES,
+    machine: containers.NodePlan,
+    supported: tuple[containers.Privilege, ...] = containers.PRIVILEGES,
     deadline: float | None = None,
     shared: bool = False,
 ) -> list[str]:
-    labels = {engine.CLUSTER: "lab-1a2b", engine.FOLDER: "/x y", engine.DIGEST: "d"}
-    return layout.build_create_argv(
+    labels = {containers.CLUSTER: "lab-1a2b", containers.FOLDER: "/x y", containers.DIGEST: "d"}
+    return containers.build_create_argv(
         machine,
         cluster="lab-1a2b",
         labels=labels,
         subnet=SUBNET,
         privileges=supported,
-        restart=layout.choose_restart(deadline),
+        restart=containers.choose_restart(deadline),
         shared=shared,
     )
 
 
 def test_create_argv() -> None:
-    two = layout.NodePlan("worker-1", 1, "img:1", ("0", "2"), Accelerator.NVIDIA)
+    two = containers.NodePlan("worker-1", 1, "img:1", ("0", "2"), Accelerator.NVIDIA)
     argv = create(two)
     text = " ".join(argv)
     for words in (
@@ -153,39 +154,42 @@ def test_create_argv() -> None:
     assert "clusterctl.folder=/x y" in argv
     for never in ("--privileged", "--network=host", "--volume", "--publish", "SYS_ADMIN"):
         assert never not in text
-    plain = " ".join(create(layout.NodePlan("worker-1", 1, "img:1"), supported=()))
+    plain = " ".join(create(containers.NodePlan("worker-1", 1, "img:1"), supported=()))
     assert "--ulimit" not in plain
     assert "--cap-add" not in plain
     assert "--gpus" not in plain
-    mortal = " ".join(create(layout.NodePlan("worker-1", 1, "img:1"), deadline=1e9))
+    mortal = " ".join(create(containers.NodePlan("worker-1", 1, "img:1"), deadline=1e9))
     assert "--restart on-failure" in mortal  # it ends with 0, and stays down
-    amd = " ".join(create(layout.NodePlan("worker-1", 1, "img:1", ("1",), Accelerator.AMD)))
+    amd = " ".join(create(containers.NodePlan("worker-1", 1, "img:1", ("1",), Accelerator.AMD)))
     assert "--device /dev/kfd --device /dev/dri/renderD129 --group-add video" in amd
     assert "--mount" not in plain
-    shared = " ".join(create(layout.NodePlan("worker-1", 1, "img:1"), shared=True))
+    shared = " ".join(create(containers.NodePlan("worker-1", 1, "img:1"), shared=True))
     assert "--mount type=volume,source=lab-1a2b-shared,target=/shared" in shared
 
 
 def test_the_digest_follows_what_makes_a_container() -> None:
-    one = layout.NodePlan("worker-1", 1, "img:1")
-    same = layout.compute_digest(one, "198.18.5.2", ["host", "user"])
-    assert same == layout.compute_digest(one, "198.18.5.2", ["host", "user"])
+    one = containers.NodePlan("worker-1", 1, "img:1")
+    same = containers.compute_digest(one, "198.18.5.2", ["host", "user"])
+    assert same == containers.compute_digest(one, "198.18.5.2", ["host", "user"])
     others = [
-        layout.compute_digest(
-            layout.NodePlan("worker-1", 1, "img:2"), "198.18.5.2", ["host", "user"]
+        containers.compute_digest(
+            containers.NodePlan("worker-1", 1, "img:2"), "198.18.5.2", ["host", "user"]
         ),
-        layout.compute_digest(
-            layout.NodePlan("worker-1", 1, "img:1", ("0",)), "198.18.5.2", ["host"]
+        containers.compute_digest(
+            containers.NodePlan("worker-1", 1, "img:1", ("0",)), "198.18.5.2", ["host"]
         ),
-        layout.compute_digest(one, "198.18.6.2", ["host", "user"]),
-        layout.compute_digest(one, "198.18.5.2", ["host", "other"]),
+        containers.compute_digest(one, "198.18.6.2", ["host", "user"]),
+        containers.compute_digest(one, "198.18.5.2", ["host", "other"]),
     ]
     assert len({same, *others}) == 5
 
 
 def test_rdma_devices_are_asked_for_where_there_are_any(tmp_path: Path) -> None:
-    assert layout.list_privileges(tmp_path) == layout.PRIVILEGES
-    assert layout.list_privileges(devices(tmp_path, "infiniband/uverbs0"))[-1] is layout.INFINIBAND
+    assert containers.list_privileges(tmp_path) == containers.PRIVILEGES
+    assert (
+        containers.list_privileges(devices(tmp_path, "infiniband/uverbs0"))[-1]
+        is containers.INFINIBAND
+    )
 
 
 def test_what_is_copied_in() -> None:
@@ -204,15 +208,15 @@ def test_an_inspected_container() -> None:
     row = {
         "Id": "abc",
         "Name": "/lab-worker-1",
-        "Config": {"Labels": {engine.NODE: "worker-1", engine.DIGEST: "d"}},
+        "Config": {"Labels": {containers.NODE: "worker-1", containers.DIGEST: "d"}},
         "State": {"Status": "exited", "ExitCode": 137},
         "NetworkSettings": {"Networks": {"lab": {"IPAddress": ""}, "more": {"IPAddress": "10.1"}}},
     }
-    [found] = engine.parse(json.dumps([row]))
+    [found] = containers.parse_answer(json.dumps([row]))
     assert (found.name, found.node, found.state) == ("lab-worker-1", "worker-1", "exited")
     assert (found.exit_code, found.address, found.digest) == (137, "10.1", "d")
     row["Config"], row["NetworkSettings"] = {"Labels": None}, {}
-    assert engine.parse(json.dumps([row]))[0].node == ""
+    assert containers.parse_answer(json.dumps([row]))[0].node == ""
 
 
 @pytest.mark.parametrize(
@@ -233,7 +237,7 @@ def test_an_inspected_container() -> None:
 )
 def test_the_reason_of_a_failure(stderr: str, expected: str) -> None:
     assert (
-        engine.explain_failure(NodeResult(node="", exit_code=125, stderr=stderr.encode()))
+        containers.explain_failure(NodeResult(node="", exit_code=125, stderr=stderr.encode()))
         == expected
     )
 
@@ -260,7 +264,7 @@ def write(docker: Path, text: str) -> None:
 
 
 def test_no_docker(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.execute(["up", "--provider", "docker"]) == 3
+    assert main.execute(["up", "--provider", "docker"]) == 3
     said = capsys.readouterr().err
     assert "docker is not on PATH" in said
     assert "apt-get install docker.io" in said
@@ -276,27 +280,27 @@ def test_no_docker(docker: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_no_engine(docker: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(docker, f"echo '{text}' >&2; exit 1")
-    assert cli.execute(["up", "--provider", "docker"]) == 3
+    assert main.execute(["up", "--provider", "docker"]) == 3
     assert words in capsys.readouterr().err
 
 
 def test_an_engine_that_hangs(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(docker, "exec sleep 60")
-    monkeypatch.setattr(engine, "GREETING", 0.3)
+    monkeypatch.setattr(containers, "GREETING", 0.3)
     began = time.monotonic()
     with pytest.raises(ProviderError, match="does not answer within"):
-        engine.require()
-    assert engine.list_clusters(Path("/x")) == frozenset()
+        containers.require()
+    assert containers.list_clusters(Path("/x")) == frozenset()
     assert time.monotonic() - began < 30
 
 
 def test_images_that_are_not_here(docker: Path, tmp_path: Path) -> None:
     """Ours are built, quick ones without a question; others are pulled."""
     write(docker, '[ "$1" = version ] && echo 20.10 && exit 0; echo "No such image" >&2; exit 1')
-    plan = providers.load("docker").plan(spec())
+    plan = providers.load_provider("docker").plan(spec())
     assert plan.recipes == ("launcher", "cpu")
     assert "to be built, once: launcher, cpu" in plan.lines
-    plan = providers.load("docker").plan(spec(image="mine/own:2"))
+    plan = providers.load_provider("docker").plan(spec(image="mine/own:2"))
     assert plan.recipes == ()
     assert "to be pulled: mine/own:2" in plan.lines
     gpus = devices(tmp_path / "dev", "nvidiactl", "nvidia0", "nvidia1")
@@ -308,7 +312,7 @@ def test_images_that_are_not_here(docker: Path, tmp_path: Path) -> None:
 def test_wishes_that_mean_nothing_here(docker: Path) -> None:
     write(docker, "exit 0")
     with pytest.raises(UsageError, match="already containers"):
-        providers.load("docker").plan(spec(runtime=Runtime.DOCKER))
+        providers.load_provider("docker").plan(spec(runtime=Runtime.DOCKER))
 
 
 @pytest.mark.parametrize(
@@ -323,18 +327,20 @@ def test_wishes_that_mean_nothing_here(docker: Path) -> None:
 def test_options_that_contradict(
     words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.execute(["up", *words]) == 2
+    assert main.execute(["up", *words]) == 2
     assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "privilege", [*layout.PRIVILEGES, layout.INFINIBAND], ids=lambda privilege: privilege.name
+    "privilege",
+    [*containers.PRIVILEGES, containers.INFINIBAND],
+    ids=lambda privilege: privilege.name,
 )
 def test_each_refusal_costs_a_warning_and_no_other_privilege(
-    docker: Path, privilege: layout.Privilege
+    docker: Path, privilege: containers.Privilege
 ) -> None:
     """They are asked for together first, then one by one; the launcher's are never asked for."""
-    everything = (*layout.PRIVILEGES, layout.INFINIBAND)
+    everything = (*containers.PRIVILEGES, containers.INFINIBAND)
     daemon = "docker: Error response from daemon: OCI: not permitted: unknown."
     refuse = f"echo '{daemon}' >&2; exit 125"
     write(
@@ -342,7 +348,10 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
         f'case "$*" in *"{" ".join(privilege.argv)}"*) {refuse};; *--cap-add*) exit 0;; esac',
     )
     said: list[str] = []
-    launcher, worker = layout.NodePlan("launcher", 0, "img"), layout.NodePlan("worker-1", 1, "img")
+    launcher, worker = (
+        containers.NodePlan("launcher", 0, "img"),
+        containers.NodePlan("worker-1", 1, "img"),
+    )
     found = find_supported("lab-1", [launcher, worker], everything, said.append)
     assert found == tuple(item for item in everything if item is not privilege)
     assert said == [
@@ -355,7 +364,7 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
 def test_unused_labels_are_found(docker: Path) -> None:
     kinds = "ps) echo lab-1;; network) echo lab-1; echo lab-2;; volume) echo lab-3;;"
     write(docker, f'case "$1" in {kinds} esac')
-    assert engine.list_clusters(Path("/x")) == {"lab-1", "lab-2", "lab-3"}
+    assert containers.list_clusters(Path("/x")) == {"lab-1", "lab-2", "lab-3"}
 
 
 def test_subnets_of_all_networks(docker: Path) -> None:
@@ -364,7 +373,7 @@ def test_subnets_of_all_networks(docker: Path) -> None:
         {"IPAM": {"Config": None}},
     ]
     write(docker, f"case $2 in ls) echo a;; inspect) echo '{json.dumps(rows)}';; esac")
-    assert engine.list_subnets() == (IPv4Network("172.17.0.0/16"),)
+    assert containers.list_subnets() == (IPv4Network("172.17.0.0/16"),)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +391,7 @@ def test_subnets_of_all_networks(docker: Path) -> None:
 def test_what_a_drill_asks_of_the_engine(
     harm: Harm, words: str, docker: Path, tmp_path: Path
 ) -> None:
-    labels = {engine.NODE: "worker-1", engine.DIGEST: "d"}
+    labels = {containers.NODE: "worker-1", containers.DIGEST: "d"}
     row = {"Id": "c1", "Name": "/c1", "Config": {"Labels": labels}, "State": {"Status": "running"}}
     write(
         docker,

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl import stacks
-from clusterctl.insight import doctor, node_views
-from clusterctl.job_model import Hang, HungRanks, JobState, Placement
+from clusterctl.core import stacks
+from clusterctl.core.job import Hang, HungRanks, JobState, Placement
+from clusterctl.insight import node_views
+from clusterctl.insight.doctor import causes, findings
+from clusterctl.insight.doctor import waits as doctor_waits
 from tests.unit.diagnosed import (
     C10D,
     START,
@@ -34,7 +36,7 @@ from tests.unit.diagnosed import (
 
 
 def test_the_rank_that_skips_a_collective_is_named_with_its_line() -> None:
-    [finding] = doctor.judge(two_ranks(reduces(), sleeps()))
+    [finding] = causes.judge(two_ranks(reduces(), sleeps()))
     assert (finding.kind, finding.ranks, finding.nodes) == ("missing", (1,), ("worker-2",))
     assert finding.text == (
         "rank 0 waits in all_reduce at train.py:12 for rank 1 on worker-2:"
@@ -47,7 +49,7 @@ def test_a_rank_that_computes_on_a_machine_with_too_much_to_do() -> None:
     loop = ("heavy", f"{WORK}/train.py", 20)
     found = two_ranks(reduces(), stack(loop))
     found.ranks[1].usage = 0.2
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("straggler", (1,))
     assert "computing at heavy, train.py:20" in finding.text
 
@@ -55,7 +57,7 @@ def test_a_rank_that_computes_on_a_machine_with_too_much_to_do() -> None:
 def test_a_rank_that_still_computes_is_a_straggler() -> None:
     found = two_ranks(reduces(), sleeps())
     found.ranks[1].usage = 0.98
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("straggler", (1,))
     assert "computing" in finding.text
 
@@ -68,7 +70,7 @@ def test_a_rank_that_still_computes_is_a_straggler() -> None:
     ],
 )
 def test_collectives_that_do_not_match(other: stacks.Stack, said: str) -> None:
-    [finding] = doctor.judge(two_ranks(reduces(), other))
+    [finding] = causes.judge(two_ranks(reduces(), other))
     assert finding.kind == "mismatch"
     assert said in finding.text
     assert "train.py:12" in finding.text
@@ -77,8 +79,8 @@ def test_collectives_that_do_not_match(other: stacks.Stack, said: str) -> None:
 
 def test_ranks_at_the_same_place_are_no_finding() -> None:
     found = two_ranks(reduces(), reduces())
-    assert doctor.judge(found) == ()
-    assert "all ranks are in all_reduce" in doctor.summarize(found, ())
+    assert causes.judge(found) == ()
+    assert "all ranks are in all_reduce" in causes.summarize(found, ())
 
 
 def test_a_stopped_rank_is_named_before_those_that_wait_for_it() -> None:
@@ -87,7 +89,7 @@ def test_a_stopped_rank_is_named_before_those_that_wait_for_it() -> None:
         view("worker-2", "rank 1", process(1, 200, "T")),
     )
     found.ranks[0].stack, found.ranks[1].stack = reduces(), sleeps()
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("stopped", (1,))
     assert "kill -CONT 200" in finding.advice
 
@@ -98,7 +100,7 @@ def test_a_rank_that_has_left_the_others_waiting() -> None:
         view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
     )
     found.ranks[0].stack = reduces()
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("left", (1,))
 
 
@@ -107,15 +109,15 @@ def test_programs_without_stacks_may_wait_for_each_other() -> None:
     for rank in found.ranks.values():
         rank.stack, rank.no_stack, rank.usage = None, "solver is not a Python program", 0.3
         rank.processes = tuple(replace(item, command="solver") for item in rank.processes)
-    [note] = doctor.judge(found)
+    [note] = causes.judge(found)
     assert "ssh worker-1 -- gdb -p 100" in note.advice
-    assert "no rank is in" not in doctor.summarize(found, [note])
+    assert "no rank is in" not in causes.summarize(found, [note])
 
 
 def test_ranks_that_poll_in_a_collective_do_not_compute() -> None:
     found = two_ranks(receives(3, "PMPI_Allreduce"), receives(3, "PMPI_Allreduce"))
     found.ranks[0].usage = found.ranks[1].usage = 1.0
-    assert "all ranks are in MPI_Allreduce" in doctor.summarize(found, doctor.judge(found))
+    assert "all ranks are in MPI_Allreduce" in causes.summarize(found, causes.judge(found))
 
 
 def test_a_program_without_stacks_that_does_nothing() -> None:
@@ -123,14 +125,14 @@ def test_a_program_without_stacks_that_does_nothing() -> None:
     found = two_ranks(reduces(), sleeps())
     for rank, usage in zip(found.ranks.values(), (1.0, 0.0), strict=True):
         rank.stack, rank.usage = None, usage
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("idle", (1,))
     assert "rank 1 on worker-2 does nothing (sleeping)" in finding.text
 
 
 def test_a_rank_that_is_gone_without_a_word() -> None:
     found = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", "rank 1"))
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("gone", (1,))
 
 
@@ -146,7 +148,7 @@ def test_a_python_with_debugging_symbols_hides_no_line_of_the_program() -> None:
         ("decode", f"{WORK}/train.py", 8),
         ("<module>", f"{WORK}/train.py", 11),
     )
-    [finding] = doctor.judge(two_ranks(reduces(), in_c))
+    [finding] = causes.judge(two_ranks(reduces(), in_c))
     assert finding.text.endswith("at decode, train.py:8, in spin (libspin.so)")
 
 
@@ -166,7 +168,7 @@ def test_what_a_rank_waits_for(frame: str, waits: str, said: str) -> None:
     at = stack((frame, "/usr/lib/libc.so.6", 0), ("step", f"{WORK}/train.py", 9))
     found = two_ranks(reduces(), at)
     found.ranks[1].waits = waits
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert said in finding.text
 
 
@@ -202,7 +204,7 @@ def test_what_a_library_waits_for(
             ("step", f"{WORK}/train.py", 9),
         ),
     )
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert f"{said} at step, train.py:9" in finding.text
     assert advice in finding.advice
 
@@ -221,7 +223,7 @@ def test_who_holds_a_lock_on_a_file_is_named() -> None:
     )
     for number, place in enumerate((flock, reduces(), flock)):
         found.ranks[number].stack = place
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.lines == ("process 100 on worker-2 (rank 1) holds the lock",)
     assert "release it before" in finding.advice
 
@@ -230,7 +232,7 @@ def test_the_child_that_a_rank_waits_for_is_named() -> None:
     found = two_ranks(reduces(), stack(("wait4", "/libc.so.6", 0), ("run", f"{WORK}/a.py", 1)))
     more = node_views.read_look("worker-2", process(1, 201, name="git-lfs", parent=200))
     found.ranks[1].processes += more.ranks[1].processes
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.lines == ("its process 201 runs git-lfs",)
 
 
@@ -240,7 +242,7 @@ def test_the_exception_of_a_thread_that_has_ended_is_shown() -> None:
         "Exception in thread Thread-1 (producer):\nTraceback (most recent call last):\n"
         f'  File "{WORK}/train.py", line 9, in producer\nValueError: cannot decode image 5\n'
     )
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert "ValueError: cannot decode image 5" in finding.lines[-1]
 
 
@@ -253,9 +255,9 @@ def test_messages_that_all_send_or_all_receive(
     second: int, call: str, kind: str, advice: str
 ) -> None:
     found = two_ranks(receives(6, f"P{call}"), receives(second, f"P{call}"))
-    assert doctor.find_watchable(found) == {0: "polls", 1: "polls"}
+    assert doctor_waits.find_watchable(found) == {0: "polls", 1: "polls"}
     found.ranks[0].moved = False
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.kind == kind
     assert f"{call} at train.py:6" in finding.text
     assert advice in finding.advice
@@ -269,8 +271,8 @@ def test_messages_that_go_on_are_no_finding(first: str, second: str) -> None:
     """A ping-pong, seen at any moment."""
     found = two_ranks(receives(6, first), receives(9, second))
     found.ranks[1].moved = True
-    assert doctor.judge(found) == ()
-    assert "make progress" in doctor.summarize(found, ())
+    assert causes.judge(found) == ()
+    assert "make progress" in causes.summarize(found, ())
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_a_stack_that_misses_the_call_is_replaced_by_later_ones() -> None:
 
 
 def test_a_message_that_nobody_sends() -> None:
-    [finding] = doctor.judge(two_ranks(receives(7, "PMPI_Barrier"), receives(9)))
+    [finding] = causes.judge(two_ranks(receives(7, "PMPI_Barrier"), receives(9)))
     assert (finding.kind, "collectives" in finding.text) == ("mismatch", False)
     assert "rank, tag and communicator" in finding.advice
 
@@ -307,7 +309,7 @@ def test_a_message_that_nobody_sends() -> None:
 def test_ranks_at_different_places_that_go_on_do_not_hang() -> None:
     found = two_ranks(reduces(12), reduces(14))
     found.ranks[0].moved = True
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.serious) == ("mismatch", False)
 
 
@@ -325,7 +327,7 @@ WAITS, CONNECTS = "c10d::TCPStore::waitForWorkers", "c10d::detail::SocketConnect
 def test_ranks_that_do_not_find_each_other(
     second: stacks.Stack, ranks: tuple[int, ...], said: str
 ) -> None:
-    [finding] = doctor.judge(two_ranks(meets(WAITS), second))
+    [finding] = causes.judge(two_ranks(meets(WAITS), second))
     assert (finding.kind, finding.ranks) == ("rendezvous", ranks)
     assert said in finding.text
     assert "WORLD_SIZE" in finding.advice
@@ -335,7 +337,7 @@ def test_what_ranks_that_do_not_find_each_other_were_given() -> None:
     """As their programs have set it, which the environment of a process does not show."""
     first = replace(meets(WAITS), meeting=stacks.Meeting("198.18.0.2", 29400, 0, 2))
     second = replace(meets(CONNECTS), meeting=stacks.Meeting("localhost", 29400, 1, 2))
-    [finding] = doctor.judge(two_ranks(first, second))
+    [finding] = causes.judge(two_ranks(first, second))
     assert finding.text.startswith("rank 1 on worker-2 cannot connect to localhost:29400 in")
     assert finding.text.endswith("while rank 0 waits at 198.18.0.2:29400")
     assert finding.advice.startswith("each node is its own localhost")
@@ -344,7 +346,7 @@ def test_what_ranks_that_do_not_find_each_other_were_given() -> None:
         "rank 1: MASTER_ADDR:MASTER_PORT localhost:29400, WORLD_SIZE 2",
     )
     again = replace(meets(WAITS), meeting=stacks.Meeting("198.18.0.2", 29400, 0, 2))
-    [finding] = doctor.judge(two_ranks(first, again))
+    [finding] = causes.judge(two_ranks(first, again))
     assert finding.lines == (
         "ranks 0, 1: MASTER_ADDR:MASTER_PORT 198.18.0.2:29400, WORLD_SIZE 2",
         "rank 1: RANK 0",
@@ -355,7 +357,7 @@ def test_an_address_that_does_not_exist() -> None:
     found = two_ranks(meets(CONNECTS), meets(CONNECTS))
     line = "[W socket.cpp:764] (node01, 27136): Temporary failure in name resolution"
     found.ranks[0].err = f"{line}\n"
-    cause = doctor.judge(found)[0]
+    cause = causes.judge(found)[0]
     assert (cause.kind, cause.lines) == ("rendezvous", (line,))
     assert "no rank can connect" in cause.text
 
@@ -373,14 +375,14 @@ def test_another_thread_and_a_loader_process_are_named_with_their_lines() -> Non
     names = ("name", "filename", "line")
     for thread in threads:
         thread["frames"] = [dict(zip(names, frame, strict=True)) for frame in thread["frames"]]
-    odd = stacks.parse(json.dumps(threads), WORK)
+    odd = stacks.parse_stacks(json.dumps(threads), WORK)
     assert odd
     found = two_ranks(reduces(), odd)
     found.ranks[1].helpers = {
         "its process 41": stack(loop, main),
         "its process 42": stack(("read", "/usr/lib/libc.so.6", 0), read, loop, main),
     }
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.lines == (
         "its thread prefetch is at __getitem__, data.py:30",
         "its process 42 is at __getitem__, data.py:30: waiting to read or write",
@@ -399,10 +401,10 @@ def test_a_slow_rank_and_one_that_hangs_are_told_apart(
     moved: bool, usage: float, kind: str, said: str
 ) -> None:
     found = two_ranks(reduces(), sleeps())
-    assert doctor.find_watchable(found) == {0: "sleeps", 1: "late"}
+    assert doctor_waits.find_watchable(found) == {0: "sleeps", 1: "late"}
     found.ranks[0].moved, found.ranks[1].usage = moved, usage
     found.ranks[0].looks, found.ranks[1].looks = (reduces(),), (sleeps(),)
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.lines) == (kind, (finding.lines[0],))
     assert said in finding.lines[0]
     assert ("endless loop" in finding.advice) == (usage > 0 and not moved)
@@ -412,38 +414,38 @@ def test_ranks_that_poll_are_watched_in_another_way() -> None:
     """They wake all the time."""
     polls = stack(("PMPI_Allreduce", "/opt/libmpi.so", 0), ("step", f"{WORK}/train.py", 3))
     found = two_ranks(polls, sleeps())
-    assert doctor.find_watchable(found) == {0: "polls", 1: "late"}
+    assert doctor_waits.find_watchable(found) == {0: "polls", 1: "late"}
     found = two_ranks(sleeps(), sleeps())
     found.ranks[1].usage = 1.0
-    assert doctor.find_watchable(found) == {}
+    assert doctor_waits.find_watchable(found) == {}
 
 
 @pytest.mark.parametrize(("moved", "said"), [(True, "make progress"), (None, "only be slow")])
 def test_ranks_in_one_call_at_one_line(moved: bool | None, said: str) -> None:
     found = two_ranks(reduces(), reduces())
-    assert doctor.find_watchable(found) == {0: "sleeps", 1: "sleeps"}
+    assert doctor_waits.find_watchable(found) == {0: "sleeps", 1: "sleeps"}
     found.ranks[0].moved = moved
-    assert said in doctor.summarize(found, doctor.judge(found))
+    assert said in causes.summarize(found, causes.judge(found))
 
 
 def test_a_rank_that_is_late_once_is_no_straggler() -> None:
     """In any job, some rank comes first to each collective."""
     found = two_ranks(reduces(), sleeps())
     found.ranks[0].moved = True
-    assert [item.serious for item in doctor.judge(found)] == [False], "without another look"
+    assert [item.serious for item in causes.judge(found)] == [False], "without another look"
     found.ranks[0].looks, found.ranks[1].looks = (reduces(),), (sleeps(),)
-    assert [item.serious for item in doctor.judge(found)] == [True]
+    assert [item.serious for item in causes.judge(found)] == [True]
     found.ranks[0].looks, found.ranks[1].looks = (reduces(), sleeps()), (sleeps(), reduces())
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.serious) == ("straggler", False)
     assert "one moment of a healthy job" in finding.lines[0]
-    assert "make progress" in doctor.summarize(found, [finding])
+    assert "make progress" in causes.summarize(found, [finding])
 
 
 def test_the_last_line_of_a_rank_elsewhere_is_shown() -> None:
     found = two_ranks(reduces(12), reduces(14))
     found.ranks[1].out = "step 3\nloss is NaN, stopping\n\n"
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert "rank 1's last line of output: loss is NaN, stopping" in finding.lines
 
 
@@ -451,8 +453,8 @@ def test_ranks_in_the_rendezvous_without_c_frames() -> None:
     """A busy machine may not give them in time."""
     found = two_ranks(meets(WAITS), meets())
     found.ranks[1].stack = stack(*[(f.name, f.file, f.line) for f in meets().frames[1:]])
-    assert doctor.find_watchable(found) == {}
-    [finding] = doctor.judge(found)
+    assert doctor_waits.find_watchable(found) == {}
+    [finding] = causes.judge(found)
     assert finding.kind == "rendezvous"
     assert "world_size that the program passes, is larger than 2" in finding.text
 
@@ -462,7 +464,7 @@ def test_a_rank_that_gets_little_of_a_busy_processor_computes() -> None:
     text = f"time before 1\nbefore 200 {process_line}\ntime after 2\nafter 200 {process_line}\n"
     found = two_ranks(reduces(), sleeps())
     found.ranks[1].running = 200 in node_views.read_dumps(text).running
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert "computing" in finding.text
 
 
@@ -532,7 +534,7 @@ def test_where_a_rank_waits_for_others(frames: list[tuple[str, str, int]], colle
 
 @pytest.mark.parametrize("text", ["", "Error: no such process", "[]", '[{"frames": 3}]'])
 def test_what_is_no_stack(text: str) -> None:
-    assert stacks.parse(text, WORK) is None
+    assert stacks.parse_stacks(text, WORK) is None
 
 
 def test_equal_stacks_are_folded() -> None:
@@ -561,8 +563,8 @@ def test_the_stacks_of_an_attempt_that_was_ended_are_judged_as_if_it_ran() -> No
         view("worker-2", "rank 1", "exit 1 143 1 1"),
         made=ended,
     )
-    [cause] = doctor.judge(doctor.restore_stacks(found, hang))
+    [cause] = causes.judge(findings.restore_stacks(found, hang))
     assert cause.text == (
         "rank 1 waits in all_reduce at a.py:2 for rank 0 on worker-1: blocked at skip, train.py:9"
     )
-    assert "600 s" in doctor.describe_hang(hang).text
+    assert "600 s" in causes.describe_hang(hang).text

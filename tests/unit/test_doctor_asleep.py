@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl import stacks
-from clusterctl.insight import doctor
-from clusterctl.insight.doctor import Evidence
+from clusterctl.core import stacks
+from clusterctl.insight.doctor import causes
+from clusterctl.insight.doctor import waits as doctor_waits
+from clusterctl.insight.doctor.findings import Evidence
 from tests.unit.diagnosed import (
     START,
     WORK,
@@ -32,7 +33,7 @@ def all_sleep() -> Evidence:
 
 
 def test_ranks_that_all_sleep_in_a_loop_are_named_with_their_line() -> None:
-    [finding] = doctor.judge(all_sleep())
+    [finding] = causes.judge(all_sleep())
     assert (finding.kind, finding.serious, finding.ranks) == ("asleep", True, (0, 1))
     assert finding.text == (
         "no rank computes, and none waits for the others: ranks 0, 1 are each sleeping at skip,"
@@ -42,7 +43,7 @@ def test_ranks_that_all_sleep_in_a_loop_are_named_with_their_line() -> None:
 
 
 def test_ranks_that_wait_at_different_lines() -> None:
-    [finding] = doctor.judge(two_ranks(sleeps(), locks()))
+    [finding] = causes.judge(two_ranks(sleeps(), locks()))
     assert "rank 0 is sleeping at skip, train.py:9; rank 1 is waiting for a lock" in finding.text
 
 
@@ -53,7 +54,7 @@ def test_the_exception_of_a_thread_that_fed_the_only_rank() -> None:
         "Exception in thread prefetch:\nTraceback (most recent call last):\n"
         f'  File "{WORK}/data.py", line 8, in prefetch\nOSError: shard 3 cannot be read\n'
     )
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.text.startswith("no rank computes")
     assert "rank 0 on worker-1 is" in finding.text
     assert any("shard 3 cannot be read" in line for line in finding.lines)
@@ -66,7 +67,7 @@ def test_the_last_rank_that_has_not_ended() -> None:
         view("worker-2", "rank 1", process(1, 200)),
     )
     found.ranks[1].stack = locks()
-    assert kinds(doctor.judge(found)) == ["asleep", "left"]
+    assert kinds(causes.judge(found)) == ["asleep", "left"]
 
 
 @pytest.mark.parametrize("how", ["computes", "runs", "collective", "thread", "child", "no stack"])
@@ -86,7 +87,7 @@ def test_a_job_in_which_something_goes_on(how: str) -> None:
         with_child(found, "R", "nvcc")
     else:
         rank.stack = None
-    assert "asleep" not in kinds(doctor.judge(found))
+    assert "asleep" not in kinds(causes.judge(found))
 
 
 LOADS = (
@@ -102,14 +103,14 @@ LOADS = (
 def test_ranks_that_are_asleep_are_looked_at_again(waits: stacks.Stack, kind: str) -> None:
     """What a healthy job waits for comes: data of a loader, or an item of a queue."""
     found = two_ranks(waits, waits)
-    assert doctor.find_watchable(found) == {0: kind, 1: kind}
+    assert doctor_waits.find_watchable(found) == {0: kind, 1: kind}
     for rank in found.ranks.values():
         rank.moved = False if kind != "late" else None
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert ("no rank has made progress for 5 s" in finding.lines) == (kind != "late")
     found.ranks[1].moved = True
-    assert doctor.judge(found) == ()
-    assert doctor.summarize(found, ()).startswith("the ranks make progress, and nothing is wrong")
+    assert causes.judge(found) == ()
+    assert causes.summarize(found, ()).startswith("the ranks make progress, and nothing is wrong")
 
 
 @pytest.mark.parametrize(("line", "function", "hangs"), [(11, "skip", True), (9, "step", False)])
@@ -118,13 +119,13 @@ def test_a_later_look_at_ranks_that_sleep(line: int, function: str, hangs: bool)
     found = all_sleep()
     later = stack(("connect", "/usr/lib/libc.so.6", 0), (function, f"{WORK}/train.py", line), MAIN)
     found.ranks[1].looks = (sleeps(), later)
-    assert kinds(doctor.judge(found)) == ["asleep"] * hangs
+    assert kinds(causes.judge(found)) == ["asleep"] * hangs
 
 
 def test_a_thread_that_sleeps_too_is_named() -> None:
     other = replace(stack(("read", f"{WORK}/data.py", 30)), thread="prefetch", active=False)
     found = two_ranks(replace(sleeps(), others=(other,)), sleeps())
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.lines == ("its thread prefetch is at read, data.py:30",)
 
 
@@ -135,7 +136,7 @@ def test_a_rank_that_waits_for_a_key_of_the_store() -> None:
         ("c10d::TCPStore::doGet", "/opt/py/lib/libtorch_cpu.so", 0),
         ("run_id", f"{WORK}/train.py", 10),
     )
-    [finding] = doctor.judge(two_ranks(reduces(), waits))
+    [finding] = causes.judge(two_ranks(reduces(), waits))
     assert "waiting for a key of PyTorch's store at run_id, train.py:10" in finding.text
     assert "the same name" in finding.advice
 
@@ -146,8 +147,8 @@ def test_ranks_that_all_compute_are_told_with_their_line() -> None:
     found = two_ranks(loop, loop)
     for rank in found.ranks.values():
         rank.usage, rank.running = 0.3, True
-    assert doctor.judge(found) == ()
-    assert doctor.summarize(found, ()) == (
+    assert causes.judge(found) == ()
+    assert causes.summarize(found, ()) == (
         "2 of 2 ranks compute, and nothing is wrong with the nodes: ranks 0, 1 at pack, data.py:7"
     )
 
@@ -166,7 +167,7 @@ def test_ranks_that_all_compute_are_told_with_their_line() -> None:
 def test_what_a_rank_waits_for_in_a_library(functions: tuple[str, ...], said: str) -> None:
     frames = ((name, "/usr/lib/libc.so.6", 0) for name in functions)
     waits = stack(*frames, ("save", f"{WORK}/train.py", 10))
-    [finding] = doctor.judge(two_ranks(reduces(), waits))
+    [finding] = causes.judge(two_ranks(reduces(), waits))
     assert f"for rank 1 on worker-2: {said} at save, train.py:10" in finding.text
 
 
@@ -174,7 +175,7 @@ def test_a_rank_that_has_locked_a_file_twice() -> None:
     locks_file = stack(("flock", "/usr/lib/libc.so.6", 0), ("lock", f"{WORK}/a.py", 4))
     found = two_ranks(reduces(), locks_file)
     found.nodes["worker-2"].locks = {200: 200}
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.lines == (
         "process 200 on worker-2 (rank 1) holds the lock, the same that waits: it has opened the"
         " file twice",
@@ -186,7 +187,7 @@ def test_ranks_of_which_nothing_is_known_are_told_with_their_lines() -> None:
     found = all_sleep()
     for rank in found.ranks.values():
         rank.usage = 0.8
-    assert doctor.judge(found) == ()
-    said = doctor.summarize(found, ())
+    assert causes.judge(found) == ()
+    said = causes.summarize(found, ())
     assert "no rank is in a collective of PyTorch or MPI" in said
     assert said.endswith(": ranks 0, 1 at skip, train.py:9")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-from clusterctl.actions import open_store
-from clusterctl.job_model import JobState, RankFailure
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import JobState, RankFailure
 from tests.unit.calling import Call
 from tests.unit.making import job
 

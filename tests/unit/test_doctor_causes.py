@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl import stacks
-from clusterctl.insight import doctor, node_views
-from clusterctl.insight.doctor import Evidence
+from clusterctl.core import stacks
+from clusterctl.insight import node_views
+from clusterctl.insight.doctor import causes
+from clusterctl.insight.doctor.findings import Evidence
 from tests.unit.diagnosed import (
     C10D,
     START,
@@ -42,7 +43,7 @@ def locks(**others: stacks.Stack) -> stacks.Stack:
 
 
 def test_a_lock_that_nobody_else_can_hold() -> None:
-    [finding] = doctor.judge(two_ranks(reduces(), locks()))
+    [finding] = causes.judge(two_ranks(reduces(), locks()))
     assert "while no other thread or process of it runs at log, a.py:4" in finding.text
     assert "threading.RLock" in finding.advice
 
@@ -51,7 +52,7 @@ def test_a_lock_that_nobody_else_can_hold() -> None:
 def test_a_lock_that_another_thread_or_process_may_hold(holder: str) -> None:
     other = stack(("clock_nanosleep", "/libc.so.6", 0), ("work", f"{WORK}/a.py", 9))
     found = two_ranks(reduces(), locks(other=other) if holder == "thread" else locks())
-    [finding] = doctor.judge(with_child(found) if holder == "process" else found)
+    [finding] = causes.judge(with_child(found) if holder == "process" else found)
     assert "waiting for a lock that another thread holds" in finding.text
     assert "RLock" not in finding.advice
 
@@ -62,14 +63,14 @@ def test_a_stopped_child_comes_before_the_rank_that_waits_for_it() -> None:
         ("_next_data", "/opt/py/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1448),
         ("<module>", f"{WORK}/train.py", 9),
     )
-    found = doctor.judge(with_child(two_ranks(reduces(), waits), "T"))
+    found = causes.judge(with_child(two_ranks(reduces(), waits), "T"))
     assert [finding.kind for finding in found] == ["stopped", "missing"]
     assert "process 201 (python), started by rank 1 on worker-2, is stopped" in found[0].text
     assert "ssh worker-2 -- kill -CONT 201" in found[0].advice
 
 
 def test_a_stopped_child_of_a_rank_that_waits_for_others_is_only_noted() -> None:
-    found = doctor.judge(with_child(two_ranks(locks(), reduces()), "T"))
+    found = causes.judge(with_child(two_ranks(locks(), reduces()), "T"))
     assert [(finding.kind, finding.serious) for finding in found] == [
         ("missing", True),
         ("stopped", False),
@@ -90,7 +91,7 @@ def test_a_stopped_grandchild_is_found_behind_a_child_that_has_ended() -> None:
     found.ranks[1].processes += more.ranks[1].processes
     assert (
         "process 202 (tar), started by rank 1 on worker-2, is stopped"
-        in doctor.judge(found)[0].text
+        in causes.judge(found)[0].text
     )
 
 
@@ -101,7 +102,7 @@ REFUSED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 268
 def test_memory_that_a_limit_refuses(free: int) -> None:
     """The node has enough of it, which the rank may have filled itself."""
     node = (f"memory MemTotal: {24 << 20}", f"memory MemAvailable: {free}")
-    cause = doctor.judge(seen(view("worker-2", *node, "rank 1", *failed(1, START, REFUSED))))[0]
+    cause = causes.judge(seen(view("worker-2", *node, "rank 1", *failed(1, START, REFUSED))))[0]
     assert cause.kind == "message:host-memory"
     assert ("was refused memory; worker-2 has 19.1 of 24.0 GiB" in cause.text) == (
         free > 10_000_000
@@ -117,7 +118,7 @@ def test_a_recursion_without_an_end(deep: bool, depth: int) -> None:
     head = ["Fatal Python error: Segmentation fault", ""]
     head.append("Current thread 0x00007f16c1a8c740 (most recent call first):")
     said = "\n".join([*head, *lines, "  ..." if deep else "", "Extension modules: numpy"])
-    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(139, START, said))))
+    [finding] = causes.judge(seen(view("worker-2", "rank 1", *failed(139, START, said))))
     assert ("recursion deeper than its stack" in finding.text) == deep
     assert ("bug in native code" in finding.advice) == (not deep)
     assert finding.lines == ('File "tree.py", line 6, in walk',)
@@ -127,7 +128,7 @@ def test_a_recursion_without_an_end(deep: bool, depth: int) -> None:
 def test_a_file_that_could_not_be_written_with_and_without_space(free: int) -> None:
     said = "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"
     node = (f"disk {free} 10000000 /home", "rank 1", *failed(1, START, said))
-    found = doctor.judge(seen(view("worker-2", *node)))
+    found = causes.judge(seen(view("worker-2", *node)))
     cause = next(finding for finding in found if finding.kind == "message:torch-file")
     assert ("no disk of worker-2 is full now" in cause.text) == (free > 1024)
     assert ("`ulimit -f`" in cause.advice) == (free > 1024)
@@ -153,7 +154,7 @@ def test_an_exception_whose_name_does_not_say_that_it_is_one(error: str) -> None
         f'  File "/usr/lib/python3.11/bdb.py", line 115, in dispatch\n    raise it\n{error}\n'
         "wandb: Synced 3 files"
     )
-    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))
+    [finding] = causes.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))
     assert error in (finding.text.partition("first: ")[2], *finding.lines)
     assert 'File "train.py", line 9, in step' in finding.lines
 
@@ -168,7 +169,7 @@ def test_the_source_of_the_line_that_failed_is_shown() -> None:
         "[rank1]:     super().__init__(torch._C.PyTorchFileReader(name))\n"
         "[rank1]: OSError: [Errno 22] Invalid argument"
     )
-    [finding] = doctor.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))
+    [finding] = causes.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))
     assert finding.lines == (
         'File "train.py", line 12, in resume',
         "    net.load_state_dict(torch.load(path))",
@@ -189,7 +190,7 @@ def test_a_rank_that_has_reported_no_timeout_was_the_late_one(both: bool) -> Non
         view("worker-1", "rank 0", f"exit 0 1 {START + 10} 1", f"err 0 {encoded(TIMED_OUT)}"),
         view("worker-2", "rank 1", *failed(143, START + 11, TIMED_OUT if both else "")),
     )
-    cause = doctor.judge(found)[0]
+    cause = causes.judge(found)[0]
     assert cause.kind == "message:gloo-timeout"
     late = "most likely for rank 1 on worker-2, which has reported none"
     assert cause.text.endswith(late) != both
@@ -202,7 +203,7 @@ def test_the_line_of_the_rank_for_which_another_one_has_waited_too_long() -> Non
         view("worker-2", "rank 1", process(1, 200), "waits 200 hrtimer_nanosleep"),
     )
     found.ranks[1].stack = sleeps()
-    cause = doctor.judge(found)[0]
+    cause = causes.judge(found)[0]
     assert "for rank 1 on worker-2 (sleeping at skip, train.py:9)" in cause.text
     assert "download" in cause.advice
 
@@ -210,7 +211,7 @@ def test_the_line_of_the_rank_for_which_another_one_has_waited_too_long() -> Non
 def test_a_file_of_the_project_that_hides_a_package() -> None:
     """The package is there: its submodule is looked for in that file."""
     said = "ModuleNotFoundError: No module named 'torch.distributed'; 'torch' is not a package"
-    cause = doctor.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))[0]
+    cause = causes.judge(seen(view("worker-2", "rank 1", *failed(1, START, said))))[0]
     assert cause.kind == "message:shadowed"
     assert "torch.py" in cause.advice
 
@@ -221,13 +222,13 @@ def test_a_rank_with_fewer_batches() -> None:
     train = ("main", f"{WORK}/a.py", 17)
     start = ("<module>", f"{WORK}/a.py", 30)
     behind = stack(("barrier", C10D, 4822), ("main", f"{WORK}/a.py", 21), start)
-    [finding] = doctor.judge(two_ranks(stack(ddp, train, start), behind))
+    [finding] = causes.judge(two_ranks(stack(ddp, train, start), behind))
     assert "rank 1 is already at a.py:21 of main" in finding.lines
     assert "drop_last" in finding.advice
     before = stack(("barrier", C10D, 4822), ("main", f"{WORK}/a.py", 12), start)
     elsewhere = stack(("barrier", C10D, 4822), ("save", f"{WORK}/b.py", 21))
     for other in (before, elsewhere):
-        [finding] = doctor.judge(two_ranks(stack(ddp, train, start), other))
+        [finding] = causes.judge(two_ranks(stack(ddp, train, start), other))
         assert "drop_last" not in finding.advice
 
 
@@ -238,6 +239,6 @@ def test_a_lock_file_that_nobody_removes() -> None:
         ("wait", "/opt/py/lib/python3.11/site-packages/torch/utils/file_baton.py", 62),
         ("build", f"{WORK}/a.py", 18),
     )
-    [finding] = doctor.judge(two_ranks(reduces(), baton))
+    [finding] = causes.judge(two_ranks(reduces(), baton))
     assert "waiting for a lock file to be removed at build, a.py:18" in finding.text
     assert "torch_extensions" in finding.advice

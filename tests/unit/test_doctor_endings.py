@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl import stacks
-from clusterctl.insight import doctor, node_views
-from clusterctl.insight.doctor import Evidence
+from clusterctl.core import stacks
+from clusterctl.insight import node_views
+from clusterctl.insight.doctor import causes
+from clusterctl.insight.doctor import findings as doctor_findings
+from clusterctl.insight.doctor.findings import Evidence
 from tests.unit.diagnosed import (
     START,
     WORK,
@@ -55,7 +57,7 @@ def test_destructors_that_wait_with_pythons_lock(second: str) -> None:
     found = two_ranks(destroys(), destroys(second))
     for rank in found.ranks.values():
         rank.moved = False
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("teardown", (0, 1), True)
     assert "hang in the destructor of a process group" in finding.text
     assert "`del model` before destroy_process_group()" in finding.advice
@@ -68,7 +70,7 @@ def test_a_destructor_that_hangs_when_the_other_rank_has_ended() -> None:
         view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
     )
     found.ranks[0].stack = destroys()
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("teardown", (0,))
     assert finding.text.startswith("rank 0 on worker-1 has ended the program, and hangs in")
 
@@ -76,20 +78,20 @@ def test_a_destructor_that_hangs_when_the_other_rank_has_ended() -> None:
 def test_a_destructor_that_goes_on_is_no_cause() -> None:
     found = two_ranks(destroys(), destroys())
     found.ranks[1].moved = True
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert not finding.serious
 
 
 def test_a_destructor_that_waits_for_a_rank_that_has_not_come() -> None:
     """A collective that the program has started and never waited for."""
-    [finding] = doctor.judge(two_ranks(destroys("std::thread::join"), sleeps()))
+    [finding] = causes.judge(two_ranks(destroys("std::thread::join"), sleeps()))
     assert (finding.kind, finding.ranks) == ("missing", (1,))
     assert finding.text.startswith("rank 0 waits in the destructor of a process group for rank 1")
 
 
 def test_a_rank_of_mpi4py_that_has_failed_and_waits_for_the_others_as_it_exits() -> None:
     found = without_python(two_ranks(receives(8, "PMPI_Allreduce"), sleeps()), 1, FAILED)
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.nodes) == ("error", (1,), ("worker-2",))
     assert finding.text == (
         "rank 1 on worker-2 has failed, but its process has not ended: KeyError: 7,"
@@ -103,7 +105,7 @@ def test_a_rank_of_mpi4py_that_has_failed_and_waits_for_the_others_as_it_exits()
 def test_a_rank_of_mpi4py_that_has_come_to_its_end_early(moved: bool, serious: bool) -> None:
     found = without_python(two_ranks(receives(8, "PMPI_Allreduce"), sleeps()), 1)
     found.ranks[0].moved = moved
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), serious)
     assert "rank 1 on worker-2 has reached the end of its program" in finding.text
 
@@ -124,7 +126,7 @@ def joins(function: str, file: str) -> stacks.Stack:
         }
         for number, name, rows in ((9, "MainThread", frames), (12, "logger", thread))
     ]
-    found = stacks.parse(json.dumps(dump), WORK)
+    found = stacks.parse_stacks(json.dumps(dump), WORK)
     assert found
     return found
 
@@ -141,7 +143,7 @@ def test_a_rank_that_has_failed_and_waits_for_a_thread_of_its_own(function: str,
     """The exception is the cause, and not the lock in which Python waits for the thread."""
     found = two_ranks(reduces(), joins(function, file))
     found.ranks[1].err = FAILED
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.nodes) == ("error", (1,), ("worker-2",))
     assert finding.text == (
         "rank 1 on worker-2 has failed, but its process has not ended: KeyError: 7,"
@@ -153,7 +155,7 @@ def test_a_rank_that_has_failed_and_waits_for_a_thread_of_its_own(function: str,
 
 
 def test_a_rank_that_has_come_to_its_end_early_and_waits_for_a_thread() -> None:
-    [finding] = doctor.judge(two_ranks(reduces(), joins("_shutdown", "threading.py")))
+    [finding] = causes.judge(two_ranks(reduces(), joins("_shutdown", "threading.py")))
     assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), True)
     assert "waits for its threads or processes as it exits" in finding.text
 
@@ -167,7 +169,7 @@ def test_a_thread_that_keeps_a_job_alive_is_its_cause(second: str, serious: bool
     found.ranks[0].stack = joins("_shutdown", "threading.py")
     if found.ranks[1].alive:
         found.ranks[1].stack = sleeps()
-    finding = next(item for item in doctor.judge(found) if item.ranks == (0,))
+    finding = next(item for item in causes.judge(found) if item.ranks == (0,))
     assert (finding.kind, finding.serious) == ("left", serious)
     assert "its thread logger is at log, log.py:5: waiting for another thread" in finding.lines
 
@@ -187,7 +189,7 @@ def test_a_process_that_a_rank_waits_for_at_its_end_is_named() -> None:
     found = seen(ended, view("worker-2", "rank 1", *lives))
     found.ranks[1].stack = joins("_exit_function", "multiprocessing/util.py")
     found.ranks[1].helpers = {"its process 201": reads}
-    finding = doctor.judge(found)[0]
+    finding = causes.judge(found)[0]
     assert finding.kind == "left"
     assert "its process 201 is at watch, log.py:6: waiting for a queue" in finding.lines
     assert "its process 202 runs wandb" in finding.lines
@@ -197,7 +199,7 @@ def test_a_rank_that_cleans_up_after_an_exception() -> None:
     cleans = stack(("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0))
     found = two_ranks(reduces(), cleans)
     found.ranks[1].err = FAILED
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks) == ("error", (1,))
     assert "mpi4py" not in finding.advice
     assert "daemon" not in finding.advice
@@ -215,15 +217,15 @@ def test_ranks_that_end_while_they_are_looked_at(seen_alive: bool) -> None:
     before.ranks[0].stack = reduces()
     if seen_alive:
         before.ranks[1].no_stack = GONE
-    assert doctor.is_ending(before)
+    assert doctor_findings.is_ending(before)
 
     ended = ("rank 1", f"err 1 {encoded(FAILED)}", f"exit 1 1 {START + 5} 1")
     after = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", *ended))
-    found = doctor.keep_stacks(before, after)
-    assert not doctor.is_ending(found)
+    found = doctor_findings.keep_stacks(before, after)
+    assert not doctor_findings.is_ending(found)
     assert found.ranks[0].stack == before.ranks[0].stack
     assert found.nodes["worker-1"].peers == {"worker-2": "ok"}
-    cause = doctor.judge(found)[0]
+    cause = causes.judge(found)[0]
     assert (cause.kind, cause.ranks) == ("error", (1,))
     assert "KeyError: 7" in cause.text
 
@@ -231,22 +233,22 @@ def test_ranks_that_end_while_they_are_looked_at(seen_alive: bool) -> None:
 def test_a_rank_without_a_line_of_python_is_ending() -> None:
     """What it has printed since the first look may say why."""
     cleans = stack(("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0))
-    assert doctor.is_ending(two_ranks(reduces(), cleans))
-    assert doctor.is_ending(without_python(two_ranks(reduces(), sleeps()), 1))
-    assert not doctor.is_ending(two_ranks(reduces(), sleeps()))
-    assert not doctor.is_ending(two_ranks(destroys(), destroys()))
+    assert doctor_findings.is_ending(two_ranks(reduces(), cleans))
+    assert doctor_findings.is_ending(without_python(two_ranks(reduces(), sleeps()), 1))
+    assert not doctor_findings.is_ending(two_ranks(reduces(), sleeps()))
+    assert not doctor_findings.is_ending(two_ranks(destroys(), destroys()))
 
 
 def test_ranks_without_stacks_are_not_ending() -> None:
     found = two_ranks(reduces(), sleeps())
     found.ranks[1].stack, found.ranks[1].no_stack = None, "solver is not a Python program"
-    assert not doctor.is_ending(found)
+    assert not doctor_findings.is_ending(found)
 
 
 def test_ranks_that_were_not_watched_are_named_with_their_node() -> None:
     """Where a busy machine left no time for it: the judgement does not say that they hang."""
     found = replace(two_ranks(reduces(), sleeps()), missed={"watch": ("worker-1", "worker-2")})
-    cause, note = doctor.judge(found)
+    cause, note = causes.judge(found)
     assert (cause.kind, note.kind, note.serious) == ("missing", "time", False)
     assert "no time to watch the ranks on worker-1, worker-2" in note.text
 
@@ -255,13 +257,13 @@ def test_only_the_seconds_of_the_watch_are_told() -> None:
     found = replace(two_ranks(reduces(), reduces()), watched=2)
     for rank in found.ranks.values():
         rank.moved = False
-    findings = doctor.judge(found)
-    assert "for 2 s" in doctor.summarize(found, findings) + "".join(f.text for f in findings)
+    findings = causes.judge(found)
+    assert "for 2 s" in causes.summarize(found, findings) + "".join(f.text for f in findings)
 
 
 def test_a_python_that_py_spy_does_not_know_has_not_ended() -> None:
     found = without_python(without_python(two_ranks(sleeps(), sleeps()), 0), 1)
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.kind == "no-stack"
 
 
@@ -287,7 +289,7 @@ def test_a_rank_that_ends_while_others_do_something_else(
     found.ranks[0].stack, found.ranks[0].err = sleeps(), printed
     found.ranks[0].usage = 1.0
     found.ranks[1].out = "epoch 3\nearly stopping\n"
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), serious)
     assert finding.text == f"rank 1 on worker-2 ended with code 0 while {said}"
     assert finding.lines == ("its last line of output: early stopping",)
@@ -300,7 +302,7 @@ def backward(active: bool, line: int = 17) -> stacks.Stack:
         {"name": "<module>", "filename": f"{WORK}/train.py", "line": line},
     ]
     dump = [{"pid": 9, "os_thread_id": 9, "active": active, "frames": frames}]
-    found = stacks.parse(json.dumps(dump), WORK)
+    found = stacks.parse_stacks(json.dumps(dump), WORK)
     assert found
     return found
 
@@ -328,7 +330,7 @@ def test_ranks_that_keep_waiting_for_gradients(
     )
     node_views.compare_looks(found.ranks[0], "sleeps", True, [first, first])
     node_views.compare_looks(found.ranks[1], "late", None, [late, late])
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("straggler", (1,), serious)
 
 
@@ -342,7 +344,7 @@ def test_a_full_disk_on_which_the_job_may_write() -> None:
     found.nodes["worker-2"].disks += node_views.read_look(
         "worker-2", "elsewhere 0 2048 /scratch\nelsewhere 9000000 10000000 /"
     ).disks
-    cause, note = doctor.judge(found)
+    cause, note = causes.judge(found)
     assert (cause.kind, note.kind, note.serious) == ("missing", "disk", False)
     assert "/scratch of worker-2 is full: it may try to write there" in cause.lines
     assert note.text == "/scratch of worker-2 is full: 0 KiB free"
@@ -364,7 +366,7 @@ def test_a_rank_that_has_crashed_and_not_ended_yet() -> None:
         "Current thread 0x00007f01 (most recent call first):\n"
         f'  File "{WORK}/train.py", line 11 in main\n'
     )
-    cause = doctor.judge(found)[0]
+    cause = causes.judge(found)[0]
     assert (cause.kind, cause.ranks, cause.serious) == ("message:gloo-size", (0,), True)
     assert cause.lines[0] == 'File "train.py", line 11, in main'
 
@@ -374,7 +376,7 @@ def test_a_thread_of_cpp_that_outlives_its_program(before: str, kind: str) -> No
     """After an exception, that one is the cause."""
     said = encoded(f"{before}terminate called without an active exception")
     ended = view("worker-2", "rank 1", f"exit 1 134 {START + 5} 1", f"err 1 {said}")
-    [finding] = doctor.judge(seen(ended))
+    [finding] = causes.judge(seen(ended))
     assert (finding.kind, finding.ranks) == (kind, (1,))
 
 
@@ -383,6 +385,6 @@ def test_a_rank_that_sleeps_in_ddp_waits_in_a_collective_also_without_c_frames()
     inside = replace(
         stack(("_pre_forward", file, 1775), ("<module>", f"{WORK}/train.py", 19)), active=False
     )
-    [finding] = doctor.judge(two_ranks(reduces(21), inside))
+    [finding] = causes.judge(two_ranks(reduces(21), inside))
     assert finding.kind == "mismatch"
     assert "rank 1 in the all-reduce of gradients (DDP) at train.py:19" in finding.text

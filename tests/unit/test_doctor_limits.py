@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.insight import doctor, node_views
+from clusterctl.insight import node_views
+from clusterctl.insight.doctor import causes
 from tests.unit.diagnosed import reduces, sleeps, two_ranks
 
 
@@ -18,7 +19,7 @@ def test_a_rank_that_a_cgroup_stops_again_and_again() -> None:
     """The others make progress from time to time: it is the limit that makes this one slow."""
     found = two_ranks(reduces(), sleeps())
     found.ranks[0].moved, found.ranks[1].throttled = True, 0.9
-    cause, note = doctor.judge(found)
+    cause, note = causes.judge(found)
     assert (cause.kind, cause.ranks, cause.nodes) == ("limited", (1,), ("worker-2",))
     assert cause.text.endswith("is slow: a limit of its cgroup stops it in 90% of the time slices")
     assert (note.kind, note.serious) == ("straggler", False)
@@ -29,4 +30,4 @@ def test_a_limit_that_slows_no_rank_more_than_the_others(share: float) -> None:
     found = two_ranks(reduces(), reduces())
     for rank in found.ranks.values():
         rank.throttled = share
-    assert not any(finding.serious for finding in doctor.judge(found))
+    assert not any(finding.serious for finding in causes.judge(found))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets
+from clusterctl.core import assets
 from clusterctl.insight import node_views
 
 SPY = '#!/bin/sh\nfor word; do pid=$word; done\necho "looked at $pid"\n'

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.doctor import ask_nodes
-from clusterctl.insight import doctor
+from clusterctl.core.clock import Deadline
+from clusterctl.core.model import NodeResult
+from clusterctl.insight.doctor import causes, findings
 from clusterctl.insight.node_views import NodeView
-from clusterctl.model import NodeResult
-from clusterctl.timeouts import Deadline
-from clusterctl.transport import OnStdout, Transport
-from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.pool import Pool
+from clusterctl.transport.pool import LocalTransport, Pool
+from clusterctl.transport.protocol import OnStdout, Transport
 from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
 from tests.unit.making import node
 
@@ -30,7 +29,7 @@ from tests.unit.making import node
     ],
 )
 def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
-    [finding] = doctor.judge(seen(view("worker-1", line)))
+    [finding] = causes.judge(seen(view("worker-1", line)))
     assert finding.kind == kind
     assert said in finding.text
 
@@ -97,8 +96,8 @@ def test_what_a_job_has_left_counts_before_nodes_that_are_late() -> None:
     quick = NodeView("worker-2", clock=START)
     quick.ranks = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n")).ranks
     late = NodeView("worker-1", error="did not end within 5 s", late=True)
-    found = doctor.note_missed(seen(quick, late), "list", ["worker-2"])
-    assert [(f.kind, f.serious) for f in doctor.judge(found)] == [
+    found = findings.note_missed(seen(quick, late), "list", ["worker-2"])
+    assert [(f.kind, f.serious) for f in causes.judge(found)] == [
         ("error", True),
         ("unreachable", True),
         ("time", False),
@@ -109,39 +108,39 @@ def test_ranks_on_a_node_that_had_no_time_to_list_processes_are_not_gone() -> No
     found = two_ranks(reduces(), sleeps())
     found.nodes["worker-2"].listed, found.ranks[1].processes = False, ()
     found.ranks[1].stack = None
-    found = doctor.note_missed(found, "list", ["worker-2"])
-    assert kinds(doctor.judge(found)) == ["time"]
-    assert "worker-2" in doctor.judge(found)[0].text
-    assert "nothing is wrong" not in doctor.summarize(found, doctor.judge(found))
+    found = findings.note_missed(found, "list", ["worker-2"])
+    assert kinds(causes.judge(found)) == ["time"]
+    assert "worker-2" in causes.judge(found)[0].text
+    assert "nothing is wrong" not in causes.summarize(found, causes.judge(found))
 
 
 def test_what_the_kernel_says_where_there_was_no_time_for_stacks() -> None:
     found = two_ranks(reduces(), sleeps())
     found.ranks[0].stack = found.ranks[1].stack = None
-    [finding] = doctor.judge(doctor.note_missed(found, "stacks", ["worker-1", "worker-2"]))
+    [finding] = causes.judge(findings.note_missed(found, "stacks", ["worker-1", "worker-2"]))
     assert (finding.kind, finding.lines) == ("time", ("rank 1 is sleeping",))
 
 
 def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> None:
     late = NodeView("worker-2", error="did not end within 5 s", late=True)
     stored = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n"))
-    found = doctor.fill_in(seen(view("worker-1"), late), seen(stored))
-    assert kinds(doctor.judge(found)) == ["error", "unreachable"]
+    found = findings.fill_in(seen(view("worker-1"), late), seen(stored))
+    assert kinds(causes.judge(found)) == ["error", "unreachable"]
 
 
 def test_a_broken_network_counts_before_the_ranks_that_wait() -> None:
     found = two_ranks(reduces(), sleeps())
     found.nodes["worker-1"].peers = {"worker-2": "no answer in 5 s"}
-    assert kinds(doctor.judge(found)) == ["network", "missing"]
+    assert kinds(causes.judge(found)) == ["network", "missing"]
 
 
 def test_a_node_that_does_not_answer() -> None:
-    [finding] = doctor.judge(seen(NodeView("worker-1", error="no route to host")))
+    [finding] = causes.judge(seen(NodeView("worker-1", error="no route to host")))
     assert (finding.kind, finding.nodes) == ("unreachable", ("worker-1",))
 
 
 def test_ranks_that_were_ended_with_a_lost_node_are_no_cause() -> None:
-    [finding] = doctor.judge(
+    [finding] = causes.judge(
         seen(
             view("worker-1", "rank 0", f"exit 0 143 {START + 9} 1"),
             NodeView("worker-2", error="no answer within 4 s"),
@@ -151,7 +150,7 @@ def test_ranks_that_were_ended_with_a_lost_node_are_no_cause() -> None:
 
 
 def test_little_memory_is_only_noted() -> None:
-    [finding] = doctor.judge(
+    [finding] = causes.judge(
         seen(view("worker-1", "memory MemTotal: 16000000", "memory MemAvailable: 100000"))
     )
     assert (finding.kind, finding.serious) == ("little-memory", False)

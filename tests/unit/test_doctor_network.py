@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.insight import doctor
-from clusterctl.insight.doctor import Evidence
+from clusterctl.insight.doctor import causes
+from clusterctl.insight.doctor.findings import Evidence
 from tests.unit.diagnosed import process, reduces, seen, sleeps, view
 
 WORKER_1 = "0200000A"
@@ -35,7 +35,7 @@ def cut(line: str, *more: str) -> Evidence:
 )
 def test_a_firewall_that_lets_only_ssh_pass(line: str, said: str) -> None:
     found = cut(line, "peer worker-1 ok")
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("network", (1,), True)
     assert finding.nodes == ("worker-2", "worker-1")
     assert finding.text == f"rank 1 on worker-2 gets no answer: {said}"
@@ -46,12 +46,12 @@ def test_a_server_that_does_not_answer_is_told_beside_the_rank_that_waits_for_it
     """Something in the background may try that, too."""
     found = cut("silent 1 0000000000000000000000000100007F:01BB 02 00000002", "silent 1 nonsense")
     found.ranks[1].stack = sleeps()
-    cause, note = doctor.judge(found)
+    cause, note = causes.judge(found)
     assert (cause.kind, note.kind, note.serious) == ("missing", "network", False)
     assert note.text.endswith("it tries to connect to port 443 of ::7f00:1")
 
 
 def test_nodes_that_cannot_reach_each_other_are_told_once() -> None:
     found = cut(f"silent 1 {WORKER_1}:7530 02 00000003", "peer worker-1 no answer in 5 s")
-    [finding] = doctor.judge(found)
+    [finding] = causes.judge(found)
     assert finding.text == "worker-2 cannot reach worker-1: no answer in 5 s"

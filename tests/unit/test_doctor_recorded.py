@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets
-from clusterctl.insight import doctor, node_views
-from clusterctl.insight.doctor import Finding
+from clusterctl.core import assets
+from clusterctl.core.job import JobState
+from clusterctl.insight import node_views
+from clusterctl.insight.doctor import causes, findings
+from clusterctl.insight.doctor.findings import Finding
 from clusterctl.insight.node_views import NodeView
-from clusterctl.job_model import JobState
 from tests.unit.making import cluster, job, spec
 
 RECORDS = """
@@ -121,7 +122,7 @@ def judge(*calls: Sequence[Call], ranks: Sequence[int] = ()) -> list[Finding]:
             (f"rank {rank}", f"flight {rank} {told}")
         )
     views = {name: node_views.read_look(name, "\n".join([*lines[name], "done"])) for name in lines}
-    found = doctor.judge(doctor.assemble(ended, views))
+    found = causes.judge(findings.assemble(ended, views))
     return [finding for finding in found if finding.kind == "recorded"]
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import down, salvage
-from clusterctl.actions.unfetched import Unfetched
-from clusterctl.charge_model import Charge
-from clusterctl.job_model import Job, JobState
-from clusterctl.model import Cluster, Phase
+from clusterctl.actions import down, outputs
+from clusterctl.actions.outputs import Unfetched
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Charge, Cluster, Phase
 from tests.unit.calling import Call, judge
 from tests.unit.provided import NothingLeft, provide
 from tests.unit.staged import Staged, lab
@@ -154,7 +153,7 @@ def test_a_disk_that_hangs_does_not_keep_machines(
     call: Call, here: Staged, unfetched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking for outputs has one deadline for all jobs; what was not looked at in it counts."""
-    monkeypatch.setattr(salvage, "LOOK_LIMIT", 1.0)
+    monkeypatch.setattr(outputs, "LOOK_LIMIT", 1.0)
     for number in (8, 9):
         here.job(unfetched.parents[1] / "work", number)
     for number in (7, 8, 9):
@@ -183,7 +182,7 @@ def test_jobs_that_do_not_end_do_not_keep_machines(
     call: Call, here: Staged, stuck: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ending jobs has one deadline for all, and each is told to end before the first is awaited."""
-    monkeypatch.setattr(salvage, "END_LIMIT", 1.0)
+    monkeypatch.setattr(outputs, "END_LIMIT", 1.0)
     said = call("down", "--yes")
     assert said.code == 0, said.err
     folders = [here.work("launcher", job.id).parent for job in stuck]

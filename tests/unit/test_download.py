@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl import data_sources
 from clusterctl.actions.data import require_copied
-from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import NodeResult
+from clusterctl.core.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
+from clusterctl.core.model import NodeResult
+from clusterctl.data import sources
 from tests.unit.calling import Call, Said
 from tests.unit.staged import Staged, lab
 
@@ -273,9 +273,9 @@ def test_a_token_goes_nowhere_unencrypted(
     monkeypatch.setenv("CLUSTERCTL_HTTPS_TOKEN", "sesame-street")
     if sends is None:
         with pytest.raises(UsageError):
-            data_sources.find(url, lambda bucket, prefix: [])
+            sources.find_source(url, lambda bucket, prefix: [])
         return
-    [file] = data_sources.find(url, lambda bucket, prefix: []).files
+    [file] = sources.find_source(url, lambda bucket, prefix: []).files
     assert ("sesame-street" in str(file.headers)) is sends
 
 

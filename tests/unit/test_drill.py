@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import typer
 
-from clusterctl.actions import drill, drill_faults, drill_judge, open_store
+from clusterctl.actions import drill, drill_faults, drill_judge
+from clusterctl.actions.common import open_store
 from clusterctl.cli.console import Console
 from clusterctl.cli.drill import report
-from clusterctl.errors import UsageError
-from clusterctl.job_model import JobState, Program, ProgramKind
-from clusterctl.model import Cluster
-from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.protocol import Harm
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import JobState, Program, ProgramKind
+from clusterctl.core.model import Cluster
+from clusterctl.machines.local.provider import LocalProvider
+from clusterctl.machines.protocol import Harm
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 

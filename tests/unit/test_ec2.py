@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import catalog, keys
-from clusterctl.charge_model import Charge
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.core import catalog, keys
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.insight import cost
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import (
+from clusterctl.machines import charges as machines_charges
+from clusterctl.machines import deadlines
+from clusterctl.machines.ec2 import (
     cleanup,
     failures,
     plan,
@@ -24,13 +25,13 @@ from clusterctl.providers.ec2 import (
     tagged_resources,
     userdata,
 )
-from clusterctl.providers.ec2.failures import CapacityError
-from clusterctl.providers.ec2.host_key_rotation import HostKeys
-from clusterctl.providers.ec2.prices import Quote
-from clusterctl.providers.ec2.reconcile import make_is_known
-from clusterctl.providers.resources import Resource
-from clusterctl.providers.shared import budget, deadlines
-from clusterctl.terraform import Binary, Terraform
+from clusterctl.machines.ec2.failures import CapacityError
+from clusterctl.machines.ec2.host_key_rotation import HostKeys
+from clusterctl.machines.ec2.prices import Quote
+from clusterctl.machines.ec2.reconcile import make_is_known
+from clusterctl.machines.protocol import Resource
+from clusterctl.terraform.binary import Binary
+from clusterctl.terraform.folder import Terraform
 
 
 def wish(*groups: NodeGroup, **cloud: object) -> ClusterSpec:
@@ -81,7 +82,7 @@ def test_a_type_without_family_gets_the_image_of_its_gpus() -> None:
 @pytest.mark.parametrize("count", [0, 1001])
 def test_impossible_numbers_of_workers_are_refused(count: int) -> None:
     with pytest.raises(UsageError, match=str(count)):
-        spec.check(wish(NodeGroup(count=count, family="cpu")))
+        spec.check_spec(wish(NodeGroup(count=count, family="cpu")))
 
 
 def test_clusters_have_networks_of_their_own() -> None:
@@ -214,13 +215,13 @@ def test_money_adds_up() -> None:
 
 
 def test_a_budget_buys_hours() -> None:
-    assert budget.compute_affordable_time(10.0, [charge(hourly=2.0)], 4.0) == pytest.approx(
-        3 * 3600 - 120
-    )
+    assert machines_charges.compute_affordable_time(
+        10.0, [charge(hourly=2.0)], 4.0
+    ) == pytest.approx(3 * 3600 - 120)
     with pytest.raises(UsageError, match="price of"):
-        budget.compute_affordable_time(10.0, [charge(hourly=None)], 0.0)
+        machines_charges.compute_affordable_time(10.0, [charge(hourly=None)], 0.0)
     with pytest.raises(UsageError, match="is spent"):
-        budget.compute_affordable_time(1.0, [charge()], 1.0)
+        machines_charges.compute_affordable_time(1.0, [charge()], 1.0)
 
 
 QUOTES = {
@@ -280,7 +281,7 @@ def test_a_capacity_error_wins() -> None:
 
 def test_user_data_is_small_valid_and_armed() -> None:
     pair = keys.generate()
-    text = userdata.render(
+    text = userdata.render_userdata(
         host_key=pair, authorized="ssh-ed25519 A", deadline=1e9 + 0.7, root="/home/u/r", spot=True
     )
     assert len(text) < userdata.LIMIT

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.charge_model import Charge
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import failures, provider_state, reconcile
-from clusterctl.providers.ec2.answers import Instance, name_owner
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.terraform_module import make_reporter
-from clusterctl.providers.protocol import ProviderPlan
-from clusterctl.providers.shared import ledger
-from clusterctl.state import Home
-from clusterctl.terraform import Diagnostic, ResourceChange, Terraform, TerraformError
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.machines import ledger
+from clusterctl.machines.ec2 import failures, provider_state, reconcile
+from clusterctl.machines.ec2.answers import Instance, name_owner
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.ec2.provider_state import ProviderState
+from clusterctl.machines.ec2.terraform_module import make_reporter
+from clusterctl.machines.protocol import ProviderPlan
+from clusterctl.state.home import Home
+from clusterctl.terraform.binary import Diagnostic, ResourceChange, TerraformError
+from clusterctl.terraform.folder import Terraform
 from tests.unit.fake_ec2 import Allowing
 from tests.unit.making import cluster, node
 

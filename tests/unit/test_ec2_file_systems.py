@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import failures, file_systems, preflight
-from clusterctl.providers.ec2.preflight import Survey
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.machines.ec2 import failures, file_systems, preflight
+from clusterctl.machines.ec2.preflight import Survey
 from tests.unit.fake_ec2 import Offering
 
 EFS, FSX = "fs-0123456789abcdef0", "fs-0aaaaaaaaaaaaaaaa"
@@ -266,7 +266,7 @@ def test_a_security_group_that_keeps_the_nodes_out_is_named(
 
 
 def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
-    found = file_systems.find(Region(Account()), EFS)
+    found = file_systems.find_file_system(Region(Account()), EFS)
     other = file_systems.FileSystem(
         wanted=EFS, kind="EFS", vpc="vpc-00000002", targets=found.targets
     )

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl import keys
-from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.providers.ec2 import failures, host_key_rotation, preflight, spec, type_checks
-from clusterctl.providers.ec2.answers import Instance, InstanceType
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.host_key_rotation import HostKeys
-from clusterctl.providers.ec2.provider import Ec2Provider
+from clusterctl.core import keys
+from clusterctl.core.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
+from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
+from clusterctl.machines.ec2 import failures, host_key_rotation, preflight, spec, type_checks
+from clusterctl.machines.ec2.answers import Instance, InstanceType
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.host_key_rotation import HostKeys
+from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster, node
@@ -56,10 +56,10 @@ def test_gpus_before_turing_need_a_driver_and_an_image(
         wanted(NodeGroup(count=1, instance_type=kind.name), ami=ami), image=image, images=images
     )
     if not refused:
-        type_checks.check(Offering("us-east-1"), wish, {kind.name: kind})
+        type_checks.check_types(Offering("us-east-1"), wish, {kind.name: kind})
         return
     with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
-        type_checks.check(Offering("us-east-1"), wish, {kind.name: kind})
+        type_checks.check_types(Offering("us-east-1"), wish, {kind.name: kind})
     assert "--ami" in caught.value.hint
 
 
@@ -450,9 +450,9 @@ def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
 def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str, kind: str) -> None:
     groups = (NodeGroup(count=1, family=family, instance_type=kind),)
     with pytest.raises(UsageError, match=f"--gpu {family} and --instance-type {kind} contradict"):
-        spec.check(ClusterSpec(name="lab", provider="ec2", groups=groups))
+        spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=groups))
     fits = (replace(groups[0], instance_type=f"{family}.2xlarge"),)
-    spec.check(ClusterSpec(name="lab", provider="ec2", groups=fits))
+    spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=fits))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import eventbridge, failures, preflight, tags, update_rules
-from clusterctl.providers.ec2.api import Api
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.machines.ec2 import eventbridge, failures, preflight, tags, update_rules
+from clusterctl.machines.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster
 
@@ -22,7 +22,7 @@ def wish(*tag: str) -> ClusterSpec:
 
 
 def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
-    assert tags.parse(["team=ml", "project=a=b", "empty="]) == {
+    assert tags.parse_tags(["team=ml", "project=a=b", "empty="]) == {
         "team": "ml",
         "project": "a=b",
         "empty": "",
@@ -44,18 +44,18 @@ def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
 )
 def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        update_rules.resolve(wish(text), None)
+        update_rules.resolve_rules(wish(text), None)
 
 
 def test_more_tags_than_ec2_takes_are_refused() -> None:
     with pytest.raises(UsageError, match="41 tags"):
-        tags.parse(f"key-{number}=x" for number in range(41))
+        tags.parse_tags(f"key-{number}=x" for number in range(41))
 
 
 def test_a_further_up_adds_tags_and_removes_none() -> None:
     """The rights of policy.json remove no tags."""
     before = replace(cluster(provider="ec2"), spec=wish("team=ml", "stage=test"))
-    found = update_rules.resolve(wish("stage=live", "cost=7"), before)
+    found = update_rules.resolve_rules(wish("stage=live", "cost=7"), before)
     assert found.cloud.tag == ("team=ml", "stage=live", "cost=7")
 
 

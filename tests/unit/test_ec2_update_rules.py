@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.charge_model import GATEWAY, Charge
-from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import preflight, prices, spec, update_rules
-from clusterctl.providers.ec2.answers import Instance
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.prices import Quote
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.machines.ec2 import preflight, prices, spec, update_rules
+from clusterctl.machines.ec2.answers import Instance
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.prices import Quote
 from tests.unit.making import node
 
 NOW = 1.7e9
@@ -119,13 +118,13 @@ def test_workers_come_and_go() -> None:
 )
 def test_options_that_exclude_each_other(cloud: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        update_rules.resolve(wish(**cloud), None)
+        update_rules.resolve_rules(wish(**cloud), None)
 
 
 def test_a_life_that_is_too_short_is_refused_before_aws_is_asked() -> None:
     with pytest.raises(UsageError, match="--ttl of 1 s: the machines would end before they are"):
-        update_rules.resolve(wish(ttl=1.0), None)
-    assert update_rules.resolve(wish(ttl=1.0), cluster(wish())), "`extend` moves the deadline"
+        update_rules.resolve_rules(wish(ttl=1.0), None)
+    assert update_rules.resolve_rules(wish(ttl=1.0), cluster(wish())), "`extend` moves the deadline"
 
 
 def test_machines_end_before_their_capacity_block() -> None:
@@ -249,4 +248,4 @@ def test_a_life_that_is_over_before_it_begins_is_refused(wanted: ClusterSpec, sa
 @pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1"])
 def test_regions_of_other_partitions_are_refused(region: str) -> None:
     with pytest.raises(UsageError, match=f"region {region}: .* China and GovCloud"):
-        update_rules.resolve(wish(region=region), None)
+        update_rules.resolve_rules(wish(region=region), None)

@@ -9,18 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.providers.ec2 import provider_state, spec
-from clusterctl.providers.ec2.answers import Instance, InstanceType
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.attempts import Order, make, schedule_ends
-from clusterctl.providers.ec2.failures import CapacityError
-from clusterctl.providers.ec2.host_key_rotation import HostKeys
-from clusterctl.providers.ec2.networks import ZoneSubnets
-from clusterctl.providers.ec2.preflight import Survey
-from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.ec2.reservations import Reservation
-from clusterctl.terraform import Diagnostic, Terraform, TerraformError
+from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
+from clusterctl.machines.ec2 import provider_state, spec
+from clusterctl.machines.ec2.answers import Instance, InstanceType
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.attempts import Order, make_attempts, schedule_ends
+from clusterctl.machines.ec2.failures import CapacityError
+from clusterctl.machines.ec2.host_key_rotation import HostKeys
+from clusterctl.machines.ec2.networks import ZoneSubnets
+from clusterctl.machines.ec2.preflight import Survey
+from clusterctl.machines.ec2.provider_state import ProviderState
+from clusterctl.machines.ec2.reservations import Reservation
+from clusterctl.terraform.binary import Diagnostic, TerraformError
+from clusterctl.terraform.folder import Terraform
 
 ZONES = ("us-east-1a", "us-east-1b")
 FULL = Diagnostic(summary="api error InsufficientInstanceCapacity: none left")
@@ -150,7 +151,7 @@ def make_all(
         host_keys=HostKeys(folder),
         rate=lambda names: f"$0.{len(names)}",
     )
-    make(order, cast(Terraform, runner), [].append if told is None else told.append)
+    make_attempts(order, cast(Terraform, runner), [].append if told is None else told.append)
     return runner
 
 
@@ -196,7 +197,7 @@ def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None
     spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
     tried = attempts(tmp_path, room, spot, spot=True, spot_fallback=True)
     assert tried == [(ZONES[0], True), (ZONES[1], True), (ZONES[0], False), (ZONES[1], False)]
-    kept = provider_state.load(tmp_path)
+    kept = provider_state.load_state(tmp_path)
     assert kept
     assert (kept.zone, kept.spot) == ("us-east-1b", False), "a later `up` adds of the same kind"
 
@@ -226,7 +227,7 @@ def test_a_lost_spot_worker_is_made_again_on_demand_where_that_was_said(tmp_path
     [line] = told
     assert line.startswith("us-east-1b has no capacity for spot (no capacity")
     assert line.endswith("): worker-1 on-demand instead, the cluster then costs $0.1/h")
-    kept = provider_state.load(tmp_path)
+    kept = provider_state.load_state(tmp_path)
     assert kept
     assert (kept.spot, kept.on_demand) == (True, ("worker-1",))
     # When there is room again, what EC2 takes then is a spot instance again.
@@ -273,7 +274,7 @@ def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:
     memory = ProviderState(id="lab-1", region="us-east-1", spot=True)
     with pytest.raises(CapacityError):
         attempts(tmp_path, set(), memory, spot=True, spot_fallback=True)
-    kept = provider_state.load(tmp_path)
+    kept = provider_state.load_state(tmp_path)
     assert kept
     tried = attempts(tmp_path, {("us-east-1a", True)}, kept, spot=True, spot_fallback=True)
     assert tried == [("us-east-1a", True)]
@@ -298,11 +299,11 @@ def test_an_attempt_that_was_cut_off_is_remembered(tmp_path: Path) -> None:
     memory = ProviderState(id="lab-1", region="us-east-1")
     with pytest.raises(CapacityError):
         attempts(tmp_path, set(), memory)
-    kept = provider_state.load(tmp_path)
+    kept = provider_state.load_state(tmp_path)
     assert kept
     assert kept.unfinished
     attempts(tmp_path, {("us-east-1a", False)}, kept)
-    done = provider_state.load(tmp_path)
+    done = provider_state.load_state(tmp_path)
     assert done
     assert not done.unfinished
 

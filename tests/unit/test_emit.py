@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl import __version__, assets, launch
-from clusterctl.actions.emit import emit
-from clusterctl.actions.run import Prepared
-from clusterctl.errors import UsageError
-from clusterctl.job_model import ProgramKind
-from clusterctl.jobs.stage import Tree
-from clusterctl.launch_plan import LaunchPlan
-from clusterctl.schedulers.direct import Direct
+from clusterctl import __version__
+from clusterctl.actions.run import Prepared, emit
+from clusterctl.batch.direct import Direct
+from clusterctl.core import assets
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import LaunchPlan, ProgramKind
+from clusterctl.launch import launcher
+from clusterctl.project.tree import Tree
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program
 
@@ -39,7 +39,7 @@ def prepared(
         env=env or {"MINE": "it's\n$HOME"},
         secret_names=tuple(secrets or ()),
     )
-    plan: LaunchPlan = launch.load("mpirun").plan(request(where, what))
+    plan: LaunchPlan = launcher.load_launcher("mpirun").plan(request(where, what))
     return Prepared(
         job=job(where, what),
         cluster=where,
@@ -181,7 +181,7 @@ def test_an_emitted_script_says_what_it_needs_and_why(tmp_path: Path) -> None:
 
 def test_no_script_is_emitted_for_torchrun() -> None:
     what = spec(launcher="torchrun")
-    plan = launch.load("torchrun").plan(request(what=what))
+    plan = launcher.load_launcher("torchrun").plan(request(what=what))
     with pytest.raises(UsageError, match="torchrun") as caught:
         Direct().emit(job(what=what), cluster(), plan, beside="")
     assert caught.value.hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl import errors
+from clusterctl.core import errors
 
 
 @pytest.mark.parametrize(

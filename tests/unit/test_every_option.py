@@ -21,44 +21,37 @@ from typing import Any
 
 import pytest
 
-from clusterctl import providers
 from clusterctl.actions import (
     access,
     allow,
     attach,
     bench,
     check,
-    cluster_status,
+    compare,
     data,
-    diff,
     doctor,
     down,
-    download,
-    extend,
     images,
     init,
     jobs,
-    metrics,
-    open_store,
-    real_check,
+    lifetime,
     report,
     rerun,
-    ssh_config,
-    stop,
+    status,
     top,
     verify,
 )
-from clusterctl.charge_model import Charge
+from clusterctl.actions.common import open_store
 from clusterctl.cli import clusters, run
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.job_model import JobState
-from clusterctl.model import Cluster, ClusterSpec, Role
-from clusterctl.options import verbs
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Charge, Cluster, ClusterSpec, Role
+from clusterctl.machines import providers
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.protocol import ProviderPlan, Resource
+from clusterctl.options import jobs as options_jobs
+from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import Option, Verb
-from clusterctl.options.verbs import VERBS
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import ProviderPlan
-from clusterctl.providers.resources import Resource
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
 
@@ -82,7 +75,7 @@ EMIT = {"slurm": "sbatch", "sge": "qsub"}
 
 @dataclass(frozen=True)
 class Scene:
-    """A command line that works. `circumstances`: see `clusterctl.options.limits`."""
+    """A command line that works. `circumstances`: see `clusterctl.options.table`."""
 
     verb: str
     words: tuple[str, ...] = ()
@@ -385,31 +378,31 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         data.push,
         data.list_data,
         data.write_index,
-        download.get,
-        diff.compare_jobs,
+        data.download_on_nodes,
+        compare.compare_jobs,
         doctor.diagnose,
         down.take_down,
-        extend.extend,
+        lifetime.extend,
         images.build,
         images.lock,
         jobs.read_logs,
         jobs.cancel,
         jobs.fetch,
-        metrics.collect,
-        metrics.follow,
+        jobs.collect_metrics,
+        jobs.follow,
         access.open_shell,
         access.execute,
         access.copy,
         access.forward,
-        real_check.run,
+        check.run_real_check,
         rerun.rerun,
-        ssh_config.install,
-        ssh_config.uninstall,
-        ssh_config.include,
+        access.install,
+        access.uninstall,
+        access.include,
         init.write,
         init.make_text,
-        cluster_status.read_status,
-        stop.stop,
+        status.read_status,
+        down.stop,
         top.watch,
         verify.measure,
     ):
@@ -499,7 +492,7 @@ def test_every_option_has_an_effect_or_is_refused(
         words = scene.line(*given(scene, option))
         before = state()
         said = call(*words)
-        limit = verbs.find_limit(scene.verb, option, scene.circumstances)
+        limit = options_jobs.find_limit(scene.verb, option, scene.circumstances)
         if {"--dry-run", "--emit"}.intersection(words) and new(before):
             wrong.append(f"{' '.join(words)}: only to be shown, and something was done")
         if limit:

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import extend as action
-from clusterctl.actions import open_store
-from clusterctl.charge_model import GATEWAY, Charge, Thing
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.formats import format_time
-from clusterctl.job_model import JobState
-from clusterctl.model import CloudSpec, Cluster, Phase, Reporter
-from clusterctl.state import Store
+from clusterctl.actions import lifetime
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, Reporter, Thing
+from clusterctl.core.text import format_time
+from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 from tests.unit.provided import provide
 
 NOW, HOUR = 1.7e9, 3600.0
 
-extend = partial(action.extend, clock=lambda: NOW)
+extend = partial(lifetime.extend, clock=lambda: NOW)
 
 
 def agreed(question: str) -> bool:
@@ -167,7 +166,7 @@ def test_the_record_is_not_behind_while_nodes_are_told(machines: Machines, ttl: 
 def test_no_node_ends_before_the_record_says(machines: Machines) -> None:
     """Nodes keep whole seconds."""
     on_record(machines.store, HOUR)
-    done = action.extend(machines.store, "lab", 2 * HOUR, print, agreed, clock=lambda: NOW + 0.75)
+    done = lifetime.extend(machines.store, "lab", 2 * HOUR, print, agreed, clock=lambda: NOW + 0.75)
     assert done.deadline == NOW + 2 * HOUR
 
 

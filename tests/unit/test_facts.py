@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.bootstrap import facts
-from clusterctl.model import NodeFacts, Python
+from clusterctl.core.model import NodeFacts, Python
+from clusterctl.machines import facts
 
 CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "facts").glob("*.json"))
 
@@ -30,7 +30,7 @@ def plain(value: NodeFacts) -> Any:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_answer(path: Path) -> None:
     case = json.loads(path.read_text())
-    found = facts.parse(f"@@fact {case['fact']}\n{case['output']}@@fact end\n")
+    found = facts.parse_facts(f"@@fact {case['fact']}\n{case['output']}@@fact end\n")
     assert plain(found) == {**plain(NodeFacts()), **case["expected"]}
 
 
@@ -88,7 +88,7 @@ GARBAGE = [
 def test_garbage_is_no_exception(text: str) -> None:
     """Whatever one question is answered, the others keep their answers."""
     for name in facts.list_questions(()):
-        found = facts.parse(f"@@fact {name}\n{text}\n@@fact arch\naarch64\n@@fact end\n")
+        found = facts.parse_facts(f"@@fact {name}\n{text}\n@@fact arch\naarch64\n@@fact end\n")
         if name != "arch":
             assert found.arch == "aarch64", name
 
@@ -97,7 +97,7 @@ def test_an_answer_that_means_nothing_leaves_the_default() -> None:
     text = "".join(
         f"@@fact {name}\n?\n" for name in ("cores", "interfaces", "amd", "python", "mpi")
     )
-    assert facts.parse(text) == NodeFacts()
+    assert facts.parse_facts(text) == NodeFacts()
 
 
 def ask(name: str, path: Path, *pythons: str, system: str = ":/usr/bin:/bin") -> NodeFacts:
@@ -110,7 +110,7 @@ def ask(name: str, path: Path, *pythons: str, system: str = ":/usr/bin:/bin") ->
         env={"PATH": f"{path}{system}", "HOME": str(path)},
         timeout=30,
     )
-    return facts.parse(f"@@fact {name}\n{done.stdout}@@fact end\n")
+    return facts.parse_facts(f"@@fact {name}\n{done.stdout}@@fact end\n")
 
 
 def fake(folder: Path, name: str, text: str, code: int = 0) -> Path:
@@ -162,7 +162,7 @@ def test_this_machine_answers(tmp_path: Path) -> None:
         for name, command in facts.list_questions(()).items()
     )
     done = subprocess.run(["/bin/sh", "-s"], input=text, capture_output=True, text=True, timeout=60)
-    found = facts.parse(done.stdout)
+    found = facts.parse_facts(done.stdout)
     assert found.hostname == os.uname().nodename
     assert found.arch == os.uname().machine
     assert 1 <= found.physical_cores <= (os.cpu_count() or 1)
@@ -177,7 +177,7 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
     done = subprocess.run(
         ["sh", "-c", question], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
+    found = facts.parse_facts(f"@@fact python\n{done.stdout}@@fact end\n").python
     assert found is not None, done.stderr
     assert found.executable == sys.executable
 
@@ -186,7 +186,7 @@ def ask_python(python: str) -> Python:
     """What a node says of this Python."""
     question = facts.list_questions([python], only=True)["python"]
     done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
-    found = facts.parse(f"@@fact python\n{done.stdout}@@fact end\n").python
+    found = facts.parse_facts(f"@@fact python\n{done.stdout}@@fact end\n").python
     assert found is not None, done.stderr
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.schedulers.first_failure import RankEnd, sort_failures
+from clusterctl.batch.verdict import RankEnd, sort_failures
 
 
 @pytest.mark.parametrize(

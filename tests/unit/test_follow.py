@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets
+from clusterctl.core import assets
 
 
 class Follow:

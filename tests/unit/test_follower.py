@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.actions.save_logs import save_logs
-from clusterctl.errors import UsageError
-from clusterctl.job_model import JobState
-from clusterctl.jobs import pace
+from clusterctl.actions.common import open_store
+from clusterctl.actions.outputs import save_logs
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import JobState
+from clusterctl.jobs import follow
+from clusterctl.jobs.connections import Interrupts
 from clusterctl.jobs.follow import Follower
-from clusterctl.jobs.interrupts import Interrupts
-from clusterctl.jobs.logs import is_complete, read_stored
-from clusterctl.transport import Transport
-from clusterctl.transport.local import LocalChannel, LocalTransport
-from clusterctl.transport.pool import Pool
+from clusterctl.jobs.records import is_complete, read_stored
+from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
+from clusterctl.transport.protocol import Transport
 from tests.unit import making
 from tests.unit.followed import ENDED, Site, site, text
 
@@ -92,17 +91,17 @@ def test_a_rank_that_writes_all_the_time_is_not_asked_all_the_time(
 def test_a_rank_that_has_written_all_the_time_for_an_hour() -> None:
     """However many looks in a row have brought something, the next one comes soon."""
     pauses: list[float] = []
-    clock = pace.Pace(1.0, pauses.append)
+    clock = follow.Pace(1.0, pauses.append)
     for _ in range(20_000):
         clock.rest(moved=5)
-    assert pauses[0] == pace.FASTEST
+    assert pauses[0] == follow.FASTEST
     assert pauses == sorted(pauses)
-    assert pauses[-1] == pace.STREAMING
+    assert pauses[-1] == follow.STREAMING
     for _ in range(20):
         clock.rest(moved=0)
-    assert pauses[-1] == pace.SLOWEST
+    assert pauses[-1] == follow.SLOWEST
     clock.rest(moved=5)
-    assert pauses[-1] == pace.FASTEST
+    assert pauses[-1] == follow.FASTEST
 
 
 def test_a_job_with_more_files_than_may_be_open(site: Site) -> None:
@@ -189,7 +188,7 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
 def test_a_dead_supervisor_is_noticed_while_a_rank_goes_on_writing(
     site: Site, append_for_ever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "STEADY", 0.2)
+    monkeypatch.setattr(follow, "STEADY", 0.2)
     append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
     follower, _ = site.follow()
     assert follower.job.state is JobState.LOST

@@ -12,14 +12,13 @@ from typing import ClassVar
 
 import pytest
 
-from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.job_model import JobState
-from clusterctl.jobs import node_connections, pace, reconnecting
-from clusterctl.jobs.logs import is_complete
-from clusterctl.model import NodeResult
-from clusterctl.transport import Transport
-from clusterctl.transport.local import LocalChannel, LocalTransport
-from clusterctl.transport.pool import Pool
+from clusterctl.core.errors import NodeUnreachable, ProviderError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import NodeResult
+from clusterctl.jobs import connections, follow
+from clusterctl.jobs.records import is_complete
+from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
+from clusterctl.transport.protocol import Transport
 from tests.unit import making
 from tests.unit.followed import ENDED, Site, site, text
 
@@ -139,7 +138,7 @@ def test_a_node_that_cuts_off_each_connection_is_lost(
     site.state(ENDED)
     follower, _ = site.follow(without("worker-2", CutOff))
     assert list(follower.lost) == ["worker-2"]
-    assert len(CutOff.left) == 50 - 1 - node_connections.RECONNECTIONS
+    assert len(CutOff.left) == 50 - 1 - connections.RECONNECTIONS
     assert not is_complete(site.home)
 
 
@@ -218,8 +217,8 @@ def probing(answers: dict[str, NodeResult]) -> type[Pool]:
 def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
     answer: NodeResult, said: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_connections, "NOTICE", 0.1)
-    monkeypatch.setattr(node_connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.write("worker-2", "rank-1.out", b"after the outage\n")
     site.state(ENDED)
@@ -233,8 +232,8 @@ def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
 def test_a_node_that_is_only_slow_is_not_reported(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_connections, "NOTICE", 0.1)
-    monkeypatch.setattr(node_connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.state(ENDED)
     told: list[str] = []
@@ -245,10 +244,10 @@ def test_a_node_that_is_only_slow_is_not_reported(
 def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_connections, "NOTICE", 0.1)
-    monkeypatch.setattr(node_connections, "GLANCE", 0.05)
-    monkeypatch.setattr(node_connections, "FROZEN", 0.2)
-    monkeypatch.setattr(node_connections, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "FROZEN", 0.2)
+    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
     monkeypatch.setattr(Mute, "silence", [None] * 1000)
     site.state(ENDED)
     told: list[str] = []
@@ -262,10 +261,10 @@ def test_a_connection_that_hears_nothing_any_more_is_made_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This machine has got another address."""
-    monkeypatch.setattr(node_connections, "NOTICE", 0.1)
-    monkeypatch.setattr(node_connections, "GLANCE", 0.05)
-    monkeypatch.setattr(node_connections, "FROZEN", 0.2)
-    monkeypatch.setattr(node_connections, "ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(connections, "NOTICE", 0.1)
+    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    monkeypatch.setattr(connections, "FROZEN", 0.2)
+    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
     monkeypatch.setattr(Silent, "old", [None])
     monkeypatch.setattr(Silent, "closed", [])
     site.write("worker-2", "rank-1.out", b"all of it\n")
@@ -333,7 +332,7 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(reconnecting, "PAUSE", 0.05)
+    monkeypatch.setattr(connections, "PAUSE", 0.05)
     return Network()
 
 
@@ -398,7 +397,7 @@ def test_a_worker_that_was_cut_off_from_us_is_read_on_when_it_answers_again(
 def test_a_launcher_that_stays_away_is_given_up_in_the_end(
     site: Site, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_connections, "GIVE_UP", 0.3)
+    monkeypatch.setattr(connections, "GIVE_UP", 0.3)
     threading.Timer(0.5, setattr, [network, "works", False]).start()
     with pytest.raises(NodeUnreachable, match=r"lost launcher while .*: no route to it") as caught:
         site.follow(network.pool(ALL_NODES))
@@ -456,7 +455,7 @@ def test_ctrl_c_while_nothing_answers(site: Site, network: Network) -> None:
 def test_a_job_that_has_written_nothing_for_long_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "STILL", 0.6)
+    monkeypatch.setattr(follow, "STILL", 0.6)
     told: list[str] = []
 
     def report(line: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.formats import count, fold_runs, format_bytes
+from clusterctl.core.text import count, fold_runs, format_bytes
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import gc, open_store
-from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.job_model import JobState
-from clusterctl.model import Cluster, Reporter
-from clusterctl.providers.ec2 import failures, provider_state
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.resources import Resource
-from clusterctl.state import ClusterLock, name_client
+from clusterctl.actions import gc
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import LeftoverError, ProviderError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Cluster, Reporter
+from clusterctl.machines.ec2 import failures, provider_state
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.ec2.provider_state import ProviderState
+from clusterctl.machines.protocol import Resource
+from clusterctl.state.home import name_client
+from clusterctl.state.locks import ClusterLock
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 from tests.unit.provided import provide
@@ -129,7 +131,7 @@ def test_a_cluster_that_comes_while_aws_is_asked_stays(account: Account, call: C
 def test_a_cluster_that_comes_before_the_answer_stays(account: Account) -> None:
     """While a person is asked."""
     told: list[str] = []
-    [orphan] = gc.find(open_store()).orphans
+    [orphan] = gc.find_leftovers(open_store()).orphans
     assert orphan.id == cluster().id
     another_up()
     assert not gc.remove(open_store(), orphan, told.append)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.model import Role
-from clusterctl.providers.hosts.inventory import Host, build_nodes, parse
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import Role
+from clusterctl.machines.hosts import Host, build_nodes, parse_hosts
 
 
 def test_our_own_lines() -> None:
@@ -16,7 +16,7 @@ def test_our_own_lines() -> None:
     bob@10.0.0.2   # of Bob's
     head.site.org role=launcher python=/opt/py/bin/python
     """
-    assert parse(text, "hosts") == (
+    assert parse_hosts(text, "hosts") == (
         Host(name="gpu1", address="gpu1", user="ana", port=2222, slots=4, gpus=2),
         Host(name="10.0.0.2", address="10.0.0.2", user="bob"),
         Host(
@@ -30,11 +30,15 @@ def test_our_own_lines() -> None:
 
 def test_an_open_mpi_hostfile() -> None:
     text = "a slots=2 max_slots=4\nb slots=8 max-slots=8\na slots=1\nc count=3\n"
-    assert [(host.name, host.slots) for host in parse(text, "h")] == [("a", 3), ("b", 8), ("c", 3)]
+    assert [(host.name, host.slots) for host in parse_hosts(text, "h")] == [
+        ("a", 3),
+        ("b", 8),
+        ("c", 3),
+    ]
 
 
 def test_a_mark_of_windows_editors_is_no_part_of_a_name() -> None:
-    assert parse("\ufeffa slots=2\n", "hosts") == (Host(name="a", address="a", slots=2),)
+    assert parse_hosts("\ufeffa slots=2\n", "hosts") == (Host(name="a", address="a", slots=2),)
 
 
 def test_an_inventory() -> None:
@@ -52,7 +56,7 @@ def test_an_inventory() -> None:
     ansible_port = 2200
     ansible_ssh_common_args = '-o ProxyJump=x'
     """
-    found = {host.name: host for host in parse(text, "i")}
+    found = {host.name: host for host in parse_hosts(text, "i")}
     assert list(found) == ["head", "node08", "node09", "node10", "gpua", "gpub"]
     assert found["head"] == Host(name="head", address="192.0.2.1", user="everyone", launcher=True)
     assert (found["node09"].user, found["node09"].port, found["node09"].slots) == (
@@ -65,7 +69,7 @@ def test_an_inventory() -> None:
 
 def test_groups_in_a_circle_end() -> None:
     text = "[a:children]\nb\n[b:children]\na\n[a:vars]\nuser=x\n[b]\nhost\n"
-    assert parse(text, "i")[0].user == "x"
+    assert parse_hosts(text, "i")[0].user == "x"
 
 
 @pytest.mark.parametrize(
@@ -99,20 +103,22 @@ def test_groups_in_a_circle_end() -> None:
 )
 def test_a_bad_line_is_named(text: str, words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(text, "hosts")
+        parse_hosts(text, "hosts")
     said = f"{caught.value.message} {caught.value.hint}"
     assert all(word in said for word in words), said
     assert caught.value.hint
 
 
 def test_the_first_host_does_both() -> None:
-    made = build_nodes(parse("a\nb\n", "h"), user="u")
+    made = build_nodes(parse_hosts("a\nb\n", "h"), user="u")
     assert [(node.name, node.role) for node in made] == [("a", Role.BOTH), ("b", Role.WORKER)]
     assert {node.user for node in made} == {"u"}
 
 
 def test_a_launcher_comes_first_and_runs_no_ranks() -> None:
-    made = build_nodes(parse("a slots=2\nb gpu=4 slots=9\nc role=launcher user=v\n", "h"), user="u")
+    made = build_nodes(
+        parse_hosts("a slots=2\nb gpu=4 slots=9\nc role=launcher user=v\n", "h"), user="u"
+    )
     assert [node.name for node in made] == ["c", "a", "b"]
     assert [node.role for node in made] == [Role.LAUNCHER, Role.WORKER, Role.WORKER]
     assert [node.slots for node in made] == [0, 2, 4]

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.jobs import Fetched, fetch_from
-from clusterctl.actions.save_logs import save_logs
-from clusterctl.bootstrap import idle_agent
-from clusterctl.charge_model import Charge, Thing
-from clusterctl.errors import ProviderError
-from clusterctl.formats import format_time
-from clusterctl.jobs.logs import is_complete, read_stored
-from clusterctl.model import CloudSpec, Cluster, Node, Phase, Reporter, Role
-from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.schedulers import direct
+from clusterctl.actions.outputs import save_logs
+from clusterctl.batch import direct
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, Thing
+from clusterctl.core.text import format_time
+from clusterctl.jobs.records import is_complete, read_stored
+from clusterctl.machines import bootstrap
+from clusterctl.machines.local.provider import LocalProvider
 from tests.unit.calling import Call
 from tests.unit.making import node
 from tests.unit.provided import NothingLeft, provide
@@ -75,7 +74,7 @@ class Machine:
     def turn(self, up: float, workers: tuple[Node, ...] = (), containers: int = 0) -> int:
         """Looks once, so many seconds after boot; returns for how long nobody has used it."""
         (self.proc / "uptime").write_text(f"{up} 1.0\n")
-        agent = idle_agent.render_agent(self.node, workers, LIMIT, containers, str(self.proc))
+        agent = bootstrap.render_agent(self.node, workers, LIMIT, containers, str(self.proc))
         done = subprocess.run(
             ["/bin/sh", "-s", "turn"],
             input=agent,
@@ -89,9 +88,9 @@ class Machine:
         return int(now) - int(last)
 
     @property
-    def report(self) -> idle_agent.AgentReport:
+    def report(self) -> bootstrap.AgentReport:
         path = self.root / "idle" / "report"
-        return idle_agent.parse(path.read_text() if path.exists() else "")
+        return bootstrap.parse_idle_agent(path.read_text() if path.exists() else "")
 
     @property
     def told(self) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import config
 from clusterctl.actions import init
 from clusterctl.insight import messages
-from clusterctl.options.verbs import VERBS
+from clusterctl.options import table
+from clusterctl.options.jobs import VERBS
 from tests.unit.calling import Call
 from tests.unit.making import job
 
@@ -25,8 +25,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Path
     return folder
 
 
-def read() -> config.Settings:
-    return config.read({verb: options.options() for verb, options in VERBS.items()})
+def read() -> table.Settings:
+    return table.read_settings({verb: options.options() for verb, options in VERBS.items()})
 
 
 def test_the_project_is_looked_at(project: Path, call: Call) -> None:

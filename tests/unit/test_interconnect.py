@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.errors import LaunchError
-from clusterctl.launch import interconnect
-from clusterctl.model import Node
+from clusterctl.core.errors import LaunchError
+from clusterctl.core.model import Node
+from clusterctl.launch import network
 from tests.unit.making import node
 
 DOCKER0 = "docker0 172.17.0.1/16"
@@ -127,7 +127,7 @@ def nodes(*rows: tuple[str, list[str]]) -> list[Node]:
 def test_the_network(
     rows: list[tuple[str, list[str]]], cidrs: list[str], devices: list[str], why: str
 ) -> None:
-    found = interconnect.solve(nodes(*rows))
+    found = network.solve(nodes(*rows))
     assert list(found.cidrs) == cidrs
     assert list(found.devices.values()) == devices
     assert why in found.reason
@@ -157,7 +157,7 @@ def test_the_network(
 )
 def test_no_network_names_the_nodes(rows: list[tuple[str, list[str]]]) -> None:
     with pytest.raises(LaunchError) as caught:
-        interconnect.solve(nodes(*rows))
+        network.solve(nodes(*rows))
     assert "worker-1" in caught.value.message
     assert "worker-2" in caught.value.message
     assert caught.value.hint
@@ -169,13 +169,13 @@ def test_the_answer_does_not_depend_on_the_order() -> None:
         ("10.0.0.2", ["ib0 10.9.0.2/24", "eth0 10.0.0.2/24", DOCKER0]),
         ("10.0.0.3", ["eth0 10.0.0.3/24", DOCKER0, "ib0 10.9.0.3/24"]),
     )
-    answers = [interconnect.solve(order) for order in (made, made[::-1], made[1:] + made[:1])]
+    answers = [network.solve(order) for order in (made, made[::-1], made[1:] + made[:1])]
     assert len({answer.cidrs for answer in answers}) == 1
     assert all(answer.devices == answers[0].devices for answer in answers)
 
 
 def test_every_library_is_told_the_same() -> None:
-    found = interconnect.solve(
+    found = network.solve(
         nodes(("10.0.0.1", ["ens5 10.0.0.1/24"]), ("10.0.0.2", ["eth1 10.0.0.2/24"]))
     )
     for name, device in {"worker-1": "ens5", "worker-2": "eth1"}.items():
@@ -191,7 +191,7 @@ def test_every_library_is_told_the_same() -> None:
 
 
 def test_one_host() -> None:
-    found = interconnect.use_loopback(nodes(("10.0.0.1", [DOCKER0]), ("10.0.0.2", [])))
+    found = network.use_loopback(nodes(("10.0.0.1", [DOCKER0]), ("10.0.0.2", [])))
     assert found.cidrs == ("127.0.0.0/8",)
     assert set(found.devices.values()) == {"lo"}
 
@@ -199,4 +199,4 @@ def test_one_host() -> None:
 @pytest.mark.parametrize("second", ["", " among"])
 def test_a_device_with_several_addresses_is_noticed(second: str) -> None:
     rows = [("10.0.0.1", ["eth0 10.0.0.1/24"]), ("10.0.0.2", [f"eth0 10.0.0.2/24{second}"])]
-    assert interconnect.solve(nodes(*rows)).alone is not bool(second)
+    assert network.solve(nodes(*rows)).alone is not bool(second)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions.job_failure import explain_failure
-from clusterctl.job_model import Job, JobState
-from clusterctl.schedulers import job_state, state_file
+from clusterctl.actions.run import explain_failure
+from clusterctl.batch import verdict
+from clusterctl.core.job import Job, JobState
 from tests.unit.making import job
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "job_state").glob("*.json"))
@@ -31,21 +31,21 @@ def test_a_case(path: Path) -> None:
     case = json.loads(path.read_text())
     given = job(scheduler=case["scheduler"])
     text = "".join(f"{line}\n" for line in case["facts"])
-    found = job_state.judge(given, text)
+    found = verdict.judge(given, text)
     assert told(found, list(case["verdict"])) == case["verdict"]
     # As it is followed, line by line, and as it is asked for, all at once; once or again.
     step = given
     for length in (at for at, letter in enumerate(text) if letter == "\n"):
-        step = job_state.judge(step, text[:length])
+        step = verdict.judge(step, text[:length])
     assert step == found
-    assert job_state.judge(found, text) == found
+    assert verdict.judge(found, text) == found
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_what_a_full_disk_cuts_off_is_no_exception(path: Path) -> None:
     text = "\n".join(json.loads(path.read_text())["facts"])
     for length in range(len(text)):
-        job_state.judge(job(), text[:length])
+        verdict.judge(job(), text[:length])
 
 
 @pytest.mark.parametrize(
@@ -61,18 +61,18 @@ def test_what_a_full_disk_cuts_off_is_no_exception(path: Path) -> None:
     ],
 )
 def test_a_line_that_means_nothing_changes_nothing(line: str) -> None:
-    before = job_state.judge(job(), "running 12 1\nfull 13 worker-1\ndead 14")
+    before = verdict.judge(job(), "running 12 1\nfull 13 worker-1\ndead 14")
     text = f"running 12 1\n{line}\nfull 13 worker-1\ndead 14"
-    assert job_state.judge(job(), text) == before
+    assert verdict.judge(job(), text) == before
 
 
 def test_a_job_that_is_back_in_the_queue_keeps_its_attempt() -> None:
-    found = job_state.judge(job(), "running 12 1\nrunning 20 2\nqueued 30")
+    found = verdict.judge(job(), "running 12 1\nrunning 20 2\nqueued 30")
     assert (found.state, found.attempt, found.started) == (JobState.QUEUED, 2, 12.0)
 
 
 def test_an_attempt_without_a_number_is_the_first() -> None:
-    found = job_state.judge(replace(job(), reason="waits for slots"), "running 12")
+    found = verdict.judge(replace(job(), reason="waits for slots"), "running 12")
     assert (found.state, found.attempt, found.started) == (JobState.RUNNING, 1, 12.0)
     assert found.reason == ""
 
@@ -80,9 +80,9 @@ def test_an_attempt_without_a_number_is_the_first() -> None:
 @pytest.mark.parametrize("line", ["stop 20 stopped", "stopped 20"])
 def test_a_batch_system_may_stop_a_job(line: str) -> None:
     """It decides itself whether that runs again."""
-    found = state_file.read(f"running 12 1\n{line}")
+    found = verdict.read_state(f"running 12 1\n{line}")
     assert found.last.stop == "stopped"
-    assert job_state.judge(job(), f"running 12 1\n{line}").state is JobState.RUNNING
+    assert verdict.judge(job(), f"running 12 1\n{line}").state is JobState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ def test_what_is_left_of_an_ended_job_is_told_by_a_whole_file(
 ) -> None:
     ended = replace(job(), state=JobState.FAILED, survivors={"worker-1": 1})
     expected = replace(ended, survivors=survivors)
-    assert job_state.judge(ended, f"running 12 1\n{after}") == expected
+    assert verdict.judge(ended, f"running 12 1\n{after}") == expected
 
 
 def test_a_running_job_that_loses_its_folder_may_still_run() -> None:
     runs = replace(job(), state=JobState.RUNNING, started=12.0)
-    assert job_state.judge(runs, "absent 40") == runs
+    assert verdict.judge(runs, "absent 40") == runs
 
 
 def test_a_running_job_is_lost_with_its_folder_and_its_supervisor() -> None:
     """Its launcher was made anew."""
     runs = replace(job(), state=JobState.RUNNING, started=12.0)
-    found = job_state.judge(runs, "absent 40\ndead 40")
-    assert (found.state, found.finished, found.reason) == (JobState.LOST, 40.0, job_state.NO_FOLDER)
+    found = verdict.judge(runs, "absent 40\ndead 40")
+    assert (found.state, found.finished, found.reason) == (JobState.LOST, 40.0, verdict.NO_FOLDER)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_job_without_an_exit_code_of_its_program(
 ) -> None:
     """The launcher's own is none, whoever runs the job."""
     text = "\n".join(["running 12 1", *facts.split(", "), "ended 31"])
-    found = job_state.judge(job(scheduler=scheduler), text)
+    found = verdict.judge(job(scheduler=scheduler), text)
     assert found.program_exit_code is None
     error = explain_failure(found)
     assert error is not None
@@ -158,20 +158,20 @@ def test_ranks_that_were_told_to_end_by_an_abort_with_0_have_not_finished(
 ) -> None:
     facts = ["launcher 30 0", "started 30 2", "exit 29 0 0 1", "exit 29 1 0 1"]
     facts += [f"told 30 {rank} 1" for rank in told]
-    found = job_state.judge(job(), "\n".join(["running 12 1", *facts, "ended 31"]))
+    found = verdict.judge(job(), "\n".join(["running 12 1", *facts, "ended 31"]))
     assert found.state is JobState.FAILED
     assert found.reason == reason
 
 
 def test_a_job_with_an_exit_code_of_its_program_needs_no_other() -> None:
     facts = "running 12 1\nlauncher 30 1\nstarted 30 2\nexit 29 1 3 1\nended 31"
-    assert explain_failure(job_state.judge(job(), facts)) is None
+    assert explain_failure(verdict.judge(job(), facts)) is None
 
 
 def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:
     waits = replace(job(), state=JobState.QUEUED, reason="waits for slots")
     ended = replace(waits, state=JobState.CANCELLED, finished=40.0, reason="")
-    assert job_state.judge(waits, "stop 20 cancelled\nabsent 40\n") == ended
+    assert verdict.judge(waits, "stop 20 cancelled\nabsent 40\n") == ended
 
 
 @pytest.mark.parametrize(
@@ -179,20 +179,20 @@ def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:
     [("code=3 mpirun=1", 1), ("code=3", 3), ("code= mpirun=7", 7)],
 )
 def test_an_earlier_version_says_how_mpirun_ended(told: str, code: int) -> None:
-    found = job_state.judge(job(), f"running 12 1\nended 30 state=failed {told} started=2")
+    found = verdict.judge(job(), f"running 12 1\nended 30 state=failed {told} started=2")
     assert found.program_exit_code is None
     assert f"ended with {code} although no rank had failed" in found.reason
 
 
 def test_an_earlier_version_says_nothing_of_how_mpirun_ended() -> None:
-    found = job_state.judge(job(), "running 12 1\nended 30 state=failed started=2")
+    found = verdict.judge(job(), "running 12 1\nended 30 state=failed started=2")
     assert found.program_exit_code is None
     assert "ended with 0, but only 0 of" in found.reason
 
 
 def test_an_attempt_that_hung_says_so_and_blames_no_rank() -> None:
     facts = "running 12 1\nhung 20 8\nexit 21 1 3 1\nlauncher 22 143\nstarted 22 2\nended 23"
-    found = job_state.judge(job(), facts)
+    found = verdict.judge(job(), facts)
     assert (found.state, found.failure) == (JobState.FAILED, None)
     assert "no rank printed anything for 8 s" in found.reason
 
@@ -246,9 +246,9 @@ def test_where_the_ranks_of_an_attempt_stood_that_hung(notes: tuple[str, str], w
     lines = ["running 10 1", "hung 11 600"]
     lines += [f"stack 12 {rank} {note}" for rank, note in enumerate(notes)]
     lines += ["launcher 13 137", "started 14 2"]
-    ended = job_state.judge(job(), "\n".join([*lines, "ended 15"]))
+    ended = verdict.judge(job(), "\n".join([*lines, "ended 15"]))
     assert (ended.state, ended.reason) == (JobState.FAILED, f"{HANGING}; {where}")
-    again = job_state.judge(
+    again = verdict.judge(
         job(), "\n".join([*lines, "launcher 13 137", "started 14 2", "running 15 2"])
     )
     assert (again.state, again.reason, again.hangs) == (JobState.RUNNING, ended.reason, ended.hangs)
@@ -257,6 +257,6 @@ def test_where_the_ranks_of_an_attempt_stood_that_hung(notes: tuple[str, str], w
 
 def test_a_rank_whose_node_nobody_has_noted_may_fail() -> None:
     facts = "running 12 1\nexit 20 9 3 1\nlauncher 30 3\nstarted 30 10\nended 31"
-    failure = job_state.judge(job(), facts).failure
+    failure = verdict.judge(job(), facts).failure
     assert failure is not None
     assert (failure.rank, failure.node, failure.exit_code) == (9, "", 3)

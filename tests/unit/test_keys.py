@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from clusterctl import keys
+from clusterctl.core import keys
 
 
 def test_the_halves_belong_together() -> None:

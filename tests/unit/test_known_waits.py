@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.known_waits import explain_kernel
+from clusterctl.core.stacks import explain_kernel
 
 FUNCTIONS = {
     "another thread or a lock": "futex_wait futex_wait_queue futex_wait_queue_me futex_do_wait"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.jobs.launch_sizes import fill
-from clusterctl.jobs.launch_words import translate
-from clusterctl.launch.placement import drop_unknown_hosts, place
+from clusterctl.core.errors import UsageError
+from clusterctl.launch.hostfile import drop_unknown_hosts, place
+from clusterctl.project.words import fill, translate
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node, spec
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.jobs.launch_words import translate
+from clusterctl.core.errors import UsageError
+from clusterctl.project.words import translate
 from tests.unit.calling import Call
 
 PER_NODE = {"ranks_per_node": 2}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.jobs.launch_words import Asked, translate
+from clusterctl.core.errors import UsageError
+from clusterctl.project.words import Asked, translate
 
 CASES = Path(__file__).parents[1] / "cases" / "launchers"
 """One file for each version: `--a` has no value, `--a=` one, `--a==` two, `--a?` may have one."""

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.charge_model import GATEWAY, GATEWAY_ADDRESS, Charge, Thing
+from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Charge, Cluster, Phase, Thing
 from clusterctl.insight.cost import make_receipt, sum_dollars
-from clusterctl.model import Cluster, Phase
-from clusterctl.providers.ec2.answers import Instance
-from clusterctl.providers.ec2.api import Api
-from clusterctl.providers.ec2.prices import merge
-from clusterctl.providers.ec2.sightings import list_things
-from clusterctl.providers.ec2.tags import UNUSED_TAG
-from clusterctl.providers.shared import ledger
+from clusterctl.machines import ledger
+from clusterctl.machines.ec2.answers import Instance
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.prices import merge
+from clusterctl.machines.ec2.sightings import list_things
+from clusterctl.machines.ec2.tags import UNUSED_TAG
 from tests.unit.making import cluster as make_cluster
 
 JUNE = 1_782_000_000.0

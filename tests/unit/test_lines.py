@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.actions.job_failure import suggest
-from clusterctl.job_model import JobState, RankFailure
-from clusterctl.jobs import missing_files, stage
-from clusterctl.jobs.lines import Choice, choose
-from clusterctl.jobs.logs import Piece
+from clusterctl.actions.common import open_store
+from clusterctl.actions.run import suggest
+from clusterctl.core.job import JobState, RankFailure
+from clusterctl.jobs.records import Choice, Piece, choose_lines
+from clusterctl.project import program
+from clusterctl.project import tree as project_tree
 from tests.unit.calling import Call
 from tests.unit.making import job
 
@@ -45,7 +45,7 @@ def pieces(size: int) -> Iterator[list[Piece]]:
 )
 def test_lines_are_chosen(choice: Choice, first: bytes, second: bytes, size: int) -> None:
     found = {0: b"", 1: b""}
-    for batch in choose(pieces(size), choice):
+    for batch in choose_lines(pieces(size), choice):
         for piece in batch:
             assert piece.rank is not None
             assert piece.node == f"worker-{piece.rank}"
@@ -60,7 +60,7 @@ def test_what_matches_is_shown_as_it_comes() -> None:
         yield [Piece(0, "worker-1", "stdout", b"epoch 1\nloss 3\n")]
         raise AssertionError("read on before what was there had been shown")
 
-    [shown] = next(choose(endless(), Choice(grep="loss")))
+    [shown] = next(choose_lines(endless(), Choice(grep="loss")))
     assert shown.data == b"loss 3\n"
 
 
@@ -104,15 +104,15 @@ def test_a_file_that_git_ignores_was_not_copied(
     what, advice = failed(f"{wanted}'data/train set.bin'\n").split("\n")
     assert what == "data/train set.bin was not copied to the nodes, because git ignores it"
     _, path = shlex.split(advice.partition("`")[2].partition("`")[0])
-    tree = stage.find_tree(tmp_path)
+    tree = project_tree.find_tree(tmp_path)
     assert "data/train set.bin" not in tree.files
-    assert "data/train set.bin" in stage.include(tree, [Path(path)]).files
-    assert missing_files.explain(f"{wanted}'data/nowhere.bin'\n") == ""
-    copied = missing_files.explain(f"{wanted}'data/kept.bin'\n")
+    assert "data/train set.bin" in project_tree.include(tree, [Path(path)]).files
+    assert program.explain_missing_file(f"{wanted}'data/nowhere.bin'\n") == ""
+    copied = program.explain_missing_file(f"{wanted}'data/kept.bin'\n")
     assert copied == "", "the reason is another one"
-    assert "data push" in missing_files.explain(f"{wanted}'{tmp_path}/data/kept.bin'\n")
+    assert "data push" in program.explain_missing_file(f"{wanted}'{tmp_path}/data/kept.bin'\n")
     shutil.rmtree(".git")
-    assert "`--stage .`" in missing_files.explain(f"{wanted}'data/kept.bin'\n")
+    assert "`--stage .`" in program.explain_missing_file(f"{wanted}'data/kept.bin'\n")
 
 
 def test_a_failure_that_is_not_known() -> None:

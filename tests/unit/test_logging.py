@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.redaction import redact, redact_arguments, redact_patch
+from clusterctl.core.variables import redact, redact_arguments, redact_patch
 from tests.unit.calling import ROOT
 
 
@@ -67,8 +67,8 @@ def test_redacting_text() -> None:
 
 BUG = """
 import sys
-from clusterctl import providers
-from clusterctl.cli import execute
+from clusterctl.machines import providers
+from clusterctl.cli.main import execute
 def boom():
     raise ZeroDivisionError("MY_TOKEN=hunter2 exploded")
 providers.PROVIDERS["local"] = "__main__:boom"

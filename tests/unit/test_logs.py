@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets
-from clusterctl.actions import open_store
-from clusterctl.jobs import logs
-from clusterctl.jobs.archives import KEPT_JOBS
-from clusterctl.jobs.logs import read_stored
-from clusterctl.schedulers.direct import LEAST_OUTPUT
-from clusterctl.state import Store
+from clusterctl.actions.common import open_store
+from clusterctl.batch.direct import LEAST_OUTPUT
+from clusterctl.core import assets
+from clusterctl.jobs import records
+from clusterctl.jobs.records import read_stored
+from clusterctl.project.tree import KEPT_JOBS
+from clusterctl.state.store import Store
 from tests.unit.followed import ENDED, Site, site, text
 
 _ = site  # a fixture
@@ -92,13 +92,13 @@ def test_a_copy_here_is_bounded_too(tmp_path: Path, need: Callable[[str], str]) 
     path = tmp_path / "rank-0.out"
     size = LEAST_OUTPUT * 3 // 2
     path.write_bytes(b"x" * size)
-    logs.shorten(path, files=1)
+    records.shorten(path, files=1)
     assert on_disk(path) == pytest.approx(size, rel=0.01), "it has not more than its share"
-    logs.shorten(path, files=1_000_000)
+    records.shorten(path, files=1_000_000)
     assert on_disk(path) < LEAST_OUTPUT + 10_000
-    [(start, end)] = logs.read_cuts(path)
-    shown = b"".join(data for data, _ in logs.read(path))
-    assert shown == b"x" * start + logs.render_marker(end - start) + b"x" * (size - end)
+    [(start, end)] = records.read_cuts(path)
+    shown = b"".join(data for data, _ in records.read_log(path))
+    assert shown == b"x" * start + records.render_marker(end - start) + b"x" * (size - end)
 
 
 def test_a_copy_that_ends_where_something_was_left_out_goes_on_there(tmp_path: Path) -> None:
@@ -106,25 +106,25 @@ def test_a_copy_that_ends_where_something_was_left_out_goes_on_there(tmp_path: P
     path = tmp_path / "rank-0.out"
     path.write_bytes(b"head")
     path.with_name("rank-0.out.cut").write_text("4 100\n4 90\n")
-    assert list(logs.read(path)) == [(b"head", 4)]
-    logs.leave_out(path, 4, 120)
+    assert list(records.read_log(path)) == [(b"head", 4)]
+    records.leave_out(path, 4, 120)
     with path.open("ab") as file:
         file.write(b"tail")
-    assert list(logs.read(path))[-1] == (b"tail", 124)
+    assert list(records.read_log(path))[-1] == (b"tail", 124)
 
 
 def test_the_output_of_old_jobs_is_removed(tmp_path: Path) -> None:
     """Of those that are not among the last, and ended long ago; it can be told."""
     store = Store(open_store().home)
-    old = time.time() - logs.KEPT_SECONDS - 60
+    old = time.time() - records.KEPT_SECONDS - 60
     for number in range(1, KEPT_JOBS + 3):
         output = store.locate_job_folder(number) / "out" / "worker-1"
         output.mkdir(parents=True)
         (output / "rank-0.out").write_text("it\n")
         os.utime(output.parent, (old, old) if number != 2 else None)
-    logs.remove_old(store)
+    records.remove_old(store)
     there = [n for n in range(1, KEPT_JOBS + 3) if (store.locate_job_folder(n) / "out").exists()]
     assert there == list(range(2, KEPT_JOBS + 3))
-    assert logs.was_removed(store.locate_job_folder(1))
-    assert not logs.was_removed(store.locate_job_folder(2))
+    assert records.was_removed(store.locate_job_folder(1))
+    assert not records.was_removed(store.locate_job_folder(2))
     assert list(read_stored(store.locate_job_folder(1))) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.insight import messages
-from clusterctl.insight.known_messages.row import Message
+from clusterctl.insight.known_messages import Message
 from tests.unit.making import cluster, job, program, spec
 
 if sys.version_info >= (3, 11):
@@ -24,13 +24,13 @@ CASES: dict[str, str] = tomllib.loads(Path(__file__).with_name("messages.toml").
 @pytest.mark.parametrize("name", CASES)
 def test_a_message_is_explained(name: str) -> None:
     noise = "epoch 3: loss 0.41\n[W socket.cpp:464] warning: reverse lookup\n"
-    found = messages.find(f"{noise}{CASES[name]}\n")
+    found = messages.find_known_message(f"{noise}{CASES[name]}\n")
     assert found
     assert (found.message.name, found.line) == (name, CASES[name])
 
 
 def test_a_module_that_python_is_to_start_is_explained_too() -> None:
-    found = messages.find("/opt/venv/bin/python3.11: No module named package.train\n")
+    found = messages.find_known_message("/opt/venv/bin/python3.11: No module named package.train\n")
     assert found
     assert found.message.name == "module"
 
@@ -59,7 +59,7 @@ def test_no_hint_recommends_what_the_job_has(row: Message) -> None:
 
 def test_a_program_that_chooses_nccl_has_an_option_of_its_own() -> None:
     """`run --backend gloo` was given, or would have no effect."""
-    found = messages.find(CASES["no-nccl"])
+    found = messages.find_known_message(CASES["no-nccl"])
     assert found
     advice = messages.advise(found.message.advice, job(cluster(), spec(backend="gloo")))
     assert "use --backend gloo" not in advice
@@ -67,7 +67,9 @@ def test_a_program_that_chooses_nccl_has_an_option_of_its_own() -> None:
 
 
 def test_a_gpu_build_is_not_all_that_a_node_without_gpus_may_need() -> None:
-    found = messages.find("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'")
+    found = messages.find_known_message(
+        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'"
+    )
     assert found
     assert found.message.name == "torch-without-cuda"
     assert "--device=cpu" in found.message.advice
@@ -75,7 +77,7 @@ def test_a_gpu_build_is_not_all_that_a_node_without_gpus_may_need() -> None:
 
 def test_a_consequence_yields_to_a_cause() -> None:
     text = f"{CASES['gloo-closed']}\n{CASES['cuda-memory']}\n"
-    found = messages.find(text)
+    found = messages.find_known_message(text)
     assert found
     assert found.message.name == "cuda-memory"
 
@@ -90,4 +92,4 @@ def test_a_consequence_yields_to_a_cause() -> None:
     ],
 )
 def test_ordinary_output_has_no_row(line: str) -> None:
-    assert messages.find(line) is None
+    assert messages.find_known_message(line) is None

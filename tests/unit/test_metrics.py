@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.insight import event_files, metrics
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import JobState, Provenance
+from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
-from clusterctl.job_model import JobState, Provenance
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
 
@@ -35,7 +35,7 @@ def line(**values: object) -> bytes:
     ],
 )
 def test_other_lines_are_no_metrics(text: bytes) -> None:
-    assert metrics.parse(text) is None
+    assert metrics.parse_metrics(text) is None
 
 
 FOR_PEOPLE = {
@@ -202,15 +202,15 @@ def test_a_bar_is_drawn_again_and_again() -> None:
 
 def test_only_numbers_count() -> None:
     text = line(step=3, loss=0.25, name="x", flag=True, none=None, **{"a\x1b[2J": 1, "n" * 65: 1})
-    assert metrics.parse(text) == {"step": 3, "loss": 0.25}
-    found = metrics.parse(b' {"clusterctl": {"loss": NaN, "large": 1e999}}\r')
+    assert metrics.parse_metrics(text) == {"step": 3, "loss": 0.25}
+    found = metrics.parse_metrics(b' {"clusterctl": {"loss": NaN, "large": 1e999}}\r')
     assert found is not None
     assert list(found) == ["loss"]
     assert math.isnan(found["loss"])
 
 
 def test_a_metric_named_rank_does_not_hide_who_printed_it() -> None:
-    assert metrics.parse(b'{"clusterctl": {"rank": 99, "step": 1}}') == {"step": 1}
+    assert metrics.parse_metrics(b'{"clusterctl": {"rank": 99, "step": 1}}') == {"step": 1}
 
 
 def test_lines_come_in_pieces_from_several_ranks() -> None:
@@ -341,7 +341,7 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"events.out.tfevents.2.here{event_files.SUFFIX}"
+        self.path = folder / f"events.out.tfevents.2.here{metrics.SUFFIX}"
         self.rows: list[str] = []
 
     def add(self, name: str, value: float, step: int, when: float) -> None:
@@ -360,11 +360,11 @@ def test_event_files_have_a_run_for_each_rank(tmp_path: Path) -> None:
         MetricPoint(2, {"epoch": 3, "time": 9.0}),
     ]
     (tmp_path / "rank-0").mkdir()
-    earlier = tmp_path / "rank-0" / f"events.out.tfevents.1.here{event_files.SUFFIX}"
+    earlier = tmp_path / "rank-0" / f"events.out.tfevents.1.here{metrics.SUFFIX}"
     theirs = tmp_path / "rank-0" / "events.out.tfevents.1.here"
     for path in (earlier, theirs):
         path.touch()
-    runs = event_files.write(points, tmp_path, 50.0, Events)
+    runs = metrics.write(points, tmp_path, 50.0, Events)
     assert runs == (tmp_path / "rank-0", tmp_path / "rank-1")
     first, second = (next(run.glob("events*.2.*")).read_text().splitlines() for run in runs)
     assert first == ["loss 0.5 at 0, 100.0", "loss 0.25 at 1, 110.0"]

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.charge_model import Charge, Thing
+from clusterctl.actions.common import open_store
 from clusterctl.cli import console
-from clusterctl.errors import ProviderError
-from clusterctl.model import CloudSpec, Cluster
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import ProviderPlan
-from clusterctl.providers.resources import Resource
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import Charge, CloudSpec, Cluster, Thing
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.protocol import ProviderPlan, Resource
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide

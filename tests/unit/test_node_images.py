@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
-from clusterctl import catalog, cli, recipes, registry
-from clusterctl.actions import node_images, open_store, up_plan
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.model import ClusterSpec, NodeGroup, Runtime
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import ProviderPlan
-from clusterctl.registry import RegistryLogin
+from clusterctl.actions import images as actions_images
+from clusterctl.actions import up_plan
+from clusterctl.actions.common import open_store
+from clusterctl.cli import main
+from clusterctl.core import catalog
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import ClusterSpec, NodeGroup, Runtime
+from clusterctl.machines import registry
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.protocol import ProviderPlan
+from clusterctl.machines.registry import RegistryLogin
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 from tests.unit.making import cluster
@@ -36,17 +40,17 @@ def spec(**changes: Any) -> ClusterSpec:
     return ClusterSpec(name="lab", provider="ec2", groups=(group,), **changes)
 
 
-def resolve(of: ClusterSpec, *kinds: str, **known: str) -> dict[str, node_images.NodeImage]:
-    return node_images.resolve(of, kinds or KINDS, known, lambda host: None)
+def resolve(of: ClusterSpec, *kinds: str, **known: str) -> dict[str, actions_images.NodeImage]:
+    return actions_images.resolve_node_images(of, kinds or KINDS, known, lambda host: None)
 
 
 def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
     found = resolve(spec())
-    listed = recipes.read_downloads()
+    listed = registry.read_downloads()
     base = listed["base"]["image"]
     assert {kind: image.recipe for kind, image in found.items()} == {kind: kind for kind in KINDS}
     assert {image.bases for image in found.values()} == {(base,)}
-    assert found["nvidia"].reference == recipes.make_tag("nvidia", listed)
+    assert found["nvidia"].reference == registry.make_tag("nvidia", listed)
     tagged, _, digest = base.partition("@")
     assert found["launcher"].line == (
         "image of the launcher: built there from the recipe 'launcher', on"
@@ -57,7 +61,7 @@ def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
 
 
 def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
-    image, images = node_images.parse_images(("nvidia-mpi",))
+    image, images = actions_images.parse_images(("nvidia-mpi",))
     found = resolve(spec(image=image, images=images))
     assert {kind: one.recipe for kind, one in found.items()} == {
         "launcher": "launcher",
@@ -82,7 +86,7 @@ def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
     ],
 )
 def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, str]) -> None:
-    assert node_images.parse_images(texts) == (image, images)
+    assert actions_images.parse_images(texts) == (image, images)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, st
 )
 def test_what_cannot_be_chosen(texts: tuple[str, ...], says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
-        node_images.parse_images(texts)
+        actions_images.parse_images(texts)
     assert caught.value.hint
 
 
@@ -111,7 +115,7 @@ def test_an_image_of_ones_own_is_pinned_and_measured(hub: Hub) -> None:
     with pytest.raises(ProviderError, match="it is private or does not exist"):
         resolve(spec(image="me/gpu:1"))
     logins = {"docker.io": RegistryLogin("me", "secret")}
-    found = node_images.resolve(spec(image="me/gpu:1"), KINDS, {}, logins.get)
+    found = actions_images.resolve_node_images(spec(image="me/gpu:1"), KINDS, {}, logins.get)
     assert found["nvidia"].reference == f"me/gpu@{digest}"
     assert found["nvidia"].line == f"image of nvidia workers: me/gpu:1 ({digest[:19]}, 3,200 MB)"
     assert found["nvidia"].login == RegistryLogin("me", "secret")
@@ -174,7 +178,7 @@ def test_new_nodes_get_the_image_that_the_others_have(hub: Hub, machines: None) 
 def test_nothing_is_made_where_an_image_is_missing(
     words: list[str], hub: Hub, machines: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.execute(["up", "--gpu", "g4dn", "--yes", *words]) == 3
+    assert main.execute(["up", "--gpu", "g4dn", "--yes", *words]) == 3
     said = capsys.readouterr().err
     assert "there is no image me/none:1 at docker.io" in said
     assert open_store().list_names() == ()
@@ -188,6 +192,6 @@ def test_on_the_machines_themselves_no_registry_is_asked(hub: Hub, machines: Non
 
 @pytest.mark.parametrize("recipe", catalog.RECIPES)
 def test_every_recipe_is_made_for_a_kind_of_node(recipe: str) -> None:
-    _, images = node_images.parse_images((recipe,))
+    _, images = actions_images.parse_images((recipe,))
     assert set(images) <= set(catalog.CONTAINER_IMAGES)
     assert list(images.values()) == [recipe]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import node_loss
-from clusterctl.actions.run import prepare, resolve
+from clusterctl.actions.run import prepare, resolve_run
 from clusterctl.actions.run import run as run_once
-from clusterctl.charge_model import Charge
-from clusterctl.errors import LaunchError, NodeUnreachable, UsageError
-from clusterctl.job_model import Job, JobState
+from clusterctl.core.errors import LaunchError, NodeUnreachable, UsageError
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Charge
 from tests.unit.calling import Call
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
@@ -101,7 +101,7 @@ def run(
     site: Staged, tmp_path: Path, policy: str, **changes: Any
 ) -> tuple[Job | NodeUnreachable | LaunchError, list[str], str]:
     """How it ended, what was said, and what the ranks printed."""
-    program = resolve([str(tmp_path / "tree" / "program")], None, None)
+    program = resolve_run([str(tmp_path / "tree" / "program")], None, None)
     what = spec(program=program.program, on_node_loss=policy, secret_names=("SECRET",), **changes)
     secrets = {"SECRET": "hunter2"}
     number = site.store.reserve_job_id()
@@ -113,7 +113,7 @@ def run(
             "on_output": lambda pieces: printed.extend(piece.data for piece in pieces),
             "report": said.append,
         }
-        ended: Job | NodeUnreachable | LaunchError = node_loss.run(
+        ended: Job | NodeUnreachable | LaunchError = node_loss.run_again(
             site.store,
             number,
             lambda note: run_once(site.store, prepared, on_start=note, **seen),
@@ -128,7 +128,7 @@ def run(
 
 def run_away(site: Staged, tmp_path: Path, policy: str) -> None:
     """The same, with a clusterctl that reads the end of the job and does nothing about it."""
-    program = resolve([str(tmp_path / "tree" / "program")], None, None)
+    program = resolve_run([str(tmp_path / "tree" / "program")], None, None)
     what = spec(program=program.program, on_node_loss=policy)
     number = site.store.reserve_job_id()
     prepared = prepare(site.where, what, program, {}, number=number)
@@ -260,7 +260,7 @@ def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_pat
     )
     site = replace(site, where=replace(site.where, charges=(bill,)))
     site.store.save(site.where)
-    node_loss.check("replace", site.where)  # whoever writes it agrees to the costs
+    node_loss.check_node_loss("replace", site.where)  # whoever writes it agrees to the costs
     ended, _, _ = run(site, tmp_path, "")
     assert isinstance(ended, NodeUnreachable)
     assert [job.id for job in site.store.list_jobs()] == [1]
@@ -269,8 +269,8 @@ def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_pat
 def test_machines_that_were_attached_cannot_be_replaced(site: Staged) -> None:
     theirs = replace(site.where, identity="", spec=replace(site.where.spec, provider="hosts"))
     with pytest.raises(UsageError, match="only with machines that clusterctl creates"):
-        node_loss.check("replace", theirs)
-    node_loss.check("shrink", theirs)
+        node_loss.check_node_loss("replace", theirs)
+    node_loss.check_node_loss("shrink", theirs)
 
 
 def test_a_job_whose_client_was_away_goes_on_when_it_is_followed_again(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl import node_phases
-from clusterctl.actions import open_store, phase_times
-from clusterctl.bootstrap.progress import StepReporter
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup
-from clusterctl.node_phases import BOOTING, PULLING, READY, NodePhases, NodeState
+from clusterctl.actions import up
+from clusterctl.actions.common import open_store
+from clusterctl.core import progress
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup
+from clusterctl.core.progress import BOOTING, PULLING, READY, NodePhases, NodeState
+from clusterctl.machines.bootstrap import StepReporter
 from tests.unit.making import cluster
 
 
@@ -117,9 +118,9 @@ def test_the_steps_of_the_bootstrap_are_phases() -> None:
     found = states(phases)
     assert (found["worker-1"].phase, found["worker-1"].what) == (PULLING, "")
     assert (found["worker-1"].received, found["worker-1"].size) == (5_000_000, 400_000_000)
-    assert (found["worker-2"].phase, found["worker-2"].what) == (node_phases.INSTALLING, "Docker")
+    assert (found["worker-2"].phase, found["worker-2"].what) == (progress.INSTALLING, "Docker")
     reporter.on_stdout("worker-2", b"@@step hosts the nodes by name\n")
-    assert states(phases)["worker-2"].phase == node_phases.CONFIGURING
+    assert states(phases)["worker-2"].phase == progress.CONFIGURING
 
 
 def sort(*types: str) -> Cluster:
@@ -130,21 +131,21 @@ def sort(*types: str) -> Cluster:
 def test_times_are_kept_for_clusters_of_one_sort() -> None:
     home = open_store().home
     home.make(home.path)
-    phase_times.save(home, sort("g4dn.xlarge"), {"worker|booting|": 20.0})
-    phase_times.save(home, sort("g4dn.xlarge", "g5.xlarge"), {"worker|booting|": 99.0})
-    assert phase_times.load(home, sort("g4dn.xlarge")) == {"worker|booting|": 20.0}
-    assert phase_times.load(home, sort("g5.xlarge")) == {}
-    for number in range(phase_times.MOST):
-        phase_times.save(home, sort(f"c{number}.large"), {"worker|booting|": 1.0})
-    assert phase_times.load(home, sort("g4dn.xlarge")) == {}, "the oldest went"
+    up.save(home, sort("g4dn.xlarge"), {"worker|booting|": 20.0})
+    up.save(home, sort("g4dn.xlarge", "g5.xlarge"), {"worker|booting|": 99.0})
+    assert up.load_phase_times(home, sort("g4dn.xlarge")) == {"worker|booting|": 20.0}
+    assert up.load_phase_times(home, sort("g5.xlarge")) == {}
+    for number in range(up.MOST):
+        up.save(home, sort(f"c{number}.large"), {"worker|booting|": 1.0})
+    assert up.load_phase_times(home, sort("g4dn.xlarge")) == {}, "the oldest went"
 
 
 def test_times_that_cannot_be_read_or_written_are_no_reason_to_fail(tmp_path: Path) -> None:
     home = open_store().home
     home.make(home.path)
-    (home.path / phase_times.FILE).write_text("{")
-    assert phase_times.load(home, sort("g5.xlarge")) == {}
-    (home.path / phase_times.FILE).unlink()
-    (home.path / phase_times.FILE).mkdir()
-    phase_times.save(home, sort("g5.xlarge"), {"worker|booting|": 1.0})
-    assert phase_times.load(home, sort("g5.xlarge")) == {}
+    (home.path / up.FILE).write_text("{")
+    assert up.load_phase_times(home, sort("g5.xlarge")) == {}
+    (home.path / up.FILE).unlink()
+    (home.path / up.FILE).mkdir()
+    up.save(home, sort("g5.xlarge"), {"worker|booting|": 1.0})
+    assert up.load_phase_times(home, sort("g5.xlarge")) == {}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import node_view
+from clusterctl.cli import progress
 from clusterctl.cli.console import Console
-from clusterctl.node_phases import (
+from clusterctl.core.progress import (
     BOOTING,
     CONNECTING,
     FAILED,
@@ -29,7 +29,7 @@ from tests.unit.calling import ROOT
 
 def lines(*nodes: NodeState, stage: str = "", width: int = 100, height: int = 24) -> list[str]:
     picture = Picture(stage, 12.0, nodes)
-    return [text for text, _ in node_view.describe(picture, width, height)]
+    return [text for text, _ in progress.describe_nodes(picture, width, height)]
 
 
 def test_a_line_for_each_node() -> None:
@@ -98,7 +98,7 @@ def test_it_fits_every_window(width: int, height: int) -> None:
     nodes = [NodeState(f"worker-{n}", phases[n % 4], "", 5.0) for n in range(256)]
     shown = lines(*nodes, stage="preparing nodes", width=width, height=height)
     assert max(map(len, shown)) <= width
-    assert len(shown) <= max(node_view.LEAST, height // 2)
+    assert len(shown) <= max(progress.LEAST, height // 2)
     assert shown[0].startswith("256"[:width])
     assert shown[-1] == "preparing nodes, 12 s"[:width]
 
@@ -135,7 +135,7 @@ def test_only_a_terminal_that_somebody_looks_at_has_it(
     if term:
         monkeypatch.setenv("TERM", term)
     console = Console().set(**settings)
-    with node_view.watch(console) as nodes:
+    with progress.watch(console) as nodes:
         assert nodes.watched is shown
         assert (console.before_message is not None) is shown
     assert console.before_message is None
@@ -143,17 +143,17 @@ def test_only_a_terminal_that_somebody_looks_at_has_it(
 
 PROGRAM = """
 import pathlib, sys, time
-from clusterctl.cli import node_view
+from clusterctl.cli import progress
 from clusterctl.cli.console import Console
 folder = pathlib.Path(sys.argv[1])
 def wait(name):
     end = time.monotonic() + 60
     while not (folder / name).exists() and time.monotonic() < end:
         time.sleep(0.02)
-node_view.DELAY = 0.0
+progress.DELAY = 0.0
 console = Console.begin()
 try:
-    with node_view.watch(console) as nodes:
+    with progress.watch(console) as nodes:
         print("rich" in sys.modules, flush=True)
         nodes.expect({"launcher": "launcher", "worker-1": "worker"})
         nodes.show_stage("creating nodes")

@@ -14,9 +14,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from clusterctl import data_sources
-from clusterctl.errors import UsageError
-from clusterctl.s3.objects import list_objects
+from clusterctl.core.errors import UsageError
+from clusterctl.data import sources
+from clusterctl.data.sources import list_objects
 from tests.unit.calling import Call
 from tests.unit.staged import Staged
 from tests.unit.test_download import CONTENT, HASTY, data, give_python, ok
@@ -50,11 +50,11 @@ def test_a_folder_a_file_and_nothing(bucket: Any, call: Call, tmp_path: Path) ->
     folder = Path(got.out.split(": ")[1].strip())
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.bin")}
     assert files == {"a.bin": "train/a.bin", "deep/b.bin": "train/deep/b.bin"}
-    one = data_sources.find("s3://mine/train/a.bin", list_objects)
+    one = sources.find_source("s3://mine/train/a.bin", list_objects)
     assert (one.name, [file.path for file in one.files], one.size) == ("a", ["a.bin"], 11)
     for url, what in (("s3://mine/nothing", "no such object"), ("s3://theirs/x", "no bucket")):
         with pytest.raises(UsageError, match=what):
-            data_sources.find(url, list_objects)
+            sources.find_source(url, list_objects)
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"Signature" not in path.read_bytes(), path
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.config import name_prefix
-from clusterctl.errors import UsageError
-from clusterctl.options.checks import duration
-from clusterctl.options.verbs import VERBS
+from clusterctl.core.errors import UsageError
+from clusterctl.options.jobs import VERBS
+from clusterctl.options.table import duration, name_prefix
 from tests.unit.calling import Call, clusterctl, judge
 
 

@@ -12,14 +12,13 @@ from typing import ClassVar
 
 import pytest
 
-from clusterctl.actions import jobs as actions
-from clusterctl.errors import NodeUnreachable, RecordError
-from clusterctl.job_model import Job
-from clusterctl.jobs import copy_retries, outputs
-from clusterctl.model import NodeResult
-from clusterctl.transport import Transport
-from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.pool import Pool
+from clusterctl.actions import jobs
+from clusterctl.core.errors import NodeUnreachable, RecordError
+from clusterctl.core.job import Job
+from clusterctl.core.model import NodeResult
+from clusterctl.jobs import outputs
+from clusterctl.transport.pool import LocalTransport, Pool
+from clusterctl.transport.protocol import Transport
 from tests.conftest import Need
 from tests.unit import making
 from tests.unit.making import spec
@@ -48,7 +47,7 @@ def here(tmp_path: Path) -> Staged:
 
 def found(site: Staged, job: Job) -> list[str]:
     with site.pool() as pool:
-        return [item.place for item in outputs.find(job, site.where, pool).require_all()]
+        return [item.place for item in outputs.find_outputs(job, site.where, pool).require_all()]
 
 
 def test_what_was_staged_is_no_output(here: Staged, tree: Path) -> None:
@@ -112,7 +111,7 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
     find.chmod(0o755)
     monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
     with here.pool() as pool:
-        seen = outputs.find(job, here.where, pool)
+        seen = outputs.find_outputs(job, here.where, pool)
     assert [item.place for item in seen.outputs] == ["worker-1/made"]
     assert [type(error) for error in seen.failed] == [RecordError] * 2
     assert "on worker-1 cannot be listed: find: ./own: Permission" in seen.failed[0].message
@@ -184,7 +183,7 @@ def test_outputs_with_old_times_are_carried_over(here: Staged, tree: Path) -> No
 
 def fetch(site: Staged, job: Job, target: Path) -> outputs.Brought:
     with site.pool() as pool:
-        what = outputs.find(job, site.where, pool).require_all()
+        what = outputs.find_outputs(job, site.where, pool).require_all()
         return outputs.fetch(job, site.where, pool, what, target, site.store.home)
 
 
@@ -223,7 +222,9 @@ def fetch_with_losses(
     known = site.folder / "known_hosts"
     with Breaking(site.where.nodes, identity=None, known_hosts=known) as pool:
         what = [
-            o for o in outputs.find(job, site.where, pool).require_all() if o.node == "worker-1"
+            o
+            for o in outputs.find_outputs(job, site.where, pool).require_all()
+            if o.node == "worker-1"
         ]
         brought = outputs.fetch(job, site.where, pool, what, target, site.store.home, told.append)
     return brought, told
@@ -279,8 +280,8 @@ def test_fetch_does_not_go_on_for_ever(
     assert [error.message for error in brought.failed] == [
         "fetching outputs of job 7: worker-1: the connection was lost"
     ]
-    assert len(told) == copy_retries.ATTEMPTS - 1
-    assert len(os.listdir(target / "worker-1")) == copy_retries.ATTEMPTS
+    assert len(told) == outputs.ATTEMPTS - 1
+    assert len(os.listdir(target / "worker-1")) == outputs.ATTEMPTS
     brought, _ = fetch_with_losses(here, job, target, 0, monkeypatch)
     assert len(brought.outputs) == len(os.listdir(target / "worker-1")) == 8
 
@@ -295,14 +296,14 @@ def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
     *others, last = here.where.nodes
     here.store.save(replace(here.where, nodes=(*others, replace(last, **gone))))
     said: list[str] = []
-    got = actions.fetch(here.store, job.id, None, tmp_path / "got", said.append)
+    got = jobs.fetch(here.store, job.id, None, tmp_path / "got", said.append)
     assert [item.place for item in got.brought.outputs] == ["worker-1/made"]
     assert list(got.missing) == ["worker-2"]
     assert not here.store.read_job(job.id).fetched
     dead = tuple(replace(item, **gone) for item in (others[1], last))
     here.store.save(replace(here.where, nodes=(others[0], *dead)))
     with pytest.raises(NodeUnreachable, match="no node with outputs of job 7 answers"):
-        actions.fetch(here.store, job.id, None, tmp_path / "got", said.append)
+        jobs.fetch(here.store, job.id, None, tmp_path / "got", said.append)
 
 
 @pytest.mark.parametrize("damage", ["listing", "copying"])
@@ -317,7 +318,7 @@ def test_a_damaged_node_does_not_keep_what_the_others_made(
         (here.work().parent / ".staged").unlink()
     else:
         script.write_text(script.read_text().replace("link)", "link) exit 3 ;;\nother)"))
-    got = actions.fetch(here.store, job.id, None, tmp_path / "got", print)
+    got = jobs.fetch(here.store, job.id, None, tmp_path / "got", print)
     assert [item.place for item in got.brought.outputs] == ["worker-2/made"]
     assert (tmp_path / "got/worker-2/made").read_text() == "worker-2"
     [error] = got.failed

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LaunchError
-from clusterctl.job_model import ProgramKind
-from clusterctl.jobs import own_project, stage
-from clusterctl.jobs.program import Resolved, resolve
-from clusterctl.model import Python
+from clusterctl.core.errors import LaunchError
+from clusterctl.core.job import ProgramKind
+from clusterctl.core.model import Python
+from clusterctl.project import own_project
+from clusterctl.project import tree as project_tree
+from clusterctl.project.program import Resolved, resolve_program
 from tests.unit.calling import Call
 from tests.unit.making import node
 from tests.unit.packaged import find_projects, make_project
@@ -49,8 +50,8 @@ def paths(found: Resolved) -> tuple[str, ...]:
     return tuple(path for project in find_projects(found, "none") for path in project.paths)
 
 
-def equip(found: Resolved, given: str = "none") -> stage.Tree:
-    return own_project.equip(found.tree, find_projects(found, given))
+def equip(found: Resolved, given: str = "none") -> project_tree.Tree:
+    return own_project.equip_own_project(found.tree, find_projects(found, given))
 
 
 def unpack(found: Resolved, folder: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_command_of_the_project_runs_as_if_it_were_installed(
     text = NAMED + SCRIPTS
     text = text.replace("[project", "[tool.poetry") if poetry else text
     Path("pyproject.toml").write_text(text)
-    found = resolve("pkg-train", ("--lr", "0.1"))
+    found = resolve_program("pkg-train", ("--lr", "0.1"))
     assert (found.program.kind, found.program.target) == (ProgramKind.COMMAND, "pkg-train")
     unpack(found, tmp_path)
     ended = run(tmp_path, "pkg-train", "--lr", "0.1")
@@ -86,7 +87,7 @@ def test_a_command_of_the_project_runs_as_if_it_were_installed(
 def test_a_program_finds_the_version_of_its_project(here: Path, tmp_path: Path) -> None:
     """`__version__ = version("…")`, as many packages have it, fails where it is unknown."""
     Path("pyproject.toml").write_text('[project]\nname = "my-project"\ndynamic = ["version"]\n')
-    unpack(resolve("train.py", ()), tmp_path)
+    unpack(resolve_program("train.py", ()), tmp_path)
     ask = "from importlib.metadata import version; print(version('my_project'))"
     assert run(tmp_path, sys.executable, "-c", ask).stdout == "0+unknown\n"
 
@@ -106,7 +107,7 @@ def test_a_program_finds_the_version_of_its_project(here: Path, tmp_path: Path) 
 )
 def test_a_file_without_a_project_describes_none(text: str, here: Path) -> None:
     Path("pyproject.toml").write_text(text)
-    found = resolve("train.py", ())
+    found = resolve_program("train.py", ())
     assert equip(found).own == ()
     assert paths(found) == ("src",)
 
@@ -114,18 +115,18 @@ def test_a_file_without_a_project_describes_none(text: str, here: Path) -> None:
 def test_names_that_are_no_commands_make_none(here: Path, tmp_path: Path) -> None:
     names = '"../out" = "pkg.cli:main"\n"a b" = "pkg.cli:main"\nodd = "pkg.cli:main; evil"\n'
     Path("pyproject.toml").write_text(f"{NAMED}[project.scripts]\n{names}")
-    found = resolve("train.py", ())
+    found = resolve_program("train.py", ())
     files = [name for name, _, _ in equip(found).own]
     assert all(name.startswith("my_project-1.4.dist-info/") for name in files)
     assert not own_project.is_command("odd", here)
 
 
 def test_the_projects_own_packages_can_be_imported(here: Path) -> None:
-    assert paths(resolve("train.py", ())) == ()
+    assert paths(resolve_program("train.py", ())) == ()
     Path("pyproject.toml").touch()
-    assert paths(resolve("train.py", ())) == ("src",)
+    assert paths(resolve_program("train.py", ())) == ("src",)
     Path("src").rename("pkg")
-    assert paths(resolve("train.py", ())) == (".",)
+    assert paths(resolve_program("train.py", ())) == (".",)
 
 
 def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(here: Path) -> None:
@@ -137,10 +138,10 @@ def test_a_project_in_a_folder_of_a_repository_finds_its_own_packages(here: Path
     Path("part/pyproject.toml").touch()
     Path("part/src/mine/train.py").touch()
     os.chdir("part")
-    found = resolve("mine.train", ())
+    found = resolve_program("mine.train", ())
     assert paths(found) == ("part/src",)
     assert (found.program.folder, found.program.target) == ("part", "mine.train")
-    assert paths(resolve("../train.py", ())) == (".",)
+    assert paths(resolve_program("../train.py", ())) == (".",)
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def built(here: Path, need: Callable[..., None]) -> Path:
 
 def test_a_project_is_found_as_its_build_would_install_it(built: Path) -> None:
     """Code is that of the tree, which the next job sees as it is then."""
-    found = resolve("train.py", ())
+    found = resolve_program("train.py", ())
     (project,) = find_projects(found)
     assert (project.name, project.paths, project.requirements) == ("mine", ("lib",), ["demo>=1"])
     tree = equip(found, "")
@@ -202,9 +203,11 @@ def test_a_project_that_cannot_be_built_is_used_as_it_lies_there(
 
 def test_what_was_compiled_here_is_not_sent_where_it_cannot_run(built: Path) -> None:
     make_project(built, "mine", {"deep/__init__.py": "@lib/deep/__init__.py", "deep/_c.so": "x"})
-    projects = find_projects(resolve("train.py", ()))
-    assert dict(own_project.equip(resolve("train.py", ()).tree, projects).written)["lib/deep/_c.so"]
+    projects = find_projects(resolve_program("train.py", ()))
+    assert dict(
+        own_project.equip_own_project(resolve_program("train.py", ()).tree, projects).written
+    )["lib/deep/_c.so"]
     python = Python(executable="/p", version=platform.python_version())
-    own_project.check(projects, [node(arch=platform.machine(), python=python)])
+    own_project.check_own_project(projects, [node(arch=platform.machine(), python=python)])
     with pytest.raises(LaunchError, match="does not run on worker-1"):
-        own_project.check(projects, [node(arch="riscv64", python=python)])
+        own_project.check_own_project(projects, [node(arch="riscv64", python=python)])

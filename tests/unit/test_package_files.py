@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs import package_indexes, package_sources
-from clusterctl.jobs.program import resolve
+from clusterctl.project import environment, uv
+from clusterctl.project.program import resolve_program
 from tests import wheels
 from tests.unit.packaged import (
     Install,
@@ -45,7 +45,7 @@ variables:
 
 def test_an_environment_of_conda_as_far_as_an_index_has_it(project: Path) -> None:
     Path("environment.yml").write_text(CONDA)
-    wanted = package_sources.find(resolve("train.py", ()), "environment.yml")
+    wanted = environment.find_package_files(resolve_program("train.py", ()), "environment.yml")
     assert wanted is not None
     assert wanted.texts == {
         "environment.yml.txt": "demo==1.*\nhelper==1.5.*\ntorch>=2.1\ntrainer==1.0\nother>=2,<3\n"
@@ -69,9 +69,9 @@ def test_indexes_that_poetry_names_are_asked(project: Path) -> None:
     make_project(project, "mine", {}, "demo (>=1.0,<2)")
     with Path("pyproject.toml").open("a") as file:
         file.write('[[tool.poetry.source]]\nname = "t"\nurl = "https://h/simple"\n')
-    found = package_sources.find(resolve("train.py", ()), "")
+    found = environment.find_package_files(resolve_program("train.py", ()), "")
     assert found is not None
-    assert package_indexes.list_lines(found.texts) == ["--extra-index-url https://h/simple"]
+    assert uv.list_lines(found.texts) == ["--extra-index-url https://h/simple"]
     assert found.requirements == ("demo (>=1.0,<2)",)
 
 
@@ -93,7 +93,7 @@ def test_projects_of_the_tree_bring_what_they_need_and_are_used_where_they_lie(
         assert run(python_of(worker), "-c", code) == "1.0\n"
         names = {path.stem for path in Path(python_of(worker)).parents[1].glob("lib/*/*/*")}
         assert not {"one", "two", "outdated"} & names
-    folders = {one.folder for one in find_projects(resolve("train.py", ()))}
+    folders = {one.folder for one in find_projects(resolve_program("train.py", ()))}
     assert folders == {"libs/one", "libs/two"}
 
 
@@ -117,10 +117,10 @@ def test_members_of_a_workspace_are_used_where_they_lie(
     worker = here("worker-1", tmp_path)
     install("", worker)
     assert run(python_of(worker), "train.py") == "1.0\n"
-    paths = {path for one in find_projects(resolve("train.py", ())) for path in one.paths}
+    paths = {path for one in find_projects(resolve_program("train.py", ())) for path in one.paths}
     assert "packages/member/src" in paths
     run("git", "init", "-q")
     Path("packages/member/program.py").touch()
-    wanted = package_sources.find(resolve("packages/member/program.py", ()), "")
+    wanted = environment.find_package_files(resolve_program("packages/member/program.py", ()), "")
     assert wanted
     assert wanted.source == ("uv.lock" if locked else "pyproject.toml")

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LaunchError, UsageError
-from clusterctl.jobs import package_indexes, package_sources, packages
-from clusterctl.jobs.program import resolve
-from clusterctl.state import find_home
+from clusterctl.core.errors import LaunchError, UsageError
+from clusterctl.project import environment, uv
+from clusterctl.project.program import resolve_program
+from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
 from tests import wheels
 from tests.unit.calling import Call
@@ -54,12 +54,12 @@ def test_a_node_gets_the_packages_beside_those_of_its_python(
     code = f"import demo, helper, sys; print(demo.VERSION, helper.VERSION, {own!r} in sys.path)"
     assert run(python_of(one), "-c", code) == "2.0 1.5 True\n"
     assert run(python_of(one).removesuffix("python") + "demo-version") == "2.0\n"
-    wanted = package_sources.find(resolve("train.py", ()), "requirements.txt")
+    wanted = environment.find_package_files(resolve_program("train.py", ()), "requirements.txt")
     assert wanted
     with Pool([one], identity=None, known_hosts=Path("none")) as pool:
-        packages.check_command("demo-version", wanted, [one], pool)
+        environment.check_command("demo-version", wanted, [one], pool)
         with pytest.raises(UsageError, match=r"no package of requirements\.txt has") as caught:
-            packages.check_command("demo-versoin", wanted, [one], pool)
+            environment.check_command("demo-versoin", wanted, [one], pool)
     assert caught.value.hint == "did you mean demo-version?"
 
 
@@ -189,8 +189,8 @@ url = "vendored"
     )
     first, some = "--index-url https://user:word@a.example/simple", "--extra-index-url"
     texts = {"pyproject.toml": text}
-    assert package_indexes.list_tables(texts, only_some=False) == [first]
-    assert package_indexes.list_lines(texts) == [first, f"{some} https://b.example/whl"]
+    assert uv.list_tables(texts, only_some=False) == [first]
+    assert uv.list_lines(texts) == [first, f"{some} https://b.example/whl"]
 
 
 def test_a_requirements_file_means_what_pip_makes_of_it(
@@ -297,8 +297,8 @@ def test_a_lock_decides_which_torch_is_used(
     ) in said
     assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
     kept = here("worker-2", tmp_path)
-    if keeps == package_sources.NONE:
-        assert package_sources.find(resolve("train.py", ()), keeps) is None
+    if keeps == uv.NONE:
+        assert environment.find_package_files(resolve_program("train.py", ()), keeps) is None
     else:
         install(keeps, kept)
     assert not list(Path(kept.root).glob("packages/*/lib/*/site-packages/torch"))
@@ -358,24 +358,26 @@ def test_another_python_of_the_nodes_brings_nothing_of_theirs(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     """Found by its name there; where it is missing, nothing is downloaded."""
-    wanted = package_sources.find(resolve("train.py", ()), "", "3.99")
+    wanted = environment.find_package_files(resolve_program("train.py", ()), "", "3.99")
     assert wanted is not None
     assert wanted.source == "--python 3.99"
     minor = ".".join(platform.python_version_tuple()[:2])
     Path("requirements.txt").write_text("demo==1.0\n")
-    wanted = package_sources.find(resolve("train.py", ()), "requirements.txt", minor)
+    wanted = environment.find_package_files(
+        resolve_program("train.py", ()), "requirements.txt", minor
+    )
     assert wanted is not None
-    packages.save(wanted, find_home())
+    environment.save(wanted, find_home())
     one, two = here("worker-1", tmp_path), here("worker-2", tmp_path)
-    missing = packages.choose(cluster(one, two), "3.99")
+    missing = environment.choose_packages(cluster(one, two), "3.99")
     with pytest.raises(LaunchError, match=r"no python3.99 on worker-1, worker-2"):
         bring(wanted.digest, *missing.nodes)
     assert not Path(one.root, "packages").exists()
-    chosen = packages.choose(cluster(one), minor)
+    chosen = environment.choose_packages(cluster(one), minor)
     bring(wanted.digest, *chosen.nodes)
     said = run(python_of(one), "-c", "import demo, sys; print(demo.VERSION, sys.version_info[:2])")
     assert said == f"1.0 ({minor.replace('.', ', ')})\n"
-    (equipped,) = packages.equip(chosen, wanted.digest).nodes
+    (equipped,) = environment.equip_nodes(chosen, wanted.digest).nodes
     assert equipped.python == python_of(one)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.job_model import Placement
-from clusterctl.launch.placement import MOST_ON_LOCAL, is_oversubscribed, place
+from clusterctl.core.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.core.job import Placement
+from clusterctl.launch.hostfile import MOST_ON_LOCAL, is_oversubscribed, place
 from tests.unit.making import cluster, job, node, spec
 
 LAUNCHER = node("launcher", "10.0.0.10")

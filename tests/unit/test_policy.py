@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets
-from clusterctl.providers import ec2
-from clusterctl.providers.ec2.tagged_resources import KINDS
+from clusterctl.core import assets
+from clusterctl.machines import ec2
+from clusterctl.machines.ec2.tagged_resources import KINDS
 from tests.sim.ec2.authorization import asks
 from tests.sim.ec2.iam import allows
 from tests.sim.ec2.wire import Request

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from clusterctl import catalog
-from clusterctl.charge_model import NETWORK_PARTS, Charge
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.providers.ec2 import prices
-from clusterctl.providers.ec2.prices import Quote
-from clusterctl.providers.ec2.spec import PlannedMachine
-from clusterctl.providers.ec2.tagged_resources import Rates
-from clusterctl.providers.shared import budget
-from clusterctl.providers.shared import charges as measured
-from clusterctl.providers.shared.nodes import LAUNCHER
+from clusterctl.core import catalog
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import NETWORK_PARTS, Charge
+from clusterctl.machines import charges as machines_charges
+from clusterctl.machines.ec2 import prices
+from clusterctl.machines.ec2.prices import Quote
+from clusterctl.machines.ec2.spec import PlannedMachine
+from clusterctl.machines.ec2.tagged_resources import Rates
+from clusterctl.machines.protocol import LAUNCHER
 
 KNOWN = "g4dn.xlarge"
 LISTED = catalog.PRICES[KNOWN].dollars
@@ -154,7 +153,9 @@ def test_every_region_has_its_own_prices_of_disks_and_addresses() -> None:
     worker = {item.part: item.hourly for item in prices.build_charges(MACHINES, found, 10.0)}
     assert worker == {"instance": 2.0, "disk": 0.1 * 100 / 730, "address": 0.006}
     assert (
-        budget.compute_affordable_time(10.0, prices.build_charges(MACHINES, found, 10.0), 0.0)
+        machines_charges.compute_affordable_time(
+            10.0, prices.build_charges(MACHINES, found, 10.0), 0.0
+        )
         > 3600
     )
     # Only where nobody can be asked they are unknown: the table is that of one region.
@@ -179,7 +180,9 @@ def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
     assert any("$0.0560/h until `clusterctl down`" in line for line in lines)
     assert any("$0.045 for each GB" in line for line in lines)
     alone = [item for item in made if item.part not in NETWORK_PARTS]
-    assert measured.sum_hourly(made)[0] == pytest.approx(measured.sum_hourly(alone)[0] + 0.056)
+    assert machines_charges.sum_hourly(made)[0] == pytest.approx(
+        machines_charges.sum_hourly(alone)[0] + 0.056
+    )
     silent, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
     assert not [i for i in prices.build_charges(MACHINES, silent, 0.0) if i.part in NETWORK_PARTS]
 
@@ -195,36 +198,38 @@ def test_what_a_region_charges_per_hour() -> None:
 def test_what_costs_more_per_hour_than_agreed_is_refused() -> None:
     found, _ = quotes(Aws(LIVE), "t3.small", KNOWN)
     made = prices.build_charges(MACHINES, found, 10.0)
-    rate, _ = measured.sum_hourly(made)
-    budget.check_hourly(0.0, made)
-    budget.check_hourly(rate, made)
+    rate, _ = machines_charges.sum_hourly(made)
+    machines_charges.check_hourly(0.0, made)
+    machines_charges.check_hourly(rate, made)
     with pytest.raises(
         UsageError, match=rf"up to \${rate:.2f}/h, more than --max-hourly 4.00"
     ) as caught:
-        budget.check_hourly(4.0, made)
+        machines_charges.check_hourly(4.0, made)
     assert "a higher --max-hourly" in caught.value.hint
     with pytest.raises(UsageError, match=f"price of {KNOWN} is unknown") as caught:
-        budget.check_hourly(4.0, charges(**{KNOWN: Quote(None, "unknown")}))
+        machines_charges.check_hourly(4.0, charges(**{KNOWN: Quote(None, "unknown")}))
     assert "a region with a known price" in caught.value.hint
 
 
 def test_what_runs_is_summed_and_what_is_unknown_is_named() -> None:
     priced, unpriced, over = charges()[0], replace(charges()[3], hourly=None), charges()[6]
     running = (priced, unpriced, replace(over, until=20.0))
-    assert measured.sum_hourly(running) == (0.5, (KNOWN,))
+    assert machines_charges.sum_hourly(running) == (0.5, (KNOWN,))
 
 
 @pytest.mark.parametrize(("spent", "seconds"), [(0.0, 5 * 3600.0), (9.5, 900.0), (9.95, 120.0)])
 def test_a_budget_lasts_as_long_as_what_is_left_of_it(spent: float, seconds: float) -> None:
     """A machine that does not end itself is ended by AWS within two minutes of the deadline."""
     one = replace(charges()[3], hourly=2.0)
-    assert budget.compute_affordable_time(10.0, [one], spent) == pytest.approx(seconds - 120)
+    assert machines_charges.compute_affordable_time(10.0, [one], spent) == pytest.approx(
+        seconds - 120
+    )
 
 
 def test_a_budget_lasts_in_february_too() -> None:
     """A disk's price per month is due in 28 days."""
     disk = replace(charges()[3], part="disk", hourly=2.0, since=1769904000.0)
-    seconds = budget.compute_affordable_time(10.0, [disk], 0.0)
+    seconds = machines_charges.compute_affordable_time(10.0, [disk], 0.0)
     assert disk.compute_dollars(disk.since + seconds + 120) == pytest.approx(10.0)
 
 
@@ -234,23 +239,23 @@ def test_a_budget_lasts_for_what_a_nat_gateway_costs_after_the_deadline() -> Non
     parts = (*NETWORK_PARTS, "instance")
     mine = [replace(charges()[3], part=part, hourly=0.5, since=since) for part in parts]
     for dollars in (2.5, 3.0, 3.1, 3.9):
-        deadline = since + budget.compute_affordable_time(dollars, mine, 0.0)
+        deadline = since + machines_charges.compute_affordable_time(dollars, mine, 0.0)
         gateway, address, machine = mine
         spent = machine.compute_dollars(deadline) + gateway.compute_dollars(deadline + 60)
         assert spent + address.compute_dollars(deadline + 900) <= dollars
         assert machine.compute_dollars(deadline) > 0.2
     with pytest.raises(UsageError, match=r"--budget \$0.60 is spent"):
-        budget.compute_affordable_time(0.6, mine, 0.0)
+        machines_charges.compute_affordable_time(0.6, mine, 0.0)
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     one = charges()[3]
     with pytest.raises(UsageError) as caught:
-        budget.compute_affordable_time(10.0, [replace(one, hourly=None)], 0.0)
+        machines_charges.compute_affordable_time(10.0, [replace(one, hourly=None)], 0.0)
     assert KNOWN in caught.value.message
     assert "--ttl" in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        budget.compute_affordable_time(10.0, [one], 10.0)
+        machines_charges.compute_affordable_time(10.0, [one], 10.0)
     assert "$10.00 is spent" in caught.value.message
     assert caught.value.hint
 

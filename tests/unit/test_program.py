@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LaunchError, UsageError
-from clusterctl.job_model import ProgramKind
-from clusterctl.jobs.program import check, resolve, resolve_command, resolve_module
-from clusterctl.jobs.program_text import may_use_mpi, warn_of_backend, warn_of_no_mpi
-from clusterctl.model import Mpi, Python
+from clusterctl.core.errors import LaunchError, UsageError
+from clusterctl.core.job import ProgramKind
+from clusterctl.core.model import Mpi, Python
+from clusterctl.project.program import (
+    check_program,
+    may_use_mpi,
+    resolve_command,
+    resolve_module,
+    resolve_program,
+    warn_of_backend,
+    warn_of_no_mpi,
+)
 from tests.unit.making import cluster, node, program
 
 BUNDLED = "multinode_ddp_mpi.py"
@@ -50,7 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_kinds(script: str, kind: ProgramKind, target: str, source: str, here: Path) -> None:
     args = ("--flag", "a b", "")
     for path in (script, str(here / script)):
-        found = resolve(path, args)
+        found = resolve_program(path, args)
         assert (found.program.kind, found.program.args) == (kind, args)
         assert (found.program.target, found.program.source) == (target, source)
         # The target is where it will be on the node, seen from the working directory.
@@ -61,7 +68,7 @@ def test_kinds(script: str, kind: ProgramKind, target: str, source: str, here: P
 
 
 def test_bundled(here: Path) -> None:
-    found = resolve(BUNDLED, ("5",))
+    found = resolve_program(BUNDLED, ("5",))
     assert found.program.bundled
     assert found.program.target == BUNDLED
     assert BUNDLED in {Path(name).name for name in found.tree.files}
@@ -69,7 +76,7 @@ def test_bundled(here: Path) -> None:
 
 def test_a_file_here_wins_over_a_bundled_one(here: Path) -> None:
     (here / BUNDLED).touch()
-    found = resolve(BUNDLED, ())
+    found = resolve_program(BUNDLED, ())
     assert not found.program.bundled
     assert found.tree.root == here.resolve()
 
@@ -78,13 +85,13 @@ def test_ranks_start_where_the_user_stands(
     here: Path, need: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subprocess.run([need("git"), "init", "-q"], check=True)
-    found = resolve("pkg/train.py", ())
+    found = resolve_program("pkg/train.py", ())
     assert (found.program.folder, found.program.target) == (".", "pkg/train.py")
     monkeypatch.chdir(here / "pkg" / "sub")
-    found = resolve("../train.py", ())
+    found = resolve_program("../train.py", ())
     assert (found.program.folder, found.program.target) == ("pkg/sub", "../train.py")
     monkeypatch.chdir("/")
-    found = resolve(str(here / "pkg" / "train.py"), ())
+    found = resolve_program(str(here / "pkg" / "train.py"), ())
     assert (found.program.folder, found.program.target) == ("pkg", "train.py")
 
 
@@ -112,7 +119,7 @@ def test_a_command_of_the_nodes(
     assert (found.kind, found.target, found.args) == (kind, target, args)
     if words.startswith("python ") or words.startswith("python3 "):
         first, *rest = words.split()
-        assert resolve(first, tuple(rest)).program == found
+        assert resolve_program(first, tuple(rest)).program == found
 
 
 def test_a_command_comes_with_the_folder_where_it_is_typed(
@@ -123,21 +130,21 @@ def test_a_command_comes_with_the_folder_where_it_is_typed(
     found = resolve_command(["hostname"])
     assert (found.tree.files, found.program.folder) == ((), "."), "nothing of a home folder"
     with pytest.raises(UsageError, match="home folder"):
-        resolve("train.py", ())
+        resolve_program("train.py", ())
 
 
 def test_a_python_command_needs_python() -> None:
     what = program("-c", "pass", kind=ProgramKind.COMMAND, target="python")
     bare = cluster(node("worker-1", python=""))
     with pytest.raises(LaunchError, match="no Python"):
-        check(what, bare, ("worker-1",))
-    check(replace(what, target="hostname"), bare, ("worker-1",))
+        check_program(what, bare, ("worker-1",))
+    check_program(replace(what, target="hostname"), bare, ("worker-1",))
 
 
 def test_a_link_to_a_script_inside(here: Path) -> None:
     (here / "link.py").symlink_to("pkg/train.py")
     (here / "pkg" / "train.py").write_text("print()")
-    found = resolve("link.py", (), chosen=here)
+    found = resolve_program("link.py", (), chosen=here)
     assert (here / found.program.folder / found.program.target).samefile(here / "pkg/train.py")
 
 
@@ -145,7 +152,7 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
     (tmp_path / "other.py").touch()
     (here / "link.py").symlink_to(tmp_path / "other.py")
     with pytest.raises(UsageError, match="not inside") as caught:
-        resolve("link.py", ())
+        resolve_program("link.py", ())
     assert "--stage" in caught.value.hint
 
 
@@ -170,7 +177,7 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
 )
 def test_mistakes(script: str, words: list[str], hint: str, here: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(script, ())
+        resolve_program(script, ())
     assert all(word in caught.value.message for word in words), caught.value.message
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message
@@ -179,13 +186,13 @@ def test_mistakes(script: str, words: list[str], hint: str, here: Path) -> None:
 def test_a_script_with_the_line_endings_of_windows(here: Path) -> None:
     (here / "tool").write_bytes(b"#!/bin/sh\r\nexit 0\r\n")
     with pytest.raises(UsageError, match="Windows line endings") as caught:
-        resolve("./tool", ())
+        resolve_program("./tool", ())
     mend = caught.value.hint.partition(" (")[0]
     subprocess.run(["sh", "-c", mend], check=True)
     assert (here / "tool").read_bytes() == b"#!/bin/sh\nexit 0\n"
-    assert resolve("./tool", ()).program.kind is ProgramKind.BINARY
+    assert resolve_program("./tool", ()).program.kind is ProgramKind.BINARY
     (here / "train.py").write_bytes(b"#!/usr/bin/env python3\r\nprint()\r\n")
-    assert resolve("train.py", ()).program.kind is ProgramKind.PYTHON, "Python reads them"
+    assert resolve_program("train.py", ()).program.kind is ProgramKind.PYTHON, "Python reads them"
 
 
 def test_a_program_that_was_not_built_yet_is_no_command_of_the_nodes(here: Path) -> None:
@@ -201,13 +208,13 @@ def test_a_program_that_was_not_built_yet_is_no_command_of_the_nodes(here: Path)
 def test_what_people_type_before_a_script_is_understood(here: Path) -> None:
     (here / "job.sh").write_text("hostname\n")
     for words in (("bash", "job.sh"), ("bash", "-x", "job.sh"), ("sh", "-c", "hostname")):
-        found = resolve(words[0], words[1:]).program
+        found = resolve_program(words[0], words[1:]).program
         assert (found.kind, found.target, found.args) == (ProgramKind.COMMAND, words[0], words[1:])
     with pytest.raises(UsageError) as caught:
-        resolve("job.sh", ())
+        resolve_program("job.sh", ())
     assert "clusterctl run bash job.sh" in caught.value.hint
     with pytest.raises(UsageError, match="no script named 'bash'"):
-        resolve("bash", ())
+        resolve_program("bash", ())
 
 
 def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
@@ -215,7 +222,7 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
     (here / "src").mkdir()
     (here / "src" / "train_minst_ddp.py").touch()
     with pytest.raises(UsageError) as caught:
-        resolve("src/train_mnist_dpp.py", ())
+        resolve_program("src/train_mnist_dpp.py", ())
     assert caught.value.hint == "did you mean src/train_minst_ddp.py?"
 
 
@@ -231,7 +238,7 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
 def test_a_batch_script_is_no_program(text: str, word: str, submit: str, here: Path) -> None:
     (here / "tool").write_text(text)
     with pytest.raises(UsageError, match="batch script") as caught:
-        resolve("tool", ())
+        resolve_program("tool", ())
     assert word in caught.value.message
     assert submit in caught.value.hint
     assert "clusterctl run" in caught.value.hint
@@ -242,18 +249,18 @@ def test_a_batch_script_is_no_program(text: str, word: str, submit: str, here: P
 )
 def test_what_only_looks_like_a_batch_script_is_run(text: str, here: Path) -> None:
     (here / "tool").write_text(text)
-    assert resolve("tool", ()).program.target == "./tool"
+    assert resolve_program("tool", ()).program.target == "./tool"
 
 
 @pytest.mark.parametrize("name", ["sim.cxx", "solver.f90", "old.f"])
 def test_more_languages(name: str, here: Path) -> None:
     (here / name).touch()
-    assert resolve(name, ()).program.kind is ProgramKind.SOURCE
+    assert resolve_program(name, ()).program.kind is ProgramKind.SOURCE
 
 
 def test_further_sources_are_named_from_where_ranks_start(here: Path) -> None:
     (here / "pkg" / "util.c").touch()
-    found = resolve("hello.c", (), sources=[Path("pkg/util.c"), here / "sim.cpp"])
+    found = resolve_program("hello.c", (), sources=[Path("pkg/util.c"), here / "sim.cpp"])
     assert found.program.sources == ("pkg/util.c", "sim.cpp")
 
 
@@ -271,14 +278,14 @@ def test_further_sources_that_cannot_be(
 ) -> None:
     (tmp_path / "other.c").touch()
     with pytest.raises(UsageError, match=word) as caught:
-        resolve(script, (), sources=[Path(further)])
+        resolve_program(script, (), sources=[Path(further)])
     assert caught.value.hint
 
 
 def test_stage_must_hold_the_script(here: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(UsageError, match="not inside"):
-        resolve("train.py", (), chosen=tmp_path / "other")
+        resolve_program("train.py", (), chosen=tmp_path / "other")
 
 
 @pytest.mark.parametrize("module", ["pkg.train", "pkg.sub", "train"])
@@ -291,10 +298,10 @@ def test_module(module: str, here: Path) -> None:
 
 @pytest.mark.parametrize("module", ["pkg.train", "pkg.sub"])
 def test_a_module_is_understood_without_an_option(module: str, here: Path) -> None:
-    assert resolve(module, ("1",)) == resolve_module(module, ("1",))
+    assert resolve_program(module, ("1",)) == resolve_module(module, ("1",))
     (here / module).write_text("#!/bin/sh\n")
     (here / module).chmod(0o755)
-    assert resolve(module, ()).program.kind is ProgramKind.BINARY
+    assert resolve_program(module, ()).program.kind is ProgramKind.BINARY
 
 
 def test_a_module_that_is_installed_on_the_nodes(here: Path) -> None:
@@ -320,7 +327,7 @@ def test_a_backend_that_no_program_asks_for_is_said(
     text: str, backend: str, noted: bool, here: Path
 ) -> None:
     (here / "train.py").write_text(text)
-    note = warn_of_backend(resolve("train.py", ()), backend)
+    note = warn_of_backend(resolve_program("train.py", ()), backend)
     assert bool(note) == noted
     assert (f"--backend {backend}" in note) == noted
 
@@ -349,7 +356,7 @@ def test_which_programs_may_use_mpi(
     if first == "-m":
         found = resolve_module(rest[0], ())
     else:
-        found = resolve_command(rest) if first == "--" else resolve(first, ())
+        found = resolve_command(rest) if first == "--" else resolve_program(first, ())
     assert may_use_mpi(found, "auto") == may
     assert may_use_mpi(found, "mpi")
 
@@ -374,18 +381,18 @@ def test_ranks_that_mpi_will_not_join_are_said(
     (here / "train.py").write_text(text)
     name, *installed = mpi.split()
     found = Mpi(flavour=installed[0], version=installed[1], prefix="/usr") if installed else None
-    assert bool(warn_of_no_mpi(resolve("train.py", ()), name, ranks, found)) == noted
+    assert bool(warn_of_no_mpi(resolve_program("train.py", ()), name, ranks, found)) == noted
 
 
 def test_a_bundled_program_heeds_the_backend(here: Path) -> None:
-    assert warn_of_backend(resolve(BUNDLED, ()), "gloo") == ""
+    assert warn_of_backend(resolve_program(BUNDLED, ()), "gloo") == ""
 
 
 def test_nodes_without_python() -> None:
     where = cluster(node("launcher", "10.0.0.10"), node(python=None))
     with pytest.raises(LaunchError, match="worker-1"):
-        check(program(), where, ("worker-1",))
-    check(program(kind=ProgramKind.BINARY), where, ("worker-1",))
+        check_program(program(), where, ("worker-1",))
+    check_program(program(kind=ProgramKind.BINARY), where, ("worker-1",))
 
 
 def test_bundled_programs_need_their_packages() -> None:
@@ -394,9 +401,9 @@ def test_bundled_programs_need_their_packages() -> None:
         node("launcher", "10.0.0.10"), node(), node("worker-2", "10.0.0.12", python=plain)
     )
     nodes = ("worker-1", "worker-2")
-    check(program(), where, nodes)
+    check_program(program(), where, nodes)
     with pytest.raises(LaunchError) as caught:
-        check(replace(program(), bundled=True), where, nodes)
+        check_program(replace(program(), bundled=True), where, nodes)
     assert "worker-2" in caught.value.message
     assert "torch, mpi4py" in caught.value.message
     assert "worker-1" not in caught.value.message
@@ -407,4 +414,4 @@ def test_an_unreadable_script(here: Path) -> None:
         return  # reads everything
     (here / "train.py").chmod(0)
     with pytest.raises(UsageError, match="cannot be read"):
-        resolve("train.py", ())
+        resolve_program("train.py", ())

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import process, schedulers
-from clusterctl.jobs import uv
-from clusterctl.jobs.stage import find_tree
-from clusterctl.program_variables import write_unset
+from clusterctl import process
+from clusterctl.batch import scheduler
+from clusterctl.core.variables import write_unset
+from clusterctl.project import uv
+from clusterctl.project.tree import find_tree
 from clusterctl.terraform.binary import make_environment
 from tests.unit.making import job
 
@@ -153,7 +154,7 @@ def test_slurm_commands_see_neither_a_surrounding_job_nor_options_by_variable(
     passing = {"SLURM_CONF", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SLURM_PMIX_FENCE"}
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "MULTI": "a\nSLURM_NOT=1\nb"}
     env |= dict.fromkeys((*SLURM.split(), *passing, "SBATCH_PARTITION", "MINE"), "1")
-    slurm = schedulers.load("slurm")
+    slurm = scheduler.load_scheduler("slurm")
     for argv in (slurm.submit_argv(one), slurm.end_argv(one)):
         subprocess.run([shell, *argv[1:]], cwd=folder, env=env, timeout=30)
     for name in ("sbatch", "scancel"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.bootstrap.progress import StepReporter
+from clusterctl.machines.bootstrap import StepReporter
 
 
 def test_equal_steps_of_many_nodes_are_one_line() -> None:

@@ -23,28 +23,33 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import assets, bootstrap, hang_notes, known_hosts, registry, stacks, terraform
-from clusterctl.actions import check_name, cluster_status
-from clusterctl.bootstrap import facts, idle_agent
-from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.insight import messages, metrics, node_views, top, verify_output
-from clusterctl.insight.verify_output import GPU_FIELDS
-from clusterctl.job_model import JobState
-from clusterctl.jobs import copies_here, fetched, follow, mirror, outputs, provenance, stage, uv
+from clusterctl.actions import status
+from clusterctl.actions.common import check_name
+from clusterctl.batch import direct, verdict
+from clusterctl.batch.scheduler import load_batch
+from clusterctl.core import assets, keys, stacks
+from clusterctl.core.errors import ProviderError, RecordError, UsageError
+from clusterctl.core.job import JobState
+from clusterctl.insight import messages, metrics, node_views, top, verify
+from clusterctl.insight.verify import GPU_FIELDS
+from clusterctl.jobs import follow, mirror, outputs, records
+from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
+from clusterctl.machines import hosts as machines_hosts
+from clusterctl.machines.docker import containers
+from clusterctl.machines.ec2 import answers, failures
+from clusterctl.machines.local import sshd
+from clusterctl.machines.sge import SgeProvider
+from clusterctl.machines.slurm import SlurmProvider
+from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import Option
-from clusterctl.options.verbs import VERBS
-from clusterctl.providers.docker import engine
-from clusterctl.providers.ec2 import answers, failures
-from clusterctl.providers.hosts import inventory
-from clusterctl.providers.local import sshd
-from clusterctl.providers.sge.provider import SgeProvider
-from clusterctl.providers.shared import deadlines, subnets
-from clusterctl.providers.slurm.provider import SlurmProvider
-from clusterctl.schedulers import direct, job_state, load_batch
-from clusterctl.state import Home, Store
-from clusterctl.terraform import events
+from clusterctl.project import tree as project_tree
+from clusterctl.project import uv
+from clusterctl.state.home import Home
+from clusterctl.state.store import Store
+from clusterctl.terraform import binary
+from clusterctl.terraform import folder as terraform_folder
 from clusterctl.terraform.binary import parse_version
-from clusterctl.transport import uptime
+from clusterctl.transport import pool
 from tests.unit.making import job, spec
 
 QUICK = settings(
@@ -126,8 +131,8 @@ def test_a_name_is_safe_everywhere_or_refused(name: str) -> None:
 )  # fmt: skip
 def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
     try:
-        hosts = inventory.parse(text, "hosts")
-        nodes = inventory.build_nodes(hosts)
+        hosts = machines_hosts.parse_hosts(text, "hosts")
+        nodes = machines_hosts.build_nodes(hosts)
     except UsageError as error:
         refused_in_one_line(error)
         return
@@ -138,7 +143,7 @@ def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=20))
 def test_a_host_file_says_what_was_written(slots: list[int]) -> None:
     text = "".join(f"host-{number} slots={count}\n" for number, count in enumerate(slots))
-    hosts = inventory.parse(text, "hosts")
+    hosts = machines_hosts.parse_hosts(text, "hosts")
     assert [(host.name, host.slots) for host in hosts] == [
         (f"host-{number}", count) for number, count in enumerate(slots)
     ]
@@ -165,7 +170,7 @@ def test_a_record_comes_back_as_it_was(
 )
 def test_the_interfaces_that_ip_lists(words: tuple[str, ...]) -> None:
     names = {line.split(": ")[1].partition("@")[0] for line in words}
-    assert subnets.parse_links("\n".join(words)) == names
+    assert networks.parse_links("\n".join(words)) == names
 
 
 BYTES = st.one_of(
@@ -193,10 +198,10 @@ def test_whatever_git_prints_is_read_or_refused(printed: bytes) -> None:
         (tools / "git").write_text('#!/bin/sh\nexec cat "${0%git}said"\n')
         (tools / "git").chmod(0o755)
         patch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-        found = provenance.read_git(tree)
+        found = records.read_git(tree)
         assert found.patch_bytes in (0, len(printed))
         with suppress(UsageError):
-            staged = stage.find_tree(tree)
+            staged = project_tree.find_tree(tree)
             for name in staged.files:
                 staged.root.joinpath(name)
 
@@ -289,7 +294,7 @@ def test_a_value_is_read_or_refused_in_one_line(chosen: tuple[str, Option[Any]],
 def read_state(text: str) -> object:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "terraform.tfstate").write_text(text)
-        return terraform.list_resources(Path(folder), "lab")
+        return terraform_folder.list_resources(Path(folder), "lab")
 
 
 RECORDS = (
@@ -303,7 +308,7 @@ RECORDS = (
 
 FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "state": (
-        lambda text: job_state.judge(job(state=JobState.RUNNING), text),
+        lambda text: verdict.judge(job(state=JobState.RUNNING), text),
         ("running", "launcher", "started", "exit", "survivors", "ended", "stop", "placed", "hung",
          "dead", "absent", "full", "state=failed", "code=3", "worker-1:2,", "cancelled", "?"),
     ),
@@ -320,14 +325,14 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          "failed", "|"),
     ),
     "facts": (
-        facts.parse,
+        facts.parse_facts,
         ("@@fact nvidia\n", "@@fact amd\n", "@@fact interfaces\n", "@@fact python\n", "{", "[",
          "@@fact mpi\n", "@@fact cores\n", "@@fact physical_cores\n", "@@fact tools\n",
          "@@fact ucx\n", "@@fact interfaces\n" + "[" * 5000,
          '[{"ifname": "eth0", "addr_info": [{}]}]', "mpirun (Open MPI) 5.0.11", ","),
     ),
     "terraform": (
-        lambda text: events.parse(text.encode()),
+        lambda text: binary.parse_event(text.encode()),
         ('{"type": "diagnostic", "diagnostic": {}}', '{"type": "outputs", "outputs": 1}',
          '{"type": "apply_start", "hook": {"resource": {"addr": ""}, "elapsed_seconds": 1e999}}',
          '{"type": "planned_change", "change": []}', "[" * 5000, "{", "null",
@@ -335,17 +340,17 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          + "9" * 400 + "}}"),
     ),
     "nvidia-smi": (
-        verify_output.read_nvidia_smi,
+        verify.read_nvidia_smi,
         (", ".join(["0"] * len(GPU_FIELDS)), ", ".join("²" * len(GPU_FIELDS)), ",",
          "[N/A]", "No devices were found"),
     ),
     "rocm-smi": (
-        verify_output.read_rocm_smi,
+        verify.read_rocm_smi,
         ('{"card0": {"Temperature (Sensor edge) (C)": "40"}}', '{"card0": 1}', '{"system": []}',
          '{"a":' * 5000, "WARNING {", '{"system": {"Driver version": null}, "card²": {}}'),
     ),
     "reduce_all.py": (
-        lambda text: verify_output.read_reduction("mpi", text),
+        lambda text: verify.read_reduction("mpi", text),
         ("ok: 2 ranks", "8", "64", "ring", "nan", "inf"),
     ),
     "look.sh": (
@@ -363,15 +368,15 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     ),
     "moves.sh": (node_views.read_moves, ("moved 7 1 2", "moved", "moved ² 1 1")),
     "py-spy": (
-        lambda text: stacks.parse(text, "/work"),
+        lambda text: stacks.parse_stacks(text, "/work"),
         ("[", "{", "[]", '[{"pid": 1, "os_thread_id": 1, "frames": []}]', "[" * 5000,
          '[{"pid": 1, "os_thread_id": 2, "frames": [{"name": 1, "filename": null, "line": "x"}]}]'),
     ),
-    "idle agent": (idle_agent.parse, ("ended worker-1", "kept", "ended  1")),
+    "idle agent": (bootstrap.parse_idle_agent, ("ended worker-1", "kept", "ended  1")),
     "deadline": (lambda text: deadlines.parse_answer(text.splitlines()), ("dead", "1750000000")),
-    "load": (cluster_status.read_live, ("0.10 0.20 0.30 1/100 77", "1750000000", "dead")),
+    "load": (status.read_live, ("0.10 0.20 0.30 1/100 77", "1750000000", "dead")),
     "tick.sh": (
-        lambda text: top.read("worker-1", text),
+        lambda text: top.read_top("worker-1", text),
         ("time 1750000000 100", "time 1 0", "time nan", "cpu 7 1", "cpu", "memory MemTotal: 1",
          "process 0 7 (py) thon) S 1" + " 2" * 20, "process 0 7 (a) ", "resident 0 ²", "net 1 2",
          "metrics 0 eA==", "metrics 0 ^", "gpu 0, 97, 1, 2, GPU-1", "gpu ", 'rocm {"card0": 1}',
@@ -379,7 +384,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          'rocm {"a":' + "[" * 5000, "app GPU-1 lab/7;"),
     ),
     "hang note": (
-        lambda text: hang_notes.read(b64encode(gzip.compress(text.encode())).decode()),
+        lambda text: stacks.read_hang_notes(b64encode(gzip.compress(text.encode())).decode()),
         ("process ² (python) S", "process 7 (py) thon) D", "waits 0", "python yes", "[", "[{}]",
          "why x", "folder /", "\n[" * 3000),
     ),
@@ -400,13 +405,13 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("User initiated (2026-11-22 21:30:00 GMT)", "(2026-13-99 21:30:00 GMT)", "(² GMT)"),
     ),
     "uptime": (
-        uptime.read,
+        pool.read_uptime,
         ("5000.25 1.00", f"{'9' * 400}.1 1", "1 (init) S" + f" {'9' * 5000}" * 20, "1 (a) ²" * 20),
     ),
     "mesh": (bootstrap.read_mesh_failures, (f"{bootstrap.MESH_MARK} broken a b", "broken", " ")),
     "ip": (
-        lambda text: (subnets.parse_taken(text, ""), subnets.parse_taken("", text),
-                      subnets.find_own(text, "eth0")),
+        lambda text: (networks.parse_taken(text, ""), networks.parse_taken("", text),
+                      networks.find_own(text, "eth0")),
         ("[", "{}", "null", '[{"addr_info": [{"local": "10.0.0.1", "prefixlen": 24}]}]',
          '[{"addr_info": [{"local": "x", "prefixlen": -1}]}]', '[{"dst": "10.0.0.0/8"}]',
          '[{"dst": 7}]', '[{"dst": "unreachable"}]', "[1]", "[" * 5000, '[{"addr_info": 1}]'),
@@ -432,33 +437,36 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("api error UnauthorizedOperation: no", "InsufficientInstanceCapacity", "StatusCode: 503",
          "Encoded authorization failure message: x", "operation error EC2: RunInstances, https"),
     ),
-    "ranks": (messages.find, ("CUDA out of memory. Tried to allocate", "NCCL WARN", "Traceback")),
+    "ranks": (
+        messages.find_known_message,
+        ("CUDA out of memory. Tried to allocate", "NCCL WARN", "Traceback"),
+    ),
     "known_hosts": (
-        lambda text: known_hosts.find_keys(text, ["host", "[host]:22"]),
+        lambda text: keys.find_keys(text, ["host", "[host]:22"]),
         ("host ssh-ed25519 AAAA", "@revoked", "|1|^|^ a AAAA", "|1| ssh-rsa AAAA",
          "!host,* a AAAA", "host a \x80"),
     ),
     "outputs.sh": (
-        lambda text: outputs.parse("worker-1", os.fsencode(text)),
+        lambda text: outputs.parse_outputs("worker-1", os.fsencode(text)),
         ("7 1750000000.5 1750000000.5 ./a b\0", "7 x 1 ./a\0", "\0", "² 1 1 ./a\0"),
     ),
     "mirrored.sh": (
-        lambda text: mirror.parse("launcher", os.fsencode(text)),
+        lambda text: mirror.parse_mirror("launcher", os.fsencode(text)),
         ("0 1750000000 worker-1\0", "3 9 -\0", "7 1750000000.5 ./a b\0", "7 1 ./a\0",
          "0 nan ./\0", "\0"),
     ),
     "copies": (
-        lambda text: copies_here.parse(text.encode()),
+        lambda text: mirror.parse_copies(text.encode()),
         ('{"when": 1, "files": [["a", 1, 1.5]]}', '{"when": "x", "files": []}', '{"files": 1}',
          '{"when": 1e999, "files": [["a", 1e999, 1]]}', "[" * 5000, "null", "[1]"),
     ),
     "docker inspect": (
-        lambda text: engine.parse(text),
+        lambda text: containers.parse_answer(text),
         ('[{"Id": "a", "Name": "/b", "Config": {}, "State": {"Status": "running"}}]', "[{}]",
          '[{"Id": 1, "Name": 2, "Config": {"Labels": 3}, "State": []}]', "[1]", "{", "[" * 5000),
     ),
     "docker network inspect": (
-        lambda text: engine.parse_subnets(text),
+        lambda text: containers.parse_subnets(text),
         ('[{"IPAM": {"Config": [{"Subnet": "172.17.0.0/16"}]}}]', '[{"IPAM": 1}]', "{", "[1]",
          '[{"IPAM": {"Config": [{"Subnet": "1.2/99"}]}}]', '[{"IPAM": {"Config": [7]}}]'),
     ),
@@ -482,7 +490,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          f'"terraform_version": "1.{"9" * 5000}.0"', '"terraform_version": "٣.٣.٣"'),
     ),
     "ip -o link": (
-        subnets.parse_links,
+        networks.parse_links,
         ("7: v7@if8: <UP> mtu 1500", "8: br0: <UP>", "8:", ":", "²: x: y", "Object terminated"),
     ),
     "sshd": (sshd.parse_version, ("OpenSSH_9.2p1", "OpenSSH_9.", f"OpenSSH_{'9' * 400}.1")),
@@ -493,7 +501,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-SAYS_WHY = (RecordError, ProviderError, terraform.TerraformError)
+SAYS_WHY = (RecordError, ProviderError, binary.TerraformError)
 """One of these is right, too: the program cannot go on without the answer."""
 
 
@@ -532,9 +540,9 @@ def test_a_damaged_note_of_what_was_fetched_is_none_or_one_clear_error(value: An
         home = Home(Path(folder))
         home.make(home.jobs / "7")
         (home.jobs / "7" / "fetched.json").write_text(json.dumps(value))
-        assert isinstance(fetched.list_nodes(home, job()), tuple)
+        assert isinstance(records.list_nodes(home, job()), tuple)
         with suppress(RecordError):
-            assert isinstance(fetched.find_files(home, job()), dict)
+            assert isinstance(records.find_files(home, job()), dict)
 
 
 @QUICK

@@ -6,11 +6,11 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.actions import open_store
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import LaunchPlan, Machine, Provenance
 from clusterctl.insight import compare
-from clusterctl.job_model import Machine, Provenance
-from clusterctl.jobs import provenance, stage
-from clusterctl.launch_plan import LaunchPlan
+from clusterctl.jobs import records
+from clusterctl.project import tree as project_tree
 from tests.unit.making import cluster, job, node
 
 PLAN = LaunchPlan(argv=("mpirun", "-np", "2"), env={}, node_env={}, programs={}, files={})
@@ -35,12 +35,12 @@ def repository(folder: Path) -> Path:
 
 def test_commit_and_changes(tmp_path: Path) -> None:
     root = repository(tmp_path / "project")
-    found = provenance.read_git(root)
+    found = records.read_git(root)
     assert (found.commit, found.branch) == (git(root, "rev-parse", "HEAD"), "m")
     assert (found.patch, found.patch_bytes) == ("", 0)
     git(root, "config", "color.ui", "always")
     (root / "train.py").write_text("lr = 0.5\n")
-    found = provenance.read_git(root)
+    found = records.read_git(root)
     assert "-lr = 0.1\n+lr = 0.5\n" in found.patch
     assert found.patch_bytes == len(found.patch)
 
@@ -48,21 +48,21 @@ def test_commit_and_changes(tmp_path: Path) -> None:
 def test_a_large_patch_is_cut(tmp_path: Path) -> None:
     root = repository(tmp_path / "project")
     (root / "train.py").write_text("x" * 80 * 20_000)
-    found = provenance.read_git(root)
-    assert len(found.patch) == provenance.PATCH
+    found = records.read_git(root)
+    assert len(found.patch) == records.PATCH
     assert found.patch_bytes > 1_600_000
 
 
 def test_a_repository_without_commits(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
-    assert provenance.read_git(tmp_path) == Provenance()
+    assert records.read_git(tmp_path) == Provenance()
 
 
 def test_command_machines_and_images(tmp_path: Path) -> None:
     gpu = node("worker-2", "10.0.0.12", gpus=["Tesla T4"], instance_type="g4dn.xlarge")
     where = cluster(node("launcher", "10.0.0.10"), node(), gpu, images={"nvidia": "x@sha256:1"})
-    tree = stage.Tree(tmp_path, (), 0, False)
-    found = provenance.describe(job(where), where, PLAN, tree, open_store())
+    tree = project_tree.Tree(tmp_path, (), 0, False)
+    found = records.describe_provenance(job(where), where, PLAN, tree, open_store())
     assert found.command == ("mpirun", "-np", "2")
     assert found.images == {"nvidia": "x@sha256:1"}
     first, second = found.machines
@@ -75,9 +75,9 @@ def test_command_machines_and_images(tmp_path: Path) -> None:
 def test_a_rerun_has_the_commit_of_the_first(tmp_path: Path) -> None:
     store = open_store()
     store.save_provenance(3, Provenance(commit="abc", patch="p", patch_bytes=1))
-    tree = stage.Tree(tmp_path, (), 0, False)
+    tree = project_tree.Tree(tmp_path, (), 0, False)
     again = replace(job(), rerun_of=3)
-    found = provenance.describe(again, cluster(), PLAN, tree, store)
+    found = records.describe_provenance(again, cluster(), PLAN, tree, store)
     assert (found.commit, found.patch) == ("abc", "p")
     assert found.command == PLAN.argv
 
@@ -134,7 +134,7 @@ def test_a_patch_keeps_no_secrets(tmp_path: Path) -> None:
     for name, text in SECRETS.items():
         (root / name).write_text(text)
     (root / "train.py").write_text("lr = 0.5\n")
-    found = provenance.read_git(root)
+    found = records.read_git(root)
     secrets = ("hf_first", "CERTIFICATE", "default", "b3BlbnNz", "k-12345", "correct-horse")
     for secret in (*secrets, "0123456789abcdef", "pw99"):
         assert secret not in found.patch, secret

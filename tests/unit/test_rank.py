@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets
+from clusterctl.core import assets
 from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, processes, seen_by_program, until
 
 HOSTNAME = os.uname().nodename

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from clusterctl.cli.console import Console
-from clusterctl.cli.rank_output import LINE_LIMIT, Printer
-from clusterctl.jobs.logs import Piece
+from clusterctl.cli.output import LINE_LIMIT, Printer
+from clusterctl.jobs.records import Piece
 from tests.terminal import Terminal
 from tests.unit.calling import ROOT
 
@@ -166,8 +166,8 @@ SHOW = """
 import os
 import select
 from clusterctl.cli.console import Console
-from clusterctl.cli.rank_output import Printer
-from clusterctl.jobs.logs import Piece
+from clusterctl.cli.output import Printer
+from clusterctl.jobs.records import Piece
 console = Console()
 heard = b""
 with Printer(console) as printer:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store, real_check
-from clusterctl.charge_model import Thing
-from clusterctl.errors import LeftoverError, ProviderError, UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, Runtime
-from clusterctl.providers.ec2.answers import InstanceType
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.protocol import ProviderPlan
+from clusterctl.actions import check as actions_check
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import LeftoverError, ProviderError, UsageError
+from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Runtime, Thing
+from clusterctl.machines.ec2.answers import InstanceType
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.protocol import ProviderPlan
 from tests.unit.fake_ec2 import Offering
 from tests.unit.provided import provide
 
@@ -72,7 +72,7 @@ def run(
     consent: Callable[[str], bool],
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    real_check.run(
+    actions_check.run_real_check(
         open_store(),
         runtime=Runtime.HOST,  # no registry is asked for images
         cloud=CloudSpec(region="us-east-1"),
@@ -126,13 +126,13 @@ SSO = "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Dev_01/ana.maier@co
     ],
 )
 def test_a_report_names_nobody(said: str, shown: str) -> None:
-    assert real_check.anonymize(said, "check-a1") == shown
+    assert actions_check.anonymize(said, "check-a1") == shown
 
 
 def test_a_report_takes_no_longer_for_a_long_word() -> None:
     """Hours, where an expression looks from each letter to the end of the word."""
     word = "x-" * 200_000
-    assert real_check.anonymize(word, "check-a1") == word
+    assert actions_check.anonymize(word, "check-a1") == word
 
 
 def test_a_report_shows_no_folders_of_home_and_work(
@@ -140,7 +140,7 @@ def test_a_report_shows_no_folders_of_home_and_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = f"{Path.home()}/.local/state and {tmp_path}/data"
-    assert real_check.anonymize(said, "check-a1") == "~/.local/state and ./data"
+    assert actions_check.anonymize(said, "check-a1") == "~/.local/state and ./data"
 
 
 def test_what_could_not_be_removed_is_in_the_report_too(
@@ -237,7 +237,7 @@ def test_a_check_costs_ten_cents_at_most(
     disks = 3 * 30 * 0.08 / 672  # the shortest month
     hourly = (sum(MACHINES.values()) + MACHINES["t3.small"] + disks) * times + 3 * 0.005
     surplus = (2 - 2 * 0.1) * 0.05  # of two vCPUs with a baseline of 10 %
-    assert surplus == pytest.approx(real_check.CREDITS)
+    assert surplus == pytest.approx(actions_check.CREDITS)
     assert (hourly + surplus) * (hours + 1 / 60) <= 0.10
     assert hours > (0.5 if times == 1.0 else 0.1)
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import launch
-from clusterctl.bootstrap.facts import parse_interfaces
-from clusterctl.launch.mpi_transport import ENGINES
+from clusterctl.batch.direct import render_command_line
+from clusterctl.core.job import LaunchPlan
+from clusterctl.core.model import Interface
+from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import plan_batch_calls
-from clusterctl.launch_plan import LaunchPlan
-from clusterctl.model import Interface
-from clusterctl.schedulers.direct import render_command_line
+from clusterctl.launch.network import ENGINES
+from clusterctl.machines.facts import parse_interfaces
 from tests.unit.making import cluster, node, request, spec
 
 
@@ -127,7 +127,7 @@ def test_the_real_mpirun_takes_every_flag(
             for name, text in zip(names, texts, strict=True)
         ]
     where = cluster(*nodes, one_host=one_host)
-    plan = launch.load("mpirun").plan(request(where, spec(ranks=2)))
+    plan = launcher.load_launcher("mpirun").plan(request(where, spec(ranks=2)))
     check_two_ranks(plan, prefix, tmp_path)
 
 
@@ -143,7 +143,9 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}
     tcp = next(flags for _, engine, flags in call.engines if engine == "ob1")
     flags = [late.get(word, word) for word in (*call.flags, *call.by_device, *tcp)]
-    plan = launch.load("mpirun").plan(request(cluster(mode="local", one_host=True), spec(ranks=2)))
+    plan = launcher.load_launcher("mpirun").plan(
+        request(cluster(mode="local", one_host=True), spec(ranks=2))
+    )
     plan = replace(
         plan,
         argv=("mpirun", *flags, "-np", "2", "--hostfile", "hostfile", "--wdir", "/", "/bin/sh"),
@@ -194,7 +196,7 @@ def test_ranks_may_spawn_more_processes_than_there_are_slots(
     subprocess.run([compiler, "-o", program, tmp_path / "spawn.c"], check=True)
     changes = {"mpi": version, "mpi_prefix": prefix, "root": str(tmp_path)}
     where = cluster(node("launcher", **changes), node("worker-1", **changes), one_host=True)
-    plan = launch.load("mpirun").plan(request(where, spec(ranks=1)))
+    plan = launcher.load_launcher("mpirun").plan(request(where, spec(ranks=1)))
     path = f"{prefix}/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
     done = really(plan, path, tmp_path, f"exec {shlex.quote(str(program))}")
     assert done.returncode == 0, done.stderr
@@ -210,7 +212,7 @@ def test_the_real_mpirun_knows_every_parameter(major: int, need: Any) -> None:
     where = cluster(
         node("launcher", "10.0.0.10", mpi=version), node("worker-1", "10.0.0.11", mpi=version)
     )
-    argv = launch.load("mpirun").plan(request(where)).argv
+    argv = launcher.load_launcher("mpirun").plan(request(where)).argv
     mca = {argv[i + 1] for i, word in enumerate(argv) if word == "--mca"}
     prte = {argv[i + 1] for i, word in enumerate(argv) if word == "--prtemca"}
     info = f"{prefix}/bin/ompi_info"
@@ -246,7 +248,7 @@ def test_daemons_find_their_network_on_devices_with_more_addresses(
         node("launcher", "10.0.0.10", mpi=version, interfaces=["eth0 10.0.0.10/24"]),
         node("worker-1", "10.0.0.11", mpi=version, interfaces=[f"ens5 10.0.0.11/24{extra}"]),
     ]
-    plan = launch.load("mpirun").plan(request(cluster(*nodes), spec()))
+    plan = launcher.load_launcher("mpirun").plan(request(cluster(*nodes), spec()))
     names = ("prte_if_include", "oob_tcp_if_include")
     flag = next(index for index, word in enumerate(plan.argv) if word in names)
     assert plan.argv[flag + 1] == value

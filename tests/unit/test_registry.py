@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import registry
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.registry import RegistryLogin
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.machines import registry
+from clusterctl.machines.registry import RegistryLogin
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 
@@ -57,7 +57,7 @@ def auth(text: str) -> dict[str, str]:
     ],
 )
 def test_references(text: str, host: str, repository: str, tag: str, digest: str) -> None:
-    found = registry.parse(text)
+    found = registry.parse_image_name(text)
     assert (found.registry, found.repository, found.tag, found.digest) == (
         host,
         repository,
@@ -72,30 +72,30 @@ def test_references(text: str, host: str, repository: str, tag: str, digest: str
 )
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(UsageError, match="is not an image reference"):
-        registry.parse(text)
+        registry.parse_image_name(text)
 
 
 def test_digest_and_size(hub: Hub) -> None:
     digest = hub.serve("team/cpu", "1", size=1_400_000_000)
-    found = registry.resolve(f"{hub.host}/team/cpu:1")
+    found = registry.resolve_image(f"{hub.host}/team/cpu:1")
     assert found.pinned == f"{hub.host}/team/cpu@{digest}"
     assert (found.digest, found.size) == (digest, 1_400_000_000)
-    assert registry.resolve(found.pinned) == found
+    assert registry.resolve_image(found.pinned) == found
 
 
 def test_of_an_image_for_many_processors_ours_is_measured(hub: Hub) -> None:
     digest = hub.serve("cpu", "latest", platforms=("linux/arm64", "linux/amd64"), size=100_000)
-    found = registry.resolve(f"{hub.host}/cpu")
+    found = registry.resolve_image(f"{hub.host}/cpu")
     assert (found.digest, found.size) == (digest, 100_001)
     hub.serve("arm", "1", platforms=("linux/arm64",))
     with pytest.raises(ProviderError, match="does not exist for linux/amd64"):
-        registry.resolve(f"{hub.host}/arm:1")
+        registry.resolve_image(f"{hub.host}/arm:1")
 
 
 def test_docker_hub_and_its_mirror(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = hub.serve("library/debian", "12")
     monkeypatch.setenv(registry.HUB_URL, hub.url)
-    assert registry.resolve("debian:12").pinned == f"debian@{digest}"
+    assert registry.resolve_image("debian:12").pinned == f"debian@{digest}"
     assert hub.asked[0] == "/v2/library/debian/manifests/12"
 
 
@@ -105,18 +105,18 @@ def test_a_login_that_docker_has_saved(tokens: bool, docker: Path) -> None:
         hub.serve("team/cpu", "1", login="me:it's:secret")
         image = f"{hub.host}/team/cpu:1"
         with pytest.raises(ProviderError) as refused:
-            registry.resolve(image)
+            registry.resolve_image(image)
         assert "it is private or does not exist" in refused.value.message
         assert f"docker login {hub.host}" in refused.value.hint
         settings(docker, auths={hub.host: auth("me:it's:secret")})
-        found = registry.resolve(image)
+        found = registry.resolve_image(image)
         assert found.login == RegistryLogin("me", "it's:secret")
         assert "secret" not in repr(found)
         engine = json.loads(registry.render_settings(found.pinned, found.login))
         assert engine == {"auths": {hub.host: auth("me:it's:secret")}}
         settings(docker, auths={hub.host: auth("me:wrong")})
         with pytest.raises(ProviderError, match="to me: it is private"):
-            registry.resolve(image)
+            registry.resolve_image(image)
 
 
 def test_a_password_is_not_sent_unencrypted(hub: Hub, docker: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_password_is_not_sent_unencrypted(hub: Hub, docker: Path) -> None:
     hub.realm = "http://registry.invalid"
     settings(docker, auths={hub.host: auth("me:secret")})
     with pytest.raises(ProviderError, match="password over http"):
-        registry.resolve(f"{hub.host}/team/cpu:1")
+        registry.resolve_image(f"{hub.host}/team/cpu:1")
 
 
 def test_a_login_of_a_credential_helper(hub: Hub, docker: Path) -> None:
@@ -132,9 +132,11 @@ def test_a_login_of_a_credential_helper(hub: Hub, docker: Path) -> None:
     image = f"{hub.host}/team/cpu:1"
     settings(docker, credsStore="mine")
     with pytest.raises(ProviderError, match="it is private"):
-        registry.resolve(image)
+        registry.resolve_image(image)
     hub.serve("public", "1")
-    assert registry.resolve(f"{hub.host}/public:1").login is None, "a helper that is not there"
+    assert registry.resolve_image(f"{hub.host}/public:1").login is None, (
+        "a helper that is not there"
+    )
     helper = docker / "docker-credential-mine"
     helper.write_text(
         f"""#!/bin/sh
@@ -144,7 +146,7 @@ echo '{{"Username": "me", "Secret": "secret"}}'
 """
     )
     helper.chmod(0o755)
-    assert registry.resolve(image).login == RegistryLogin("me", "secret")
+    assert registry.resolve_image(image).login == RegistryLogin("me", "secret")
     settings(docker, credHelpers={"elsewhere": "mine"})
     assert registry.find_saved_login(hub.host) is None
     settings(docker, credHelpers={hub.host: "mine"})
@@ -175,7 +177,9 @@ def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
 
 def test_the_cloud_knows_more_logins(hub: Hub) -> None:
     hub.serve("team/cpu", "1", login="AWS:token")
-    found = registry.resolve(f"{hub.host}/team/cpu:1", lambda host: RegistryLogin("AWS", "token"))
+    found = registry.resolve_image(
+        f"{hub.host}/team/cpu:1", lambda host: RegistryLogin("AWS", "token")
+    )
     assert found.login == RegistryLogin("AWS", "token")
 
 
@@ -191,7 +195,7 @@ def test_the_cloud_knows_more_logins(hub: Hub) -> None:
 def test_refusals(hub: Hub, code: int, says: str, transient: bool) -> None:
     hub.failure = code
     with pytest.raises(ProviderError, match=says) as caught:
-        registry.resolve(f"{hub.host}/team/cpu:1")
+        registry.resolve_image(f"{hub.host}/team/cpu:1")
     assert (caught.value.exit_code, caught.value.transient) == (3, transient)
     assert caught.value.hint
 
@@ -199,7 +203,7 @@ def test_refusals(hub: Hub, code: int, says: str, transient: bool) -> None:
 def test_an_image_that_is_not_there(hub: Hub) -> None:
     hub.serve("team/cpu", "1")
     with pytest.raises(ProviderError, match=r"there is no image .*/team/cpu:2"):
-        registry.resolve(f"{hub.host}/team/cpu:2")
+        registry.resolve_image(f"{hub.host}/team/cpu:2")
 
 
 @pytest.mark.parametrize("garbage", [b"<html>", b"[1]", b'"x"'])
@@ -207,13 +211,13 @@ def test_what_is_no_registry(hub: Hub, garbage: bytes) -> None:
     hub.serve("team/cpu", "1")
     hub.garbage = garbage
     with pytest.raises(ProviderError, match="sent something else than") as caught:
-        registry.resolve(f"{hub.host}/team/cpu:1")
+        registry.resolve_image(f"{hub.host}/team/cpu:1")
     assert caught.value.hint == "is it a container registry?"
 
 
 def test_nobody_there() -> None:
     with pytest.raises(ProviderError, match=r"cannot ask 127.0.0.1:9 .*: Connection refused"):
-        registry.resolve("127.0.0.1:9/team/cpu:1")
+        registry.resolve_image("127.0.0.1:9/team/cpu:1")
 
 
 def test_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +225,7 @@ def test_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         image = f"127.0.0.1:{server.getsockname()[1]}/team/cpu:1"
         with pytest.raises(ProviderError, match=r"cannot ask .* timed out"):
-            registry.resolve(image)
+            registry.resolve_image(image)
 
 
 def test_a_registry_that_never_comes_to_an_end(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +234,7 @@ def test_a_registry_that_never_comes_to_an_end(hub: Hub, monkeypatch: pytest.Mon
     hub.serve("team/cpu", "1")
     hub.pause = 0.02
     with pytest.raises(ProviderError, match=r"took more than 0.3 s") as caught:
-        registry.resolve(f"{hub.host}/team/cpu:1")
+        registry.resolve_image(f"{hub.host}/team/cpu:1")
     assert caught.value.transient
     hub.pause = 0.0001
 

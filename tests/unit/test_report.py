@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import bench, open_store, verify
-from clusterctl.charge_model import Charge
-from clusterctl.insight import allreduce, plots, scaling
-from clusterctl.insight.allreduce import Curves, HardwareLimit
-from clusterctl.insight.figures import Link, Measurements, Verdict
+from clusterctl.actions import bench, verify
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import JobState, Provenance, RankFailure
+from clusterctl.core.model import Charge, Cluster
+from clusterctl.insight import page as insight_page
+from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, make_sections
-from clusterctl.insight.scaling import Curve
-from clusterctl.job_model import JobState, Provenance, RankFailure
-from clusterctl.model import Cluster
+from clusterctl.insight.page import Table
+from clusterctl.insight.report import MOST_PLOTS, ReportData, count_plots, make_sections
+from clusterctl.insight.scaling import Curve, Curves, HardwareLimit
+from clusterctl.insight.verify import Link, Measurements, Verdict
 from tests.conftest import Need
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
@@ -68,7 +69,7 @@ def curves() -> Curves:
                 MetricPoint(0, {"bytes": size, "seconds": (2e-5 + size / rate) * by})
                 for by in (1.0, 1.3, 2.0)
             ]
-            rows += allreduce.make_rows(backend, 2, [[point] for point in points])
+            rows += scaling.make_rows(backend, 2, [[point] for point in points])
     limit = HardwareLimit(1.1e9, 3e-5, "link worker-1 – worker-2")
     return Curves(tuple(rows), limit, 3, {"nccl": "no GPU"}, 1300.0)
 
@@ -163,7 +164,7 @@ def test_a_file_that_cannot_be_written(call: Call) -> None:
 def test_the_name_of_a_metric_is_text() -> None:
     """A program may call one as it likes: neither markup nor a formula."""
     name = '$\\frac$ "><script>'
-    svg = plots.draw_curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
+    svg = insight_page.draw_curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
     assert "<script" not in svg
     assert 'aria-label="$\\frac$ &quot;&gt;' in svg
 
@@ -186,7 +187,7 @@ def test_of_many_metrics_the_first_are_drawn_and_all_are_in_the_table() -> None:
 
 def test_sizes_are_no_formulas() -> None:
     """Text is drawn as paths, with a comment that says what it is."""
-    svg = plots.draw_curves(
+    svg = insight_page.draw_curves(
         {"mpi": [(8, 0.001), (32768, 2.0)]}, x="bytes", y="GB/s", log_x=True, log_y=True
     )
     drawn = set(re.findall(r"<!-- (.*?) -->", svg))
@@ -196,7 +197,7 @@ def test_sizes_are_no_formulas() -> None:
 
 def test_many_lines_and_points_are_thinned() -> None:
     lines = {f"job {n}": [(x, x * n) for x in range(10_000)] for n in range(20)}
-    svg = plots.draw_curves(lines, x="step", y="loss")
+    svg = insight_page.draw_curves(lines, x="step", y="loss")
     assert len(svg) < 600_000
     assert "--c7" in svg
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.job_model import JobState
-from clusterctl.resume_args import are_given, check, quote_words
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import JobState
+from clusterctl.options.resume_args import are_given, check_resume_args, quote_words
 from tests.unit.supervised import BOTH, Site, site
 from tests.unit.test_batch_scripts import Batch, made, slurm, staged, start
 
@@ -139,7 +139,7 @@ def test_a_batch_job_that_resumes_another_has_it_from_its_first_attempt(
     ],
 )
 def test_words(text: str, words: list[str]) -> None:
-    assert check(text, "--resume-args") == text
+    assert check_resume_args(text, "--resume-args") == text
     script = f'cctl_snapshot="/a b/x.pt"; printf "%s\\n" {quote_words(text)}'
     said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.split("\n")[:-1] == words
@@ -148,7 +148,7 @@ def test_words(text: str, words: list[str]) -> None:
 @pytest.mark.parametrize("text", ["", "'--resume", "--resume {checkpoint}"])
 def test_what_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--resume-args"):
-        check(text, "--resume-args")
+        check_resume_args(text, "--resume-args")
 
 
 @pytest.mark.parametrize(

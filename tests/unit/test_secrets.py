@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, launch
-from clusterctl.job_model import JobState
-from clusterctl.jobs import control, stage
-from clusterctl.jobs.start import make_node_files, put
-from clusterctl.model import Role
+from clusterctl.core import assets
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Role
+from clusterctl.jobs import control
+from clusterctl.jobs.submit import make_node_files, put
+from clusterctl.launch import launcher
+from clusterctl.project import tree as project_tree
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request
 from tests.unit.scripts import processes
@@ -121,9 +123,13 @@ def staged(site: Staged, tmp_path: Path) -> list[Path]:
     tree.mkdir()
     (tree / "train.py").touch()
     asked = request(site.where, number=7)
-    made = job(site.where, id=7, stage=stage.write_archive(stage.find_tree(tree), site.store.home))
+    made = job(
+        site.where,
+        id=7,
+        stage=project_tree.write_archive(project_tree.find_tree(tree), site.store.home),
+    )
     files = make_node_files(
-        made, site.where, launch.load("mpirun").plan(asked), {"TOKEN": "hunter2"}
+        made, site.where, launcher.load_launcher("mpirun").plan(asked), {"TOKEN": "hunter2"}
     )
     with site.pool() as pool:
         put(made, site.where, files, pool, site.store.home)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, bootstrap, catalog, keys, recipes, schedulers
-from clusterctl.bootstrap import idle_agent, steps
-from clusterctl.model import Accelerator, Role, Runtime
-from clusterctl.providers.shared import deadlines
-from clusterctl.registry import RegistryLogin
+from clusterctl.batch import scheduler
+from clusterctl.core import assets, catalog, keys
+from clusterctl.core.model import Accelerator, Role, Runtime
+from clusterctl.machines import bootstrap, deadlines, registry
+from clusterctl.machines.registry import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 
@@ -27,19 +27,19 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
     nodes = (node("launcher", "10.0.0.10", role=Role.LAUNCHER), worker)
     container = None
     if runtime is Runtime.DOCKER:
-        kind = steps.find_kind(worker)
-        listed = recipes.read_downloads()
-        container = steps.NodeContainer(
-            image=recipes.make_tag(recipe or kind, listed),
+        kind = bootstrap.find_kind(worker)
+        listed = registry.read_downloads()
+        container = bootstrap.NodeContainer(
+            image=registry.make_tag(recipe or kind, listed),
             recipe=recipe,
-            bases=recipes.list_bases(recipe, listed) if recipe else (),
+            bases=registry.list_bases(recipe, listed) if recipe else (),
             login=None if recipe else RegistryLogin("me", "secret"),
             host_key=key,
             mesh_key=key.public,
             row=catalog.CONTAINER_IMAGES[kind],
         )
     mesh = bootstrap.Mesh(key=key, nodes=nodes, host_keys=dict.fromkeys(("worker-1",), key.public))
-    todo = steps.list_steps(
+    todo = bootstrap.list_steps(
         worker,
         runtime,
         nodes=nodes,
@@ -66,7 +66,7 @@ def mesh_script() -> str:
 def export_script(name: str = "export", source: str = "") -> str:
     """What makes a launcher share its folder, or mount a file system."""
     launcher, workers = LAUNCHER_AND_WORKERS
-    todo = steps.list_steps(
+    todo = bootstrap.list_steps(
         launcher,
         Runtime.HOST,
         nodes=(launcher, *workers),
@@ -101,13 +101,13 @@ RENDERED: dict[str, Callable[[], str]] = {
     ),
     "export": export_script,
     "mount": lambda: export_script("mount", "10.0.0.9:/it's"),
-    "survey-slurm": lambda: schedulers.load_batch("slurm").survey(),
-    "survey-sge": lambda: schedulers.load_batch("sge").survey(),
+    "survey-slurm": lambda: scheduler.load_batch("slurm").survey(),
+    "survey-sge": lambda: scheduler.load_batch("sge").survey(),
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),
     "put a folder": lambda: copy_script("put_folder", mode="755"),
     "get": lambda: copy_script("get"),
-    "idle, launcher": lambda: idle_agent.render_agent(*LAUNCHER_AND_WORKERS, 3600.0, 1),
-    "idle, worker": lambda: idle_agent.render_agent(node(), (), 3600.0, 1),
+    "idle, launcher": lambda: bootstrap.render_agent(*LAUNCHER_AND_WORKERS, 3600.0, 1),
+    "idle, worker": lambda: bootstrap.render_agent(node(), (), 3600.0, 1),
     "deadline": lambda: deadlines.render_agent(root="/tmp/it's a root", end="poweroff", spot=True),
     "deadline, on demand": lambda: deadlines.render_agent(root="/r", end=":", metadata=True),
 }

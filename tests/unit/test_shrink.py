@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store, up, up_plan
-from clusterctl.charge_model import Charge, Thing
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.job_model import Job, JobState
-from clusterctl.model import Cluster, ClusterSpec, NodeGroup
-from clusterctl.providers.protocol import Created, Features, ProviderPlan
+from clusterctl.actions import up, up_plan
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Charge, Cluster, ClusterSpec, NodeGroup, Thing
+from clusterctl.machines.protocol import Created, Features, ProviderPlan
 from tests.unit import making, staged
 from tests.unit.provided import provide
 from tests.unit.staged import Staged

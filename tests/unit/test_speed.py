@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.speed import Speedometer
+from clusterctl.core.progress import Speedometer
 
 
 def test_an_estimate_begins_when_it_can_be_believed() -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import cluster_status, cost, open_store
-from clusterctl.charge_model import Charge, Thing
-from clusterctl.errors import ProviderError
-from clusterctl.insight import cost as costs
-from clusterctl.job_model import JobState
-from clusterctl.model import Cluster
-from clusterctl.state import Store
+from clusterctl.actions import cost, status
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Charge, Cluster, Thing
+from clusterctl.insight import cost as insight_cost
+from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 from tests.unit.provided import NothingLeft, provide
@@ -163,10 +163,8 @@ def test_cost_status_and_the_receipt_count_the_same(until: float | None, store: 
     )
     store.save(made("gate", *parts))
     spent = cost.sum_spending(store, 30 * DAY, "gate", lambda: NOON)
-    shown = cluster_status.read_status(
-        store, store.read_cluster("gate"), clock=lambda: NOON
-    ).dollars
-    receipt = sum(line.dollars or 0.0 for line in costs.make_receipt(parts, NOON))
+    shown = status.read_status(store, store.read_cluster("gate"), clock=lambda: NOON).dollars
+    receipt = sum(line.dollars or 0.0 for line in insight_cost.make_receipt(parts, NOON))
     assert spent.dollars == pytest.approx(shown)
     assert spent.dollars == pytest.approx(receipt)
     assert sum(item.dollars for item in spent.days) == pytest.approx(receipt)

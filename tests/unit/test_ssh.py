@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.model import Role
+from clusterctl.actions.common import open_store
+from clusterctl.core.model import Role
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node
 

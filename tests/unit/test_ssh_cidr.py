@@ -7,8 +7,8 @@ from itertools import repeat
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.providers.ec2 import ssh_cidr
+from clusterctl.core.errors import UsageError
+from clusterctl.machines.ec2 import ssh_cidr
 from tests.unit.answering import answering
 
 
@@ -24,7 +24,7 @@ from tests.unit.answering import answering
 )
 def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
     told: list[str] = []
-    ssh_cidr.resolve(said, "", lambda: "203.0.113.7", told.append)
+    ssh_cidr.resolve_ssh_cidr(said, "", lambda: "203.0.113.7", told.append)
     assert [line for line in told if "open to the whole internet (0.0.0.0/0)" in line] == told
     assert len(told) == warned
 
@@ -47,7 +47,7 @@ def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
             raise OSError("no network")
         return answer
 
-    assert ssh_cidr.resolve(said, remembered, ask, print) == network
+    assert ssh_cidr.resolve_ssh_cidr(said, remembered, ask, print) == network
 
 
 def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
@@ -55,7 +55,7 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
         raise OSError("no network")
 
     with pytest.raises(UsageError, match="did not return this machine's public address") as caught:
-        ssh_cidr.resolve("", "", ask, print)
+        ssh_cidr.resolve_ssh_cidr("", "", ask, print)
     assert "--ssh-cidr" in caught.value.hint
 
 
@@ -63,7 +63,7 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
 def test_a_network_is_one_of_ipv4(said: str) -> None:
     """AWS takes another argument for IPv6, and `2001:db8::7/32` is not one address."""
     with pytest.raises(UsageError, match=r"--ssh-cidr .* is not an? (IPv4 )?network") as caught:
-        ssh_cidr.resolve(said, "", lambda: "203.0.113.7", print)
+        ssh_cidr.resolve_ssh_cidr(said, "", lambda: "203.0.113.7", print)
     assert caught.value.hint
 
 
@@ -73,7 +73,7 @@ def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
     def ask() -> str:
         raise OSError("no network")
 
-    assert ssh_cidr.resolve("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
+    assert ssh_cidr.resolve_ssh_cidr("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
     assert "198.51.100.9/32" in "".join(told)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, keys, known_hosts
-from clusterctl.actions import access, ssh_config
-from clusterctl.actions.known_hosts_file import mend_known_hosts, write_known_hosts
-from clusterctl.errors import UsageError
-from clusterctl.model import Phase, Role
-from clusterctl.state import Store
+from clusterctl.actions import access
+from clusterctl.actions.common import mend_known_hosts, write_known_hosts
+from clusterctl.core import assets, keys
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import Phase, Role
 from clusterctl.state.home import Home
+from clusterctl.state.store import Store
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 
@@ -75,7 +75,7 @@ def test_a_host_of_ones_own_is_called_as_ones_own_ssh_config_calls_it(
         made = replace(made, identity="")
         store.save(made)
         (store.locate_folder("lab") / "ssh").mkdir(exist_ok=True)
-        ssh_config.write_config(store, made)
+        access.write_config(store, made)
         config = store.locate_folder(made.name) / "ssh"
         for argv in (
             access.make_ssh_argv(made, None, ["true"])[:-1],
@@ -97,7 +97,7 @@ def store(tmp_path: Path) -> Store:
     store = Store(Home(tmp_path / "50% of it" / "state"))
     store.save(replace(NODES, identity=None))
     (store.locate_folder("lab") / "ssh").mkdir()
-    assert ssh_config.refresh(store) == ("lab-launcher", "lab-worker-1", "lab-worker-2")
+    assert access.refresh(store) == ("lab-launcher", "lab-worker-1", "lab-worker-2")
     return store
 
 
@@ -110,7 +110,7 @@ def shown(file: Path) -> dict[str, list[str]]:
     return {
         node.name: [
             f"{key.kind} {b64encode(key.blob).decode()}"
-            for key in known_hosts.find_keys(text, [node.address])
+            for key in keys.find_keys(text, [node.address])
         ]
         for node in NODES.nodes
     }
@@ -154,12 +154,12 @@ def test_a_host_key_that_is_another_one_stays_so(store: Store) -> None:
     file.unlink()
     moved = replace(made, nodes=(replace(first, address="10.0.0.99"),))
     mend_known_hosts(store, moved)
-    assert not known_hosts.find_keys(file.read_text(), ["10.0.0.99"]), "keys belong to addresses"
+    assert not keys.find_keys(file.read_text(), ["10.0.0.99"]), "keys belong to addresses"
 
 
 def test_plain_ssh_knows_the_nodes(store: Store, need: Need, tmp_path: Path) -> None:
     config = tmp_path / "home" / ".ssh" / "config"
-    assert ssh_config.install(store, config)
+    assert access.install(store, config)
     options = effective(need, config, "lab-worker-1")
     assert (options["hostname"], options["proxyjump"]) == ("10.0.0.11", "lab-launcher")
     identity = options["identityfile"].replace("%%", "%")  # shown as it is before ssh reads it
@@ -179,27 +179,27 @@ def test_the_users_ssh_config_keeps_what_it_has(store: Store, tmp_path: Path) ->
     mine.chmod(0o640)
     config = tmp_path / "config"
     config.symlink_to(mine)
-    assert ssh_config.install(store, config)
-    assert not ssh_config.install(store, config)
+    assert access.install(store, config)
+    assert not access.install(store, config)
     first, second, *rest = mine.read_bytes().splitlines()
-    assert (first, second) == (ssh_config.MARK.encode(), ssh_config.include(store).encode())
+    assert (first, second) == (access.MARK.encode(), access.include(store).encode())
     assert rest == [b"Host gpu", b"    User me", b"# caf\xe9"]
     assert config.is_symlink()
     assert mine.stat().st_mode & 0o777 == 0o640
     elsewhere = Store(Home(tmp_path / "elsewhere"))
-    assert ssh_config.install(elsewhere, config)
-    assert ssh_config.include(store).encode() not in mine.read_bytes()
-    assert ssh_config.uninstall(config)
-    assert not ssh_config.uninstall(config)
+    assert access.install(elsewhere, config)
+    assert access.include(store).encode() not in mine.read_bytes()
+    assert access.uninstall(config)
+    assert not access.uninstall(config)
     assert mine.read_bytes() == b"Host gpu\n    User me\n# caf\xe9\n"
 
 
 def test_a_folder_that_ssh_cannot_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"contains '\*'"):
-        ssh_config.include(Store(Home(tmp_path / "a*b")))
+        access.include(Store(Home(tmp_path / "a*b")))
 
 
 def test_a_config_that_cannot_be_written(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be"):
-        ssh_config.install(store, tmp_path / "file" / "config")
+        access.install(store, tmp_path / "file" / "config")

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.errors import UsageError
-from clusterctl.job_model import JobState
-from clusterctl.jobs import archives, stage
-from clusterctl.jobs.archives import END_OF_ARCHIVE
-from clusterctl.jobs.program import resolve
-from clusterctl.jobs.stage import Tree, find_tree, write_archive
-from clusterctl.state import Home
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import JobState
+from clusterctl.project import tree as project_tree
+from clusterctl.project.program import resolve_program
+from clusterctl.project.tree import END_OF_ARCHIVE, Tree, find_tree, write_archive
+from clusterctl.state.home import Home
 from tests.unit.making import job
 
 WEIRD = [
@@ -172,7 +171,7 @@ def test_a_repository_that_git_refuses_is_not_staged_whole(
 
 
 def test_bundled_programs_run_from_somebody_elses_clone(refusing_git: None) -> None:
-    found = resolve("reduce_all.py", ())
+    found = resolve_program("reduce_all.py", ())
     assert found.program.bundled
     assert "reduce_all.py" in found.tree.files
 
@@ -223,7 +222,7 @@ def test_the_folders_of_clusters_are_left_out(repository: bool, work: Path, tmp_
     tree = find_tree(root)
     assert "train.py" in tree.files
     assert not any(name.startswith("state/") for name in tree.files)
-    assert stage.include(tree, (root / "state",)).files == tree.files
+    assert project_tree.include(tree, (root / "state",)).files == tree.files
 
 
 def test_links_travel_as_links(tmp_path: Path) -> None:
@@ -250,8 +249,8 @@ def test_links_travel_as_links(tmp_path: Path) -> None:
 
 def test_too_many_bytes(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
-        file.truncate(stage.MAX_BYTES)
-    assert find_tree(tmp_path).size == stage.MAX_BYTES
+        file.truncate(project_tree.MAX_BYTES)
+    assert find_tree(tmp_path).size == project_tree.MAX_BYTES
     (tmp_path / "more").write_text("x")
     with pytest.raises(UsageError) as caught:
         find_tree(tmp_path)
@@ -260,9 +259,9 @@ def test_too_many_bytes(tmp_path: Path) -> None:
 
 
 def test_too_many_files(tmp_path: Path) -> None:
-    for index in range(stage.MAX_FILES):
+    for index in range(project_tree.MAX_FILES):
         os.mknod(tmp_path / str(index))
-    assert len(find_tree(tmp_path).files) == stage.MAX_FILES
+    assert len(find_tree(tmp_path).files) == project_tree.MAX_FILES
     os.mknod(tmp_path / "more")
     with pytest.raises(UsageError, match=r"10,?000 files"):
         find_tree(tmp_path)
@@ -271,8 +270,8 @@ def test_too_many_files(tmp_path: Path) -> None:
 def test_a_limit_of_ones_own_counts_bytes_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "MAX_FILES", 2)
-    monkeypatch.setattr(stage, "MAX_BYTES", 10)
+    monkeypatch.setattr(project_tree, "MAX_FILES", 2)
+    monkeypatch.setattr(project_tree, "MAX_BYTES", 10)
     for name in "abc":
         (tmp_path / name).write_text("12345")
     assert find_tree(tmp_path, limit=15).size == 15
@@ -312,7 +311,7 @@ def test_what_makes_a_tree_too_large_is_named(tmp_path: Path) -> None:
 
 
 def test_where_too_many_files_are_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "MAX_FILES", 10)
+    monkeypatch.setattr(project_tree, "MAX_FILES", 10)
     write(tmp_path, {f"cache/x/{number}": "" for number in range(9)})
     write(tmp_path, {"train.py": "", "cache/a": "", "cache/b": ""})
     with pytest.raises(UsageError, match=r"most files: cache/x \(9\), cache \(2\), \. \(1\)$"):
@@ -466,8 +465,8 @@ def test_joined_archives(tmp_path: Path) -> None:
     home = Home(tmp_path / "state")
     name = write_archive(tree_of(tmp_path / "root"), home)
     data = (
-        archives.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
-        + stage.pack_library()
+        project_tree.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
+        + project_tree.pack_library()
         + (home.stages / name).read_bytes()
         + END_OF_ARCHIVE
     )
@@ -501,13 +500,13 @@ def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
     store = open_store()
     folder = store.home.make(store.home.stages)
     first = 5
-    for number in range(first, first + archives.KEPT_JOBS + 1):
+    for number in range(first, first + project_tree.KEPT_JOBS + 1):
         store.save_job(job(id=number, stage=f"tree-{number}", state=JobState.SUCCEEDED))
     for name in (f"tree-{first}", f"tree-{first + 1}", "nobodys", "fresh", ".1.new", ".2.new"):
         (folder / name).touch()
         if name not in ("fresh", ".2.new"):
             os.utime(folder / name, (1e9, 1e9))
-    archives.remove_old(store)
+    project_tree.remove_old(store)
     assert sorted(path.name for path in folder.iterdir()) == [
         ".2.new",
         "fresh",
@@ -534,7 +533,7 @@ def test_archives_beyond_the_limit_go_those_first_that_no_kept_job_needs() -> No
         (30, {"nobodys-2", "of-2"}),
         (0, {"of-3"}),
     ):
-        archives.remove_old(store, limit)
+        project_tree.remove_old(store, limit)
         left -= gone
         assert {path.name for path in folder.iterdir()} == left
     assert left == {"runs", "fresh"}
@@ -547,7 +546,7 @@ def test_no_archive_is_removed_while_a_record_cannot_be_read() -> None:
     archive = store.home.make(store.home.stages) / "its"
     archive.touch()
     os.utime(archive, (1e9, 1e9))
-    archives.remove_old(store)
+    project_tree.remove_old(store)
     assert archive.exists()
 
 
@@ -557,9 +556,11 @@ def test_what_git_ignores_is_copied_where_it_is_included(tmp_path: Path) -> None
     (tmp_path / "data" / "raw").mkdir(parents=True)
     for name in ("train.py", "best.pt", "data/a.bin", "data/raw/b.bin", "data/.DS"):
         (tmp_path / name).write_text("12345")
-    tree = stage.find_tree(tmp_path)
+    tree = project_tree.find_tree(tmp_path)
     assert tree.files == (".gitignore", "train.py")
-    more = stage.include(tree, (tmp_path / "data", tmp_path / "best.pt", tmp_path / "train.py"))
+    more = project_tree.include(
+        tree, (tmp_path / "data", tmp_path / "best.pt", tmp_path / "train.py")
+    )
     assert set(more.files) - set(tree.files) == {
         "best.pt",
         "data/a.bin",
@@ -573,4 +574,4 @@ def test_what_git_ignores_is_copied_where_it_is_included(tmp_path: Path) -> None
         ("data", 12, "too large to copy"),
     ):
         with pytest.raises(UsageError, match=message):
-            stage.include(tree, (tmp_path / path,), limit)
+            project_tree.include(tree, (tmp_path / path,), limit)

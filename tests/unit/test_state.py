@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.errors import NewerRecordError, RecordError, UsageError
-from clusterctl.job_model import Hang, HungRanks, JobState, RankFailure
-from clusterctl.model import Accelerator, Phase
-from clusterctl.state import ClusterLock, Home, Store, find_home
-from clusterctl.state.versions import VERSION
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import NewerRecordError, RecordError, UsageError
+from clusterctl.core.job import Hang, HungRanks, JobState, RankFailure
+from clusterctl.core.model import Accelerator, Phase
+from clusterctl.state.home import Home, find_home
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import VERSION, Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, spec
 
@@ -201,7 +202,7 @@ def test_who_stood_still_writes_nothing_older_over_a_jobs_record(store: Store) -
 def test_a_clusterctl_that_was_stopped_in_a_record_hangs_no_other(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.state.store.PATIENCE", 0.1)
+    monkeypatch.setattr("clusterctl.state.store.STORE_PATIENCE", 0.1)
     assert store.reserve_job_id() == 1
     ran = job(id=1)
     store.save_job(ran)
@@ -387,7 +388,8 @@ def test_numbers_are_never_given_twice(
     store: Store, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     code = (
-        "import sys; from pathlib import Path; from clusterctl.state import Home, Store\n"
+        "import sys; from pathlib import Path; from clusterctl.state.home import Home\n"
+        "from clusterctl.state.store import Store\n"
         "store = Store(Home(Path(sys.argv[1])))\n"
         "print(*(store.reserve_job_id() for _ in range(25)))\n"
     )
@@ -415,7 +417,7 @@ def test_a_lost_counter_does_not_give_a_jobs_number_again(left: bytes | None, st
 HOLD = """
 import sys, time
 from pathlib import Path
-from clusterctl.state import ClusterLock, Home
+from clusterctl.state.locks import ClusterLock; from clusterctl.state.home import Home
 with ClusterLock(Home(Path(sys.argv[1])), sys.argv[2], "up"):
     print("held", flush=True)
     sys.stdin.readline()

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import UsageError
-from clusterctl.state import ClusterLock, Home, Store
-from clusterctl.state.home import replace_file, write_atomic
+from clusterctl.core.errors import UsageError
+from clusterctl.state.home import Home, replace_file, write_atomic
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job
 from tests.unit.test_state import ROOT, start, store
@@ -140,9 +141,11 @@ def test_a_writer_that_is_killed_leaves_a_whole_record(
 
 LIMITED = """
 import resource, sys
-from clusterctl.errors import ClusterctlError
-from clusterctl.state import ClusterLock, Home, Store
-from clusterctl.model import Phase
+from clusterctl.core.errors import ClusterctlError
+from clusterctl.state.home import Home
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import Store
+from clusterctl.core.model import Phase
 from dataclasses import replace
 from pathlib import Path
 store = Store(Home(Path(sys.argv[1])))

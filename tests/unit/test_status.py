@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import cluster_status, open_store
-from clusterctl.insight import gpus
-from clusterctl.job_model import JobState
-from clusterctl.model import CloudSpec
+from clusterctl.actions import status
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import JobState
+from clusterctl.core.model import CloudSpec
+from clusterctl.insight import top
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job
 from tests.unit.provided import provide
@@ -75,8 +76,8 @@ def test_what_gpus_do_and_for_which_job(
     open_store().save(replace(made.where, nodes=(launcher, first, second)))
     provide(monkeypatch, "local", Running())
     # On a machine that stands still for seconds.
-    monkeypatch.setattr(cluster_status, "GPU_ANSWER", 100)
-    monkeypatch.setattr(cluster_status, "ANSWER", 250.0)
+    monkeypatch.setattr(status, "GPU_ANSWER", 100)
+    monkeypatch.setattr(status, "ANSWER", 250.0)
     waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
@@ -114,4 +115,4 @@ def test_what_gpus_do_and_for_which_job(
 
 def test_a_gpu_that_does_not_answer_hides_no_other() -> None:
     text = "gpu 0, [N/A], 1, 2, GPU-a\ngpu Unable to determine\napp GPU-z lab/7;\napp GPU-a lab/x;"
-    assert gpus.read(text, "lab") == (gpus.GpuLook(0, None, 1 << 20, 2 << 20),)
+    assert top.read_gpus(text, "lab") == (top.GpuLook(0, None, 1 << 20, 2 << 20),)

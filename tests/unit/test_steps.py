@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl import bootstrap, catalog, keys, recipes, registry
-from clusterctl.bootstrap import Mesh, steps
-from clusterctl.bootstrap.steps import NodeContainer
-from clusterctl.model import Accelerator, Node, Role, Runtime
-from clusterctl.registry import RegistryLogin
+from clusterctl.core import catalog, keys
+from clusterctl.core.model import Accelerator, Node, Role, Runtime
+from clusterctl.machines import bootstrap, registry
+from clusterctl.machines.bootstrap import Mesh, NodeContainer
+from clusterctl.machines.registry import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import node
 
@@ -40,7 +40,7 @@ def container(image: str = "some/image:1", **more: Any) -> NodeContainer:
 def chosen(
     of: Node, runtime: Runtime, box: NodeContainer | None = None
 ) -> tuple[bootstrap.Step, ...]:
-    return steps.list_steps(
+    return bootstrap.list_steps(
         of,
         runtime,
         nodes=(machine(name="launcher"), of),
@@ -53,16 +53,16 @@ def chosen(
 
 def built(recipe: str) -> NodeContainer:
     """One whose image the node makes."""
-    listed = recipes.read_downloads()
-    bases = recipes.list_bases(recipe, listed)
-    return container(recipes.make_tag(recipe, listed), recipe=recipe, bases=bases)
+    listed = registry.read_downloads()
+    bases = registry.list_bases(recipe, listed)
+    return container(registry.make_tag(recipe, listed), recipe=recipe, bases=bases)
 
 
 def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
     """Else it takes PyPI's for NVIDIA where the other index has not this version."""
-    assert f"torch==2.13.0+{catalog.ROCM}" in steps.list_pins(machine(Accelerator.AMD))
+    assert f"torch==2.13.0+{catalog.ROCM}" in bootstrap.list_pins(machine(Accelerator.AMD))
     assert catalog.TORCH_INDEX["amd"].endswith(f"/{catalog.ROCM}")
-    assert "torch==2.13.0" in steps.list_pins(machine(Accelerator.NVIDIA))
+    assert "torch==2.13.0" in bootstrap.list_pins(machine(Accelerator.NVIDIA))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_steps_of_a_node(
         pythons=["/opt/python"],
         steps=found,
         files=box.list_files(of) if runtime is Runtime.DOCKER else None,
-        inside=steps.enter_container(box if runtime is Runtime.DOCKER else None),
+        inside=bootstrap.enter_container(box if runtime is Runtime.DOCKER else None),
     ).decode()
     done = subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -107,7 +107,7 @@ def test_steps_of_a_node(
 def shared(of: Node, runtime: Runtime = Runtime.HOST, *peers: Node) -> dict[str, bootstrap.Step]:
     """The steps of a node of a cluster whose nodes share a folder."""
     launcher = replace(node("launcher", "10.77.1.4"), role=Role.LAUNCHER)
-    found = steps.list_steps(
+    found = bootstrap.list_steps(
         of,
         runtime,
         nodes=(launcher, *peers),
@@ -190,7 +190,7 @@ def test_every_node_mounts_a_file_system_of_theirs_and_takes_a_new_one_over(
     for of in (launcher, WORKERS[0]):
         [step] = [
             step
-            for step in steps.list_steps(
+            for step in bootstrap.list_steps(
                 of,
                 Runtime.HOST,
                 nodes=(launcher, *WORKERS),
@@ -234,7 +234,7 @@ def test_secrets_are_gone_after_a_restart(need: Need, tmp_path: Path) -> None:
         (jobs / name).parent.mkdir(parents=True, exist_ok=True)
         (jobs / name).write_text("export TOKEN=x\n")
     rule = tmp_path / "clusterctl.conf"
-    rule.write_text(steps.render_rule(str(jobs.parent)) + "\n")
+    rule.write_text(bootstrap.render_rule(str(jobs.parent)) + "\n")
     subprocess.run([tool, "--remove", rule], check=True)
     assert len(list(jobs.rglob("env"))) == 3
     subprocess.run([tool, "--remove", "--boot", rule], check=True)
@@ -242,7 +242,7 @@ def test_secrets_are_gone_after_a_restart(need: Need, tmp_path: Path) -> None:
     assert left == ["7/state", "7/work/env"]
     of = machine()
     [step] = [s for s in chosen(of, Runtime.HOST) if s.name == "secrets"]
-    assert steps.render_rule(of.root) in step.apply(of)
+    assert bootstrap.render_rule(of.root) in step.apply(of)
 
 
 def test_the_container_is_made_as_the_seed_describes() -> None:
@@ -580,7 +580,7 @@ def test_a_machine_without_its_deadline_is_no_node(tmp_path: Path) -> None:
 
 
 def test_hosts_are_ours_between_two_lines() -> None:
-    block = steps.render_hosts([node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")])
+    block = bootstrap.render_hosts([node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")])
     assert block.splitlines() == [
         "# clusterctl begin",
         "10.0.0.10 launcher",

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.charge_model import Charge, Thing
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.job_model import JobState
-from clusterctl.model import Cluster, Phase, Reporter
-from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Charge, Cluster, Phase, Reporter, Thing
+from clusterctl.machines.local.provider import LocalProvider
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab

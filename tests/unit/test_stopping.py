@@ -11,17 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl import launch
-from clusterctl.actions import open_store
-from clusterctl.actions.follow_job import follow_to_end, stop_on_interrupt
-from clusterctl.actions.run import Prepared, submit
+from clusterctl.actions.common import open_store
+from clusterctl.actions.run import Prepared, follow_to_end, stop_on_interrupt, submit
 from clusterctl.cli.console import Console
-from clusterctl.cli.job_output import document, format_duration, report_result
-from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.job_model import JobState
-from clusterctl.jobs.interrupts import StartSignals
-from clusterctl.jobs.stage import Tree
-from clusterctl.model import NodeResult
+from clusterctl.cli.output import document, format_duration, report_result
+from clusterctl.core.errors import NodeUnreachable, ProviderError
+from clusterctl.core.job import JobState
+from clusterctl.core.model import NodeResult
+from clusterctl.jobs.connections import StartSignals
+from clusterctl.launch import launcher
+from clusterctl.project.tree import Tree
 from clusterctl.state.home import explain_write_errors
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, request
@@ -117,7 +116,7 @@ def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled(
     prepared = Prepared(
         job=staged,
         cluster=cluster(),
-        plan=launch.load(staged.spec.launcher).plan(request()),
+        plan=launcher.load_launcher(staged.spec.launcher).plan(request()),
         tree=Tree(store.home.stages, (), 0, False),
         secrets={},
     )

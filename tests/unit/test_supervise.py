@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.job_model import JobState
-from clusterctl.schedulers.direct import START_LIMIT, Direct
+from clusterctl.batch.direct import START_LIMIT, Direct
+from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site
 
 __all__ = ["site"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.job_model import JobState
+from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site, until
 
 __all__ = ["site"]

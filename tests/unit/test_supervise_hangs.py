@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.job_model import JobState
-from clusterctl.schedulers.direct import ANSWER_LIMIT, STACKS_LIMIT
+from clusterctl.batch.direct import ANSWER_LIMIT, STACKS_LIMIT
+from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site, until
 from tests.unit.uptime import SILENCE, Uptime
 

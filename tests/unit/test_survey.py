@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import schedulers
-from clusterctl.job_model import Job, JobState
-from clusterctl.schedulers import batch
+from clusterctl.batch import queue
+from clusterctl.batch import scheduler as batch_scheduler
+from clusterctl.core.job import Job, JobState
 from tests.unit.test_batch import batch_job
 
 SQUEUE = """#!/bin/sh
@@ -41,7 +41,7 @@ def login(tmp_path: Path) -> Path:
         (fake / name).chmod(0o755)
     root = tmp_path / "two words"
     (root / "bin").mkdir(parents=True)
-    (root / "bin" / "survey").write_text(schedulers.load_batch("slurm").survey())
+    (root / "bin" / "survey").write_text(batch_scheduler.load_batch("slurm").survey())
     for number in (1, 2, 3):
         folder = root / "jobs" / str(number)
         folder.mkdir(parents=True)
@@ -63,7 +63,7 @@ def _age(path: Path, seconds: float) -> None:
 
 def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
     text = answer(root, numbers)
-    scheduler = schedulers.load("slurm")
+    scheduler = batch_scheduler.load_scheduler("slurm")
     jobs = (replace(batch_job("slurm"), id=number, native_id="") for number in numbers)
     return {one.id: scheduler.parse_status(one, text) for one in jobs}
 
@@ -171,12 +171,12 @@ def test_a_silent_queue_is_told_and_asked_once(login: Path, ago: int | None, sai
     assert (login.parent / "fake" / "asked").read_text() == "asked\n"
     text = answer(login)
     why = "(Unable to contact slurm controller)"
-    assert re.sub("4[0-9] s", "40 s", batch.describe_silence(text)) == (
+    assert re.sub("4[0-9] s", "40 s", queue.describe_silence(text)) == (
         f"the queue does not answer {why}: {said}"
     )
     (login.parent / "fake" / "down").unlink()
     _age(login / "queue.silent", 10)
-    assert batch.describe_silence(answer(login)) == ""
+    assert queue.describe_silence(answer(login)) == ""
 
 
 SBATCH = """#!/bin/sh
@@ -203,7 +203,7 @@ def submit(login: Path, *behaviours: str) -> subprocess.CompletedProcess[str]:
     folder = login / "jobs" / "1"
     (folder / "native").unlink()
     return subprocess.run(
-        schedulers.load("slurm").submit_argv(replace(batch_job("slurm"), id=1)),
+        batch_scheduler.load_scheduler("slurm").submit_argv(replace(batch_job("slurm"), id=1)),
         cwd=folder,
         env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
         capture_output=True,
@@ -231,11 +231,11 @@ def test_a_clock_that_is_set_takes_no_time_from_the_queue(login: Path) -> None:
 def test_a_queue_that_hangs_is_given_up_in_time(
     login: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "HAND_IN", 1)
+    monkeypatch.setattr(queue, "HAND_IN", 1)
     done = submit(login, "hangs")
     assert done.returncode != 0
     assert "no answer from the queue in 1 s" in done.stderr
-    assert batch.make_job_name(replace(batch_job("slurm"), id=1)) in done.stderr
+    assert queue.make_job_name(replace(batch_job("slurm"), id=1)) in done.stderr
     assert not (login / "jobs" / "1" / "native").exists()
 
 
@@ -272,7 +272,7 @@ def test_a_cancelled_job_is_taken_from_the_queue_unless_its_script_runs(
     (fake / "scancel").chmod(0o755)
     (folder / "state").write_text(facts)
     subprocess.run(
-        schedulers.load("slurm").cancel_argv(replace(batch_job("slurm"), id=1)),
+        batch_scheduler.load_scheduler("slurm").cancel_argv(replace(batch_job("slurm"), id=1)),
         cwd=folder,
         env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
         check=True,
@@ -317,7 +317,7 @@ def test_a_job_that_was_never_handed_in_is_lost(login: Path) -> None:
     assert found[1].finished is not None
     # These two may still come: the submit outlives its client.
     assert (found[2].state, found[3].state) == (JobState.QUEUED, JobState.QUEUED)
-    _age(jobs / "2" / "state", batch.HAND_IN + 31)
+    _age(jobs / "2" / "state", queue.HAND_IN + 31)
     _age(jobs / "3", 31)
     found = survey(login)
     assert {found[number].state for number in (1, 2, 3)} == {JobState.LOST}
@@ -331,7 +331,7 @@ def test_a_job_that_was_given_up_before_it_was_handed_in_is_cancelled(login: Pat
     (jobs / "2" / "native").unlink()
     (jobs / "2" / "stop").write_text("cancelled\n")
     (jobs / "2" / "env").write_text("MY_TOKEN=x\n")
-    _age(jobs / "2" / "state", batch.HAND_IN + 31)
+    _age(jobs / "2" / "state", queue.HAND_IN + 31)
     found = survey(login)[2]
     assert (found.state, found.reason) == (JobState.CANCELLED, "")
     assert found.finished is not None

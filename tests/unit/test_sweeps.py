@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import assets, schedulers
-from clusterctl.errors import UsageError
-from clusterctl.job_model import Job, JobState
-from clusterctl.jobs import start, systems
-from clusterctl.launch import Request
-from clusterctl.model import Accelerator, Cluster, Role
-from clusterctl.schedulers import job_state
-from clusterctl.sweeps import MOST, list_points, parse_concurrency
+from clusterctl.batch import scheduler, verdict
+from clusterctl.batch import system as batch_system
+from clusterctl.core import assets
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import MOST, Job, JobState, list_points, parse_concurrency
+from clusterctl.core.model import Accelerator, Cluster, Role
+from clusterctl.jobs import submit
+from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, spec
 
 
@@ -112,7 +112,7 @@ def test_an_array_may_name_a_point_twice_and_have_as_many_as_allowed() -> None:
 
 def planned(where: Cluster, **changes: object) -> Job:
     """The job as it is before it starts."""
-    wanted, placement = systems.load(where).resolve(spec(**changes))
+    wanted, placement = batch_system.load_job_system(where).resolve(spec(**changes))
     return replace(job(where, spec()), spec=wanted, placement=placement)
 
 
@@ -187,7 +187,7 @@ BEGAN = "@@job 7 4711\nrunning 1 1\npoint 1 0 c1\npoint 2 1 c2\nexit 3 0 0 1\n"
 
 def surveyed(text: str, system: str = "slurm") -> Job:
     made = planned(site(system), array="0-2", launcher="auto")
-    return schedulers.load(system).parse_status(made, text)
+    return scheduler.load_scheduler(system).parse_status(made, text)
 
 
 def test_an_array_runs_while_the_queue_has_tasks_of_it() -> None:
@@ -230,7 +230,9 @@ def test_a_cancelled_array_is_cancelled_whatever_its_points_say() -> None:
 def scripts(where: Cluster, **changes: object) -> dict[str, dict[str, tuple[str, int]]]:
     made = planned(where, **changes)
     request = Request(id=made.id, spec=made.spec, cluster=where, placement=made.placement)
-    return start.make_node_files(made, where, systems.load(where).plan(request), {})
+    return submit.make_node_files(
+        made, where, batch_system.load_job_system(where).plan(request), {}
+    )
 
 
 def test_a_point_is_told_its_gpu() -> None:
@@ -262,7 +264,7 @@ point 4 2 worker-2
 
 
 def test_the_record_counts_points_while_the_job_runs() -> None:
-    now = job_state.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE)
+    now = verdict.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE)
     assert now.state is JobState.RUNNING
     assert now.points_ended == {"0": 0, "1": 3}
     assert now.unfinished_points == (1, 2)
@@ -270,7 +272,7 @@ def test_the_record_counts_points_while_the_job_runs() -> None:
 
 def test_a_sweep_with_a_failed_point_has_failed_and_names_it() -> None:
     end = "exit 5 2 0 1\nlauncher 6 1\nstarted 6 3\nsurvivors 6 worker-1 0\nended 6\n"
-    done = job_state.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE + end)
+    done = verdict.judge(planned(cluster(), sweep=("a=1,2,3",)), STATE + end)
     assert (done.state, done.program_exit_code) == (JobState.FAILED, 3)
     assert done.failure is not None
     assert (done.failure.rank, done.failure.node) == (1, "worker-2")
@@ -280,9 +282,9 @@ def test_a_sweep_with_a_failed_point_has_failed_and_names_it() -> None:
 def test_a_sweep_whose_points_ended_well_succeeded() -> None:
     wanted = planned(cluster(), sweep=("a=1,2,3",), only=(0, 2))
     state = "running 1 1\nexit 3 0 0 1\nexit 5 2 0 1\nlauncher 6 0\nstarted 6 2\nended 6\n"
-    assert job_state.judge(wanted, state).state is JobState.SUCCEEDED
+    assert verdict.judge(wanted, state).state is JobState.SUCCEEDED
     assert wanted.processes == (0, 2)
-    lost = job_state.judge(wanted, state.replace("exit 5 2 0 1\n", ""))
+    lost = verdict.judge(wanted, state.replace("exit 5 2 0 1\n", ""))
     assert lost.state is JobState.FAILED
     assert lost.unfinished_points == (2,)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl import assets, launch
-from clusterctl.jobs.start import make_node_files
-from clusterctl.model import CloudSpec
+from clusterctl.core import assets
+from clusterctl.core.model import CloudSpec
+from clusterctl.jobs.submit import make_node_files
+from clusterctl.launch import launcher
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import WEIRD
 
@@ -63,7 +64,7 @@ def files(root: str, **changes: Any) -> dict[str, str]:
     where = cluster(*nodes)
     where = replace(where, spec=replace(where.spec, cloud=CloudSpec(idle=3600.0)))
     what = spec(program=program(*WEIRD), **changes)
-    plan = launch.load(what.launcher).plan(request(where, what))
+    plan = launcher.load_launcher(what.launcher).plan(request(where, what))
     one = replace(job(where, what), resumes=bool(what.resume_args))
     made = make_node_files(one, where, plan, {"TOKEN": "it's\n$secret"})
     return {

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl import process, terraform
-from clusterctl.errors import ProviderError
-from clusterctl.terraform import Binary, Diagnostic, Outputs, ResourceChange, Terraform
-from clusterctl.terraform.folder import Listener
+from clusterctl import process
+from clusterctl.core.errors import ProviderError
+from clusterctl.terraform import binary
+from clusterctl.terraform import folder as terraform_folder
+from clusterctl.terraform.binary import Binary, Diagnostic, Outputs, ResourceChange
+from clusterctl.terraform.folder import Listener, Terraform
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ from clusterctl.terraform.folder import Listener
         ('{"type":"outputs","outputs":{"n":{"value":[1]}}}', Outputs(values={"n": [1]})),
     ],
 )
-def test_events(line: str, event: terraform.Event | None) -> None:
-    assert terraform.parse(line.encode()) == event
+def test_events(line: str, event: binary.Event | None) -> None:
+    assert binary.parse_event(line.encode()) == event
 
 
 FAKE = """#!{python}
@@ -102,9 +104,9 @@ def test_variables_go_by_file_and_the_users_own_settings_stay_out(
     tool = runner(tmp_path, body)
     assert tool.apply({"region": "x"}, lambda event: None, parallelism=10) == {"nodes": [7]}
     [(argv, env)] = calls(tool)
-    assert f"-var-file={terraform.VARIABLES}" in argv
+    assert f"-var-file={terraform_folder.VARIABLES}" in argv
     assert not {"TF_CLI_ARGS_apply", "TF_VAR_region", "TF_WORKSPACE"} & set(env)
-    path = tool.folder / terraform.VARIABLES
+    path = tool.folder / terraform_folder.VARIABLES
     assert json.loads(path.read_text()) == {"region": "x"}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -112,26 +114,26 @@ def test_variables_go_by_file_and_the_users_own_settings_stay_out(
 def test_a_failure_is_an_error_with_what_terraform_said(tmp_path: Path) -> None:
     said = {"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "no room"}}
     tool = runner(tmp_path, f"print({json.dumps(json.dumps(said))}); sys.exit(1)")
-    with pytest.raises(terraform.TerraformError, match="no room") as caught:
+    with pytest.raises(binary.TerraformError, match="no room") as caught:
         tool.apply({}, lambda event: None, parallelism=10)
     assert caught.value.diagnostics == (Diagnostic(summary="no room"),)
     assert caught.value.exit_code == 3
     silent = tmp_path / "silent"
     silent.mkdir()
-    with pytest.raises(terraform.TerraformError, match="exit code 9"):
+    with pytest.raises(binary.TerraformError, match="exit code 9"):
         runner(silent, "sys.exit(9)").destroy(lambda event: None, parallelism=10)
 
 
 def test_too_old_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProviderError, match="neither terraform nor tofu") as caught:
-        terraform.find()
+        binary.find_terraform()
     assert "https://" in caught.value.hint
     fake(tmp_path, version="0.12.3")
     with pytest.raises(ProviderError, match=r"0\.12\.3"):
-        terraform.find()
+        binary.find_terraform()
     fake(tmp_path, version="1.8.0-beta1", name="tofu")
-    assert terraform.find().name == "tofu 1.8.0"
+    assert binary.find_terraform().name == "tofu 1.8.0"
 
 
 def test_the_lock_is_lent_and_the_pid_told(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def planning(folder: Path, action: str, address: str = WORKER) -> Terraform:
 @pytest.mark.parametrize("action", ["replace", "delete"])
 def test_no_machine_goes_that_nobody_has_agreed_to(action: str, tmp_path: Path) -> None:
     tool = planning(tmp_path, action)
-    with pytest.raises(terraform.TerraformError, match="nothing was changed") as caught:
+    with pytest.raises(binary.TerraformError, match="nothing was changed") as caught:
         tool.apply({}, lambda event: None, parallelism=10)
     assert f"would {action} {WORKER} (i-1: cannot update)" in caught.value.message
     assert "`clusterctl down lab`" in caught.value.hint
@@ -206,7 +208,7 @@ def test_what_was_planned_is_what_is_applied(action: str, address: str, tmp_path
     [(plan, _), (apply, _)] = calls(tool)
     assert (plan[0], apply[0]) == ("plan", "apply")
     assert f"-out={apply[-1]}" in plan
-    assert f"-var-file={terraform.VARIABLES}" in plan
+    assert f"-var-file={terraform_folder.VARIABLES}" in plan
     assert not [word for word in apply if word.startswith("-var")], "Terraform refuses it there"
     assert not (tool.folder / apply[-1]).exists()
 
@@ -291,7 +293,7 @@ def test_an_init_that_was_begun_is_waited_for(
     monkeypatch.delenv("TF_PLUGIN_CACHE_DIR", raising=False)
     fake(tmp_path, INIT.format(pause="time.sleep(0.5)"))
     tool = seeded(tmp_path, "one")
-    init_cache = terraform.InitCache(tool.folder, tool.binary, tmp_path / "cache")
+    init_cache = binary.InitCache(tool.folder, tool.binary, tmp_path / "cache")
     init_cache.begin()
     seeded(tmp_path, "another").init()  # of another clusterctl, say: the lock tells
     assert init_cache.ready
@@ -302,7 +304,7 @@ def test_an_init_that_was_begun_is_waited_for(
 BEGIN = """
 import sys
 from pathlib import Path
-from clusterctl.terraform import Binary, InitCache
+from clusterctl.terraform.binary import Binary, InitCache
 folder = Path(sys.argv[1])
 binary = Binary(str(folder / "terraform"), (1, 11, 4))
 init_cache = InitCache(folder / "work", binary, folder / "cache")
@@ -328,7 +330,7 @@ def test_an_init_that_nobody_waits_for_ends_with_us(tmp_path: Path) -> None:
 
 def test_a_failing_init_says_why(tmp_path: Path) -> None:
     fake(tmp_path, 'sys.stderr.write("Error: no such registry\\n"); sys.exit(1)')
-    with pytest.raises(terraform.TerraformError, match="init failed: Error: no such registry"):
+    with pytest.raises(binary.TerraformError, match="init failed: Error: no such registry"):
         seeded(tmp_path, "one").init()
 
 
@@ -344,7 +346,7 @@ def test_a_broken_cli_configuration_is_named(
 ) -> None:
     monkeypatch.setenv("TF_CLI_CONFIG_FILE", "/home/me/rc")
     fake(tmp_path, f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
-    with pytest.raises(terraform.TerraformError) as caught:
+    with pytest.raises(binary.TerraformError) as caught:
         seeded(tmp_path, "one").init()
     assert caught.value.message.endswith(
         "the CLI configuration: Error: Error parsing /home/me/rc: At 2:1: key 'oops'"
@@ -352,7 +354,7 @@ def test_a_broken_cli_configuration_is_named(
     assert "TF_CLI_CONFIG_FILE, which is /home/me/rc" in caught.value.hint
     (tmp_path / "later").mkdir()
     later = runner(tmp_path / "later", f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
-    with pytest.raises(terraform.TerraformError, match="configuration: Error: Error parsing"):
+    with pytest.raises(binary.TerraformError, match="configuration: Error: Error parsing"):
         later.destroy(print, parallelism=10)
 
 
@@ -480,7 +482,7 @@ def test_a_terraform_that_was_killed_in_its_first_plan_is_run_again(tmp_path: Pa
 def test_a_damaged_state_is_not_taken_for_an_empty_one(tmp_path: Path, damaged: str) -> None:
     tool = runner(tmp_path, "")
     (tool.folder / "terraform.tfstate").write_text(damaged)
-    with pytest.raises(terraform.TerraformError, match=r"terraform\.tfstate is damaged") as caught:
+    with pytest.raises(binary.TerraformError, match=r"terraform\.tfstate is damaged") as caught:
         tool.list_resources()
     assert caught.value.exit_code == 3
     assert "`clusterctl down lab`" in caught.value.hint

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.assets import render as render_template
-from clusterctl.cli.top import render
+from clusterctl.cli.insight import render
+from clusterctl.core.assets import render as render_template
 from clusterctl.insight import top
-from clusterctl.insight.figures import Link, Measurements
-from clusterctl.insight.metric_lines import MARKS
+from clusterctl.insight.metrics import MARKS
 from clusterctl.insight.top import Look, TopFrame
+from clusterctl.insight.verify import Link, Measurements
 
 
 def stat(pid: int, ticks: int, state: str = "R") -> str:
@@ -34,9 +34,11 @@ def metrics_line(rank: int, *values: dict[str, float]) -> str:
     return f"metrics {rank} {b64encode(text.encode()).decode()}"
 
 
-BEFORE = {"w": top.read("w", said(100.0, f"process 0 {stat(7, 100)}", f"process 0 {stat(8, 50)}"))}
+BEFORE = {
+    "w": top.read_top("w", said(100.0, f"process 0 {stat(7, 100)}", f"process 0 {stat(8, 50)}"))
+}
 AFTER = {
-    "w": top.read(
+    "w": top.read_top(
         "w",
         said(
             102.0,
@@ -81,8 +83,8 @@ def test_a_node_that_does_not_answer() -> None:
     [line] = top.make_node_lines(AFTER, gone)
     assert (line.error, line.cpu) == ("no route to host", None)
     assert top.make_rank_lines(AFTER, gone) == ()
-    assert top.read("w", "time 5 100\n").error == ""
-    assert top.read("w", "Permission denied\n").error
+    assert top.read_top("w", "time 5 100\n").error == ""
+    assert top.read_top("w", "Permission denied\n").error
 
 
 def test_the_time_of_a_job_that_has_ended_is_not_counted_on() -> None:
@@ -122,7 +124,7 @@ ROCM = {
     ids=("nvidia", "amd", "silent"),
 )
 def test_gpus(lines: tuple[str, ...], used: list[float], memory: tuple[int, int]) -> None:
-    [line] = top.make_node_lines(BEFORE, {"w": top.read("w", said(102.0, *lines))})
+    [line] = top.make_node_lines(BEFORE, {"w": top.read_top("w", said(102.0, *lines))})
     assert [gpu.used for gpu in line.gpus] == used
     sums = (sum(gpu.memory for gpu in line.gpus), sum(gpu.total for gpu in line.gpus))
     assert sums == memory
@@ -156,7 +158,7 @@ def test_a_frame_fits_the_terminal() -> None:
 
 
 def test_gpus_and_network_as_text() -> None:
-    after = {"w": top.read("w", said(102.0, "gpu 0, 97, 1000, 15360", net="5000 2000"))}
+    after = {"w": top.read_top("w", said(102.0, "gpu 0, 97, 1000, 15360", net="5000 2000"))}
     nodes = top.make_node_lines(BEFORE, after, {"w": 8000.0})
     text = render(TopFrame(102.0, 7, "running", None, None, None, (), nodes))
     assert text.splitlines()[-2].split("  ")[0] == "node"
@@ -197,7 +199,7 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    look = top.read("w", done.stdout)
+    look = top.read_top("w", done.stdout)
     assert look.error == ""
     assert [gpu.used for gpu in look.gpus] == ([0.5] if tool == "nvidia-smi" else [None, 0.05])
     ranks = top.make_rank_lines({}, {"w": look})
@@ -207,7 +209,7 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
 def looked(seconds: float, *ticks: int) -> dict[str, Look]:
     """A node whose ranks have used so many ticks, a hundredth of a second each."""
     ranks = (f"process {rank} {stat(rank + 1, used)}" for rank, used in enumerate(ticks))
-    return {"w": top.read("w", said(seconds, *ranks))}
+    return {"w": top.read_top("w", said(seconds, *ranks))}
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import actions, transfer_meter
-from clusterctl.actions import images
+from clusterctl.actions import common, images
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import Transfer
-from clusterctl.errors import ProviderError
-from clusterctl.transfer_meter import Meter
+from clusterctl.core import progress
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.progress import Meter
 from tests.terminal import Terminal as Pty
 from tests.unit.calling import ROOT
 
@@ -115,13 +115,13 @@ def test_a_pull_of_an_image_build_is_measured(
     docker.write_text(DOCKER.format(table=table, after=after))
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(transfer_meter, "NETWORK", table)
-    before, _ = actions.count_moved()
+    monkeypatch.setattr(progress, "NETWORK", table)
+    before, _ = common.count_moved()
     with pytest.raises(ProviderError, match="could not be pulled"):
         images.build("cpu", on_line=lambda line: None)
-    assert actions.count_moved() == (before + 5_000_000, None)
+    assert common.count_moved() == (before + 5_000_000, None)
     table.unlink()
-    assert transfer_meter.count_network() == 0, "not Linux"
+    assert progress.count_network() == 0, "not Linux"
 
 
 def test_a_size_that_no_server_tells_is_no_reason_for_silence(

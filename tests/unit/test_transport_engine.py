@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.launch import mpi_transport
-from clusterctl.model import Accelerator
+from clusterctl.core.model import Accelerator
+from clusterctl.launch import network
 from tests.unit.making import node
 
 OFI = ("pml:ob1", "pml:cm", "mtl:ofi")
@@ -34,7 +34,7 @@ CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"], "fabrics": ("efa",)
 )
 def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], engine: str) -> None:
     nodes = [node(f"worker-{number}", f"10.0.0.{number}", **facts) for number in (1, 2)]
-    chosen = mpi_transport.choose(backend, nodes)
+    chosen = network.choose_transport(backend, nodes)
     assert chosen.engine == engine
     pml = next(words[2] for words, _ in chosen.flags if words[:2] == ("--mca", "pml"))
     assert pml == {"TCP": "ob1", "EFA": "cm"}.get(engine, "ucx")
@@ -45,7 +45,7 @@ def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], e
 def test_devices_are_named_where_open_mpi_uses_ucx(engine: str) -> None:
     facts = {"mpi_components": ("pml:ob1", f"pml:{engine}"), "ucx": ("rc_mlx5/mlx5_0:1",)}
     nodes = [node(f"worker-{number}", f"10.0.0.{number}", **facts) for number in (1, 2)]
-    chosen = mpi_transport.choose("auto", nodes)
+    chosen = network.choose_transport("auto", nodes)
     expected = {"worker-1": ("mlx5_0:1",), "worker-2": ("mlx5_0:1",)} if engine == "ucx" else {}
     assert chosen.ucx_devices == expected
 
@@ -58,6 +58,6 @@ def test_nccl_takes_efa_where_every_node_has_its_plug_in(plug_in: str) -> None:
         node("worker-1", "10.0.0.1", **facts, nccl_net="libnccl-net.so"),
         node("worker-2", "10.0.0.2", **facts, nccl_net=plug_in),
     ]
-    chosen = mpi_transport.choose("nccl", nodes)
+    chosen = network.choose_transport("nccl", nodes)
     assert chosen.engine == "TCP"
     assert ("FI_PROVIDER" in {name for name, _, _ in chosen.env}) is bool(plug_in)

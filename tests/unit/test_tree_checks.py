@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LaunchError, UsageError
-from clusterctl.job_model import Program, ProgramKind
-from clusterctl.jobs import tree_checks
-from clusterctl.jobs.stage import find_tree
+from clusterctl.core.errors import LaunchError, UsageError
+from clusterctl.core.job import Program, ProgramKind
+from clusterctl.project import tree
+from clusterctl.project.tree import find_tree
 from tests.unit.making import cluster
 
 MAIN = Program(kind=ProgramKind.PYTHON, target="main.py")
@@ -23,8 +23,8 @@ def write(folder: Path, **files: str) -> None:
         (folder / name).write_text(text)
 
 
-def look(folder: Path, *env_files: Path, program: Program = MAIN) -> tree_checks.Findings:
-    return tree_checks.check(program, find_tree(folder), env_files)
+def look(folder: Path, *env_files: Path, program: Program = MAIN) -> tree.Findings:
+    return tree.check_tree(program, find_tree(folder), env_files)
 
 
 def git(folder: Path, *words: str) -> None:
@@ -38,7 +38,7 @@ def test_nothing_is_said_of_a_healthy_tree(tmp_path: Path) -> None:
     (tmp_path / "sub" / "b").symlink_to("../main.py")
     (tmp_path / "chain").symlink_to("sub/b")
     (tmp_path / ".#main.py").symlink_to("me@host.123:1")
-    assert look(tmp_path) == tree_checks.Findings()
+    assert look(tmp_path) == tree.Findings()
 
 
 @pytest.mark.parametrize("target", ["../out", "sub/../../x", ".."])
@@ -112,7 +112,7 @@ def test_files_of_variables_outside_git_are_named(tmp_path: Path) -> None:
 )
 def test_the_interpreter_of_a_script(first: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "tool").write_text(f"{first}\nprint()\n")
-    assert tree_checks.find_interpreter(tmp_path / "tool") == name
+    assert tree.find_interpreter(tmp_path / "tool") == name
 
 
 def test_nodes_name_links_that_lead_nowhere(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_nodes_name_links_that_lead_nowhere(tmp_path: Path) -> None:
     for name, target in targets.items():
         (work / name).symlink_to(target)
     node = cluster().nodes[0]
-    [question] = tree_checks.render_questions(MAIN, str(tmp_path), node, tuple(targets))
+    [question] = tree.render_questions(MAIN, str(tmp_path), node, tuple(targets))
     done = subprocess.run(["sh", "-ec", question], cwd=tmp_path, capture_output=True, check=True)
     assert done.stderr == b""
-    lacks, _ = tree_checks.read_answers(done.stdout, tuple(targets))
+    lacks, _ = tree.read_answers(done.stdout, tuple(targets))
     assert sorted(lacks) == ["link loop", "link none", "link x\ny"]
 
 
@@ -133,11 +133,11 @@ def test_what_nodes_lack() -> None:
     """Ranks that run elsewhere may have what the login node has not."""
     program = Program(kind=ProgramKind.BINARY, target="./tool", interpreter="Rscript")
     said = b"link data\nx\0link named already\0interpreter Rscript\x0029500\n"
-    lacks, port = tree_checks.read_answers(said, ["data\nx", "another"])
+    lacks, port = tree.read_answers(said, ["data\nx", "another"])
     assert port == "29500\n"
     answers = {"worker-1": lacks, "worker-2": lacks}
     with pytest.raises(LaunchError, match=r"Rscript, which does not exist on worker-\[1-2\]"):
-        tree_checks.judge_answers(program, answers, certain=True)
-    missing, links = tree_checks.judge_answers(program, {"login": lacks}, certain=False)
+        tree.judge_answers(program, answers, certain=True)
+    missing, links = tree.judge_answers(program, {"login": lacks}, certain=False)
     assert "Rscript" in missing
     assert links == "1 link to files that do not exist on login: data\nx"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.unpack import UnsafeArchive, move_into, open_reader, stays_inside, unpack
+from clusterctl.transport.copying import UnsafeArchive, move_into, open_reader, stays_inside, unpack
 
 Member = tuple[str, bytes, str]
 """Name, type, and content or target."""

@@ -9,13 +9,22 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store, up, up_failure, up_plan
-from clusterctl.charge_model import GATEWAY, Charge, Thing
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.formats import format_time
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
-from clusterctl.providers.protocol import Created, Features, NoCapacity, ProviderPlan
-from clusterctl.providers.resources import Resource
+from clusterctl.actions import up, up_bootstrap, up_plan
+from clusterctl.actions.common import open_store
+from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.core.model import (
+    GATEWAY,
+    Charge,
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    NodeGroup,
+    Phase,
+    Runtime,
+    Thing,
+)
+from clusterctl.core.text import format_time
+from clusterctl.machines.protocol import Created, Features, NoCapacity, ProviderPlan, Resource
 from tests.unit.making import cluster, node
 from tests.unit.provided import NothingLeft, provide
 
@@ -308,7 +317,7 @@ def broken_off(old: Cluster, bills: Bills, **planned: object) -> tuple[Cluster, 
     store.save(tried)
     with pytest.MonkeyPatch.context() as patch:
         provide(patch, "ec2", bills)
-        up_failure.record_failed_create(store, tried, old, told.append, clock=lambda: NOW)
+        up_bootstrap.record_failed_create(store, tried, old, told.append, clock=lambda: NOW)
     return store.read_cluster(old.name), "\n".join(told)
 
 

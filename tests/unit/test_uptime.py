@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from clusterctl.transport import uptime
+from clusterctl.transport import pool
 
 TAIL = "0 0 0 0"
 
@@ -31,9 +31,9 @@ def stat(start: str, name: str = "systemd") -> str:
     ],
 )
 def test_a_node_is_up_since_its_first_process_began(text: str, seconds: float) -> None:
-    assert uptime.read(text) == pytest.approx(seconds)
+    assert pool.read_uptime(text) == pytest.approx(seconds)
 
 
 def test_this_machine_says_it() -> None:
-    said = subprocess.run(uptime.COMMAND, shell=True, capture_output=True, text=True, timeout=20)
-    assert 0 <= uptime.read(said.stdout) < math.inf
+    said = subprocess.run(pool.COMMAND, shell=True, capture_output=True, text=True, timeout=20)
+    assert 0 <= pool.read_uptime(said.stdout) < math.inf

@@ -8,8 +8,8 @@ from itertools import combinations
 
 import pytest
 
-from clusterctl.insight import verify, verify_output, verify_summary
-from clusterctl.insight.figures import Gpu, LeftOut, Link, Measurements, NodeFigures, Verdict
+from clusterctl.insight import verify
+from clusterctl.insight.verify import Gpu, LeftOut, Link, Measurements, NodeFigures, Verdict
 
 NAMES = ("worker-1", "worker-2", "worker-3")
 T4 = Gpu(0, "Tesla T4", driver="550.1", temperature=41, width=8, width_most=8, errors=0)
@@ -238,7 +238,7 @@ NVIDIA_SMI = """\
 
 def test_nvidia_smi() -> None:
     """An idle clock and a power cap are no throttling; `[N/A]` is no number."""
-    first, second, third = verify_output.read_nvidia_smi(NVIDIA_SMI)
+    first, second, third = verify.read_nvidia_smi(NVIDIA_SMI)
     assert (first.throttled, first.temperature, first.errors) == ("too hot", 83.0, 2.0)
     assert (first.width, first.width_most) == (8.0, 16.0)
     assert (second.throttled, second.errors, second.driver) == ("", 0.0, "550.127.05")
@@ -255,7 +255,7 @@ def test_nvidia_smi() -> None:
     ],
 )
 def test_nvidia_smi_without_gpus(text: str) -> None:
-    assert verify_output.read_nvidia_smi(text) == ()
+    assert verify.read_nvidia_smi(text) == ()
 
 
 def test_rocm_smi() -> None:
@@ -264,9 +264,9 @@ def test_rocm_smi() -> None:
         'edge) (C)": "34.0", "Temperature (Sensor junction) (C)": "96.0", "GPU use (%)": "7", '
         '"Card series": "Radeon Pro V520"}, "system": {"Driver version": "6.7.0"}}'
     )
-    [gpu] = verify_output.read_rocm_smi(text)
+    [gpu] = verify.read_rocm_smi(text)
     assert gpu == Gpu(0, "Radeon Pro V520", driver="6.7.0", temperature=96.0, utilization=7.0)
-    assert verify_output.read_rocm_smi("rocm-smi: command not found") == ()
+    assert verify.read_rocm_smi("rocm-smi: command not found") == ()
 
 
 TABLE = """\
@@ -279,10 +279,10 @@ ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2, over gloo
 
 
 def test_the_table_of_an_all_reduce() -> None:
-    found = verify_output.read_reduction("gloo", TABLE)
+    found = verify.read_reduction("gloo", TABLE)
     assert (found.ranks, found.error) == (2, "")
     assert (found.latency, found.rate) == pytest.approx((19.32e-6, 137.1e6))
-    failed = verify_output.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
+    failed = verify.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
     assert failed.error == "RuntimeError: no GPU"
     [verdict] = verify.judge([], [], [failed], one_machine=False)
     assert (verdict.subject, verdict.state) == ("all-reduce nccl", "low")
@@ -298,9 +298,9 @@ def report(*verdicts: Verdict, nodes: int = 2, pairs: int = 1) -> Measurements:
 
 def test_a_sound_cluster_is_one_line() -> None:
     sound = report(Verdict("worker-1", "cores", "ok", "4"))
-    lines = verify_summary.describe(sound, workers=2, name="lab")
+    lines = verify.describe_verdict(sound, workers=2, name="lab")
     assert lines == ("measured 2 nodes and 1 link: all within limits (3.1 s)",)
-    alone = verify_summary.describe(report(nodes=1, pairs=0), workers=1, name="lab")
+    alone = verify.describe_verdict(report(nodes=1, pairs=0), workers=1, name="lab")
     assert alone == ("measured 1 node: all within limits (3.1 s)",)
 
 
@@ -310,7 +310,7 @@ def test_what_is_slow_is_named_with_what_to_do_next() -> None:
         Verdict("worker-1", "cores", "ok", "4"),
         *(Verdict("worker-2", f"disk {number}", "low", "9 MB/s") for number in range(12)),
     )
-    head, *lines, more, advice = verify_summary.describe(slow, workers=2, name="lab")
+    head, *lines, more, advice = verify.describe_verdict(slow, workers=2, name="lab")
     assert head == "measured 2 nodes and 1 link: 12 of 13 figures below the limit (3.1 s)"
     assert lines == [f"  worker-2, disk {number}: 9 MB/s" for number in range(10)]
     assert more == "  … 2 more"
@@ -318,6 +318,6 @@ def test_what_is_slow_is_named_with_what_to_do_next() -> None:
 
 
 def test_what_there_was_no_time_for_is_said() -> None:
-    lines = verify_summary.describe(report(), workers=4, name="lab")
+    lines = verify.describe_verdict(report(), workers=4, name="lab")
     assert "  not measured, to save time: 2 nodes, 5 links" in lines
     assert "clusterctl verify lab" in lines[-1]

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import open_store, verify
+from clusterctl.actions import verify
+from clusterctl.actions.common import open_store
 from clusterctl.actions.verify import measure_after_up
-from clusterctl.errors import NodeUnreachable
-from clusterctl.job_model import JobState
-from clusterctl.model import Cluster, NodeResult
-from clusterctl.timeouts import Deadline
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import NodeUnreachable
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Cluster, NodeResult
 from tests.unit.making import cluster, job, node, spec
 
 SOUND = {

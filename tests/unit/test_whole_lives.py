@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from clusterctl import providers
-from clusterctl.actions import cluster_status, cost, open_store
-from clusterctl.actions import extend as extending
-from clusterctl.actions import stop as stopping
+from clusterctl.actions import cost, lifetime, status
+from clusterctl.actions import down as actions_down
+from clusterctl.actions.common import open_store
 from clusterctl.actions.down import finish_down
-from clusterctl.errors import UsageError
-from clusterctl.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
-from clusterctl.providers.ec2 import provider_state
-from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.core.errors import UsageError
+from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.machines import providers
+from clusterctl.machines.ec2 import provider_state
+from clusterctl.machines.ec2.provider_state import ProviderState
 from tests.unit.billed_account import (
     ADDRESS,
     HOUR,
@@ -143,7 +143,9 @@ class Life:
 
     def stop(self) -> None:
         aws = self.account
-        stopping.stop(self.store, "lab", lambda line: None, lambda question: True, lambda: aws.now)
+        actions_down.stop(
+            self.store, "lab", lambda line: None, lambda question: True, lambda: aws.now
+        )
 
     def kill_stop(self) -> None:
         self.store.save(replace(self.cluster, stopping=True))
@@ -166,7 +168,7 @@ class Life:
             self.given_up = True
 
     def extend(self) -> None:
-        extending.extend(
+        lifetime.extend(
             self.store,
             "lab",
             self.chance.choice((1, 3, 8)) * HOUR,
@@ -200,7 +202,7 @@ class Life:
 
     def check(self) -> None:
         aws = self.account
-        said = cluster_status.read_status(self.store, self.cluster, clock=lambda: aws.now)
+        said = status.read_status(self.store, self.cluster, clock=lambda: aws.now)
         self.compare(said.dollars, any("nobody saw" in line for line in said.warnings))
         assert said.dollars_per_hour == pytest.approx(aws.hourly(), abs=0.0001)
         spent = cost.sum_spending(self.store, 99 * HOUR, None, lambda: aws.now)

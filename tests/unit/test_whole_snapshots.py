@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.job_model import Job, JobState
+from clusterctl.core.job import Job, JobState
 from tests.unit.supervised import BOTH, Site, site
 
 __all__ = ["site"]

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import open_store
-from clusterctl.charge_model import Charge
-from clusterctl.model import NodeGroup, Runtime
-from clusterctl.providers.ec2 import cleanup, provider_state
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.ec2.provider_state import ProviderState
+from clusterctl.actions.common import open_store
+from clusterctl.core.model import Charge, NodeGroup, Runtime
+from clusterctl.machines.ec2 import cleanup, provider_state
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.ec2.provider_state import ProviderState
 from tests.unit.calling import Call
 from tests.unit.fake_ec2 import ACCOUNT, LAUNCHED, Allowing, Cloud, FakeApi
 from tests.unit.making import cluster, node, note_machines

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import cluster_status
-from clusterctl.bootstrap import idle_agent
-from clusterctl.errors import ProviderError
-from clusterctl.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.providers.ec2 import provider_state
-from clusterctl.providers.ec2.provider import Ec2Provider
-from clusterctl.providers.ec2.provider_state import ProviderState
-from clusterctl.providers.shared import deadlines
+from clusterctl.actions import status
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.machines import bootstrap, deadlines
+from clusterctl.machines.ec2 import provider_state
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.ec2.provider_state import ProviderState
 from tests.unit.making import cluster
 from tests.unit.provided import Running, provide
 from tests.unit.staged import lab
@@ -136,9 +135,9 @@ def test_status_says_that_a_cluster_is_from_the_future(tmp_path: Path) -> None:
     made = cluster(created=NOW, provider="local")
     store = lab(tmp_path / "nodes").store
     store.save(made)
-    [said] = cluster_status.read_status(store, made, clock=lambda: NOW - 2 * HOUR).warnings
+    [said] = status.read_status(store, made, clock=lambda: NOW - 2 * HOUR).warnings
     assert said.startswith("this machine's clock is at least 2 h behind")
-    assert cluster_status.read_status(store, made, clock=lambda: NOW + 1).warnings == ()
+    assert status.read_status(store, made, clock=lambda: NOW + 1).warnings == ()
 
 
 # ------------------------------------------------------------------------------------- a node's
@@ -206,20 +205,20 @@ def test_a_live_status_names_nodes_with_another_time(
     provide(monkeypatch, "local", Running())
     made = replace(where.where, created=0.0)
     ours = time.time() + 7200
-    said = cluster_status.read_status(where.store, made, live=True, clock=lambda: ours).warnings
+    said = status.read_status(where.store, made, live=True, clock=lambda: ours).warnings
     assert said == tuple(
         f"the clock of {name} is 2 h behind this machine's: the times of its jobs are wrong"
         for name in ("launcher", "worker-1", "worker-2")
     )
-    assert cluster_status.read_status(where.store, made, live=True).warnings == ()
+    assert status.read_status(where.store, made, live=True).warnings == ()
 
 
 def test_ends_that_a_launcher_reports_are_by_our_clock() -> None:
     """An hour after their end AWS has forgotten the workers, and only the launcher tells when that
     was."""
-    report = idle_agent.parse(
+    report = bootstrap.parse_idle_agent(
         f"ended worker-1 {int(NOW + 3 * HOUR)}\nnow launcher {NOW + 4 * HOUR:.0f}"
     )
     assert report.compute_ends(NOW + 5) == {"worker-1": NOW + 5 - HOUR}
-    right = idle_agent.parse(f"ended worker-1 {int(NOW)}\nnow launcher {NOW + HOUR:.0f}")
+    right = bootstrap.parse_idle_agent(f"ended worker-1 {int(NOW)}\nnow launcher {NOW + HOUR:.0f}")
     assert right.compute_ends(NOW + HOUR + 5) == {"worker-1": NOW}

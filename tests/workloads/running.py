@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.insight.metrics import parse
+from clusterctl.insight.metrics import parse_metrics
 from tests.e2e.cli import BUSY
 
 WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
@@ -31,7 +31,7 @@ class Ended:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """What `--metrics` printed, as `clusterctl logs --metrics` finds it."""
-        found = (parse(line.encode()) for line in self.out.splitlines())
+        found = (parse_metrics(line.encode()) for line in self.out.splitlines())
         return [values for values in found if values]
 
     def lines(self, word: str) -> list[str]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clusterctl import known_waits
-from clusterctl.insight.doctor.finding import Evidence
+from clusterctl.core import stacks
+from clusterctl.core.stacks import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Folded, Stack, Wait
+from clusterctl.insight.doctor.findings import Evidence
 from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.node_views import Rank
-from clusterctl.known_waits import CHILD, FILE_LOCK, LOCK, OWN_LOCK, Wait
-from clusterctl.stacks import Folded, Stack
 
 _SHOWN = 120
 """Characters of a line of output that are shown."""
 
 
 def find_wait(rank: Rank, stack: Stack | None = None) -> Wait:
-    inside = known_waits.explain_kernel(rank.waits)
+    inside = stacks.explain_kernel(rank.waits)
     if rank.main and rank.main.state == "D":
         return inside or Wait("waiting for a disk or a network file system")
     clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)

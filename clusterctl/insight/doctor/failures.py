@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from clusterctl.batch.verdict import TOLD_TO_END, RankEnd, sort_failures
+from clusterctl.core.job import JobState
+from clusterctl.core.stacks import name_ranks
 from clusterctl.insight import messages
 from clusterctl.insight.doctor.absence import find_wait
-from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
+from clusterctl.insight.doctor.findings import KILLED, Evidence, Finding
 from clusterctl.insight.doctor.tracebacks import (
     PREFIX,
     WORK,
@@ -23,9 +26,6 @@ from clusterctl.insight.doctor.tracebacks import (
     is_library,
 )
 from clusterctl.insight.node_views import NodeView, Rank
-from clusterctl.job_model import JobState
-from clusterctl.schedulers.first_failure import TOLD_TO_END, RankEnd, sort_failures
-from clusterctl.stacks import name_ranks
 
 _CRASH = re.compile(
     r"^(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):$", re.MULTILINE
@@ -64,10 +64,10 @@ def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
     if failed:
         return
     said = "".join(view.launcher_said for view in evidence.nodes.values())
-    if (match := messages.find(said)) and not match.message.after:
+    if (match := messages.find_known_message(said)) and not match.message.after:
         yield _explain_match(match, "mpirun on the launcher", ())
     for number, rank in sorted(evidence.ranks.items()):
-        match = messages.find(rank.err) if not evidence.job.state.ended else None
+        match = messages.find_known_message(rank.err) if not evidence.job.state.ended else None
         if match and not match.message.after and _CRASH.search(rank.err):  # it is about to end
             yield _judge_failure(evidence, rank)
         elif match and not match.message.after:
@@ -81,7 +81,7 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
     early = [rank for rank in quiet if evidence.correct_end(rank) <= when]
     if early and len(quiet) < len(evidence.ranks):
         first = min(early, key=evidence.correct_end)
-        match = messages.find(f"{failed.err}\n{failed.out}")
+        match = messages.find_known_message(f"{failed.err}\n{failed.out}")
         return Finding(
             "left",
             f"{evidence.name_rank(first.number)} ended with code 0 while"
@@ -173,9 +173,9 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
 def _find_message(rank: Rank) -> messages.Match | None:
     """What it has printed of known messages, but for exceptions that it has caught. An exception
     that is the program's own counts for more than what stands around it."""
-    match = messages.find(f"{drop_handled(rank.err)}\n{rank.out}")
+    match = messages.find_known_message(f"{drop_handled(rank.err)}\n{rank.out}")
     error = "".join(find_last_error(rank.err)[-1:])
-    return None if match and _OWN.match(error) and not messages.find(error) else match
+    return None if match and _OWN.match(error) and not messages.find_known_message(error) else match
 
 
 def _name_late(evidence: Evidence, match: messages.Match, waited: Rank, found: Finding) -> Finding:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from clusterctl.insight.doctor.finding import KILLED, Evidence, Finding
+from clusterctl.core.stacks import explain_kernel, name_ranks
+from clusterctl.insight.doctor.findings import KILLED, Evidence, Finding
 from clusterctl.insight.node_views import KernelLine, NodeView, Silence
-from clusterctl.known_waits import explain_kernel
-from clusterctl.stacks import name_ranks
 
 CLOCK = 1.0
 """Seconds that clocks may differ by before it is told."""

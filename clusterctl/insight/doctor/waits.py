@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from clusterctl import stacks
-from clusterctl.insight.doctor import asleep, endings, rendezvous
+from clusterctl.core import stacks as core_stacks
+from clusterctl.core.stacks import (
+    GRADIENTS,
+    LOADER,
+    SLEEP,
+    Folded,
+    Meeting,
+    Stack,
+    Wait,
+    name_ranks,
+)
+from clusterctl.insight import messages
+from clusterctl.insight.doctor import endings
 from clusterctl.insight.doctor.absence import (
     describe_elsewhere,
     describe_unmoved,
@@ -13,25 +25,227 @@ from clusterctl.insight.doctor.absence import (
     find_last_lines,
     find_wait,
 )
-from clusterctl.insight.doctor.finding import POLLS, Evidence, Finding
-from clusterctl.insight.doctor.finding import WATCH as WATCH
-from clusterctl.stacks import GRADIENTS, Folded, Stack, name_ranks
+from clusterctl.insight.doctor.findings import POLLS, Evidence, Finding
+from clusterctl.insight.node_views import Rank
+
+# -------------------------------------------------------------------------------------------------
+# Ranks that have not found each other: all are in init_process_group, and it does not end.
+
+
+_LOCALHOST = re.compile(r"localhost|127\.|::1$")
+
+ADVICE = (
+    "all ranks need the same MASTER_ADDR and MASTER_PORT, and RANK and WORLD_SIZE as clusterctl"
+    " sets them: look for lines of the program that set others"
+)
+
+AT_HOME = (
+    "each node is its own localhost: let the program leave MASTER_ADDR and MASTER_PORT as"
+    " clusterctl sets them"
+)
+
+
+def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
+    """Of ranks that are all in PyTorch's rendezvous: those that cannot connect to rank 0's store,
+    that there are too few of them, or that two have one number. Only C++ frames tell these apart,
+    and on a busy machine a stack may lack them."""
+    living = evidence.stacks
+    if not living or not is_rendezvous(living.values()):
+        return
+    waiting = [number for number, stack in living.items() if _is_connected(stack)]
+    outside = [n for n, stack in living.items() if n not in waiting and _is_in_store(stack)]
+    said = [
+        match.line
+        for number in outside
+        if (match := messages.find_known_message(evidence.ranks[number].err))
+    ]
+    own = next(iter(living.values())).describe()
+    meetings = {number: stack.meeting for number, stack in living.items() if stack.meeting}
+    if outside and waiting:
+        text = (
+            f"{_describe_ranks(evidence, outside)} cannot connect to"
+            f" {_name_address(meetings, outside)} in {own}, while {name_ranks(waiting)}"
+            f" wait{'s' if len(waiting) == 1 else ''} {_name_place(meetings, waiting)}"
+        )
+    elif outside:
+        text = f"no rank can connect to {_name_address(meetings, outside)} in {own}"
+    elif all(map(_has_connected_all, living.values())):
+        text = (
+            f"as many ranks as WORLD_SIZE have connected in {own}, and wait for one that none of"
+            " them is: two use the same RANK, or the world_size that the program passes is larger"
+            f" than {len(living)}"
+        )
+    elif len(waiting) == len(living):
+        text = (
+            f"every rank has connected in {own}, which waits for more ranks:"
+            f" WORLD_SIZE, or the world_size that the program passes, is larger than {len(waiting)}"
+        )
+    else:
+        text = (
+            f"every rank is in {own}: some cannot connect to"
+            " MASTER_ADDR:MASTER_PORT, or WORLD_SIZE, or the world_size that the program passes, is"
+            f" larger than {len(living)}"
+        )
+    nodes = tuple(dict.fromkeys(evidence.ranks[number].node for number in outside))
+    lines = (*said[:1], *_describe_meetings(meetings))
+    home = any(n in meetings and _LOCALHOST.match(meetings[n].host) for n in outside)
+    advice = AT_HOME if home else ADVICE
+    yield Finding("rendezvous", text, advice, lines, tuple(outside), nodes)
+
+
+def is_rendezvous(stacks: Iterable[Stack]) -> bool:
+    """Whether all of them are in the rendezvous: rank 0 keeps the store, where it waits for all to
+    connect, and the others then wait there for the addresses of all."""
+    return all(stack.collective == "init_process_group" for stack in stacks)
+
+
+def _name_address(meetings: Mapping[int, Meeting], ranks: Sequence[int]) -> str:
+    """Where these ranks look for the store: by its value, if that is known and the same."""
+    found = {meetings[number].address for number in ranks if number in meetings}
+    return found.pop() if len(found) == 1 else "MASTER_ADDR:MASTER_PORT"
+
+
+def _name_place(meetings: Mapping[int, Meeting], ranks: Sequence[int]) -> str:
+    address = _name_address(meetings, ranks)
+    return f"at {address}" if any(number in meetings for number in ranks) else "there"
+
+
+def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
+    """With what ranks have called init_process_group, in one line where that is the same."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for number, meeting in meetings.items():
+        alike.setdefault((meeting.address, meeting.world_size), []).append(number)
+    for (address, size), ranks in alike.items():
+        yield f"{name_ranks(ranks)}: MASTER_ADDR:MASTER_PORT {address}, WORLD_SIZE {size}"
+    for number, meeting in meetings.items():
+        if meeting.rank != number:
+            yield f"rank {number}: RANK {meeting.rank}"
+
+
+def _describe_ranks(evidence: Evidence, ranks: Sequence[int]) -> str:
+    return evidence.name_rank(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
+
+
+def _is_in_store(stack: Stack) -> bool:
+    return any("TCPStore" in frame.name for frame in stack.frames)
+
+
+def _has_connected_all(stack: Stack) -> bool:
+    """Whether its store has seen all ranks, and it waits for the address of each by its number."""
+    return any("connectFullMesh" in frame.name for frame in stack.frames)
+
+
+def _is_connected(stack: Stack) -> bool:
+    waits = ("TCPStore::waitForWorkers", "TCPStore::wait", "TCPStore::doWait")
+    return any(name in frame.name for frame in stack.frames for name in waits)
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks that all wait for something else than each other: a file, a download, a lock.
+
+
+_SHOWN_ASLEEP = 3
+
+"""Places that are told."""
+
+
+def find_asleep(evidence: Evidence) -> Iterator[Finding]:
+    """No rank that lives computes or is in a collective, and none goes on. The others may have
+    ended."""
+    living = _find_candidates(evidence)
+    if not living or any(map(_goes_on, living.values())):
+        return
+    folded = core_stacks.fold({n: rank.stack for n, rank in living.items() if rank.stack})
+    told = []
+    for item in folded[:_SHOWN_ASLEEP]:
+        first = living[item.ranks[0]]
+        who = evidence.name_rank(first.number) if len(living) == 1 else name_ranks(item.ranks)
+        doing = (
+            f"{'is' if len(item.ranks) == 1 else 'are each'} {find_wait(first, item.stack).text}"
+        )
+        told.append(f"{who} {doing} at {item.stack.describe()}")
+    more = (
+        f"; and {len(folded) - _SHOWN_ASLEEP} other places" if len(folded) > _SHOWN_ASLEEP else ""
+    )
+    common = folded[0]
+    late = [living[number] for number in common.ranks]
+    wait = find_wait(late[0], common.stack)
+    yield Finding(
+        "asleep",
+        f"no rank computes, and none waits for the others: {'; '.join(told)}{more}",
+        wait.advice or "look at that line: what it waits for may never come",
+        (
+            *describe_unmoved(evidence),
+            *describe_elsewhere(late[0], common.stack),
+            *explain_absence(evidence, late, wait),
+        ),
+        tuple(living),
+        tuple(dict.fromkeys(rank.node for rank in living.values())),
+    )
+
+
+def find_watchable_asleep(evidence: Evidence) -> dict[int, str]:
+    """Such ranks, to look at again, and how: in a healthy job, all may wait for data at times. What
+    they wait for wakes them (`sleeps`), or is read (`reads`) where a timeout wakes them, too. Those
+    that sleep wake by themselves, and their later stacks tell (`late`)."""
+    kinds: dict[Wait, str] = {SLEEP: "late", LOADER: "reads"}
+    return {
+        number: kinds.get(find_wait(rank, rank.stack), "sleeps")
+        for number, rank in _find_candidates(evidence).items()
+    }
+
+
+def _find_candidates(evidence: Evidence) -> dict[int, Rank]:
+    """All ranks that live, if each of them is asleep."""
+    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
+    return living if all(map(_is_asleep, living.values())) else {}
+
+
+def _goes_on(rank: Rank) -> bool:
+    """Whether it has been seen to wake, or in other functions than at first. A loop that tries
+    something again and again stays in its functions."""
+    ways = {
+        tuple((f.name, f.file) for f in look.path) for look in (rank.stack, *rank.looks) if look
+    }
+    return bool(rank.moved) or len(ways) > 1
+
+
+def _is_asleep(rank: Rank) -> bool:
+    """Whether it waits in a line of the program, and nothing that it has started computes."""
+    stack = rank.stack
+    if stack is None or not stack.own or stack.collective:
+        return False
+    if rank.stopped or rank.running or endings.is_exiting(rank):
+        return False
+    threads = (*stack.others, *rank.helpers.values())
+    works = any(other.active and stack.find_left_by(other) for other in threads)
+    child = any(process.state in "RD" for process in rank.descendants)
+    return (rank.usage or 0.0) < POLLS and not works and not child
+
+
+# -------------------------------------------------------------------------------------------------
 
 BUSY, IDLE = 0.5, 0.05
+
 """Processors in use by a rank that computes, and by one that does not."""
+
 LIMITED = 0.5
+
 """Share of the time slices in which a cgroup stops a rank, above which the rank is slow."""
+
 _SAME_LINE = (
     "print the tensor's shape, the group and the root (src, dst) on each rank before that line:"
     " they have to be equal; or one of them has skipped a step, and is in another pass of a loop"
     " (after an exception that was caught, for example); or much data takes its time on a slow"
     " network"
 )
+
 _FEWER_STEPS = (
     "most likely its loop of steps was shorter: give all ranks equally many batches (drop_last, a"
     " DistributedSampler, or torch.distributed.algorithms.join.Join); else look for a branch that"
     " only some ranks take"
 )
+
 _GROUPS = (
     "all ranks have to create the same groups in the same order, also those groups that they are"
     " not in"
@@ -68,7 +282,7 @@ def find_stopped(evidence: Evidence) -> Iterator[Finding]:
 def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that wait for others in a collective, and those that are not in it."""
     living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
-    folded = stacks.fold(living)
+    folded = core_stacks.fold(living)
     waiting = [item for item in folded if item.stack.collective]
     if not waiting:
         return
@@ -86,8 +300,8 @@ def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
         yield from _judge_senders(evidence, waiting)
     elif len(waiting) > 1:
         yield from _judge_mismatch(evidence, waiting)
-    elif rendezvous.is_rendezvous(living.values()):
-        yield from rendezvous.judge_rendezvous(evidence)
+    elif is_rendezvous(living.values()):
+        yield from judge_rendezvous(evidence)
     else:
         yield from _judge_same_line(evidence, living)
 
@@ -124,7 +338,7 @@ def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Fi
 def _describe_places(evidence: Evidence, waiting: Sequence[Folded]) -> str:
     told = "; ".join(f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting)
     alone = {n: evidence.stacks[n] for item in waiting for n in item.ranks if len(waiting) == 1}
-    callers = stacks.tell_callers(alone)
+    callers = core_stacks.tell_callers(alone)
     return f"{told} ({callers})" if callers else told
 
 
@@ -136,7 +350,7 @@ def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[F
     if moved and direct:  # what one look sees of any ranks that send each other messages
         return
     lines = () if moved else (*describe_unmoved(evidence), *find_last_lines(evidence, waiting))
-    outrun = None if moved else stacks.find_outrun(waiting)
+    outrun = None if moved else core_stacks.find_outrun(waiting)
     if outrun:
         item, frame = outrun
         are = "is" if len(item.ranks) == 1 else "are"
@@ -165,7 +379,7 @@ def _judge_same_line(evidence: Evidence, living: Mapping[int, Stack]) -> Iterato
     may have come there from others, through a function that calls it for several."""
     moved = [evidence.ranks[number].moved for number in living]
     where = next(iter(living.values())).describe()
-    callers = stacks.tell_callers(living)
+    callers = core_stacks.tell_callers(living)
     if any(moved) or not (callers or False in moved):
         return
     yield Finding(
@@ -254,8 +468,8 @@ def find_watchable(evidence: Evidence) -> dict[int, str]:
     living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
     waiting = [number for number, stack in living.items() if stack.collective]
     if not waiting:
-        return asleep.find_watchable(evidence)
-    if rendezvous.is_rendezvous(living.values()):
+        return find_watchable_asleep(evidence)
+    if is_rendezvous(living.values()):
         return {}
     return {
         number: "late"

@@ -16,8 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from clusterctl import assets, terraform
-from clusterctl.providers.ec2 import eventbridge
+from clusterctl.core import assets
+from clusterctl.machines.ec2 import eventbridge
+from clusterctl.terraform import binary
 from tests.conftest import find
 from tests.sim import internet
 from tests.sim.ec2.full import dockerfile
@@ -345,7 +346,9 @@ def initialise(ec2: Ec2, folder: Path) -> Path:
     before = dict(os.environ)
     os.environ.update(ec2.env)
     try:
-        made = terraform.InitCache(assets.find_folder("infra") / "ec2", terraform.find(), plugins)
+        made = binary.InitCache(
+            assets.find_folder("infra") / "ec2", binary.find_terraform(), plugins
+        )
         made.make()
     finally:
         os.environ.clear()

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from clusterctl import assets
+from clusterctl.core import assets
 
 PLACE = Path("registry.terraform.io/hashicorp/aws")
 

@@ -1,0 +1,619 @@
+"""`attach`: clusters that exist already. Nothing is made, nothing is taken down."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+from clusterctl.actions import access as actions_access
+from clusterctl.actions.common import check_name, open_pool, write_known_hosts
+from clusterctl.batch import scheduler
+from clusterctl.core import assets, catalog, keys
+from clusterctl.core.errors import (
+    BootstrapError,
+    ClusterctlError,
+    LaunchError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+)
+from clusterctl.core.model import (
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    NodeResult,
+    Phase,
+    Reporter,
+    Role,
+    fold,
+)
+from clusterctl.core.text import MAX_HOST_LINE, count, read_input
+from clusterctl.launch import network as launch_network
+from clusterctl.launch.mpirun import find_common_mpi
+from clusterctl.machines import bootstrap, facts, hosts, providers
+from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, make_key_mark
+from clusterctl.machines.bootstrap import REQUIRED
+from clusterctl.machines.protocol import Queue
+from clusterctl.state.locks import ClusterLock
+from clusterctl.state.store import Store
+from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import Channel
+from clusterctl.transport.ssh import SshTransport
+
+# -------------------------------------------------------------------------------------------------
+# What attaching hosts and attaching a batch system have in common.
+
+
+CONNECT_TIMEOUT = 20.0
+
+ASK_TIMEOUT = 120.0
+
+
+def prepare_record(store: Store, name: str, provider: str, count: int, identity: str) -> Cluster:
+    """The record to attach to: a new one, or the one that an earlier `attach` has made."""
+    old = store.find(name)
+    if old and old.spec.provider != provider:
+        raise RecordError(
+            f"cluster {name!r} already exists ({old.spec.provider})",
+            hint=f"`clusterctl {old.end} {name}` first, or choose another name",
+        )
+    spec = ClusterSpec(name=name, provider=provider, groups=(NodeGroup(count=count),))
+    if old:
+        return replace(old, spec=spec, identity=identity)
+    return Cluster(
+        id=f"{name}-{secrets.token_hex(4)}",
+        spec=spec,
+        phase=Phase.CREATING,
+        created=time.time(),
+        mode="attached",
+        identity=identity,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Do the hosts reach each other at ports other than SSH's? MPI and training take theirs, high ones,
+# when a job starts; a firewall between hosts would let the job hang.
+
+
+LIMIT = 15.0
+
+"""Seconds for each step."""
+
+_LISTEN = """
+import socket, sys
+server = socket.socket()
+server.bind((sys.argv[1], 0))
+server.listen(16)
+print("port %d" % server.getsockname()[1])
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+"""Listens at the address until its stdin ends."""
+
+_CALL = """
+import socket, sys
+for address, port in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        socket.create_connection((address, int(port)), 5).close()
+        print("ok")
+    except OSError as error:
+        print(error)
+"""
+
+
+def check_ports(pool: Pool, cluster: Cluster) -> None:
+    """Launcher ↔ every worker, and a ring among the workers, at a port that each host chooses. What
+    has no Python is left out. Raises NodeUnreachable with the edges that do not work."""
+    nodes = {node.name: node for node in cluster.nodes if node.python}
+    edges = [edge for edge in _list_edges(cluster) if set(edge) <= set(nodes)]
+    with ExitStack() as stack:
+        ports = _listen(pool, [nodes[name] for _, name in edges], stack)
+        failed = []
+        callers: dict[str, list[str]] = {source: [] for source, _ in edges}
+        for source, target in edges:
+            if target in ports:
+                callers[source].append(target)
+
+        def call(name: str) -> NodeResult:
+            words = [word for t in callers[name] for word in (nodes[t].private_address, ports[t])]
+            argv = (nodes[name].python, "-I", "-c", _CALL, *words)
+            return pool.find_transport(name).run(shlex.join(argv), timeout=LIMIT)
+
+        for result in pool.call_each(call, list(callers)):
+            for target, said in zip(callers[result.node], result.text.splitlines(), strict=False):
+                if said != "ok":
+                    failed.append(f"{result.node} → {target}: port {ports[target]}: {said}")
+    if failed:
+        raise NodeUnreachable(
+            f"the hosts reach each other by SSH, but not on other ports: {'; '.join(failed)}",
+            hint="MPI and training choose ports when a job starts: open the TCP ports 1024"
+            " to 65535 between the hosts in their firewalls",
+            transient=True,
+        )
+
+
+def _list_edges(cluster: Cluster) -> list[tuple[str, str]]:
+    launcher = cluster.launcher.name
+    workers = [node.name for node in cluster.workers if node.name != launcher]
+    ring = zip(workers, [*workers[1:], *workers[:1]], strict=True) if len(workers) > 1 else ()
+    return [*((launcher, w) for w in workers), *((w, launcher) for w in workers), *ring]
+
+
+def _listen(pool: Pool, nodes: list[Node], stack: ExitStack) -> dict[str, str]:
+    """Ports by node. One that cannot listen is left out: its Python says why when it is used."""
+    channels: dict[str, Channel] = {}
+    for node in {node.name: node for node in nodes}.values():
+        command = shlex.join((node.python, "-I", "-c", _LISTEN, node.private_address))
+        channel = pool.find_transport(node.name).open(f"exec {command}", timeout=LIMIT)
+        channels[node.name] = stack.enter_context(closing(channel))
+    ports = {}
+    for name, channel in channels.items():
+        with suppress(OSError):
+            word, _, port = channel.receive(LIMIT).decode(errors="replace").strip().partition(" ")
+            if word == "port" and port.isdecimal():
+                ports[name] = port
+    return ports
+
+
+# -------------------------------------------------------------------------------------------------
+# Machines that people have: found out, made ready, let in to each other.
+
+
+INSTALL_TIMEOUT = 900.0
+
+WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
+
+"""Commands that most jobs take, with Debian's packages; a host may do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Hosts from a file. `sudo` lets us install what is missing; the rest as in Login."""
+
+    file: Path
+    user: str = ""
+    identity: str = ""
+    workdir: str = ""
+    sudo: bool = False
+
+
+def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) -> Cluster:
+    """Makes machines of the user's ready for jobs. Doing it again repairs, adds and removes.
+
+    Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
+    """
+    check_name(name)
+    nodes = hosts.build_nodes(_read_hosts(machines.file), machines.user)
+    with ClusterLock(store.home, name, "attach"):
+        cluster = prepare_record(store, name, "hosts", len(nodes), machines.identity)
+        before = cluster
+        # Which keys the hosts may show is found out anew.
+        cluster = replace(cluster, nodes=nodes, host_keys={})
+        _refuse_to_drop(before, cluster, store)
+        store.home.make(store.locate_folder(name))
+        if cluster.phase is Phase.CREATING:
+            # Until they have answered again, the old record knows better where our files are.
+            store.save(cluster)
+        try:
+            with open_pool(store, cluster) as pool:
+                cluster = _prepare_hosts(store, cluster, machines, pool, report)
+        except BaseException:
+            if cluster.phase is Phase.CREATING:
+                _clean_up_quietly(store, store.read_cluster(name), report)
+            raise
+        cluster = replace(cluster, phase=Phase.READY)
+        store.save(cluster)
+        actions_access.write_config(store, cluster)
+        store.add_event(name, "attached", nodes=len(nodes))
+    return cluster
+
+
+def _read_hosts(file: Path) -> tuple[hosts.Host, ...]:
+    text = read_input(
+        file,
+        f"--hosts {file}",
+        hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
+        max_line=MAX_HOST_LINE,
+    )
+    return hosts.parse_hosts(text, str(file))
+
+
+def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
+    """A host that is no longer in the file may still run a job, and has files of ours."""
+    gone = sorted({node.name for node in before.nodes} - {node.name for node in after.nodes})
+    if gone:
+        raise RecordError(
+            f"cluster {before.name!r} has {', '.join(gone)}, which the file does not list",
+            hint=f"`clusterctl detach {before.name}` removes clusterctl's files there;"
+            " then attach again",
+        )
+
+
+def _prepare_hosts(
+    store: Store, cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
+) -> Cluster:
+    folder = store.locate_folder(cluster.name) / "ssh"
+    actions_access.forget(store, cluster)
+    report(f"connecting to {count(len(cluster.nodes), 'host')}")
+    _require_all_well(
+        "some hosts cannot be used", pool.connect(timeout=CONNECT_TIMEOUT), NodeUnreachable
+    )
+    host_keys = {}
+    for node in cluster.nodes:
+        transport = pool.find_transport(node.name)
+        assert isinstance(transport, SshTransport)
+        host_keys[node.name] = transport.read_host_key()
+    found, wrong = _probe(cluster, machines, pool, report)
+    cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
+    store.save(cluster)
+    hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
+    _require_all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
+    if different := _compare_mpi(cluster.nodes):
+        report(different)
+    cluster = replace(cluster, nodes=_choose_addresses(cluster.nodes))
+    store.save(cluster)
+    mesh = bootstrap.Mesh(
+        key=keys.ensure_pair(folder / "mesh"),
+        nodes=cluster.nodes,
+        host_keys=host_keys,
+    )
+    steps = (bootstrap.LetIn(mesh.key.public, make_key_mark(cluster)),)
+    scripts = {
+        node.name: bootstrap.render_script(
+            node, mesh, pythons=_list_first(node.python), steps=steps
+        )
+        for node in cluster.nodes
+    }
+    results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
+    wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.find_problem(r))]
+    _require_all_well("some hosts could not be set up", wrong, BootstrapError)
+    bootstrap.check_mesh(
+        pool,
+        cluster,
+        what="hosts",
+        hint="check for a firewall between them, and that their sshd reads ~/.ssh/authorized_keys",
+    )
+    check_ports(pool, cluster)
+    return write_known_hosts(store, cluster, host_keys)
+
+
+def _probe(
+    cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
+) -> tuple[dict[str, Node], list[NodeResult]]:
+    """The nodes with what they have told of themselves, as far as our folder could be made there,
+    and what is wrong with any."""
+    scripts = {
+        node.name: assets.render(
+            "bootstrap/probe.sh.j2",
+            node=node,
+            id=cluster.id,
+            workdir=machines.workdir,
+            sudo=machines.sudo,
+            packages={**bootstrap.REQUIRED, **WANTED},
+            questions=facts.list_questions(_list_first(node.python), only=bool(node.python)),
+            marker=facts.MARKER,
+        ).encode()
+        for node in cluster.nodes
+    }
+    limit = INSTALL_TIMEOUT if machines.sudo else ASK_TIMEOUT
+    results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=limit)
+    wrong: list[NodeResult] = []
+    lacking: list[NodeResult] = []
+    found: dict[str, Node] = {}
+    for node, result in zip(cluster.nodes, results, strict=True):
+        why = _explain_unfit(node, result)
+        if facts.split_answers(result.text).get("root", "").startswith("/"):
+            found[node.name] = _read(node, result)
+        if why:
+            wrong.append(NodeResult(node=node.name, error=why))
+        elif lacks := _describe_lacks(found[node.name]):
+            lacking.append(NodeResult(node=node.name, error=lacks))
+    for line in fold(lacking):
+        report(line)
+    return found, wrong
+
+
+def _list_first(python: str) -> list[str]:
+    return [python] if python else []
+
+
+def _explain_unfit(node: Node, result: NodeResult) -> str:
+    """Why no job can run there; "" if one can."""
+    if result.error or not result.ok:
+        return result.why
+    answers = facts.split_answers(result.text)
+    reasons = []
+    root = answers.get("root", "").strip()
+    if not root.startswith("/"):
+        full = "No space left" in root or "Disk quota" in root
+        what = "cannot be written"
+        if root.endswith("noexec"):
+            what = "lies on a file system that is mounted noexec, so no program can start there"
+        why = root.removeprefix("cannot: ").removesuffix("noexec").strip()
+        reasons.append(
+            f"clusterctl's folder {what} ({why})"
+            + (": free some space there" if full else ": choose another one with --workdir")
+        )
+    access = answers.get("keys", "").strip()
+    if access != "ok":
+        reasons.append(f"~/.ssh/authorized_keys cannot be written ({access})")
+    told = facts.parse_facts(result.text)
+    if node.python and told.python is None:
+        reasons.append(f"the file sets python={node.python}, which is not a Python on that host")
+    if lacks := bootstrap.find_lacking(told):
+        reasons.append(lacks)
+    return "; ".join(reasons)
+
+
+def _describe_lacks(node: Node) -> str:
+    """What some jobs will miss there, and the command that installs it."""
+    missing = []
+    packages = node.facts.python.packages if node.facts.python else {}
+    if node.facts.mpi is None:
+        missing.append(
+            "no mpirun: it cannot take part in jobs on several hosts"
+            " (sudo apt-get install openmpi-bin)"
+        )
+    if not node.python:
+        missing.append("no Python: it cannot run Python programs (sudo apt-get install python3)")
+    elif without := [name for name in catalog.BUNDLED if name not in packages]:
+        missing.append(
+            f"{node.python} lacks {', '.join(without)}: it cannot run the bundled programs"
+            f" ({node.python} -m pip install {' '.join(without)} there, or name a Python that has"
+            " them: python=/… in the file)"
+        )
+    if node.slots and node.facts.gpus and node.slots > len(node.facts.gpus):
+        missing.append(
+            f"the file sets {count(node.slots, 'slot')}, but the host has"
+            f" {count(len(node.facts.gpus), 'GPU')}"
+        )
+    return "; ".join(missing)
+
+
+def _compare_mpi(nodes: tuple[Node, ...]) -> str:
+    """What stands in the way of jobs of several hosts, where each host by itself is well."""
+    able = [node for node in nodes if node.facts.mpi]
+    try:
+        if able:
+            find_common_mpi(able)
+    except LaunchError as error:
+        return f"{error.message}: {error.hint}"
+    return ""
+
+
+def _read(node: Node, result: NodeResult) -> Node:
+    """The node as its answers describe it. The address and port that our connection has at its end
+    are those at which the others find it too."""
+    answers, found = facts.split_answers(result.text), bootstrap.read_bootstrap(node, result)
+    address, port = ([*answers["connection"].split(), "", "", "", ""])[2:4]
+    return replace(
+        found,
+        private_address=address or node.address,
+        job_port=int(port) if port.isdecimal() else 22,
+        user=answers["user"].strip(),
+        root=answers["root"].strip(),
+        python=node.python or found.python,
+        slots=node.slots or found.slots or found.facts.cores,
+    )
+
+
+def _choose_addresses(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes with addresses at which they reach each other: on the network that they share, if
+    they do. One that we are on ourselves may have been reached over loopback."""
+    network = launch_network.solve(nodes)
+    addresses = {
+        node.name: item.address
+        for node in nodes
+        for item in node.facts.interfaces
+        if item.device == network.devices.get(node.name)
+        and any(ip_address(item.address) in ip_network(cidr) for cidr in network.cidrs)
+    }
+    return tuple(
+        replace(node, private_address=addresses.get(node.name, node.private_address))
+        for node in nodes
+    )
+
+
+def _clean_up_quietly(store: Store, cluster: Cluster, report: Reporter) -> None:
+    """An attach that failed leaves no files of ours on the hosts, as far as they answer."""
+    reached = tuple(node for node in cluster.nodes if node.root)
+    try:
+        if reached:
+            provider = providers.load_provider(cluster.spec.provider)
+            provider.destroy(
+                replace(cluster, nodes=reached), store.locate_folder(cluster.name), report
+            )
+    except ClusterctlError as error:
+        report(error.message)
+    store.retire(cluster)
+
+
+def _require_all_well(
+    what: str,
+    results: Sequence[NodeResult],
+    kind: type[ClusterctlError],
+    hint: str = "correct that and attach again",
+) -> None:
+    """One error that names every host that is not well."""
+    failed = [result for result in results if not result.ok]
+    if not failed:
+        return
+    unknown = any("is not known; nothing was sent" in result.error for result in failed)
+    if unknown:
+        hint = (
+            "compare the fingerprint with what the host's console or administrator says"
+            " (there: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then:"
+            " ssh-keyscan HOST >>~/.ssh/known_hosts"
+        )
+    raise kind(f"{what}: {'; '.join(fold(failed))}", hint=hint)
+
+
+# -------------------------------------------------------------------------------------------------
+# A batch system, through its login node.
+
+
+FREE_NODE = 20
+
+"""Seconds to wait for a free node that looks whether it sees our folder."""
+
+_NEEDED = {tool: REQUIRED[tool] for tool in ("flock", "tar", "stat", "awk")}
+
+"""Commands that handing in a job takes on a login node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLogin:
+    """Where the batch system's commands are: `host` "" is this machine; `identity` "" leaves the
+    key to ssh_config and agent, `user` "" the name."""
+
+    system: str
+    host: str = ""
+    user: str = ""
+    identity: str = ""
+    workdir: str = ""
+    """The folder that login and compute nodes share; "": `.clusterctl` in the home there."""
+
+
+def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> Cluster:
+    """Makes a batch system known. Doing it again looks at it anew and keeps its jobs.
+
+    Raises NodeUnreachable, BootstrapError for missing commands and for a batch system that does not
+    answer, UsageError where the folder is not shared.
+    """
+    check_name(name)
+    site = providers.load_site(login.system)
+    with ClusterLock(store.home, name, "attach"):
+        cluster = prepare_record(store, name, login.system, 1, login.identity)
+        user, _, host = login.host.rpartition("@")
+        node = Node(
+            name="login",
+            role=Role.LOGIN,
+            address=host,
+            private_address=host,
+            ssh_port=0,
+            job_port=0,
+            user=login.user or user,
+            root="",
+        )
+        cluster = replace(cluster, nodes=(node,))
+        (store.home.make(store.locate_folder(name)) / "ssh").mkdir(mode=0o700, exist_ok=True)
+        store.save(cluster)
+        try:
+            with open_pool(store, cluster) as pool:
+                cluster = _survey_site(store, cluster, site, login, pool, report)
+        except BaseException:
+            if cluster.phase is Phase.CREATING:
+                store.retire(cluster)
+            raise
+        cluster = replace(cluster, phase=Phase.READY)
+        store.save(cluster)
+        actions_access.write_config(store, cluster)
+        store.add_event(name, "attached", system=login.system, version=cluster.site_info["version"])
+    return cluster
+
+
+def suggest_size(cluster: Cluster) -> str:
+    """Options of `run` that ask this batch system for two ranks."""
+    return scheduler.load_batch(cluster.system).example_size
+
+
+def _survey_site(
+    store: Store, cluster: Cluster, site: BatchSite, login: SiteLogin, pool: Pool, report: Reporter
+) -> Cluster:
+    node = cluster.launcher
+    if not node.here:
+        pool.find_transport(node.name).connect(CONNECT_TIMEOUT)
+    script = assets.render(
+        "batch/attach.sh.j2",
+        name=cluster.name,
+        id=cluster.id,
+        workdir=login.workdir,
+        files={
+            "bin/survey": scheduler.load_batch(site.name).survey(),
+            "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
+        },
+        questions={
+            **facts.list_questions([sys.executable] if node.here else [], tools=site.required),
+            **site.list_questions(),
+        },
+        marker=facts.MARKER,
+    )
+    where = node.address or "this machine"
+    result = pool.find_transport(node.name).run(
+        "exec /bin/sh -s", stdin=script.encode(), timeout=ASK_TIMEOUT
+    )
+    if result.exit_code is None:
+        raise NodeUnreachable(f"{where}: {result.error}", hint="try again", transient=True)
+    if not result.ok:
+        raise BootstrapError(
+            f"{where} could not be prepared: {result.why}",
+            hint="correct that there, or choose another folder with --workdir",
+        )
+    answers = facts.split_answers(result.text)
+    found = facts.parse_facts(result.text)
+    required = {**site.required, **_NEEDED}
+    missing = {tool: package for tool, package in required.items() if tool not in found.tools}
+    if missing:
+        raise BootstrapError(
+            f"{where} lacks {', '.join(missing)}",
+            hint="is this a login node of the cluster? On Debian: apt-get install "
+            + " ".join(sorted(set(missing.values()))),
+        )
+    queues = _list_queues(pool, node, site, where)
+    info = {**site.parse_site_info(answers), "home": answers["home"].strip()}
+    node = replace(
+        node,
+        root=answers["root"].strip(),
+        user=answers["user"].strip(),
+        facts=found,
+        python=found.python.executable if found.python else "",
+        mpi_prefix=found.mpi.prefix if found.mpi else "",
+        slots=sum(queue.slots for queue in queues) or 1,
+    )
+    info["shared"] = _probe_shared(pool, node, site, report)
+    return replace(
+        cluster, nodes=(node,), site_info=info, mode_reason=info["version"] or site.title
+    )
+
+
+def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[Queue, ...]:
+    """Raises BootstrapError where there are commands, but no batch system that answers them."""
+    command = site.build_status_command()
+    result = pool.find_transport(login.name).run(command, timeout=STATUS_TIMEOUT)
+    if not result.ok:
+        raise BootstrapError(
+            f"{site.title} on {where} does not answer: {result.why}",
+            hint="is this a login node of a running cluster?"
+            f" `{command.partition(' ')[0]}` must work there",
+        )
+    return site.parse_queues(result.text)
+
+
+def _probe_shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:
+    """`yes`, or why it is not known. UsageError where a compute node does not see the folder."""
+    look = ("sh", "-c", 'cat "$1/.shared" 2>/dev/null || echo unseen', "sh", node.root)
+    command = site.build_node_command(look, FREE_NODE)
+    result = pool.find_transport(node.name).run(command, timeout=FREE_NODE + 20.0)
+    answer = result.text.split()[-1:] if result.ok else []
+    if answer == ["shared"]:
+        return "yes"
+    if answer == ["unseen"]:
+        raise UsageError(
+            f"{node.root} is not visible on the compute nodes",
+            hint="choose a folder that the login and compute nodes share with --workdir",
+        )
+    said = result.text.strip() if result.ok else result.why
+    report(f"could not check whether {node.root} is visible on the compute nodes: {said}")
+    return said
+
+
+# -------------------------------------------------------------------------------------------------

@@ -1,0 +1,221 @@
+"""One use-case per module: they orchestrate. What decides and what touches the world is below."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from clusterctl.core import keys as core_keys
+from clusterctl.core.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
+from clusterctl.core.model import NAME_PATTERN, Cluster, Node, Phase, Reporter
+from clusterctl.core.progress import COPIED
+from clusterctl.core.text import format_time
+from clusterctl.machines import tunnels
+from clusterctl.state.home import find_home, write_atomic
+from clusterctl.state.store import Store
+from clusterctl.transport.pool import Pool
+from clusterctl.transport.ssh import CONNECT_LIMIT
+
+# -------------------------------------------------------------------------------------------------
+# The keys by which the nodes of a cluster are known: its known_hosts, and the record of it.
+
+
+def name_in_known_hosts(node: Node) -> str:
+    return core_keys.name_host(node.address, node.ssh_port or 22)
+
+
+def write_known_hosts(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> Cluster:
+    """From now on the nodes may show these keys (by node) and no others. Returns the record with
+    them."""
+    keys = {name_in_known_hosts(cluster.node(name)): key for name, key in host_keys.items()}
+    text = _complete("", keys)
+    write_atomic(store.locate_folder(cluster.name) / "ssh" / "known_hosts", text.encode())
+    return replace(cluster, host_keys=keys)
+
+
+def mend_known_hosts(store: Store, cluster: Cluster) -> None:
+    """Puts keys that known_hosts has lost back into it, as they are on record. A node for which it
+    has another key keeps that. In other phases than READY another command may be writing it."""
+    if cluster.phase is not Phase.READY or not cluster.host_keys:
+        return
+    path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
+    text = ""
+    with suppress(OSError):
+        text = path.read_text(errors="replace")
+    mended = _complete(text, cluster.host_keys)
+    if mended != text:
+        with suppress(OSError):  # the connection says what is not known
+            write_atomic(path, mended.encode())
+
+
+def _complete(text: str, keys: Mapping[str, str]) -> str:
+    """`text`, a known_hosts file, with these keys (as `ssh-ed25519 AAAA…`, by `host_name`) where it
+    has none for that host. If it lacks one, lines that make no sense are left out."""
+    good, there = [], set[str]()
+    for line in text.splitlines():
+        for patterns, key in core_keys.read_entries(line):
+            if _is_whole(key):
+                good.append(line)
+                there.update(patterns.split(","))
+    lost = [f"{name} {key}" for name, key in keys.items() if name not in there]
+    return "".join(f"{line}\n" for line in (*good, *lost)) if lost else text
+
+
+def _is_whole(key: core_keys.HostKey) -> bool:
+    """Whether nothing was cut off the key: it is made of its kind and of other fields, each after
+    its length (RFC 4253, section 6.6)."""
+    fields, rest = [], key.blob
+    while len(rest) >= 4:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        if end > len(rest):
+            return False
+        fields.append(rest[4:end])
+        rest = rest[end:]
+    return not rest and len(fields) > 1 and fields[0] == key.kind.encode()
+
+
+# -------------------------------------------------------------------------------------------------
+
+RECORD_PATIENCE = 2.0
+
+"""Seconds after which a person wants to know what we wait for."""
+
+
+def open_store() -> Store:
+    """The records of this person, wherever their state home is."""
+    return Store(find_home())
+
+
+def check_name(name: str) -> str:
+    """A cluster name that is safe in hostnames, paths and tags, or UsageError."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a valid cluster name",
+            hint="use a-z, 0-9 and dashes, starting with a letter, at most 30 characters",
+        )
+    return name
+
+
+def choose_cluster(store: Store, name: str | None) -> Cluster:
+    """The cluster of that name, or the only one there is."""
+    if name is not None:
+        return store.read_cluster(check_name(name))
+    return store.read_cluster(find_only_name(store))
+
+
+def find_only_name(store: Store) -> str:
+    """The name of the only cluster there is; RecordError, UsageError."""
+    names = store.list_names()
+    if not names:
+        raise RecordError("no cluster exists", hint="`clusterctl up` creates one")
+    if len(names) > 1:
+        raise UsageError(
+            f"several clusters exist: {', '.join(names)}",
+            hint="choose one with --cluster NAME",
+        )
+    return names[0]
+
+
+def require_ready(cluster: Cluster) -> Cluster:
+    """The cluster, if jobs can run on it."""
+    if cluster.deadline and cluster.deadline < time.time():
+        raise RecordError(
+            f"cluster {cluster.name!r} shut down at {format_time(cluster.deadline)}, its deadline",
+            hint=f"`clusterctl down {cluster.name}` removes it,"
+            f" `clusterctl up {cluster.name}` creates it again",
+        )
+    if cluster.phase is not Phase.READY:
+        raise RecordError(
+            f"cluster {cluster.name!r} is {cluster.phase.value}, not ready",
+            hint=f"`{cluster.repair}` continues,"
+            f" `clusterctl {cluster.end} {cluster.name}` removes it",
+        )
+    return cluster
+
+
+def require_machines(cluster: Cluster, there: Collection[str]) -> None:
+    """Raises UsageError where `there`, the nodes that whoever bills them knows of, is empty: they
+    have ended, or somebody else has removed them."""
+    name = cluster.name
+    if not there:
+        raise UsageError(
+            f"cluster {name} has no running machines",
+            hint=f"`clusterctl up {name}` creates it again, `clusterctl down {name}` removes it",
+        )
+
+
+def require_owned(cluster: Cluster) -> Cluster:
+    """The cluster, if its machines are clusterctl's; UsageError for those that were attached."""
+    if cluster.attached:
+        raise UsageError(
+            f"cluster {cluster.name!r} was attached: clusterctl does not control the number or"
+            " lifetime of its machines",
+            hint=f"`{cluster.repair}` inspects them again,"
+            f" `clusterctl detach {cluster.name}` stops using them",
+        )
+    return cluster
+
+
+def count_copied() -> tuple[int, int | None]:
+    """Bytes that copies to and from nodes have moved in this process, and those that the copies
+    under way still have to move (None: unknown)."""
+    return COPIED.read(), COPIED.left
+
+
+def count_moved() -> tuple[int, int | None]:
+    """The same with what programs have downloaded that this process has started."""
+    size, left = count_copied()
+    return size + COPIED.downloaded, left
+
+
+def connect_or_report(pool: Pool, names: Sequence[str], report: Reporter) -> dict[str, str]:
+    """Connects to these nodes; returns those that do not answer, each with the reason. Says whom
+    it waits for."""
+    slow = [r.node for r in pool.connect(names, timeout=RECORD_PATIENCE) if not r.ok]
+    if not slow:
+        return {}
+    report(f"waiting for {', '.join(slow)}")
+    results = pool.connect(slow, timeout=CONNECT_LIMIT - RECORD_PATIENCE)
+    return {result.node: result.error for result in results if not result.ok}
+
+
+@contextmanager
+def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
+    """Connections to the cluster's nodes, opened when first used, closed on the way out."""
+
+    mend_known_hosts(store, cluster)
+    folder = store.locate_folder(cluster.name) / "ssh"
+    with Pool.of(cluster, folder, tunnels.find(cluster)) as pool:
+        try:
+            yield pool
+        except NodeUnreachable as error:
+            error.cluster = cluster.name
+            raise
+
+
+# -------------------------------------------------------------------------------------------------
+# The log file: what went wrong, for the day after.
+
+
+LIMIT = 5_000_000
+
+"""Bytes after which the log starts anew; the old one is kept once."""
+
+
+def record(text: str) -> str:
+    """Appends to the log; returns its path, or nothing where it cannot be written."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    with contextlib.suppress(OSError, ValueError, ClusterctlError):
+        place = find_home()
+        place.make(place.path)
+        if place.log.exists() and place.log.stat().st_size > LIMIT:
+            place.log.replace(place.log.with_suffix(".log.1"))
+        fd = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{stamp} {text}\n")
+        return str(place.log)
+    return ""

@@ -1,0 +1,89 @@
+"""`diff`: two jobs compared by their records and by the trees that they ran with."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from clusterctl.actions import jobs
+from clusterctl.core.job import Job
+from clusterctl.core.model import Reporter
+from clusterctl.insight import compare
+from clusterctl.insight.compare import Change, FileChange
+from clusterctl.state.store import Store
+
+LARGEST = 1 << 20
+
+"""Bytes of a file whose differences are shown."""
+
+PREFIX = "work/"
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    first: Job
+    second: Job
+    changes: tuple[Change, ...]
+    files: tuple[FileChange, ...]
+
+
+def compare_jobs(
+    store: Store, first: int, second: int, where: str | None, report: Reporter
+) -> Differences:
+    """RecordError for a job that is not there, or not of the cluster `where`."""
+    one, other = jobs.find_job(store, first, where), jobs.find_job(store, second, where)
+    origins = store.read_provenance(first), store.read_provenance(second)
+    changes = (*compare.compare_provenance(*origins), *compare.compare(one, other))
+    return Differences(one, other, changes, _compare_files(store, one, other, report))
+
+
+def _compare_files(
+    store: Store, first: Job, second: Job, report: Reporter
+) -> tuple[FileChange, ...]:
+    """Equal trees have the same name."""
+    if first.stage == second.stage:
+        return ()
+    for job in (first, second):
+        if not (store.home.stages / job.stage).is_file():
+            report(f"the files of job {job.id} are not stored: only the records are compared")
+            return ()
+    changed = compare.compare_files(_read_digests(store, first), _read_digests(store, second))
+    paths = {path for path, _ in changed}
+    before, after = _read_texts(store, first, paths), _read_texts(store, second, paths)
+    return tuple(
+        FileChange(path, how, compare.compare_texts(path, before.get(path), after.get(path)))
+        for path, how in changed
+    )
+
+
+def _open(store: Store, job: Job) -> tarfile.TarFile:
+    """The archive, which has no end mark (see `jobs.stage.write_archive`)."""
+    return tarfile.open(
+        store.home.stages / job.stage, "r:", encoding="utf-8", errors="surrogateescape"
+    )
+
+
+def _read_digests(store: Store, job: Job) -> dict[str, str]:
+    found = {}
+    with _open(store, job) as archive:
+        for member in archive:
+            digest = hashlib.sha256(f"{member.mode:o} {member.linkname}".encode(errors="replace"))
+            if member.isreg() and (file := archive.extractfile(member)):
+                while chunk := file.read(LARGEST):
+                    digest.update(chunk)
+            if not member.isdir():
+                found[member.name.removeprefix(PREFIX)] = digest.hexdigest()
+    return found
+
+
+def _read_texts(store: Store, job: Job, paths: Collection[str]) -> dict[str, bytes]:
+    found = {}
+    with _open(store, job) as archive:
+        for member in archive:
+            path = member.name.removeprefix(PREFIX)
+            small = member.isreg() and member.size <= LARGEST
+            if path in paths and small and (file := archive.extractfile(member)):
+                found[path] = file.read()
+    return found

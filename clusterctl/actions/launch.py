@@ -1,0 +1,117 @@
+"""Clusters that end with their program. `launch --detach` leaves a mark in the cluster's folder;
+whichever command comes next after the program's end brings the outputs, and then removes it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from clusterctl.actions import data
+from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.actions.jobs import fetch_from
+from clusterctl.actions.launch_mark import find_folder
+from clusterctl.core.errors import NodeUnreachable, ProviderError
+from clusterctl.core.job import Job
+from clusterctl.core.model import Cluster, Phase, Reporter
+from clusterctl.core.text import count, format_time
+from clusterctl.insight import cost
+from clusterctl.jobs import control
+from clusterctl.state.store import Store
+from clusterctl.transport.pool import Pool
+
+IDLE = 300.0
+
+"""Seconds after which workers of a cloud end unused, without --idle: between `up` and the start of
+the program they must not, however long its packages take to resolve here."""
+
+
+def describe_launch(store: Store, name: str) -> list[str]:
+    """What becomes of a cluster that ends with its jobs, and what it costs until then."""
+    cluster, folder = store.read_cluster(name), find_folder(store, name)
+    lines = [
+        "when the program has ended, the next clusterctl command copies its outputs to"
+        f" {folder} and removes cluster {name}"
+    ]
+    if cluster.charges and cluster.deadline:
+        stays = [item for item in cluster.charges if item.node == cluster.launcher.name]
+        rate = cost.render_cost(cost.sum_hourly(stays), cost.is_exact(stays), 4)
+        lines.append(
+            f"until then its launcher, which keeps copies of all outputs, costs {rate}/h; it ends"
+            f" at {format_time(cluster.deadline)}, and outputs that were not fetched by then are"
+            " lost"
+        )
+    return lines
+
+
+def bring(store: Store, name: str, report: Reporter) -> bool:
+    """Brings the outputs of its jobs here if all of them have ended. Whether nothing is left on the
+    cluster that is wanted, so that it may go.
+
+    Raises:
+        NodeUnreachable, ProviderError, UsageError: Not all could be brought; the cluster stays.
+    """
+    cluster, folder = store.find(name), find_folder(store, name)
+    if cluster is None or folder is None:
+        return False
+    if cluster.phase is Phase.DELETING:
+        return True  # an earlier command was interrupted when everything was here
+    if cluster.phase is not Phase.READY:
+        return False
+    jobs = [job for job in store.list_jobs() if job.cluster_id == cluster.id]
+    if not jobs or not all(store.is_handed_in(job.id) for job in jobs):
+        return False  # `launch` is still at it
+    if cluster.deadline and cluster.deadline <= time.time():
+        lost = [str(job.id) for job in jobs if not job.fetched]
+        what = f"; the outputs of job {', '.join(lost)} were not fetched" if lost else ""
+        report(f"cluster {name} ended at its deadline, {format_time(cluster.deadline)}{what}")
+        return True
+    with open_pool(store, cluster) as pool:
+        if not _have_ended(store, jobs, cluster, pool):
+            return False
+        wanted = [job for job in store.list_cluster_jobs(cluster) if not job.fetched]
+        report(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
+        base = folder if folder.is_dir() else Path.cwd()
+        for job in wanted:
+            _bring(store, job, cluster, pool, away, base, report)
+        if data.was_usable(store, cluster):
+            data.bring(cluster, pool, away, base, report)
+    return True
+
+
+def _have_ended(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> bool:
+    going = [job for job in jobs if not job.state.ended]
+    fresh = control.refresh_all(going, cluster, pool) if going else ()
+    for job, now in zip(going, fresh, strict=True):
+        if now != job:
+            store.save_job(now)
+    return all(job.state.ended for job in fresh)
+
+
+def _bring(
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    away: dict[str, str],
+    base: Path,
+    report: Reporter,
+) -> None:
+    """Raises the first error if not all of it has come."""
+    target = base / f"job-{job.id}"
+    got = fetch_from(store, job, cluster, pool, away, target, report=report)
+    if got.failed:
+        raise got.failed[0]
+    for node, why in got.missing.items():
+        raise NodeUnreachable(
+            f"outputs of job {job.id} are on {node}, which does not answer: {why}",
+            hint=f"`clusterctl down {cluster.name} --discard` removes the cluster without them",
+            transient=True,
+        )
+    if got.brought.kept:
+        raise ProviderError(
+            f"{target}/{got.brought.kept[0]} was changed since it was fetched, and was kept",
+            hint="move it away; the next command tries again",
+        )
+    files = count(len(got.brought.outputs), "file")
+    report(f"job {job.id} {job.state.value}: {files} in {target}")

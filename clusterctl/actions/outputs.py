@@ -1,0 +1,453 @@
+"""Outputs that were never fetched when their machines go: finds, fetches or gives them up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.actions import data
+from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.actions.jobs import Fetched, fetch_from
+from clusterctl.actions.running_costs import report_price
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import ClusterctlError, UsageError, describe_reason
+from clusterctl.core.job import GRACE, Job
+from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
+from clusterctl.core.text import count, format_bytes
+from clusterctl.jobs import control, outputs
+from clusterctl.jobs.connections import Interrupts, find_saved
+from clusterctl.jobs.follow import Follower
+from clusterctl.jobs.records import is_complete
+from clusterctl.state.store import Store
+from clusterctl.transport.pool import Pool
+
+NAMED = 5
+
+"""Jobs that are named one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfetched:
+    """What happens to outputs that were never fetched, and to the files of a shared folder. By
+    default they keep the cluster alive."""
+
+    fetch: bool = False
+    """They are brought here first, into `job-N` and `shared-NAME`."""
+    discard: bool = False
+    """They may go; with `fetch`, those that cannot be brought."""
+    ask: Consent | None = None
+    """Asks whether they may go; None: there is nobody to ask."""
+
+
+def agree_blind(
+    cluster: Cluster,
+    jobs: Sequence[Job],
+    living: Collection[str] | None,
+    shares: bool,
+    unfetched: Unfetched,
+    act: str,
+    report: Reporter,
+) -> bool:
+    """Whether jobs may go of which nothing can be asked, for their launcher does not answer, and
+    with them the shared folder, if one was in use (`shares`)."""
+    lost = [
+        job
+        for job in jobs
+        if not job.purpose
+        and (not job.state.ended or not job.fetched)
+        and (living is None or any(place.node in living for place in job.placement))
+    ]
+    things = [f"the outputs of job {list_numbers(lost)}"] * bool(lost)
+    if shares and (living is None or cluster.launcher.name in living):
+        things.append(f"the files in the shared folder {cluster.shared}")
+    what = " and ".join(things)
+    lines = [f"cannot check {what}"] * bool(things)
+    return _agree(cluster, unfetched, lines, f"{act} and lose {what}?", report)
+
+
+def agree_to_lose(
+    cluster: Cluster, lines: Sequence[str], unfetched: Unfetched, act: str, report: Reporter
+) -> bool:
+    """Whether outputs (`lines`) may go. They need no word where they are fetched first."""
+    if unfetched.fetch:
+        return True
+    if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
+        for line in lines:
+            report(line)
+    return _agree(cluster, unfetched, lines, f"{act} and lose these files?", report)
+
+
+def find_unfetched(
+    jobs: list[Job],
+    cluster: Cluster,
+    pool: Pool,
+    deadline: Deadline,
+    away: Collection[str] = (),
+) -> tuple[list[tuple[int, int]], dict[int, str]]:
+    """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
+    those of which that is not known by the deadline, and why. Of nodes that are `away`, or were
+    made anew, the launcher's copies count."""
+    found: list[tuple[int, int]] = []
+    unknown: dict[int, str] = {}
+    for job in jobs:
+        if job.fetched:
+            continue
+        if deadline.passed:
+            unknown[job.id] = f"not checked within {deadline.seconds:g} s"
+            continue
+        try:
+            there = outputs.find_outputs(
+                job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
+            )
+            gone = {place.node for place in job.placement if place.node in away}
+            copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _say_nothing)
+            made = there.require_all() + copies
+        except (ClusterctlError, OSError) as error:
+            unknown[job.id] = describe_reason(error)
+            continue
+        if made:
+            found.append((job.id, sum(output.size for output in made)))
+    return found, unknown
+
+
+def _say_nothing(line: str) -> None: ...
+
+
+def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
+    """What would be lost of these jobs (number, bytes): the largest by name, the others summed.
+    `unknown`: jobs that could not be looked at, and why."""
+    named = sorted(sorted(unfetched, key=lambda job: job[1])[-NAMED:])
+    lines = [f"job {n} has unfetched outputs: {format_bytes(size)}" for n, size in named]
+    others = [size for number, size in unfetched if (number, size) not in named]
+    if others:
+        more, size = count(len(others), "more job"), format_bytes(sum(others))
+        lines.append(f"{more} with smaller ones: {size} together")
+    whys: dict[str, list[int]] = {}
+    for number, why in unknown.items():
+        whys.setdefault(why, []).append(number)
+    for why, numbers in whys.items():
+        which = ", ".join(str(number) for number in numbers)
+        lines.append(f"job {which} may have unfetched outputs: {why}")
+    return lines
+
+
+def _agree(
+    cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], question: str, report: Reporter
+) -> bool:
+    """Whether outputs may be lost, as far as there are any (`lines`); UsageError where there is
+    nobody to ask."""
+    if not lines or unfetched.discard:
+        return True
+    if unfetched.ask:
+        return unfetched.ask(question)
+    if cluster.charges:
+        report_price(cluster, report)
+    raise UsageError(
+        f"{lines[0] if len(lines) == 1 else 'several files were not fetched'};"
+        f" keeping cluster {cluster.name}",
+        hint="--fetch saves them first, --discard deletes them",
+    )
+
+
+def bring(
+    store: Store,
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    pool: Pool,
+    away: Mapping[str, str],
+    unfetched: Unfetched,
+    report: Reporter,
+) -> list[Fetched]:
+    """Fetches what these jobs have made on nodes that answer, if that is asked for; returns what
+    has come in full. Where that is not all of it, the first error keeps the cluster alive, unless
+    the rest may go."""
+    if not unfetched.fetch:
+        return []
+    whole: list[Fetched] = []
+    failed: list[tuple[int, Exception]] = []
+    for job in jobs:
+        if job.fetched:
+            continue
+        try:
+            got = fetch_from(store, store.read_job(job.id), cluster, pool, away, report=report)
+        except (ClusterctlError, OSError) as error:
+            failed.append((job.id, error))
+            continue
+        if got.brought.outputs:
+            report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
+        troubles = [*got.failed, *_report_kept(got)]
+        failed += [(job.id, trouble) for trouble in troubles]
+        if got.brought.outputs and not troubles:
+            whole.append(got)
+    named = failed if unfetched.discard else failed[1:]
+    for number, trouble in named:
+        report(f"the outputs of job {number} cannot be fetched: {describe_reason(trouble)}")
+    if len(named) < len(failed):
+        raise failed[0][1]
+    return whole
+
+
+def bring_shared(
+    cluster: Cluster, pool: Pool, away: Mapping[str, str], unfetched: Unfetched, report: Reporter
+) -> data.BroughtFolder | None:
+    """Copies the shared folder here, if that is asked for. Where it does not come, the error keeps
+    the cluster alive, unless the folder may go."""
+    if not unfetched.fetch:
+        return None
+    try:
+        return data.bring(cluster, pool, away, Path(), report)
+    except ClusterctlError as error:
+        if not unfetched.discard:
+            raise
+        report(describe_reason(error))
+        return None
+
+
+def _report_kept(got: Fetched) -> list[UsageError]:
+    """What a person can do about files here that were kept, as an error if there are any."""
+    kept = got.brought.kept
+    if not kept:
+        return []
+    more = f", as {len(kept) - 1} more" if kept[1:] else ""
+    return [
+        UsageError(
+            f"{got.folder}/{kept[0]} was changed since it was fetched, and was kept{more}",
+            hint="move it away, or --discard loses the file on the node",
+        )
+    ]
+
+
+def list_numbers(jobs: Sequence[Job]) -> str:
+    return ", ".join(str(job.id) for job in jobs)
+
+
+# -------------------------------------------------------------------------------------------------
+# Brings the rest of jobs' output here before their machines go.
+
+
+SAVE_LIMIT = 60.0
+
+"""Seconds for saving logs."""
+
+SLICE = 2.0
+
+"""Seconds that the log of a job gets at least, before it is the next one's turn."""
+
+
+def save_logs(
+    store: Store,
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    pool: Pool,
+    report: Reporter,
+    limit: float = SAVE_LIMIT,
+    away: Collection[str] = (),
+) -> None:
+    """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
+    for all of them; what is not saved is named. Of nodes that are `away`, the launcher's copies
+    count."""
+    deadline = Deadline(limit)
+    late = [job for job in jobs if not is_complete(store.locate_job_folder(job.id))]
+    # In turns: a log that takes all the time must not cost the others theirs.
+    while late and not deadline.passed:
+        turn, late = late, []
+        for index, job in enumerate(turn):
+            share = max(SLICE, deadline.left / (len(turn) - index))
+            gone = set(away) - find_saved(job, cluster, pool)
+            rest = cluster.drop_nodes(gone)
+            if not _save_log(store, job, rest, pool, min(share, deadline.left), report):
+                late.append(job)
+    if late:
+        report(
+            f"the logs of job {list_numbers(late)} are incomplete: {limit:.0f} s were not enough"
+        )
+
+
+def _save_log(
+    store: Store, job: Job, cluster: Cluster, pool: Pool, limit: float, report: Reporter
+) -> bool:
+    """Whether more time would bring no more of it."""
+    try:
+        with (
+            Interrupts() as interrupts,
+            Follower(
+                store.read_job(job.id), cluster, pool, store.locate_job_folder(job.id), interrupts
+            ) as follower,
+        ):
+            for _ in follower.read_batches(until_ended=False, replay=False, limit=limit):
+                pass
+            if cluster.launcher.name in follower.lost:
+                report(
+                    f"the logs of job {job.id} may be incomplete: {cluster.launcher.name} does not"
+                    " answer"
+                )
+            return not follower.cut_short
+    except (ClusterctlError, OSError) as error:
+        report(f"the logs of job {job.id} could not be saved: {describe_reason(error)}")
+        return True
+
+
+# -------------------------------------------------------------------------------------------------
+# What is kept before machines go: jobs are ended, logs saved, outputs fetched or given up.
+
+
+LIMIT = 120.0
+
+"""Seconds that all that comes before destroying may take, without the answers of a person, without
+fetching, and without what jobs take to save (--grace): machines are billed meanwhile."""
+
+LOOK_LIMIT = 60.0
+
+"""Of these, seconds for looking for outputs."""
+
+END_LIMIT = 40.0
+
+"""Seconds for ending jobs: somewhat more than one needs where a node does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What became of the cluster's jobs."""
+
+    cancelled: tuple[int, ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+    """Jobs with outputs that go unfetched, and how many bytes they are."""
+    fetched: tuple[Fetched, ...] = ()
+    shared: data.BroughtFolder | None = None
+    """The copy of the shared folder that was made here."""
+
+
+def save(
+    store: Store,
+    cluster: Cluster,
+    living: Collection[str] | None,
+    report: Reporter,
+    ask: Consent,
+    unfetched: Unfetched,
+    act: str,
+) -> Saved | None:
+    """Ends running jobs, copies logs, and does with outputs as `unfetched` says. Nodes that do not
+    answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
+    """
+    # On machines that are not ours jobs would run on: ending those has no deadline.
+    store.check_jobs(cluster)
+    jobs = store.list_cluster_jobs(cluster)
+    saving = max((job.spec.save_time for job in jobs if not job.state.ended), default=GRACE) - GRACE
+    deadline = Deadline(LIMIT + saving if not cluster.attached else math.inf)
+    look = deadline.limit(LOOK_LIMIT)
+    shares = data.was_usable(store, cluster)
+    if not (jobs or shares):
+        return Saved()
+    if cluster.phase is Phase.STOPPED:
+        report(
+            f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
+        )
+        blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
+        return Saved() if blind else None
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
+        for name, why in away.items():
+            report(f"files on {name} cannot be saved: {why}")
+        here = cluster.drop_nodes(away)
+        if all(node.role is Role.WORKER for node in here.nodes):
+            blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
+            return Saved() if blind else None
+        try:
+            jobs = _refresh(store, jobs, here, pool, look)
+        except (ClusterctlError, OSError) as error:
+            report(f"not everything can be saved: {describe_reason(error)}")
+        found, unknown = find_unfetched(jobs, here, pool, look, away)
+        loss = describe_loss(found, unknown)
+        if shares:
+            there = data.look(cluster, pool, away, look.left)
+            loss += [there.text] * there.worth_asking
+        running = [job for job in jobs if not job.state.ended]
+        with deadline.pause():
+            if running and not ask(f"job {list_numbers(running)} is still running; end it?"):
+                return None
+            if not agree_to_lose(cluster, loss, unfetched, act, report):
+                return None
+        limit = deadline.limit(END_LIMIT + saving if not cluster.attached else math.inf)
+        cancelled = _cancel(store, running, here, pool, limit, report)
+        save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
+        fetched = bring(store, jobs, cluster, pool, away, unfetched, report)
+        shared = bring_shared(cluster, pool, away, unfetched, report) if shares else None
+    brought = {got.job for got in fetched}
+    still = tuple((number, size) for number, size in found if number not in brought)
+    return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched), shared=shared)
+
+
+def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...]:
+    """Ends open jobs unasked, as far as nodes answer: on machines that are not ours they would go
+    on after us. Returns those that were ended."""
+    jobs = store.list_open_jobs(cluster)
+    if not jobs:
+        return ()
+    ended: list[int] = []
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
+        here = cluster.drop_nodes(away)
+        for job in jobs:
+            try:
+                if cluster.launcher.name in away:
+                    control.kill_processes(job, cluster, pool)
+                else:
+                    store.save_job(control.cancel(job, here, pool, report))
+                    ended.append(job.id)
+            except (ClusterctlError, OSError) as error:
+                report(f"job {job.id} could not be ended cleanly: {describe_reason(error)}")
+    return tuple(ended)
+
+
+def _refresh(
+    store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
+) -> list[Job]:
+    going = [job for job in jobs if not job.state.ended]
+    asked = control.refresh_all(going, cluster, pool, deadline=deadline)
+    fresh = {job.id: job for job in asked}
+    for job in going:
+        if fresh[job.id] != job:
+            store.save_job(fresh[job.id])
+    return [fresh.get(job.id, job) for job in jobs]
+
+
+def _cancel(
+    store: Store,
+    jobs: list[Job],
+    cluster: Cluster,
+    pool: Pool,
+    deadline: Deadline,
+    report: Reporter,
+) -> tuple[int, ...]:
+    """Ends these jobs, all at the same time; returns those that have ended. Names those that have
+    not by the deadline."""
+    if jobs:
+        report(f"ending job {list_numbers(jobs)}")
+    failed: dict[int, str] = {}
+    for job in jobs:
+        if not deadline.passed:
+            try:
+                control.ask_to_end(job, cluster, pool, deadline)
+            except (ClusterctlError, OSError) as error:
+                failed[job.id] = describe_reason(error)
+    ended, late = list[int](), list[Job]()
+    for job in jobs:
+        if job.id in failed:
+            continue
+        try:
+            done = control.wait_for_end(job, cluster, pool, deadline, report)
+            if done.state.ended:
+                store.save_job(done)
+                ended.append(job.id)
+            else:
+                late.append(job)
+        except (ClusterctlError, OSError) as error:
+            failed[job.id] = describe_reason(error)
+    for number, why in failed.items():
+        report(f"job {number} could not be ended cleanly: {why}")
+    if late:
+        numbers, seconds = list_numbers(late), f"{deadline.seconds:.0f} s"
+        report(f"job {numbers} did not end within {seconds}: removing the machines anyway")
+    return tuple(ended)

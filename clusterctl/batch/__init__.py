@@ -1,0 +1,1 @@
+"""Who runs jobs: a launcher over SSH, Slurm or Grid Engine."""

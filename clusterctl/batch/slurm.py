@@ -1,0 +1,269 @@
+"""Slurm: sbatch, squeue, scancel. https://slurm.schedmd.com/sbatch.html"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from signal import Signals
+
+from clusterctl.batch import queue
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import Job, JobSpec, JobState, parse_concurrency
+from clusterctl.core.text import count
+
+TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
+
+"""What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
+
+SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?([A-Z]+\d?|\d+)(?:@(\d+))?", re.I | re.A)
+
+"""What --signal takes: https://slurm.schedmd.com/sbatch.html#OPT_signal"""
+
+TAKEN = ("USR1", "TERM")
+
+"""Its signals that may stand for a warning, on which ranks get SIGTERM."""
+
+UNCAUGHT = ("KILL", "STOP")
+
+QUEUE: dict[str, JobState] = {
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.QUEUED,
+    "RESV_DEL_HOLD": JobState.QUEUED,
+    "SPECIAL_EXIT": JobState.QUEUED,
+}
+
+"""Every other state of a job that squeue lists is some kind of running."""
+
+HOPELESS = re.compile(
+    r"BadConstraints|PartitionConfig|PartitionTimeLimit|Invalid(Account|QOS)|MaxMemPerLimit"
+    r"|(Account|QOS)NotAllowed|DependencyNeverSatisfied|ReservationDeleted"
+    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?"
+)
+
+"""Reasons for which a job waits that no free node will end.
+https://slurm.schedmd.com/job_reason_codes.html"""
+
+HELD = re.compile("JobHeld(Admin|User)|JobHoldMaxRequeue")
+
+GONE: dict[str, JobState] = {
+    "CANCELLED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMEOUT,
+    "DEADLINE": JobState.TIMEOUT,
+    "FAILED": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "PREEMPTED": JobState.FAILED,
+    "REVOKED": JobState.FAILED,
+}
+
+SRUN = (
+    (
+        "SLURM_PMIX_FENCE",
+        "ring",
+        "srun: PMIx barriers wait for all nodes; without it, MPI_Init may crash",
+    ),
+)
+
+"""By default, Slurm's PMIx plug-in runs fences that carry data as a ring and all others as a tree.
+The tree has no branches in a step with fewer nodes than TreeWidth (50): every node takes itself for
+the root (`width > num_nodes` in src/slurmd/common/reverse_tree_math.c) and lets its own ranks go at
+once. Open MPI 5 ends MPI_Init with such a fence. A rank that is through sends its first message to
+one that still waits for the fence before it, and that one dies by SIGSEGV: its MPI_COMM_WORLD has
+no data for the message yet (ompi/runtime/ompi_mpi_init.c, open-mpi/ompi#12495). Seen with 22.05:
+always where the word that a fence is over is late on one node. A ring waits for all nodes. What the
+plug-in reads: src/plugins/mpi/pmix/pmixp_info.c."""
+
+
+class Slurm(queue.Batch):
+    system = "slurm"
+    prefix = "#SBATCH"
+    submit, receipt = "sbatch", "--parsable"
+    end = "scancel"
+    example_size = "--nodes 2"
+    down = "connect failure"
+    unconfigured = "Could not establish a configuration source"
+    gone = GONE
+    point = '"$SLURM_ARRAY_TASK_ID"'
+    signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
+    ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
+    launchers = ("auto", "mpirun", "srun")
+    native_env = SRUN
+    without_mpi = "--mpi none"
+
+    def check(self, spec: JobSpec) -> None:
+        for name, text in spec.native.items():
+            if text:
+                queue.check_value(f"--{name}", text)
+        if "mpi" in spec.native and spec.launcher == "mpirun":
+            raise UsageError(
+                "--mpi works only where srun starts the ranks", hint="leave out --launcher mpirun"
+            )
+        seconds = self.read_notice(spec)
+        passed = self.name_passed(spec, "USR1")
+        if seconds and not passed and seconds < spec.grace:
+            raise UsageError(
+                f"--grace {spec.grace:g}s is longer than the {seconds} s of --signal",
+                hint="leave one of the two out: each alone sets how early the job is warned",
+            )
+        limit = spec.native.get("time", "")
+        if limit and not TIME.fullmatch(limit):
+            raise UsageError(
+                f"--time {limit!r} is not a time limit that Slurm accepts",
+                hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, for example --time 12:00:00",
+            )
+
+    def resolve_size(self, spec: JobSpec) -> JobSpec:
+        """One rank per GPU that was asked for, else one per node."""
+        if spec.ranks and not (spec.nodes or spec.ranks_per_node):
+            return spec
+        if not (spec.ranks or spec.ranks_per_node) and (total := _count_gpus(spec, "gpus")):
+            return _place_one_per_gpu(spec, total)
+        nodes = spec.nodes or 1
+        if spec.ranks and not spec.ranks_per_node:
+            if spec.ranks < nodes:
+                raise UsageError(
+                    f"--ranks {spec.ranks} on --nodes {nodes}: some nodes would have none",
+                    hint="at least one rank per node",
+                )
+            return replace(spec, nodes=nodes)
+        each = spec.ranks_per_node or _count_gpus_per_node(spec) // _count_gpus_per_rank(spec) or 1
+        if spec.ranks and spec.ranks != nodes * each:
+            if spec.nodes or spec.ranks % each:
+                raise UsageError(
+                    f"--ranks {spec.ranks} is not --ranks-per-node {each} x {count(nodes, 'node')}",
+                    hint="give one of them, or add --nodes",
+                )
+            nodes = spec.ranks // each
+        return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
+
+    def directives(self, job: Job) -> list[str]:
+        spec = job.spec
+        name = spec.native.get("job-name", queue.make_job_name(job))
+        lines = [
+            f"--job-name={queue.check_value('--job-name', name)}",
+            "--output=batch.out",
+            "--open-mode=append",
+        ]
+        lines += _list_array(spec) if spec.is_sweep else list_size(spec)
+        for option, text in spec.native.items():
+            if option in ("job-name", "mpi", "requeue", "signal"):
+                continue
+            lines.append(
+                f"--{option}={queue.check_value(f'--{option}', text)}" if text else f"--{option}"
+            )
+        lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
+        lines.append(f"--signal=B:USR1@{self.read_notice(spec) or queue.choose_lead(spec)}")
+        return lines
+
+    def read_notice(self, spec: JobSpec) -> int:
+        return read_signal(spec)[1]
+
+    def name_passed(self, spec: JobSpec, signal: str) -> str:
+        return super().name_passed(spec, read_signal(spec)[0] if signal == "USR1" else "TERM")
+
+    def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
+        if HOPELESS.fullmatch(reason):
+            reason += " (waiting does not help: cancel it and ask for something else)"
+        elif HELD.fullmatch(reason):
+            reason += " (held: `scontrol release` on the login node releases it)"
+        return QUEUE.get(state, JobState.RUNNING), reason
+
+    def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+        spec = job.spec
+        options = [f"--{k}={v}" if v else f"--{k}" for k, v in spec.native.items()]
+        command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
+        return ("srun", "--pty", *list_size(spec), *options, *command)
+
+
+def read_signal(spec: JobSpec) -> tuple[str, int]:
+    """The name of the signal that --signal asks for, and how many seconds before the time limit; 0:
+    it does not say. Slurm always sends the script USR1: without `B:` it would warn the ranks
+    alone, and only the script can put the job back into the queue."""
+    given = spec.native.get("signal", "USR1")
+    match = SIGNAL.fullmatch(given)
+    name = _name_signal(match[1]) if match else ""
+    if match is None or not name or name in UNCAUGHT:
+        raise UsageError(
+            f"--signal {given} is not a signal that a program can handle",
+            hint="NAME@SECONDS, for example --signal USR1@120",
+        )
+    if name not in TAKEN and not spec.pass_signal:
+        raise UsageError(
+            f"--signal {given}: programs get SIGTERM, not SIG{name}",
+            hint=f"--pass-signal gives them SIG{name}; --signal TERM@SECONDS sets how early they"
+            " are warned",
+        )
+    return name, int(match[2] or 0)
+
+
+def _name_signal(text: str) -> str:
+    """`USR1`, also for `usr1` and 10; "" for none."""
+    try:
+        found = Signals(int(text)) if text.isdecimal() else Signals[f"SIG{text.upper()}"]
+    except (KeyError, ValueError):
+        return ""
+    return found.name.removeprefix("SIG")
+
+
+def _list_array(spec: JobSpec) -> list[str]:
+    """A task for each point, under its number: programs that are written for arrays read that."""
+    most = parse_concurrency(spec.array)
+    numbers = queue.render_ranges([point.number for point in spec.points])
+    return ["--ntasks=1", f"--array={numbers}{f'%{most}' if most else ''}"]
+
+
+def list_size(spec: JobSpec) -> list[str]:
+    """How many nodes and tasks."""
+    lines = [f"--nodes={spec.nodes}"] if spec.nodes else []
+    if spec.ranks_per_node:
+        lines.append(f"--ntasks-per-node={spec.ranks_per_node}")
+    if spec.ranks:
+        lines.append(f"--ntasks={spec.ranks}")
+    return lines
+
+
+def _place_one_per_gpu(spec: JobSpec, gpus: int) -> JobSpec:
+    """`--gpus 4`, for the whole job: told to Slurm by rank, for it might put more ranks than GPUs
+    on a node."""
+    per_rank = _count_gpus_per_rank(spec)
+    kind, colon, _ = spec.native["gpus"].rpartition(":")
+    ranks, nodes = gpus // per_rank, spec.nodes
+    if "," in kind or not ranks or gpus % per_rank or (nodes and ranks % nodes):
+        raise UsageError(
+            f"--gpus {spec.native['gpus']} cannot be divided evenly"
+            + (f" to --nodes {nodes}" if nodes else ""),
+            hint="use --gpus-per-node, and --ranks for the number of ranks",
+        )
+    others = {name: text for name, text in spec.native.items() if name != "gpus"}
+    native = {"gpus-per-task": f"{kind}{colon}{per_rank}", **others}
+    if nodes:
+        return replace(spec, ranks_per_node=ranks // nodes, native=native)
+    return replace(spec, ranks=ranks, native=native)
+
+
+def _count_gpus(spec: JobSpec, option: str) -> int:
+    """`2` or `a100:2`; several types add up."""
+    counts = [item.rpartition(":")[2] for item in spec.native.get(option, "").split(",")]
+    return sum(int(count) for count in counts if count.isdecimal())
+
+
+def _count_gpus_per_node(spec: JobSpec) -> int:
+    """By --gpus-per-node, or by --gres: `gpu`, `gpu:2`, `gpu:a100:2`, among other things."""
+    if "gpus-per-node" in spec.native:
+        return _count_gpus(spec, "gpus-per-node")
+    found = 0
+    for item in spec.native.get("gres", "").split(","):
+        name, *rest = item.removeprefix("gres/").split(":")
+        if name == "gpu":
+            found += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
+    return found
+
+
+def _count_gpus_per_rank(spec: JobSpec) -> int:
+    return max(1, _count_gpus(spec, "gpus-per-task"))

@@ -1,0 +1,609 @@
+"""What became of a job: whether it waits, runs, has succeeded, failed, or is lost, and why.
+
+`state_file` has the facts that all this is judged by.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from clusterctl.core import stacks as core_stacks
+from clusterctl.core.job import Hang, Job, JobState, Placement, RankFailure, describe_exit
+from clusterctl.core.text import count
+
+# -------------------------------------------------------------------------------------------------
+# The state file of a job: the facts that its scripts note on the nodes.
+#
+# The scripts (templates/job, templates/batch) append lines to the file `state` in the job's
+# folder, and judge nothing: `job_state` does. TIME is in seconds since the epoch. A line counts
+# for the attempt before it:
+#
+#     queued TIME                       it waits for its turn, or is back in the queue
+#     running TIME ATTEMPT              an attempt starts
+#     placed TIME NODE:RANKS,…          in rank order (batch systems: nobody knew before)
+#     stop TIME CAUSE                   its ranks are told to end, for one of CAUSES
+#   hung TIME SECONDS                 its ranks are ended, for none has written anything for so long
+#     stack TIME RANK NOTE              where one of them stood then (see core/stacks.py)
+#     launcher TIME CODE                mpirun or srun has ended
+#     daemon TIME NODE                  mpirun has lost its daemon there
+#     first TIME RANK CODE              whose end mpirun gives as its reason: a rank's, a torchrun's
+#     away TIME NODE                    it does not answer now; it may later
+#     started TIME COUNT                so many ranks were started
+#     exit TIME RANK CODE ATTEMPT       a rank has ended, or a point of a sweep
+#     clock TIME NODE OFFSET DOUBT      its clock, by which `exit` has the time of its ranks, was so
+#                                       many seconds ahead of the launcher's, give or take DOUBT
+#     point TIME POINT NODE             a point of a sweep was given to that node
+#     survivors TIME NODE COUNT         processes that were left there at last
+#     survivors TIME NODE ? CODE TEXT   it did not answer; what ssh ended with, and its last line
+#     full TIME NODE                    its disk is full
+#     oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
+#     told TIME RANK ATTEMPT            it was told to end before it did
+#   alone TIME RANK DIGEST            it used torch, and has joined no other rank; DIGEST is that of
+#                                       its arguments (see templates/job/sitecustomize.py)
+#     node TIME NODE WORD               something came over the node: one of EVENTS
+#     dead TIME                         the supervisor is gone, and nobody else writes anything
+#     absent TIME                       there is no such file: the job was never handed in, or the
+#                                       launcher was made anew
+#     ended TIME                        nothing more will happen (`survivors` may follow)
+#
+# Jobs that were started by earlier versions end with one line that says it all, and are read too:
+#
+#     ended TIME state=failed code=3 rank=1 node=worker-2 started=2 mpirun=1 full=w-1, survivors=…
+
+
+CAUSES: Mapping[str, JobState] = {
+    "cancelled": JobState.CANCELLED,
+    "timeout": JobState.TIMEOUT,
+    "checkpoint": JobState.TIMEOUT,  # the batch system's limit is near
+    "no-rank": JobState.FAILED,  # the launch took too long
+    "signal": JobState.FAILED,  # to the supervisor, from somebody else than clusterctl
+    "stopped": JobState.RUNNING,  # by the batch system, which knows whether it will run again
+}
+
+EVENTS: Mapping[str, str] = {
+    "restarted": "{} restarted while the job ran",
+    "spot": "EC2 reclaimed the spot instance {}",
+    "deadline": "{} reached the cluster's deadline",
+}
+
+"""What may come over a node, and how it is said."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """What has been noted since the last attempt began."""
+
+    number: int = 0
+    waits: bool = False
+    stop: str = ""
+    hung: float = 0.0
+    """Seconds without output after which it was ended; 0: it was not."""
+    stacks: dict[int, str] = field(default_factory=dict)
+    """By rank, where they stood before that."""
+    launcher_code: int | None = None
+    """That of mpirun or srun: the program, not the node."""
+    launcher_ended: float = 0.0
+    lost_daemons: list[str] = field(default_factory=list)
+    """Nodes on which mpirun has lost its daemon."""
+    blamed: tuple[int, int] | None = None
+    """The process that mpirun blames, and its exit code."""
+    away: dict[str, float] = field(default_factory=dict)
+    """By node that did not answer for a while: the last time."""
+    started: int = 0
+    exits: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By rank: when, and with which code."""
+    clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By node: how many seconds its clock is ahead of the launcher's, and to within how many."""
+    where: dict[int, str] = field(default_factory=dict)
+    """By point of a sweep: its node."""
+    survivors: dict[str, int] = field(default_factory=dict)
+    """By node; -1: it did not answer."""
+    silences: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By node that did not answer, if that is known: what ssh ended with, and its last line."""
+    full: list[str] = field(default_factory=list)
+    out_of_memory: set[int] = field(default_factory=set)
+    """Ranks."""
+    told: set[int] = field(default_factory=set)
+    """Ranks that did not end by themselves."""
+    alone: dict[int, str] = field(default_factory=dict)
+    """By rank that has joined no other one: the digest of its arguments."""
+    events: dict[str, str] = field(default_factory=dict)
+    """By node: one of EVENTS."""
+    dead: float | None = None
+    ended: float | None = None
+    said: JobState | None = None
+    """The state that a script of an earlier version has named."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """The lines, read one by one."""
+
+    last: Attempt = field(default_factory=Attempt)
+    before: Attempt | None = None
+    """The attempt before the last, if that has failed."""
+    began: float | None = None
+    """When the first attempt did."""
+    placement: tuple[Placement, ...] = ()
+    absent: float | None = None
+    hung: list[Attempt] = field(default_factory=list)
+    """The attempts that were ended because their ranks had written nothing."""
+
+    @property
+    def hangs(self) -> tuple[Hang, ...]:
+        return tuple(
+            core_stacks.fold_hang_notes(item.number, item.hung, item.stacks) for item in self.hung
+        )
+
+    def add(self, line: str) -> None:
+        """Raises ValueError or LookupError for a line that means nothing."""
+        word, time, *rest = line.split()
+        when, last = float(time), self.last
+        if word == "queued" and not last.ended:
+            self.last = Attempt(number=last.number, waits=True)
+        elif word == "running" and not last.ended:
+            attempt = int(rest[0]) if rest else 1
+            if attempt == 1:
+                self.began = when
+            self.before = last if last.launcher_code is not None and attempt > last.number else None
+            self.last = Attempt(number=attempt)
+        elif word == "placed":
+            self.placement = _read_placements(rest[0]) or self.placement
+        elif word == "stop" and rest[0] in CAUSES:
+            last.stop = rest[0]
+        elif word == "hung":
+            last.hung = float(rest[0])
+            self.hung = [*(item for item in self.hung if item is not last), last]
+        elif word == "stack":
+            last.stacks[int(rest[0])] = rest[1]
+        elif word == "launcher":
+            last.launcher_code, last.launcher_ended = int(rest[0]), when
+        elif word == "daemon":
+            last.lost_daemons = list(dict.fromkeys((*last.lost_daemons, rest[0])))
+        elif word == "first":
+            last.blamed = last.blamed or (int(rest[0]), int(rest[1]))
+        elif word == "away":
+            last.away[rest[0]] = when
+        elif word == "started":
+            last.started = int(rest[0])
+        elif word == "exit":
+            rank, code, attempt = map(int, rest)
+            if attempt == last.number:
+                last.exits[rank] = (when, code)
+        elif word == "clock":
+            last.clocks[rest[0]] = float(rest[1]), float(rest[2])
+        elif word == "point":
+            last.where[int(rest[0])] = rest[1]
+        elif word == "survivors":
+            last.survivors[rest[0]] = -1 if rest[1] == "?" else int(rest[1])
+            last.silences.pop(rest[0], None)
+            if rest[2:]:
+                last.silences[rest[0]] = int(rest[2]), " ".join(rest[3:])
+        elif word == "full":
+            last.full = list(dict.fromkeys((*last.full, rest[0])))
+        elif word in ("oom", "told"):
+            rank, attempt = map(int, rest)
+            if attempt == last.number:
+                (last.told if word == "told" else last.out_of_memory).add(rank)
+        elif word == "alone":
+            last.alone[int(rest[0])] = rest[1]
+        elif word == "node" and rest[1] in EVENTS:
+            last.events[rest[0]] = rest[1]
+        elif word == "dead" and not last.ended:
+            last.dead = when
+        elif word == "absent":
+            self.absent = when
+        elif word == "ended":
+            if rest and not last.ended:
+                _add_old(last, when, rest)
+            last.ended = last.ended or when
+        elif word == "swept":  # of earlier versions, as the next
+            last.survivors = _read_survivors(rest[0].removeprefix("survivors="))
+        elif word == "stopped":
+            last.stop = word
+
+
+def read_state(text: str) -> Facts:
+    """What a state file says. A line that means nothing, or that a full disk has cut off, is left
+    out."""
+    facts = Facts()
+    for line in text.splitlines():
+        try:
+            facts.add(line)
+        except (ValueError, LookupError):
+            continue
+    return facts
+
+
+def _add_old(last: Attempt, when: float, rest: list[str]) -> None:
+    """The line with which a script of an earlier version ends."""
+    values = dict(item.split("=", 1) for item in rest)
+    code = int(values.get("code") or 0)
+    if values.get("rank"):
+        last.exits[int(values["rank"])] = (when, code)
+    last.launcher_code = int(values.get("mpirun") or code)
+    last.started = int(values.get("started") or 1)
+    last.survivors = _read_survivors(values.get("survivors", ""))
+    last.full = [name for name in values.get("full", "").split(",") if name]
+    last.said = JobState(values["state"])
+
+
+def _read_placements(text: str) -> tuple[Placement, ...]:
+    """`node-1:2,node-2:1,` in rank order."""
+    places: list[Placement] = []
+    for item in text.split(","):
+        node, _, count = item.rpartition(":")
+        if node:
+            first = sum(place.count for place in places)
+            places.append(Placement(node=node, first=first, count=int(count)))
+    return tuple(places)
+
+
+def _read_survivors(text: str) -> dict[str, int]:
+    """`worker-1:0,worker-2:?,` of earlier versions."""
+    pairs = (item.split(":") for item in text.split(",") if item)
+    return {name: -1 if count == "?" else int(count) for name, count in pairs}
+
+
+# -------------------------------------------------------------------------------------------------
+# Which rank failed first: what `run` and `doctor` go by. Pure.
+
+
+TOLD_TO_END = 143
+
+"""The exit code of a rank that SIGTERM has ended, which is how a launcher ends the others."""
+
+CRASHES = (132, 134, 135, 136, 139)
+
+"""Of ranks that SIGILL, SIGABRT, SIGBUS, SIGFPE or SIGSEGV have ended, which is their own fault."""
+
+LOST_PEER = 14
+
+"""MPI_ERR_UNKNOWN: with it Open MPI ends a rank that loses its connection to another one. MPI may
+notice that sooner than the shell that waits for the other one, which has crashed (seen with Open
+MPI 5.0.11)."""
+
+LOST_DAEMON = 195
+
+"""PMIX_ERR_LOST_CONNECTION: with it a rank ends whose daemon of mpirun has gone."""
+
+
+class RankEnd(NamedTuple):
+    """How a rank has ended. `when` is by one clock for all; `follows`: what it has printed says
+    that another one had gone before it, as far as anybody has looked; `told`: whether it was told
+    to end, if that is known."""
+
+    rank: int
+    code: int
+    when: float
+    follows: bool = False
+    told: bool | None = None
+
+
+def correct(when: float, offset: float, uncertainty: float) -> float:
+    """`when`, by a clock that is `offset` seconds ahead, known to within `uncertainty`, by the one
+    that it was compared with. A difference that may be none changes nothing: it would put ranks of
+    nodes with good clocks into the order in which the network was slow."""
+    return when - offset if abs(offset) > uncertainty >= 0 else when
+
+
+def sort_failures(ends: Iterable[RankEnd]) -> list[RankEnd]:
+    """The failed ones, the first before the others: who was told to end comes after those that were
+    not, and who only follows comes after those that have failed by themselves."""
+    failed = [end for end in ends if end.code]
+    crashed = any(end.code in CRASHES for end in failed)
+
+    def place(end: RankEnd) -> tuple[bool, bool, float, int]:
+        follows = end.follows or (crashed and end.code == LOST_PEER)
+        told = end.code == TOLD_TO_END if end.told is None else end.told
+        return told, follows, end.when, end.rank
+
+    return sorted(failed, key=place)
+
+
+# -------------------------------------------------------------------------------------------------
+
+NO_RANK = "no rank was started"
+
+NO_SUPERVISOR = "its supervisor on the launcher is gone"
+
+_SIGNALLED = "a signal ended its supervisor on the launcher"
+
+NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
+
+_FULL = "disk full on "
+
+_AWAY = "{} was away while the job ran"
+
+_GIVES_UP = 120.0
+
+"""Seconds after which mpirun has given up a node that does not answer: it takes half a minute."""
+
+_BY_SIGNAL = 128
+
+_ABORTED = _BY_SIGNAL + signal.SIGABRT
+
+_NAMED = 4
+
+"""Ranks that a reason names; of others it gives the number."""
+
+
+def judge(job: Job, text: str) -> Job:
+    """The job as its state file, from the beginning, describes it."""
+    facts = read_state(text)
+    last = facts.last
+    if job.state.ended:
+        seen = (last.ended or last.dead) and last.survivors
+        return replace(job, survivors=last.survivors) if seen else job
+    if facts.absent is not None:
+        if job.state is JobState.QUEUED:
+            return mark_unsubmitted(job, facts)
+        # A running job that loses its folder may still be running.
+        lost = replace(job, state=JobState.LOST, finished=facts.absent, reason=NO_FOLDER)
+        return lost if facts.last.dead else job
+    job = replace(
+        job,
+        placement=facts.placement or job.placement,
+        started=facts.began or job.started,
+        attempt=last.number or job.attempt,
+        hangs=facts.hangs,
+    )
+    if job.spec.is_sweep:
+        ended = {str(point): code for point, (_, code) in sorted(last.exits.items())}
+        job = replace(job, points_ended=ended or job.points_ended)
+    if last.ended or last.dead:
+        return _end(job, last)
+    if last.waits:
+        return replace(job, state=JobState.QUEUED)
+    if not last.number:
+        return job
+    return replace(job, state=JobState.RUNNING, reason=_explain_again(job, facts.before))
+
+
+def _explain_again(job: Job, before: Attempt | None) -> str:
+    """How the attempt before has failed; "" where that is not known, or there was none."""
+    if before is None:
+        return ""
+    failure = None if before.hung else _find_first_failure(job, before)
+    reason = _explain(job, JobState.FAILED, before, failure)
+    return "; ".join(filter(None, (failure.text if failure else "", reason)))
+
+
+def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:
+    """A job that nobody hands in any more, since `when`: given up, or its clusterctl died."""
+    finished = facts.absent or when
+    if facts.last.stop:
+        return replace(job, state=CAUSES[facts.last.stop], finished=finished, reason="")
+    reason = "its clusterctl ended before it was submitted"
+    return replace(job, state=JobState.LOST, finished=finished, reason=reason)
+
+
+def has_never_started(job: Job) -> bool:
+    """Whether a job failed before any of its ranks ran."""
+    return job.state is JobState.FAILED and (job.started is None or job.reason.startswith(NO_RANK))
+
+
+def is_disk_full(job: Job) -> bool:
+    """Whether a job failed on a node whose disk is full."""
+    return _FULL in job.reason
+
+
+def is_cut_off(job: Job, node: str) -> bool:
+    """Whether a job failed only because that node, which answers again, was away for a while."""
+    return job.state is JobState.FAILED and _AWAY.format(node) in job.reason.split(", ")
+
+
+def is_reclaimed(job: Job, node: str) -> bool:
+    """Whether EC2 has announced the end of that node, a spot instance, while the job ran. The node
+    may still answer for two minutes."""
+    return EVENTS["spot"].format(node) in job.reason.split(", ")
+
+
+def has_restarted(job: Job, node: str) -> bool:
+    """Whether that node restarted while the job ran, as far as it has said so. It may answer."""
+    return EVENTS["restarted"].format(node) in job.reason.split(", ")
+
+
+def note_restart(job: Job, names: Sequence[str]) -> Job:
+    """A failed job whose reason says that these nodes restarted, as was found out later."""
+    said = [EVENTS["restarted"].format(name) for name in names if not has_restarted(job, name)]
+    return replace(job, reason=", ".join((*said, *([job.reason] if job.reason else []))))
+
+
+def _end(job: Job, last: Attempt) -> Job:
+    state = last.said or _judge_state(job, last)
+    failed = state is JobState.FAILED and not last.hung
+    failure = _find_first_failure(job, last) if failed else None
+    code = 0 if state is JobState.SUCCEEDED else None
+    if failure:
+        code = failure.exit_code
+    return replace(
+        job,
+        state=state,
+        finished=last.ended or last.dead,
+        program_exit_code=code,
+        failure=failure,
+        survivors=last.survivors,
+        reason=_explain(job, state, last, failure),
+        never_met=state is JobState.SUCCEEDED and _have_never_met(job, last),
+    )
+
+
+def _have_never_met(job: Job, last: Attempt) -> bool:
+    """Whether each of several ranks has done all of the work. Those that were told apart by their
+    arguments have not."""
+    same = len(set(last.alone.values())) == 1
+    return job.ranks > 1 and same and set(last.alone) == set(range(job.ranks))
+
+
+def _judge_state(job: Job, last: Attempt) -> JobState:
+    """A launcher may say 0 after it has lost a node, or after MPI_Abort(comm, 0), and something
+    else after it has only lost its connections: how every rank has ended counts. Who was told to
+    end may do so with 0, and has not finished."""
+    told = CAUSES.get(last.stop, JobState.RUNNING)
+    if told.ended:
+        return told
+    if last.dead:
+        return JobState.LOST
+    broken = last.told or (last.launcher_code != 0 and (last.events or last.hung))
+    well = last.launcher_code is not None and not broken and _count_well(last) >= len(job.processes)
+    return JobState.SUCCEEDED if well else JobState.FAILED
+
+
+def _count_well(last: Attempt) -> int:
+    return sum(code == 0 for _, code in last.exits.values())
+
+
+def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
+    """The rank that failed first by itself. Where all were told to end, the one that mpirun blames
+    for it, if that is a rank: somebody has ended it from outside."""
+    where = {rank: last.where.get(rank) or job.find_node(rank) for rank in last.exits}
+    own = sort_failures(
+        RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))), told=False)
+        for rank, (when, code) in last.exits.items()
+        if rank not in last.told and not (last.lost_daemons and _is_after_loss(code))
+    )
+    if own:
+        return RankFailure(rank=own[0].rank, node=where[own[0].rank], exit_code=own[0].code)
+    if last.lost_daemons or last.stop or not (last.blamed and last.started):
+        return None
+    if job.spec.launcher == "torchrun":
+        return None
+    rank, code = last.blamed
+    return RankFailure(rank=rank, node=job.find_node(rank), exit_code=code) if code else None
+
+
+def _is_after_loss(code: int) -> bool:
+    """Whether a rank may have ended so because it lost its daemon, or a rank that did: no signal
+    did it, or its own."""
+    return code < _BY_SIGNAL or code in (LOST_DAEMON, _ABORTED)
+
+
+def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
+    """Why a job is lost, or failed, where that is not the exit code of a rank."""
+    silent = ", ".join(name for name, count in last.survivors.items() if count < 0)
+    if state is JobState.LOST:
+        restarted = [name for name, word in sorted(last.events.items()) if word == "restarted"]
+        parts = [*(EVENTS["restarted"].format(name) for name in restarted), NO_SUPERVISOR]
+        return ", ".join(parts) + (f"; {silent} did not answer when it was found" if silent else "")
+    if state is not JobState.FAILED:
+        return ""
+    why = _describe_lost(last)
+    if last.full:
+        why = f"{_FULL}{', '.join(last.full)}"
+    elif last.events:
+        said = (EVENTS[word].format(name) for name, word in sorted(last.events.items()))
+        why = ", ".join((*said, *([why] if why else [])))
+    elif failure and failure.rank in last.out_of_memory:
+        why = f"{failure.node} ran out of memory, and the kernel killed a process"
+    elif last.stop == "signal" and not failure:
+        why = ", ".join(filter(None, (_SIGNALLED, why)))
+    elif last.hung and not silent:
+        why = describe_hang(job, core_stacks.fold_hang_notes(last.number, last.hung, last.stacks))
+    if not last.started and not last.where:
+        return f"{NO_RANK}: {why}" if why else NO_RANK
+    if why:
+        return why
+    if job.spec.is_sweep:
+        return _describe_points(job)
+    if failure:
+        return ""
+    if why := _describe_cut_off(job, last):
+        return why
+    launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
+    how = describe_exit(last.launcher_code or 0).replace("exited", "ended with")
+    if job.scheduler == "direct" and not how.startswith("ended"):
+        launcher += " or its daemon on a node"  # whose code it takes for its own
+    ended = f"{launcher} {how}"
+    if last.told and last.launcher_code == 0 and len(last.told) < job.ranks:
+        return f"{_abort(job, last)} ({ended})"
+    missing = [rank for rank in range(job.ranks) if rank not in last.exits]
+    if missing and last.exits and last.started >= job.ranks:
+        return f"{_describe_killed(job, missing)} ({ended})"
+    if missing and last.launcher_code and not last.said:
+        return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
+    if last.told or last.launcher_code:
+        return f"{ended} although no rank had failed"
+    return f"{ended}, but only {_count_well(last)} of {count(job.ranks, 'rank')} did"
+
+
+def _describe_cut_off(job: Job, last: Attempt) -> str:
+    """What took the ranks from mpirun, and is no failure of theirs."""
+    away = [n for n, when in last.away.items() if when > last.launcher_ended - _GIVES_UP]
+    if away:
+        return ", ".join(_AWAY.format(name) for name in sorted(away))
+    if last.lost_daemons:
+        return f"mpirun lost its daemon on {', '.join(last.lost_daemons)}"
+    if last.blamed and job.spec.launcher == "torchrun" and last.blamed[0] < len(job.placement):
+        node = job.placement[last.blamed[0]].node
+        return f"torchrun on {node} {describe_exit(last.blamed[1])}"
+    return ""
+
+
+def describe_hang(job: Job, hang: Hang) -> str:
+    """That an attempt hung, and which of its ranks stood elsewhere than the others."""
+    where = core_stacks.describe_hang(hang, lambda rank: f"rank {rank} on {job.find_node(rank)}")
+    silence = f"hung: no rank printed anything for {hang.seconds:g} s"
+    return f"{silence}; {where}" if where else silence
+
+
+def _describe_points(job: Job) -> str:
+    """Which points of a sweep did not end well."""
+    names = [f"{job.id}.{number}" for number in job.unfinished_points]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"{len(names)} of {count(len(job.processes), 'point')} did not succeed:"
+        f" {', '.join(names[:_NAMED])}{more}"
+    )
+
+
+_SILENCES = (
+    (r"timed out during banner exchange", "the SSH port is open, but sshd does not answer"),
+    (r"Connection timed out", "no answer from that address"),
+    (r"No route to host|Network is unreachable", "no route to that address"),
+    (r"Connection refused", "nothing listens on the SSH port"),
+    (r"Could not resolve hostname", "the host name is not known"),
+    (r"Connection (reset|closed)|closed by remote host|Broken pipe", "the connection broke"),
+)
+
+"""What ssh says of a host that it does not reach, and what that means."""
+
+_STUCK = (124, 137)
+
+"""With these `timeout` ends: ssh had connected, or would have said why not."""
+
+
+def _describe_lost(last: Attempt) -> str:
+    """The nodes that did not answer in the end, and why not, as far as that is known."""
+    why: dict[str, list[str]] = {}
+    for name in (name for name, left in last.survivors.items() if left < 0):
+        silence = last.silences.get(name)
+        said = _describe_silence(*silence) if silence else ""
+        why.setdefault(said or "no answer when the job ended", []).append(name)
+    return ", ".join(f"lost {', '.join(names)}: {said}" for said, names in why.items())
+
+
+def _describe_silence(code: int, text: str) -> str:
+    if code in _STUCK:
+        return "connected, but no reply in time"
+    return next((what for pattern, what in _SILENCES if re.search(pattern, text)), text)
+
+
+def _abort(job: Job, last: Attempt) -> str:
+    """Who has ended the others, as MPI_Abort(comm, 0) does."""
+    others = [rank for rank in range(job.ranks) if rank not in last.told]
+    who = f"rank {others[0]} on {job.find_node(others[0])}" if len(others) == 1 else "a rank"
+    return f"{who} ended the other ranks before they had finished, with MPI_Abort(…, 0)"
+
+
+def _describe_killed(job: Job, missing: Sequence[int]) -> str:
+    """The ranks that have left no exit code, while others have."""
+    names = [f"rank {rank} on {job.find_node(rank)}" for rank in missing[:_NAMED]]
+    if more := len(missing) - len(names):
+        names.append(f"{more} more")
+    were, they = ("was", "it") if len(missing) == 1 else ("were", "they")
+    return f"{', '.join(names)} {were} killed or lost: {they} left no exit code"

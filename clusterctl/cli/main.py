@@ -1,0 +1,655 @@
+"""The command line: parse, call one action, print. Typer; no logic."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import inspect
+import io
+import os
+import shutil
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from clusterctl import __version__
+from clusterctl.cli.console import Console, encode_ascii, escape
+from clusterctl.core.errors import (
+    ClusterctlError,
+    NodeUnreachable,
+    ProviderError,
+    RecordError,
+    UsageError,
+)
+from clusterctl.core.variables import redact, redact_arguments
+from clusterctl.options import table
+from clusterctl.options.jobs import FAMILIES, VERBS
+from clusterctl.options.table import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix
+
+# -------------------------------------------------------------------------------------------------
+# The text of `--help`, made from the table of verbs: grouped under headings, without Rich.
+
+
+HELP = ("-h, --help", "Show this help")
+
+_WIDEST = 0.41
+
+"""Of the columns, for a flag with its value; the help of a wider one begins on the next line."""
+
+_WIDEST_OPTION = 27
+
+"""Where further spellings or many choices make an option wider, they stand in its help."""
+
+
+def render_verb(name: str) -> str:
+    """The help of one verb."""
+    verb = VERBS[name]
+    options = [option for option in verb.options().values() if not option.never]
+    arguments = [option.metavar for option in options if not option.flags]
+    lines = [
+        f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}",
+        "",
+        *_list_paragraphs(verb),
+    ]
+    rows: dict[str, list[tuple[str, str]]] = {ARGUMENTS.heading: []}
+    bare: dict[str, dict[str, list[str]]] = {}
+    for option in options:
+        heading, lead = option.group.heading, option.group.lead
+        rows.setdefault(heading, [])
+        if of := _find_source(verb, option):
+            bare.setdefault(heading, {}).setdefault(f"As for `{of}`", []).append(option.flag)
+        elif option.help and not lead:
+            rows[heading].append(_make_row(option))
+        elif option.flags:  # the text of the verb explains an argument without a help
+            bare.setdefault(heading, {}).setdefault(lead, []).append(option.flag)
+    rows[GENERAL.heading] = [*rows.pop(GENERAL.heading), HELP]  # what all verbs have stands last
+    column = _choose_column(row for section in rows.values() for row in section)
+    for heading, section in rows.items():
+        lines += _render_section(
+            heading, _format_table(section, column) + _render_bare(bare.get(heading, {}))
+        )
+    lines += _wrap(_describe_settings(name, options))
+    if len(verb.examples) == 1:
+        lines.append(f"  Example: {verb.examples[0]}")
+    else:
+        lines += _render_section("Examples", [f"  {text}" for text in verb.examples])
+    return "\n".join(lines)
+
+
+def _find_source(verb: type[Verb], option: Option[Any]) -> str:
+    """The other verb whose own option this is, and whose help explains it; "" for none."""
+    others = {name: VERBS[name].options().values() for name in verb.settings_of}
+    own = option.group not in (ARGUMENTS, GENERAL)
+    return next((name for name, options in others.items() if own and option in options), "")
+
+
+def render_group(name: str, rows: Iterable[tuple[str, str]]) -> str:
+    """The help of clusterctl itself, or of a word that several verbs begin with; `rows` are its
+    own options."""
+    prefix = f"{name} " if name else ""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for path, verb in VERBS.items():
+        if path.startswith(prefix):
+            word = path.removeprefix(prefix).partition(" ")[0]
+            row = (word, summarize(verb) if name else FAMILIES.get(word, summarize(verb)))
+            section = sections.setdefault(verb.heading, [])
+            section += [row] if row not in section else []
+    about = FAMILIES.get(name, "Create a cluster, run training jobs on it, and remove it again.")
+    lines = [f"Usage: clusterctl {prefix}COMMAND [OPTIONS]", "", about]
+    sections["Options"] = [*rows, HELP]
+    column = 4 + max(len(first) for members in sections.values() for first, _ in members)
+    for heading, members in sections.items():
+        lines += _render_section(heading, _format_table(members, column))
+    return "\n".join([*lines, "", f"`clusterctl {prefix}COMMAND --help` shows its options."])
+
+
+def _render_section(heading: str, lines: list[str]) -> list[str]:
+    return ["", f"{heading}:", *lines] if lines else []
+
+
+def summarize(verb: type[Verb]) -> str:
+    """A verb in one line."""
+    text = inspect.cleandoc(verb.__doc__ or "").replace("\n", " ")
+    return text.partition(". ")[0].partition("  ")[0].rstrip(".") + "."
+
+
+def _list_paragraphs(verb: type[Verb]) -> Iterator[str]:
+    for number, paragraph in enumerate(inspect.cleandoc(verb.__doc__ or "").split("\n\n")):
+        yield from ([""] if number else []) + textwrap.wrap(paragraph, _choose_width())
+
+
+def _describe_settings(name: str, options: Iterable[Option[Any]]) -> str:
+    """How an option is set for many command lines."""
+    example = next(
+        (o for o in options if o.metavar and o.flags and o.settable and not o.env), Verb.quiet
+    )
+    variable = f"{name_prefix(name.partition(' ')[0])}{example.key.upper()}"
+    known = [variable, *(item.env for item in options if item.env)]
+    return f"Set defaults in clusterctl.toml, {', '.join(known)}, ..."
+
+
+def _make_row(option: Option[Any]) -> tuple[str, str]:
+    """`-c, --cluster NAME` and its help, with room for a short flag where there is none."""
+    flags, metavar, help = option.flags, option.metavar, option.help
+    lead = "    " if flags and flags[0][:2] == "--" else ""
+    first = lead + f"{', '.join(flags)} {metavar}".strip()
+    if flags and len(first) > _WIDEST_OPTION:
+        *choices, last = metavar.split("|")
+        if choices:
+            metavar, help = "CHOICE", f"{help}: {', '.join(choices)} or {last}"
+        if others := flags[flags.index(option.flag) + 1 :]:
+            flags, help = flags[: -len(others)], f"{help}; also {', '.join(others)}"
+        first = lead + f"{', '.join(flags)} {metavar}"
+    return first, help
+
+
+def _choose_column(rows: Iterable[tuple[str, str]]) -> int:
+    """Where the second column begins: where the fewest lines are needed, and else far right."""
+    rows = list(rows)
+    wide = {len(first) for first, _ in rows if len(first) <= _WIDEST * _choose_width()}
+    return min((4 + width for width in wide), key=lambda at: (len(_format_table(rows, at)), -at))
+
+
+def _format_table(rows: list[tuple[str, str]], column: int) -> list[str]:
+    """Two columns, the second one wrapped."""
+    lines, room = [], _choose_width() - column
+    for first, second in rows:
+        fits = len(second) <= room
+        wrapped = [second] if fits else textwrap.wrap(second, room, break_on_hyphens=False)
+        if len(first) > column - 4:
+            lines.append(f"  {first}")
+            first = ""
+        lines += [f"  {first if not i else '':<{column - 2}}{t}" for i, t in enumerate(wrapped)]
+    return lines
+
+
+def _render_bare(bare: Mapping[str, list[str]]) -> list[str]:
+    """Options without a help of their own."""
+    return _wrap(". ".join(f"{lead}: {' '.join(sorted(flags))}" for lead, flags in bare.items()))
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _choose_width(), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
+
+
+def _choose_width() -> int:
+    return max(60, min(100, shutil.get_terminal_size().columns))
+
+
+# -------------------------------------------------------------------------------------------------
+# What the shell offers for a value: names on record, and files.
+
+
+JOBS = ("job", "first", "second", "wanted")
+
+"""Arguments that take the number of a job."""
+
+
+def make_completer(key: str) -> Callable[[Any, list[str], str], list[str]]:
+    """What Typer calls for the value of the option or argument with that key."""
+
+    def offer(context: Any, words: list[str], begun: str) -> list[str]:
+        return _offer(context, key, begun)
+
+    return offer
+
+
+def _offer(context: Any, key: str, begun: str) -> list[str]:
+    """The words that begin as what was typed; none where the shell's own files will do."""
+    from clusterctl.actions import completions
+
+    verb = getattr(context.command, "path", "")
+    found: list[str] = []
+    if key == "cluster" or (key == "name" and not verb.startswith(("image", "data"))):
+        found = completions.list_clusters()
+    elif key in JOBS:
+        found = completions.list_jobs() + (completions.list_clusters() if key == "wanted" else [])
+    elif key == "node" or (verb, key) == ("forward", "target"):
+        colon = ":" if verb == "forward" else ""
+        found = [f"{name}{colon}" for name in completions.list_nodes(context.params.get("cluster"))]
+    elif key == "names" and verb.startswith("data"):
+        found = completions.list_data_sets() + (_list_files(begun) if verb == "data push" else [])
+    elif key == "command" and verb in ("run", "launch") and not context.params.get("command"):
+        found = completions.list_programs() + _list_files(begun)
+    return [word for word in found if word.startswith(begun)]
+
+
+def _list_files(begun: str) -> list[str]:
+    """Files and folders here whose path begins so."""
+    folder, _, name = begun.rpartition("/")
+    base = Path(folder or ("/" if begun.startswith("/") else ".")).expanduser()
+    try:
+        with os.scandir(base) as entries:
+            found = [(entry.name, entry.is_dir()) for entry in entries]
+    except OSError:
+        return []
+    head = f"{folder}/" if "/" in begun else ""
+    shown = (item for item in found if item[0].startswith(name) and (name or item[0][0] != "."))
+    return sorted(f"{head}{entry}{'/' * is_folder}" for entry, is_folder in shown)
+
+
+# -------------------------------------------------------------------------------------------------
+# The command line as Typer parses it, made from the table of verbs (`clusterctl.options.jobs`).
+#
+# Verbs are made when they are asked for, so that `--help` loads none of them. Typer only parses
+# the words: settings, variables and checks of values are the same for all options, and are done
+# here.
+
+
+class Command(TyperCommand):
+    """One verb."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.verb = path, VERBS[path]
+        super().__init__(
+            path.rpartition(" ")[2],
+            params=[_make_parameter(option) for option in self.verb.options().values()],
+            short_help=summarize(self.verb),
+            context_settings={
+                "help_option_names": ["-h", "--help"],
+                "allow_interspersed_args": not self.verb.ends_at_argument,
+                "ignore_unknown_options": self.verb.passes_options,
+                "allow_extra_args": True,
+            },
+            rich_markup_mode=None,
+        )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if ctx.resilient_parsing else self.verb.arrange(args))
+
+    def get_help(self, ctx: Any) -> str:
+        return render_verb(self.path)
+
+    def invoke(self, ctx: Any) -> Any:
+        given = read(self.path, ctx.params, ctx.args)
+        with Console.get_current().show_waiting():  # on a busy machine modules take seconds to load
+            module = import_module(f"clusterctl.cli.{self.verb.module}")
+        function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
+        from clusterctl.cli import launches
+
+        with launches.collect_afterwards(given, Console.get_current()):
+            return function(given, Console.get_current())
+
+
+class Verbs(TyperGroup):
+    """All verbs, or those that begin with one word."""
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.name} " if self.name in FAMILIES else ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What all verbs take may also stand before the verb."""
+        shared = Common.spellings()
+        end = 0
+        while end < len(args) and args[end].partition("=")[0] in shared:
+            end += Common.count_words(args[end])
+        ahead, rest = args[:end], args[end:]
+        if ahead and rest and not rest[0].startswith("-"):
+            args = [rest[0], *ahead, *rest[1:]]
+        elif ahead and not rest and not ctx.resilient_parsing:
+            known = f"`clusterctl {self.prefix}--help` lists the commands"
+            raise UsageError(f"no command after {' '.join(ahead)}", hint=known)
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = (path.removeprefix(self.prefix) for path in VERBS if path.startswith(self.prefix))
+        return list(dict.fromkeys(name.partition(" ")[0] for name in names))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if not self.prefix and cmd_name in FAMILIES:
+            return Verbs(
+                name=cmd_name,
+                short_help=FAMILIES[cmd_name],
+                no_args_is_help=True,
+                context_settings={"help_option_names": ["-h", "--help"]},
+                rich_markup_mode=None,
+            )
+        path = f"{self.prefix}{cmd_name}"
+        return Command(path) if path in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, *rest = args
+        command = self.get_command(ctx, name)
+        if command is None and not ctx.resilient_parsing:
+            close = get_close_matches(name, self.list_commands(ctx), n=1)
+            if name == "version" and not self.prefix:  # a command of many other tools
+                close = ["--version"]
+            known = f"`clusterctl {self.prefix}--help` lists the commands"
+            raise UsageError(
+                f"unknown command '{self.prefix}{name}'",
+                hint=f"did you mean {self.prefix}{close[0]}?" if close else known,
+            )
+        return name if command else None, command, rest
+
+    def get_help(self, ctx: Any) -> str:
+        own = [item for item in self.get_params(ctx) if "--help" not in item.opts]
+        rows = [(", ".join(item.opts), getattr(item, "help", "")) for item in own]
+        return render_group(self.prefix.rstrip(), rows)
+
+
+def make_command() -> Any:
+    """The whole command line."""
+    application = typer.Typer(
+        name="clusterctl",
+        cls=Verbs,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    application.callback()(_run_bare)
+    return typer.main.get_command(application)
+
+
+def group_by_word() -> dict[str, dict[str, Option[Any]]]:
+    """The options that settings may have, by the first word of their verb."""
+    found: dict[str, dict[str, Option[Any]]] = {}
+    for path, verb in VERBS.items():
+        found.setdefault(path.partition(" ")[0], {}).update(
+            {key: option for key, option in verb.options().items() if option.flags}
+        )
+    return found
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"clusterctl {__version__}")
+        raise typer.Exit
+
+
+def _run_bare(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version"
+    ),
+) -> None: ...
+
+
+def _make_parameter(option: Option[Any]) -> Any:
+    if option.flags:
+        return TyperOption(
+            param_decls=[option.key, *option.flags],
+            is_flag=option.is_flag,
+            multiple=option.many,
+            nargs=None if option.is_flag else option.words,
+            metavar=option.metavar or None,
+            help=option.help,
+            autocompletion=make_completer(option.key) if option.flag == "--cluster" else None,
+        )
+    return TyperArgument(
+        param_decls=[option.key],
+        nargs=-1 if option.many else 1,
+        metavar=option.metavar,
+        autocompletion=make_completer(option.key),
+    )
+
+
+def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
+    """What was given to a verb: on the command line, else by a variable, else in a settings file.
+    Raises UsageError for what it does not take, after --json has had its effect."""
+    verb, settings = VERBS[path], table.read_settings(group_by_word())
+    options = verb.options()
+    found = {
+        key: setting
+        for key, option in options.items()
+        if parsed[key] in (None, False, ())
+        and (setting := _find_setting(verb, path.partition(" ")[0], option, settings))
+    }
+    raw = {**parsed, **{key: setting.value for key, setting in found.items()}}
+    Console.get_current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])
+    usage = f"`clusterctl {path} --help` shows its options"
+    if extra:
+        raise UsageError(f"unexpected argument {extra[0]!r}", hint=usage)
+    values = {}
+    for key, option in options.items():
+        if option.required and raw[key] in (None, ()):
+            raise UsageError(f"missing argument {option.metavar}", hint=usage)
+        label = found[key].where if key in found else option.flag or option.metavar.strip("[]")
+        if key not in found:
+            option.check_given(raw[key], label)
+        values[key] = option.read(raw[key], label)
+    return verb(
+        values,
+        typed={key for key in options if key not in found and raw[key] not in (None, False, ())},
+        settings={key: "" if item.general else item.where for key, item in found.items()},
+    )
+
+
+def _find_setting(
+    verb: type[Verb], word: str, option: Option[Any], settings: table.Settings
+) -> table.Setting | None:
+    """One made for the verb, else for a verb that it stands for, else for all verbs."""
+    found = [table.find(name, option, settings) for name in (word, *verb.settings_of)]
+    made = [setting for setting in found if setting]
+    return next((setting for setting in made if not setting.general), made[0] if made else None)
+
+
+def explain(error: Exception, arguments: list[str]) -> tuple[str, str]:
+    """What to say about a command line that Typer cannot parse, and what to do."""
+    context = getattr(error, "ctx", None)
+    verb = next((f" {word}" for word in arguments if not word.startswith("-")), "")
+    path = context.command_path if context else f"clusterctl{verb}"
+    hint = f"`{path} --help` shows its options"
+    kind, option = type(error).__name__, getattr(error, "option_name", "")
+    if kind == "NoSuchOption":
+        if path.endswith(" up") and option == "-n":
+            return f"unknown option {option}", "did you mean --workers?"
+        close = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
+        return f"unknown option {option}", f"did you mean {close[0]}?" if close else hint
+    message = str(getattr(error, "message", error))
+    if kind == "BadOptionUsage" and "does not take" in message:
+        return f"option {option} takes no value", hint
+    if kind == "BadOptionUsage":
+        return f"option {option} needs a value", hint
+    return message, hint
+
+
+# -------------------------------------------------------------------------------------------------
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+"""A disk that takes no more: nobody's bug."""
+
+
+def main() -> None:
+    """Runs the command line and exits with the code that the contract promises."""
+    _complete_streams()
+    sys.exit(execute(sys.argv[1:]))
+
+
+def _complete_streams() -> None:
+    """A standard stream that the caller has closed (`>&-`) leads nowhere: else the next file that
+    we open would be taken for it. What a stream's encoding does not have is written in ASCII."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    codecs.register_error("clusterctl", encode_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="clusterctl")
+
+
+def execute(arguments: list[str]) -> int:
+    """Runs one command line; never raises. Returns the exit code."""
+    console = Console.begin()
+    try:
+        return _answer(console, arguments)
+    except BrokenPipeError:
+        return _end_unheard()
+    except OSError as error:
+        if error.errno not in FULL:
+            return _report_other(console, arguments, error)
+        _drop_output()
+        place = error.filename or "the output"
+        ours = error.filename and error.errno != errno.EROFS
+        code = (ProviderError if ours else UsageError).exit_code
+        path = _log(arguments, traceback.format_exc())
+        hint = "free some space there"
+        console.error(f"cannot write {place}: {error.strerror}", hint, code, path)
+        return code
+
+
+def _answer(console: Console, arguments: list[str]) -> int:
+    """The exit code, after everything has been said. Raises OSError where it cannot be said, or
+    where a disk is full."""
+    try:
+        _refuse_bytes(arguments)
+        command = make_command()
+        if "_CLUSTERCTL_COMPLETE" in os.environ:
+            command.main(args=arguments, prog_name="clusterctl")
+        # Not main(): it would make a silent exit code of Ctrl-C.
+        with command.make_context("clusterctl", list(arguments)) as context:
+            outcome = command.invoke(context)
+        return outcome if isinstance(outcome, int) else 0
+    except ClusterctlError as raised:
+        error = _explain_missing(raised)
+        # What a person mistyped needs no log; what went wrong elsewhere does.
+        elsewhere = error.exit_code not in (UsageError.exit_code, RecordError.exit_code)
+        path = _log(arguments, "\n".join((*console.story, error.message))) if elsewhere else ""
+        console.error(error.message, error.hint, error.exit_code, path)
+        return error.exit_code
+    except KeyboardInterrupt as stopped:
+        # Python remembers a Ctrl-C that passed through an exec() of text, as dataclasses make while
+        # they load, and would end by SIGINT instead of this code; any other exec() clears that.
+        exec("")
+        code: int = getattr(stopped, "exit_code", 130)
+        console.error(
+            f"stopped by {getattr(stopped, 'name', 'Ctrl-C')}", console.after_interrupt, code
+        )
+        return code
+    except SystemExit as error:
+        # Typer turns a broken pipe into an exit of its own.
+        return (
+            _end_unheard() if isinstance(error.__context__, BrokenPipeError) else _find_code(error)
+        )
+    except OSError:
+        raise
+    except Exception as error:
+        return _report_other(console, arguments, error)
+
+
+def _explain_missing(error: ClusterctlError) -> ClusterctlError:
+    if not isinstance(error, NodeUnreachable) or not error.cluster:
+        return error
+    from clusterctl.actions import allow
+
+    return allow.explain_allowed(error)
+
+
+def _refuse_bytes(arguments: list[str]) -> None:
+    """Records and JSON hold text: what is not UTF-8 could not come back as it was."""
+    encoding = sys.getfilesystemencoding()
+    for word in arguments:
+        if encoding != "utf-8" and not word.isascii():
+            raise UsageError(
+                f"the argument '{escape(word)}' is not ASCII, and the locale is not UTF-8"
+                f" ({encoding})",
+                hint="choose a UTF-8 locale, for example LC_ALL=C.UTF-8",
+            )
+        if any("\udc80" <= char <= "\udcff" for char in word):
+            raise UsageError(
+                f"the argument '{escape(word)}' is not UTF-8",
+                hint="rename the file, or pass the value through a file that the program reads",
+            )
+
+
+def _end_unheard() -> int:
+    """The reader of our output has gone. The code is what a shell shows for SIGPIPE."""
+    _drop_output()
+    return 141
+
+
+def _drop_output() -> None:
+    """What is still in the buffers must not fail once more when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def _find_code(error: SystemExit) -> int:
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _report_other(console: Console, arguments: list[str], error: Exception) -> int:
+    """What is not ours: a mistake on the command line, found by Typer's parser, or a bug."""
+    show = getattr(error, "format_message", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(show() if show else "", flush=True)
+        return 0
+    if show is not None:
+        if "--json" in arguments:
+            console.set(json=True)  # the parser stopped before the verb could say so
+        code = int(getattr(error, "exit_code", 2))
+        console.error(*explain(error, arguments), code)
+        return code
+    if type(error).__name__ == "Abort":
+        console.error("stopped", "", 130)
+        return 130
+    if type(error).__name__ == "Exit":
+        return int(getattr(error, "exit_code", 0))
+    if found := explain_input(error, _is_in_a_folder()):
+        path = _log(arguments, traceback.format_exc())
+        console.error(found.message, found.hint, found.exit_code, path)
+        return found.exit_code
+    return _report_bug(console, arguments, error)
+
+
+def _is_in_a_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False
+
+
+def explain_input(error: Exception, in_a_folder: bool) -> UsageError | None:
+    """What an input of the person's has done that no code has looked for; None for other errors.
+    `in_a_folder`: whether the current folder still exists."""
+    if isinstance(error, FileNotFoundError) and not error.filename and not in_a_folder:
+        return UsageError("the current folder no longer exists", hint="cd to one that does")
+    if isinstance(error, RecursionError):
+        return UsageError("a file is nested too deeply to be read", hint="use a simpler one")
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        name = str(error.filename or "a name")
+        shown = name if len(name) < 100 else f"{name[:100]}…"
+        return UsageError(f"{shown}: {error.strerror}", hint="check the path")
+    if isinstance(error, UnicodeDecodeError):
+        return UsageError(f"a file is not {error.encoding}: {error.reason}", hint="save it anew")
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return UsageError("a name contains a NUL character", hint="check the files that you gave")
+    if isinstance(error, ValueError) and "integer string conversion" in str(error):
+        return UsageError("a number has too many digits", hint="check the files that you gave")
+    return None
+
+
+def _report_bug(console: Console, arguments: list[str], error: Exception) -> int:
+    trace = traceback.format_exc()
+    path = _log(arguments, trace)
+    if console.verbose:
+        sys.stderr.write(trace)
+    console.error(
+        f"a bug in clusterctl: {type(error).__name__}: {error}",
+        f"details are in {path}" if path else "--verbose shows the details",
+        1,
+    )
+    return 1
+
+
+def _log(arguments: list[str], text: str) -> str:
+    from clusterctl.actions import common
+
+    return common.record(f"clusterctl {' '.join(redact_arguments(arguments))}\n{redact(text)}")

@@ -1,0 +1,669 @@
+"""Ranks' output as people and programs see it: every line is tagged with its rank.
+
+A progress bar is a line that its program writes again and again after a carriage return. On a
+terminal it is redrawn in place, elsewhere its state is shown at intervals.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+from clusterctl.cli.console import Console, ago, escape, make_plain, pick
+from clusterctl.core.errors import ClusterctlError, ProviderError, UsageError
+from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
+from clusterctl.core.text import count
+from clusterctl.core.variables import redact, redact_arguments
+
+if TYPE_CHECKING:
+    from clusterctl.actions.jobs import Fetched
+    from clusterctl.options.jobs import Cancel, Doctor, Fetch, Logs, Top
+    from clusterctl.options.run import Rerun
+    from clusterctl.state.store import Store
+
+LINE_LIMIT = 1 << 16
+
+"""Bytes of a line that are kept until its end is there. What is longer comes in parts."""
+
+INTERVAL = 5.0
+
+"""Seconds between two states of a progress bar in a file, in a pipe and in JSON."""
+
+FRAME = 0.1
+
+"""The same on a terminal."""
+
+COLOURS = (36, 33, 32, 35, 34, 31)
+
+"""Of the tags of ranks: cyan, yellow, green, magenta, blue, red."""
+
+_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
+
+_COLOUR = re.compile(rb"(\x1b\[[0-9;:]*m)")
+
+_UP = b"\x1b[A"
+
+_UP_AND_DOWN = _UP + b"\n"
+
+"""Between two states of a bar that stands below another one, as tqdm writes it."""
+
+_CONTROL = re.compile(
+    rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]"
+    rb"|\xc2[\x80-\x9f]"  # U+0080 to U+009F, a second set of control characters
+    # Characters that turn the order of others: U+061C, U+200E and F, U+202A to E, U+2066 to F;
+    # and U+2028 and 9, which begin lines.
+    rb"|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xaf]"
+)
+
+_STRAY = re.compile(
+    rb"^[\x80-\xbf]{1,3}|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}"
+    rb"|[\xf0-\xf4][\x80-\xbf]{3}|([\x80-\x9f])"
+)
+
+"""The same bytes outside a character of UTF-8, or of its rest, where a line comes in parts: some
+terminals obey them, the others show that they are wrong."""
+
+
+@dataclass(slots=True, eq=False)
+class RankStream:
+    """One stream of one rank, and its line that is not complete yet."""
+
+    rank: int | None
+    stream: str
+    rest: bytes = b""
+    is_bar: bool = False
+    """The line has a carriage return in it."""
+    bar: bytes = b""
+    """What a terminal would show of such a line."""
+    shown: bytes = b""
+    """The state of the bar that was shown last, and when."""
+    shown_at: float = -math.inf
+
+    @property
+    def tag(self) -> bytes:
+        return b"[agent] " if self.rank is None else b"[%d] " % self.rank
+
+    def overwrite(self, text: bytes) -> None:
+        """Follows what carriage returns in `text` leave to be seen."""
+        for part in text.split(b"\r"):
+            if part:
+                text = part.replace(_UP, b"")
+                self.bar = text if _ESCAPE.sub(b"", text).strip() else b""
+
+    def restart(self) -> None:
+        self.is_bar, self.bar, self.shown = False, b"", b""
+
+
+class View(Protocol):
+    """How and where output is shown, at the latest by `flush`."""
+
+    def is_exact(self, source: RankStream) -> bool:
+        """Whether complete lines are shown with all their bytes, not as a terminal shows them."""
+
+    def get_interval(self, source: RankStream) -> float:
+        """Seconds between two states of the source's progress bar; infinite: its end alone."""
+
+    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
+        """Lines without their newlines. The first may be the end of one that came in parts."""
+
+    def show_part(self, source: RankStream, text: bytes) -> None:
+        """The beginning of a line, or more of it."""
+
+    def show_progress(self, source: RankStream) -> None:
+        """The progress bar has a new state, or has been wiped off."""
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Printer:
+    """Prints what ranks write. A context manager: leaving it prints lines that have no end.
+
+    `only`: this rank alone. `exact`: files and pipes get the bytes as they were written, progress
+    bars too.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        only: int | None = None,
+        exact: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._only = only
+        self._clock = clock
+        self._view: View = Json() if console.json else Text(console, exact)
+        self._sources: dict[tuple[int | None, str, str], RankStream] = {}
+        self._changed: dict[RankStream, None] = {}
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, OSError) and error.errno:
+            return  # perhaps it was this output that failed
+        for source in self._sources.values():
+            if source.rest or source.bar:
+                self._complete(source, source.rest)
+        self._view.close()
+
+    def __call__(self, pieces: Iterable[Any]) -> None:
+        for piece in pieces:
+            if self._only is None or piece.rank == self._only:
+                key = (piece.rank, piece.node, piece.stream)
+                if key not in self._sources:
+                    self._sources[key] = RankStream(piece.rank, piece.stream)
+                self._feed(self._sources[key], piece.data)
+        self._show_progress(self._clock())
+        self._view.flush()
+
+    def _show_progress(self, now: float) -> None:
+        for source in tuple(self._changed):
+            if source.bar == source.shown:
+                del self._changed[source]
+            elif now >= source.shown_at + self._view.get_interval(source):
+                del self._changed[source]
+                source.shown, source.shown_at = source.bar, now
+                self._view.show_progress(source)
+
+    def _feed(self, source: RankStream, data: bytes) -> None:
+        text = source.rest + data
+        if not self._view.is_exact(source):
+            while _UP_AND_DOWN in text:
+                text = text.replace(_UP_AND_DOWN, b"")
+        lines = text.split(b"\n")
+        rest = lines.pop()
+        plain = not source.is_bar and b"\r" not in source.rest and b"\r" not in data
+        if plain and all(len(line) <= LINE_LIMIT for line in lines):
+            if lines:
+                self._view.show_lines(source, lines)
+        else:
+            for line in lines:
+                self._complete(source, line)
+        if source.is_bar or b"\r" in rest:
+            source.is_bar = True
+            source.overwrite(rest)
+            self._changed[source] = None
+            if not self._view.is_exact(source):
+                rest = rest.rpartition(b"\r")[2]
+        source.rest = self._show_parts(source, rest)
+
+    def _complete(self, source: RankStream, line: bytes) -> None:
+        is_bar = source.is_bar or b"\r" in line.removesuffix(b"\r")
+        if is_bar and not self._view.is_exact(source):
+            source.overwrite(line)
+            line = source.bar
+        self._view.show_lines(source, [self._show_parts(source, line)])
+        source.restart()
+
+    def _show_parts(self, source: RankStream, text: bytes) -> bytes:
+        """Shows all of a text that is too long but its last part, which is returned."""
+        start = 0
+        while len(text) - start > LINE_LIMIT:
+            end = start + LINE_LIMIT
+            while end > start + LINE_LIMIT - 3 and text[end] & 0xC0 == 0x80:
+                end -= 1  # not within a character
+            self._view.show_part(source, text[start:end])
+            start = end
+        return text[start:]
+
+
+class Json:
+    """An object per line. One that is not complete has `cut` where it is too long to wait for its
+    end, and `progress` where it is the state of a progress bar, whose line comes when it ends."""
+
+    def __init__(self) -> None:
+        self._rows: list[str] = []
+
+    def is_exact(self, source: RankStream) -> bool:
+        return True
+
+    def get_interval(self, source: RankStream) -> float:
+        return INTERVAL
+
+    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
+        for line in lines:
+            self._add_row(source, line)
+
+    def show_part(self, source: RankStream, text: bytes) -> None:
+        self._add_row(source, text, cut=True)
+
+    def show_progress(self, source: RankStream) -> None:
+        if source.bar:
+            self._add_row(source, source.bar, progress=True)
+
+    def _add_row(self, source: RankStream, text: bytes, **more: bool) -> None:
+        line = text.decode(errors="replace")
+        row = {"rank": source.rank, "stream": source.stream, "line": line, **more}
+        self._rows.append(json.dumps(row) + "\n")
+
+    def flush(self) -> None:
+        if self._rows:
+            sys.stdout.write("".join(self._rows))
+            sys.stdout.flush()
+            self._rows.clear()
+
+    def close(self) -> None:
+        self.flush()
+
+
+class Text:
+    """Stdout to stdout, stderr to stderr. Progress bars stand below everything else on a terminal,
+    one to a line, and go up into the text when they end."""
+
+    def __init__(self, console: Console, exact: bool) -> None:
+        self._console = console
+        self._exact = exact
+        self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        self._terminals = _find_terminals(self._streams)
+        self._screens = [name for name, stream in self._streams.items() if stream.isatty()]
+        self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
+        self._unfinished: dict[str, RankStream] = {}
+        """Whose line a stream, or the terminal, stands in: the next text of others begins anew."""
+        self._bars: dict[RankStream, None] = {}
+        self._drawn = 0
+        self._changed = False
+        if self._terminals:
+            console.before_message = self._make_room
+
+    def is_exact(self, source: RankStream) -> bool:
+        return self._exact and source.stream not in self._terminals
+
+    def get_interval(self, source: RankStream) -> float:
+        if source.stream in self._terminals:
+            return FRAME
+        return math.inf if self._exact else INTERVAL
+
+    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
+        if self._bars.pop(source, source) is None:
+            self._changed = True
+        elif source.is_bar and source.shown == lines[0]:
+            return  # its last state stands there already
+        if source.stream in self._screens:
+            lines = [_make_printable(line) for line in lines]
+        self._write(source, (b"\n" + self._render_tag(source)).join(lines) + b"\n")
+        self._unfinished.pop(self._name_place(source.stream), None)
+
+    def show_part(self, source: RankStream, text: bytes) -> None:
+        if source.stream in self._screens:
+            text = _make_printable(text)
+        self._write(source, text)
+        self._unfinished[self._name_place(source.stream)] = source
+
+    def show_progress(self, source: RankStream) -> None:
+        if source.stream not in self._terminals:
+            if source.bar:
+                self._begin_anew(source.stream)
+                seen = source.stream in self._screens
+                bar = _make_printable(source.bar) if seen else source.bar
+                self._texts[source.stream].append(self._render_tag(source) + bar + b"\n")
+            return
+        if source.bar:
+            self._bars[source] = None
+        else:
+            self._bars.pop(source, None)
+        self._changed = True
+
+    def flush(self) -> None:
+        if self._changed or (self._bars and not self._drawn) or any(self._texts.values()):
+            self._clear()
+            self._write_texts()
+            self._draw()
+
+    def close(self) -> None:
+        self._bars.clear()
+        self._clear()
+        for stream in self._streams:
+            self._begin_anew(stream)
+        self._write_texts()
+        if self._terminals:
+            self._console.before_message = None
+
+    def _render_tag(self, source: RankStream) -> bytes:
+        """On a terminal in a colour, by which neighbouring ranks can be told apart."""
+        if source.stream not in self._terminals or os.environ.get("NO_COLOR"):
+            return source.tag
+        colour = COLOURS[(source.rank or 0) % len(COLOURS)]
+        return b"\x1b[%dm%b\x1b[0m " % (colour, source.tag.rstrip())
+
+    def _name_place(self, stream: str) -> str:
+        return "terminal" if stream in self._terminals else stream
+
+    def _begin_anew(self, stream: str) -> None:
+        if self._unfinished.pop(self._name_place(stream), None):
+            self._texts[stream].append(b"\n")
+
+    def _write(self, source: RankStream, text: bytes) -> None:
+        if self._unfinished.get(self._name_place(source.stream)) is not source:
+            self._begin_anew(source.stream)
+            text = self._render_tag(source) + text
+        self._texts[source.stream].append(text)
+
+    def _write_texts(self) -> None:
+        for name, texts in self._texts.items():
+            if texts:
+                self._streams[name].write(b"".join(texts))
+                self._streams[name].flush()
+                texts.clear()
+
+    def _make_room(self) -> None:
+        """Before somebody else writes to the terminal."""
+        self._clear()
+        for stream in self._terminals:
+            self._begin_anew(stream)
+        self._write_texts()
+
+    def _clear(self) -> None:
+        if self._drawn:
+            up = b"\x1b[%dA" % (self._drawn - 1) if self._drawn > 1 else b""
+            self._to_terminal(b"\r" + up + b"\x1b[J")
+            self._drawn = 0
+
+    def _draw(self) -> None:
+        self._changed = False
+        if not self._bars:
+            return
+        for stream in self._terminals:
+            self._begin_anew(stream)
+        self._write_texts()
+        room = max(1, self._measure_height() // 2)
+        bars = [self._render_tag(source) + _make_printable(source.shown) for source in self._bars]
+        if len(bars) > room:
+            bars = [*bars[: room - 1], b"(%d more)" % (len(bars) - room + 1)]
+        # Without automatic margins, a bar that is too long stays on its line.
+        self._to_terminal(b"\x1b[?7l" + b"\r\n".join(bars) + b"\x1b[?7h")
+        self._drawn = len(bars)
+
+    def _to_terminal(self, data: bytes) -> None:
+        stream = self._streams[self._terminals[-1]]
+        stream.write(data)
+        stream.flush()
+
+    def _measure_height(self) -> int:
+        try:
+            return os.get_terminal_size(self._streams[self._terminals[-1]].fileno()).lines or 24
+        except OSError:
+            return 24
+
+
+def _find_terminals(streams: Mapping[str, BinaryIO]) -> list[str]:
+    """The streams on which bars can be redrawn in place."""
+    found = [name for name, stream in streams.items() if stream.isatty()]
+    if not found or os.environ.get("TERM", "dumb") == "dumb":
+        return []
+    # What `tee` writes to the terminal itself would land among the bars.
+    others = (stream for name, stream in streams.items() if name not in found)
+    return [] if any(map(_is_pipe, others)) else found
+
+
+def _is_pipe(stream: BinaryIO) -> bool:
+    mode = os.fstat(stream.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _make_printable(text: bytes) -> bytes:
+    """A line without what would move the cursor or turn the order of characters; colours stay, and
+    end with it."""
+    if not text.isascii():
+        text = _STRAY.sub(lambda found: b"" if found[1] else found[0], text)
+    parts = _COLOUR.split(text)  # each odd one is a colour
+    parts[::2] = [_CONTROL.sub(b"", _ESCAPE.sub(b"", part)) for part in parts[::2]]
+    return b"".join(parts) + b"\x1b[0m" * (len(parts) > 1)
+
+
+# -------------------------------------------------------------------------------------------------
+# A job as people and programs see it: its start, its end, its record.
+
+
+EXIT_TIMEOUT = 124
+
+"""As coreutils' timeout(1)."""
+
+EXIT_CANCELLED = 130
+
+
+def show_staging(console: Console) -> ExitStack:
+    """Tells how far the copies of a job's files are. Close it when the job starts: from then on,
+    the screen is the job's."""
+    from clusterctl.actions import common
+
+    stack = ExitStack()
+    # Lines in a pipe are about copies alone.
+    moved = common.count_moved if sys.stderr.isatty() else common.count_copied
+    stack.enter_context(console.show_waiting(moved=moved, only_copies=True))
+    return stack
+
+
+def announce(console: Console, job: Job, detach: bool) -> None:
+    where = ", ".join(
+        f"{place.count} on {place.node}" if place.count > 1 else place.node
+        for place in job.placement
+        if place.node != UNPLACED
+    )
+    places = f" ({where})" if where else ""
+    native = f" ({job.scheduler} {job.native_id})" if job.native_id else ""
+    size = "1 process" if job.spec.once else count(job.ranks, "rank")
+    if job.spec.is_sweep:
+        size = f"{count(len(job.processes), 'point')}, {job.ranks} at a time"
+    console.report(f"job {job.id}: {size}{places}, {job.state.value}{native}")
+    if detach:
+        console.note(f"follow it with `clusterctl logs {job.id} -f`")
+        console.document(pick(job, "id", "cluster", "state", "native_id"))
+
+
+def finish(console: Console, job: Job) -> int:
+    """The summary, and the exit code of `run`."""
+    from clusterctl.actions.run import explain_failure
+
+    code, error = job.program_exit_code, explain_failure(job)
+    how = job.state.value
+    failure = job.failure
+    if job.state is JobState.SUCCEEDED:
+        console.report(f"job {job.id} succeeded in {format_duration(job)}")
+        if job.never_met:
+            console.note(
+                f"none of the {job.ranks} ranks joined a process group of torch.distributed or used"
+                " MPI: unless they share the work in another way, each did all of it; to train"
+                " together, call init_process_group() in every rank"
+                ' (Lightning: Trainer(strategy="ddp", num_nodes=…)); for one process: --once'
+            )
+        result = 0
+    elif job.state is JobState.FAILED:
+        if failure and job.spec.is_sweep:
+            how = f"{job.reason}; `clusterctl rerun {job.id} --failed` runs them again"
+        elif failure:
+            how = failure.text + (f"; {job.reason}" if job.reason else "")
+        else:
+            how = job.reason or describe_exit(code or 1)
+        console.report(f"job {job.id} failed after {format_duration(job)}: {how}")
+        result = error.exit_code if error else code or 1
+    elif job.state is JobState.TIMEOUT:
+        from clusterctl.actions.jobs import describe_survivors
+
+        limit = f"--timeout of {job.spec.timeout:g} s"
+        if not job.spec.timeout:
+            limit = "time limit in the queue"
+        console.report(f"job {job.id} was stopped after its {limit}: {describe_survivors(job)}")
+        result = EXIT_TIMEOUT
+    else:
+        why = f": {job.reason}" if job.reason else ""
+        console.report(f"job {job.id} was {how}{why}")
+        result = error.exit_code if error else EXIT_CANCELLED
+    _write_result(console, job, result)
+    return result
+
+
+def note_fetched(console: Console, fetched: Fetched) -> None:
+    """What a person has to know of files that were brought, or were not."""
+    brought, folder = fetched.brought, fetched.folder
+    copied = {output.node for output in brought.outputs if output.copied}
+    for name, why in fetched.missing.items():
+        what = "later files were not copied" if name in copied else "its files were not copied"
+        console.note(f"{name} does not answer; {what}: {why}")
+    for line in brought.left_out:
+        console.note(line)
+    for place in brought.kept:
+        console.note(
+            f"kept {folder}/{place}, which has changed since it was"
+            " fetched; to get the node's file, move it away and fetch again"
+        )
+    for place in brought.core_dumps:
+        console.note(
+            f"warning: {folder}/{place} is a core dump: it contains the program's memory,"
+            " including its secrets"
+        )
+
+
+def document_fetched(fetched: Fetched) -> dict[str, Any]:
+    brought = fetched.brought
+    return {
+        **pick(fetched, "job", "folder", "missing"),
+        "files": brought.outputs,
+        **pick(brought, "kept", "left_out", "core_dumps"),
+        "failed": [error.message for error in fetched.failed],
+    }
+
+
+@contextmanager
+def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterator[None]:
+    """With --json, a run that ends by an error or by Ctrl-C still ends with a result object.
+
+    One that is told to end (SIGTERM, a closed terminal), or that can no longer write, leaves its
+    job alone, and says so.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        _say_it_goes_on(console, latest())
+        os._exit(128 + number)  # raising here could leave locks of the SSH library held
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, leave)
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, ClusterctlError):
+            _say_it_goes_on(console, latest())
+            raise
+        if job := latest():
+            _write_result(console, job, error.exit_code)
+        raise
+    except (ClusterctlError, KeyboardInterrupt) as error:
+        job = latest()
+        if job and isinstance(error, (UsageError, ProviderError)) and not job.state.ended:
+            # The record could not be written, so it does not tell how the job is.
+            console.note(
+                f"no longer following job {job.id}; `clusterctl jobs` shows whether it still runs"
+            )
+        elif job and isinstance(error, ClusterctlError):
+            _say_it_goes_on(console, job)
+        if job:
+            _write_result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
+        raise
+
+
+def _say_it_goes_on(console: Console, job: Job | None) -> None:
+    if job and not job.state.ended:
+        doing = "stays queued" if job.state is JobState.QUEUED else "keeps running"
+        console.note(f"job {job.id} {doing}; follow it with `clusterctl logs {job.id} -f`")
+
+
+def _write_result(console: Console, job: Job, code: int) -> None:
+    if console.json:
+        sys.stdout.write(json.dumps({"schema": 1, **document(job), "exit_code": code}) + "\n")
+        sys.stdout.flush()
+        console.reported = True
+
+
+def _count_points(job: Job) -> dict[str, Any]:
+    return {
+        "total": len(job.processes),
+        "ended": len(job.points_ended),
+        "failed": [int(number) for number, code in job.points_ended.items() if code],
+    }
+
+
+def describe_size(job: Job) -> str:
+    """The number of ranks; of a sweep, how many of its points have ended, and failed."""
+    if not job.spec.is_sweep:
+        return str(job.ranks)
+    failed = sum(code != 0 for code in job.points_ended.values())
+    text = f"{len(job.points_ended)}/{len(job.processes)}"
+    return f"{text} ({failed} failed)" if failed else text
+
+
+def format_duration(job: Job) -> str:
+    seconds = _measure_seconds(job)
+    return "-" if seconds is None else ago(seconds)
+
+
+def _measure_seconds(job: Job) -> float | None:
+    """How long the job has run; None: it has not, or nobody knows when it ended."""
+    if job.started is None:
+        return None
+    now = None if job.state.ended else time.time()
+    end = job.finished or now
+    return end - job.started if end else None
+
+
+def document(job: Job) -> dict[str, Any]:
+    seconds = _measure_seconds(job)
+    found = {
+        **pick(job, "id", "cluster", "cluster_id", "state", "native_id"),
+        "program": job.spec.program.target,
+        "args": redact_arguments(job.spec.program.args),
+        "ranks": job.ranks,
+        **({"points": _count_points(job)} if job.spec.is_sweep else {}),
+        "placement": {place.node: list(place.ranks) for place in job.placement},
+        **pick(job, "program_exit_code", "failure", "reason", "created", "started", "finished"),
+        "seconds": None if seconds is None else round(seconds, 3),
+        **pick(job, "attempt", "survivors", "rerun_of", "purpose"),
+        "env": {name: redact(value) for name, value in job.spec.env.items()},
+        "secrets": dict.fromkeys(job.spec.secret_names, "***"),
+    }
+    return {name: make_plain(value) for name, value in found.items()}
+
+
+def choose_number(
+    given: Logs | Cancel | Fetch | Doctor | Top | Rerun,
+    store: Store,
+    console: Console,
+) -> int:
+    """That of the job that is meant; which one it is is said where none was named."""
+    if given.job is not None:
+        return given.job
+    from clusterctl.actions import jobs
+    from clusterctl.options.jobs import Cancel
+    from clusterctl.options.run import Rerun
+
+    # `rerun` names the cluster where it is to run, not the one where it ran.
+    where = None if isinstance(given, Rerun) else given.cluster
+    last = jobs.find_last_job(store, where, open_first=isinstance(given, Cancel))
+    console.report(f"job {last.id}: {quote_command(last)}")
+    return last.id
+
+
+def quote_command(job: Job) -> str:
+    """In one cell: nothing in a command line can reach the terminal as a command."""
+    return format_cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
+
+
+def format_cell(text: str) -> str:
+    text = escape(text)
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -1,0 +1,51 @@
+"""Finds the files that travel with clusterctl, in a checkout and in an installed wheel alike."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from clusterctl.core import variables
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@cache
+def find_folder(name: str) -> Path:
+    """The folder `templates`, `workloads`, `infra` or `docker`.
+
+    A wheel carries them inside the package; a checkout has them beside it.
+    """
+    inside = _PACKAGE / "_assets" / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+@cache
+def _make_environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(find_folder("templates")),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # shell scripts and configuration files, never HTML
+    )
+    environment.filters["q"] = lambda value: shlex.quote(str(value))
+    environment.filters["dq"] = lambda value: re.sub(r'(["$`\\])', r"\\\1", str(value))
+    environment.globals["unset"] = variables.write_unset
+    return environment
+
+
+def render(template: str, **values: object) -> str:
+    """Renders `templates/<template>`; an undefined name is an error.
+
+    Filters: `q` quotes a word for sh, `dq` makes text safe between double quotes there.
+    `unset(PROGRAM)` is a line of sh that removes the variables which would change what it does.
+    """
+    text: str = _make_environment().get_template(template).render(**values)
+    return text

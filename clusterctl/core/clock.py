@@ -1,0 +1,221 @@
+"""Time limits: a clock that leaves out the time in which this process stood still, a deadline that
+is passed along, and a watchdog for calls that cannot see theirs."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class RunningClock:
+    """Seconds on a monotonic clock that halts while this process stands still: stopped (Ctrl-Z), or
+    kept waiting by a busy machine.
+
+    The other side goes on meanwhile, and what it says waits unread. So time proves something about
+    it only where we could have listened. A daemon thread notes every TICK seconds that we run, and
+    of the time from one note to the next at most LEAP counts. It starts with the first call.
+    `real`: the monotonic clock behind it.
+    """
+
+    TICK, LEAP = 0.25, 1.0
+
+    def __init__(self, real: Callable[[], float] = time.monotonic) -> None:
+        self._real = real
+        self._noting: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._last = (0.0, 0.0)
+        """When the last note was made, and how much had been left out by then: read and replaced
+        as one."""
+        os.register_at_fork(after_in_child=self._lose_thread)
+
+    def __call__(self) -> float:
+        if self._noting is None:
+            self._start()
+        noted, left_out = self._last
+        return min(self._real(), noted + self.LEAP) - left_out
+
+    def note(self) -> None:
+        """What the thread does every TICK seconds."""
+        real, (noted, left_out) = self._real(), self._last
+        self._last = real, left_out + max(0.0, real - noted - self.LEAP)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._noting is None:
+                self._last = self._real(), self._last[1]
+                self._noting = threading.Thread(target=self._run, daemon=True, name="clock")
+                self._noting.start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self.TICK)
+            self.note()
+
+    def _lose_thread(self) -> None:
+        """A forked child has none."""
+        self._noting, self._starting = None, threading.Lock()
+
+
+now = RunningClock()
+
+"""For whatever waits for others. How long something took is a matter of time.monotonic."""
+
+
+class Deadline:
+    """`seconds` from now, as far as this process runs. One deadline spans all steps of a call."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.at = now() + seconds if seconds < math.inf else math.inf  # no thread for an import
+
+    @property
+    def left(self) -> float:
+        """Seconds; never negative."""
+        return max(0.0, self.at - now())
+
+    @property
+    def passed(self) -> bool:
+        return now() >= self.at
+
+    def wait(self, done: Callable[[float], bool]) -> bool:
+        """Whether what we wait for has happened in time. `done` waits for it as many seconds as it
+        is given, and tells: a wait that the process slept through is followed by another."""
+        while not done(min(self.left, threading.TIMEOUT_MAX)):
+            if self.passed:
+                return False
+        return True
+
+    def await_result(self, future: Future[T]) -> T:
+        """What `run_in_background` has found. TimeoutError if it has not ended in time."""
+        if not self.wait(lambda left: bool(futures.wait((future,), left).done)):
+            raise TimeoutError
+        return future.result()
+
+    def limit(self, seconds: float) -> Deadline:
+        """A deadline for a part: `seconds` from now, and no later than this one."""
+        return Deadline(min(seconds, self.left))
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Does not count the time that the block takes, such as that of a person's answer."""
+        began = now()
+        try:
+            yield
+        finally:
+            self.at += now() - began
+
+
+NEVER = Deadline(math.inf)
+
+
+def measure_age() -> float:
+    """Seconds since this process was started, loading Python included; 0 where the system does not
+    tell, or shows a container another time than its processes."""
+    try:
+        with open("/proc/uptime") as uptime, open("/proc/self/stat") as stat:
+            started = int(stat.read().rpartition(")")[2].split()[19])
+            return max(0.0, float(uptime.read().split()[0]) - started / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def run_in_background(action: Callable[[], T]) -> Future[T]:
+    """Starts `action` in a thread that does not keep the interpreter from ending, unlike those of
+    an executor: what it waits for may never come."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="background").start()
+    return future
+
+
+@dataclass(slots=True, eq=False)
+class _Guard:
+    at: float
+    action: Callable[[], None]
+    ticks: int
+
+
+class Watchdog:
+    """Calls back when a guarded block is still running well after its time. One daemon thread for
+    all.
+
+    A process that stood still may find a block late that is not stuck, by what the clock counts of
+    that time. So a block that is late gets `ticks` more chances of TICK seconds, counted as the
+    watchdog wakes: however long the process stands still, that is one.
+    """
+
+    TICK = 0.1
+
+    def __init__(self, ticks: int = 10) -> None:
+        self._ticks = ticks
+        self._condition = threading.Condition()
+        self._guarded: set[_Guard] = set()
+        self._wakes = float("inf")
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def guard(self, at: float, action: Callable[[], None]) -> Iterator[None]:
+        """Runs `action` in the watchdog's thread unless the block ends about by `at` (as in
+        Deadline).
+
+        `action` has to be quick and must not raise.
+        """
+        guard = _Guard(at, action, self._ticks)
+        with self._condition:
+            self._guarded.add(guard)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+                self._thread.start()
+            if at < self._wakes:
+                self._condition.notify()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._guarded.discard(guard)
+
+    def _watch(self) -> None:
+        while True:
+            with self._condition:
+                actions = self._collect(now())
+                if not actions:
+                    # Blocks that ended are not looked at before the next time that was planned:
+                    # ending one costs nothing.
+                    at = now()
+                    self._wakes = min((guard.at for guard in self._guarded), default=at + 3600)
+                    self._condition.wait(self._wakes - at)
+                    self._wakes = float("-inf")
+                    continue
+            for action in actions:
+                action()
+
+    def _collect(self, at: float) -> list[Callable[[], None]]:
+        """What is to be done now; a block that has a chance left uses it up."""
+        actions = []
+        for guard in [guard for guard in self._guarded if guard.at <= at]:
+            if guard.ticks:
+                guard.ticks -= 1
+                guard.at = at + self.TICK
+            else:
+                self._guarded.remove(guard)
+                actions.append(guard.action)
+        return actions
+
+
+WATCHDOG = Watchdog()

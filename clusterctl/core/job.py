@@ -1,0 +1,554 @@
+"""Programs, jobs and their records, as frozen values. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import product
+from signal import Signals
+from typing import NamedTuple
+
+from clusterctl.core.errors import UsageError
+
+# -------------------------------------------------------------------------------------------------
+# `--sweep` and `--array`: which points a job has, what each is told. Pure.
+#
+# A point is one process. Its number stays the same when only some of them run again.
+
+
+MOST = 10_000
+
+"""Points of a job: each leaves files on its node."""
+
+# Compiled when they are first used: every command loads this.
+_NAME = r"(?a)[A-Za-z_][\w.-]*"
+
+_VALUE = r'"(?P<quoted>(?:[^"]|"")*)"(?=,|$)|(?P<plain>[^,]*)'
+
+"""Quoted as in a CSV file, or up to the next comma."""
+
+_RANGE = r"(-?\d+)\.\.(-?\d+)"
+
+_ARRAY = r"(?a)(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?"
+
+
+class Point(NamedTuple):
+    """`number` is its name: `logs 12.3`. `args` follow those of the program."""
+
+    number: int
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The values of a sweep, by name."""
+        return {
+            n.removeprefix("--"): v for n, v in zip(self.args[::2], self.args[1::2], strict=True)
+        }
+
+
+def check_axis(text: str, option: str) -> str:
+    """`lr=0.1,0.01` or `seed=0..4`, checked."""
+    _parse_values(text, option)
+    return text
+
+
+def check_array(text: str, option: str) -> str:
+    """`0-99`, `1,3,7`, `0-99:10` or `0-99%8`, as sbatch has them, checked."""
+    _parse_indices(text, option)
+    return text
+
+
+def list_points(sweep: Sequence[str], numbers: str) -> tuple[Point, ...]:
+    """All points of a job: every combination of the values, the last one changing first; or those
+    of an array. Raises UsageError for too many."""
+    if numbers:
+        indices, _ = _parse_indices(numbers, "--array")
+        return tuple(
+            Point(number=index, env=(("CLUSTERCTL_ARRAY_INDEX", str(index)),)) for index in indices
+        )
+    axes = [_parse_values(text, "--sweep") for text in sweep]
+    names = [name for name, _ in axes]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(
+            f"--sweep {twice} was given twice", hint=f"--sweep {twice}=A,B lists all values"
+        )
+    total = 1
+    for _, values in axes:
+        total *= len(values)
+    if total > MOST:
+        raise _make_too_many_error(total)
+    found = []
+    for number, chosen in enumerate(product(*(values for _, values in axes))):
+        pairs = list(zip(names, chosen, strict=True))
+        found.append(
+            Point(
+                number=number,
+                args=tuple(word for name, value in pairs for word in (f"--{name}", value)),
+                env=tuple(
+                    (f"CLUSTERCTL_SWEEP_{_name_variable(name)}", value) for name, value in pairs
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def parse_concurrency(numbers: str) -> int:
+    """How many points may run at a time, of `0-99%8`; 0: as many as there are slots."""
+    return _parse_indices(numbers, "--array")[1] if numbers else 0
+
+
+def _name_variable(name: str) -> str:
+    return re.sub(r"\W", "_", name, flags=re.ASCII).upper()
+
+
+def _parse_values(text: str, option: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    name = name.removeprefix("--")
+    if not (equals and values and re.fullmatch(_NAME, name)):
+        raise UsageError(
+            f"{option} {text!r} is not NAME=VALUE,VALUE...",
+            hint="for example --sweep lr=0.1,0.01 or --sweep seed=0..4",
+        )
+    found: list[str] = []
+    for value, is_quoted in _split(values):
+        if not is_quoted and (match := re.fullmatch(_RANGE, value)):
+            first, last = int(match[1]), int(match[2])
+            if abs(last - first) >= MOST:
+                raise _make_too_many_error(abs(last - first) + 1)
+            step = 1 if last >= first else -1
+            found += map(str, range(first, last + step, step))
+        else:
+            found.append(value)
+    return name, found
+
+
+def _split(values: str) -> Iterator[tuple[str, bool]]:
+    """The values between commas, and whether each was quoted: `1,"a,b"` is `1` and `a,b`."""
+    start, value = 0, re.compile(_VALUE)
+    while start <= len(values) and (found := value.match(values, start)):
+        quoted = found["quoted"]
+        yield found["plain"] if quoted is None else quoted.replace('""', '"'), quoted is not None
+        start = found.end() + 1
+
+
+def _parse_indices(text: str, option: str) -> tuple[list[int], int]:
+    wrong = UsageError(
+        f"{option} {text!r} is not a list of numbers",
+        hint="for example --array 0-99, --array 1,3,7 or --array 0-99%8 (at most 8 at a time)",
+    )
+    match = re.fullmatch(_ARRAY, text)
+    if match is None or match["step"] == "0" or match["most"] == "0":
+        raise wrong
+    step, found = int(match["step"] or 1), dict[int, None]()
+    for part in match["numbers"].split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise wrong
+        end = int(last or first)
+        if end < int(first):
+            raise wrong
+        count = (end - int(first)) // step + 1
+        if count > MOST:
+            raise _make_too_many_error(count)
+        found |= dict.fromkeys(range(int(first), end + 1, step))
+        if len(found) > MOST:
+            raise _make_too_many_error(len(found))
+    return sorted(found), int(match["most"] or 0)
+
+
+def _make_too_many_error(total: int) -> UsageError:
+    return UsageError(
+        f"{total} points are more than a job may have ({MOST})", hint="split them into several jobs"
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+class JobState(str, Enum):
+    """QUEUED → RUNNING → one of the ends. LOST: its supervisor vanished without a word."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+PYTHONS = ("python", "python3")
+
+"""Commands that mean the Python of a node that runs scripts."""
+
+SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
+
+"""Commands that run scripts of a project, whose programs may be in Python."""
+
+
+class ProgramKind(str, Enum):
+    """What SCRIPT is, which decides how it is started."""
+
+    PYTHON = "python"
+    MODULE = "module"
+    SOURCE = "source"
+    BINARY = "binary"
+    COMMAND = "command"
+    """A program of the nodes, found there on PATH."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs: a path inside the staged tree, the name of a module or of a command,
+    and its arguments."""
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...] = ()
+    bundled: bool = False
+    folder: str = "."
+    """Working directory of the ranks, relative to the staged tree."""
+    source: str = ""
+    """For ProgramKind.SOURCE: the file that is compiled to `target`, relative to `folder`."""
+    sources: tuple[str, ...] = ()
+    """Further files that are compiled with it."""
+    interpreter: str = ""
+    """What the first line of a script names to run it, where not every node has that: a path, or a
+    command. Of a command with an absolute path, that path."""
+    local_rank: str = ""
+    """`--local_rank`: the option by which a Python program gets its number on the node, first."""
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether the Python of each node starts it."""
+        python = self.kind is ProgramKind.COMMAND and self.target in PYTHONS
+        return python or self.kind in (ProgramKind.PYTHON, ProgramKind.MODULE)
+
+
+GRACE = 5.0
+
+"""Seconds that ranks have to save between SIGTERM and SIGKILL, unless the job says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a person asked to run."""
+
+    program: Program
+    ranks: int = 0
+    """0: let the facts decide (one per GPU, else one per worker)."""
+    ranks_per_node: int = 0
+    nodes: int = 0
+    """0: all workers."""
+    once: bool = False
+    """One process by itself, which is no rank."""
+    hosts: tuple[str, ...] = ()
+    """Nodes that were chosen, in the order of the ranks; (): any. One that stands here several
+    times gets as many ranks."""
+    uses_mpi: bool = True
+    """Whether the program may call MPI."""
+    backend: str = "auto"
+    launcher: str = "mpirun"
+    """`auto`: the usual one of whatever runs the cluster's jobs."""
+    sweep: tuple[str, ...] = ()
+    """`lr=0.1,0.01`: values of which every combination is a point of its own."""
+    array: str = ""
+    """`0-99%8`: the points by their numbers."""
+    only: tuple[int, ...] = ()
+    """Those that run, of the points; (): all."""
+    mpirun_args: tuple[str, ...] = ()
+    """Options for mpirun beside ours, each with its values."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that are no secret. Secrets have no place in a record: only their names do."""
+    secret_names: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
+    now: bool = False
+    timeout: float = 0.0
+    """Seconds; 0: none."""
+    hang_timeout: float = 0.0
+    """Seconds without output after which an attempt is ended; 0: none."""
+    grace: float = 0.0
+    """Seconds that ranks have to save after SIGTERM, before they are killed; 0: it does not say."""
+    notice: int = 0
+    """Seconds that they have when a batch system announces the job's end; 0: none announces it."""
+    pass_signal: bool = False
+    """Whether they get the batch system's own signal then, and not SIGTERM."""
+    retries: int = 0
+    on_node_loss: str = ""
+    """`replace`, `shrink` or `fail`; "": the first where nodes cost nothing, else the last."""
+    resume_args: str = ""
+    """`--resume {snapshot}`: added to the program's arguments where it has a snapshot to go on
+    from."""
+    keep_files: tuple[str, ...] = ()
+    """Patterns of outputs to copy to the launcher meanwhile; (): snapshots and small ones."""
+    sync: str = ""
+    """A folder of this machine, to which outputs are brought while the job is followed."""
+    allow_cpu: bool = False
+    native: dict[str, str] = field(default_factory=dict)
+    """Options of a batch system, under the names that it has for them."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load on the nodes of a batch system."""
+    venv: str = ""
+    container: str = ""
+    """A virtual environment there, or an image that ranks run in."""
+    packages: str = ""
+    """Digest of the packages that it asks for; their list lies in the state home."""
+    python: str = ""
+    """The version of another Python than that of the nodes, for its packages: `3.12`."""
+    import_paths: tuple[str, ...] = ()
+    """Folders of the staged tree with packages of the project itself."""
+
+    @property
+    def save_time(self) -> float:
+        """Seconds that ranks have to save after SIGTERM."""
+        return self.grace or GRACE
+
+    @property
+    def is_sweep(self) -> bool:
+        return bool(self.sweep or self.array)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points that run; () for a job of ranks. Raises UsageError."""
+        found = list_points(self.sweep, self.array) if self.is_sweep else ()
+        return tuple(point for point in found if not self.only or point.number in self.only)
+
+    @property
+    def particular(self) -> tuple[str, ...]:
+        """The options of `run` that it was given and that only some clusters know."""
+        native = (f"-{name}" if len(name) < 3 else f"--{name}" for name in self.native)
+        given = {
+            "--sweep": self.sweep,
+            "--array": self.array,
+            "--module": self.modules,
+            "--venv": self.venv,
+            "--container": self.container,
+            "--now": self.now,
+            "--pass-signal": self.pass_signal,
+            "--keep-files": self.keep_files,
+            "--sync": self.sync,
+            "--on-node-loss": self.on_node_loss,
+            "--mpirun-arg": self.mpirun_args,
+            "--nodes": self.nodes or self.hosts,
+            "--ranks-per-node": self.ranks_per_node,
+        }
+        return (*native, *(option for option, value in given.items() if value))
+
+
+UNPLACED = "(queue)"
+
+"""Stands for the nodes of a job that waits in the queue of a batch system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which ranks run on which node: `first` … `first + count - 1`, in hostfile order."""
+
+    node: str
+    first: int
+    count: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """The first rank that failed: the one a person should look at."""
+
+    rank: int
+    node: str
+    exit_code: int
+
+    @property
+    def text(self) -> str:
+        return f"rank {self.rank} on {self.node} {describe_exit(self.exit_code)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HungRanks:
+    """Ranks that stood at the same place. `note`: what the node of the first showed of it, for
+    `hangs.read`."""
+
+    ranks: tuple[int, ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """An attempt that was ended because no rank had written anything for `seconds`."""
+
+    attempt: int
+    seconds: float
+    places: tuple[HungRanks, ...] = ()
+    """The most common one first; (): no node has shown any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The record of a job. Outlives its cluster."""
+
+    id: int
+    cluster: str
+    cluster_id: str
+    spec: JobSpec
+    scheduler: str
+    placement: tuple[Placement, ...]
+    stage: str
+    """Digest of the staged tree; the archive of that name lies in the state home."""
+    created: float
+    state: JobState = JobState.QUEUED
+    started: float | None = None
+    finished: float | None = None
+    program_exit_code: int | None = None
+    """That of the rank that failed first. None: the program never started, has not ended, or was
+    killed with its launcher, whose own exit code is none of the program's."""
+    failure: RankFailure | None = None
+    survivors: dict[str, int] = field(default_factory=dict)
+    """Processes of the job that were still there at the last look, per node. Empty: not looked."""
+    reason: str = ""
+    native_id: str = ""
+    attempt: int = 1
+    hangs: tuple[Hang, ...] = ()
+    never_met: bool = False
+    """Its ranks used torch, and none has joined another one."""
+    points_ended: dict[str, int] = field(default_factory=dict)
+    """Of a sweep: the exit codes of the points that have ended, by their numbers."""
+    fetched: bool = False
+    purpose: str = ""
+    """The verb that has started it for itself, to measure or test; "": a person has."""
+    rerun_of: int | None = None
+    resumes: bool = False
+    """Its first attempt, too, gets the spec's `resume_args`: the job goes on with another's
+    files."""
+
+    @property
+    def ranks(self) -> int:
+        return sum(place.count for place in self.placement)
+
+    def find_node(self, rank: int) -> str:
+        """The node that the rank was placed on; "" where that is not known yet."""
+        return next((place.node for place in self.placement if rank in place.ranks), "")
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The numbers of its ranks, or of its points."""
+        if self.spec.is_sweep:
+            return tuple(point.number for point in self.spec.points)
+        return tuple(range(self.ranks))
+
+    @property
+    def unfinished_points(self) -> tuple[int, ...]:
+        """Points of a sweep that have not ended well."""
+        return tuple(n for n in self.processes if self.points_ended.get(str(n)) != 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A node as a job found it. `packages`: versions of those that matter to a training."""
+
+    name: str
+    ranks: int
+    address: str = ""
+    instance_type: str = ""
+    arch: str = ""
+    cores: int = 0
+    gpus: tuple[str, ...] = ()
+    python: str = ""
+    packages: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a job was made from. Lies beside its record, which is read more often."""
+
+    commit: str = ""
+    """Of the git work tree that was staged; "" outside a repository."""
+    branch: str = ""
+    patch: str = ""
+    """What its tracked files differed by, cut at a limit."""
+    patch_bytes: int = 0
+    """The size of the whole patch; 0: the files were those of the commit."""
+    command: tuple[str, ...] = ()
+    """What started the ranks; `$NAME` was filled in on the launcher."""
+    machines: tuple[Machine, ...] = ()
+    images: dict[str, str] = field(default_factory=dict)
+    """Of containers, by kind of node, with digests where they are known."""
+    site: dict[str, str] = field(default_factory=dict)
+    """What a batch system had told of itself."""
+    requirements: tuple[str, ...] = ()
+    """The packages that were installed for the job, with their versions."""
+
+
+def describe_exit(code: int) -> str:
+    """`exited 3`, `was killed by SIGKILL`."""
+    try:
+        return f"was killed by {Signals(code - 128).name}"
+    except ValueError:
+        return f"exited {code}"
+
+
+# -------------------------------------------------------------------------------------------------
+# How a job is started, as a value: what `launch` plans and `schedulers` turn into scripts.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One flag or variable of a plan, and why it is there."""
+
+    item: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMpirun:
+    """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts, and
+    what its nodes can do decides among the rest, in the words of `launch.mpi_transport`."""
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    by_subnet: tuple[str, ...]
+    """Where the first node's device has one address; `by_device` where it has more."""
+    by_device: tuple[str, ...]
+    engines: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...]
+    """What an engine needs, its own word, and its flags: the first row that fits."""
+    more: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    """Flags for each row that fits, the engine's word included."""
+    placed: tuple[str, ...] = ()
+    """How ranks are placed and bound, and what the user adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Everything needed to start a job, as a value: printed by --dry-run, shipped by run.
+
+    `argv` starts the ranks, on the launcher; `$NAME` in it is filled in when the job starts.
+    `env` reaches every rank through the 0600 file, `node_env` adds what differs from node to node.
+    `programs` is what a rank runs, by node; where `agents` has a line of sh for a node, it runs
+    there first and starts the ranks itself (torchrun). `files` go to the launcher's job folder.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    node_env: dict[str, dict[str, str]]
+    programs: dict[str, tuple[str, ...]]
+    files: dict[str, str]
+    agents: dict[str, str] = field(default_factory=dict)
+    path: str = ""
+    """A folder to put in front of PATH for what starts the ranks, on a batch system."""
+    mpirun: dict[int, BatchMpirun] = field(default_factory=dict)
+    """On a batch system: by Open MPI's major version, which is known when the job starts."""
+    device_env: dict[str, str] = field(default_factory=dict)
+    """On a batch system: of every rank, `$cctl_device` being its node's network device."""
+    reasons: tuple[Reason, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What may go wrong: said with --quiet, too."""

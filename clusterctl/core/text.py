@@ -1,0 +1,93 @@
+"""Numbers, sizes, moments and spans of time in the way that people read them. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from clusterctl.core.errors import UsageError
+
+
+def fold_runs(numbers: Iterable[int]) -> tuple[range, ...]:
+    """The numbers, ascending and each once, as runs of those that follow each other."""
+    runs: list[range] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return tuple(runs)
+
+
+def format_bytes(size: float) -> str:
+    """In decimal units: `512 B`, `43.2 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A span of time: `4.2 s`, `42 s`, `7 min`, `3.5 h`, `2.1 d`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`, `3 processes`."""
+    return f"{number} {noun if number == 1 else pluralize(noun)}"
+
+
+def pluralize(noun: str) -> str:
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"
+
+
+def format_span(seconds: float) -> str:
+    """`1 min`, `1.5 h`."""
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"
+
+
+def format_time(when: float) -> str:
+    """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))
+
+
+# -------------------------------------------------------------------------------------------------
+# Reads text files that a person hands in, and says what is wrong with one in a line.
+
+
+MAX_BYTES = 16 << 20
+
+MAX_LINE = 1 << 20
+
+MAX_HOST_LINE = 4096
+
+"""Characters of a line, and of one about a host."""
+
+
+def read_input(path: Path, what: str, *, hint: str, max_line: int = MAX_LINE) -> str:
+    """The file's text. `what`: as it was given, such as `--hosts FILE`. Raises UsageError for one
+    that cannot be read or is no text, and for one without an end, such as /dev/zero."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UsageError(f"{what} is larger than {MAX_BYTES >> 20} MiB", hint=hint)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read: {error.strerror}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        at = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{what} cannot be read: line {at} is not UTF-8", hint=hint) from error
+    for number, line in enumerate(text.split("\n"), 1):
+        why = "has a NUL character" if "\0" in line else ""
+        if len(line) > max_line:
+            why = f"is longer than {max_line} characters"
+        if why:
+            raise UsageError(f"{what} cannot be read: line {number} {why}", hint=hint)
+    return text

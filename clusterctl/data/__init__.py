@@ -1,0 +1,1 @@
+"""Data sets, and where they come from."""

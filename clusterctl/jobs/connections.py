@@ -1,0 +1,604 @@
+"""A follower's connections to the nodes of a job: which of them work, and what becomes of those
+that do not."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from clusterctl.core import assets
+from clusterctl.core.clock import now, run_in_background
+from clusterctl.core.errors import ClusterctlError, NodeUnreachable
+from clusterctl.core.job import Job
+from clusterctl.core.model import Cluster, NodeResult, Reporter, shorten
+from clusterctl.jobs.submit import list_nodes
+from clusterctl.options.table import MIN_IDLE
+from clusterctl.process import ENDING, Terminated
+from clusterctl.transport import pool as transport_pool
+from clusterctl.transport.diagnosis import FAILURES, describe_failure
+from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import Channel
+
+# -------------------------------------------------------------------------------------------------
+# Nodes that a follower has lost its connection to, and the attempts to reach them again.
+
+
+ATTEMPT, PAUSE = 30.0, 3.0
+
+"""Seconds that an attempt to connect may take, and those between its end and the next one."""
+
+LOOK = 30.0
+
+"""Seconds between questions to whoever has made the machines."""
+
+FindDead = Callable[[], Mapping[str, str]]
+
+"""Nodes whose machines are known not to run, and why: no wait brings them back. May take long;
+raises ClusterctlError or OSError where that is not told."""
+
+
+@dataclass(slots=True)
+class _Absence:
+    why: str
+    """What the last attempt has shown."""
+    since: float = field(default_factory=now)
+    due: float = field(default_factory=now)
+    attempt: Future[Channel] | None = None
+
+
+class Absences:
+    """The nodes that are away. Attempts to connect run in the background, one per node, until a
+    node has answered: nothing here waits. `connect` raises FAILURES, within ATTEMPT seconds.
+    """
+
+    def __init__(self, connect: Callable[[str], Channel], find_dead: FindDead | None) -> None:
+        self._connect = connect
+        self._find_dead = find_dead
+        self._away: dict[str, _Absence] = {}
+        self._question: Future[Mapping[str, str]] | None = None
+        self._asked = 0.0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._away
+
+    def add(self, name: str, why: str) -> None:
+        self._away[name] = _Absence(why)
+
+    def explain(self, name: str) -> str:
+        return self._away[name].why
+
+    def count_seconds(self, name: str) -> float:
+        """For how long it has been away."""
+        return now() - self._away[name].since
+
+    def take(self) -> dict[str, tuple[Channel, float]]:
+        """Those that answer again, each with its channel and the seconds that it was away. They
+        are away no more. Begins the attempts that are due."""
+        found = {}
+        for name, item in list(self._away.items()):
+            if item.attempt is None:
+                if now() >= item.due:
+                    item.attempt = run_in_background(partial(self._connect, name))
+            elif item.attempt.done():
+                try:
+                    found[name] = item.attempt.result(), self.count_seconds(name)
+                    del self._away[name]
+                except FAILURES as error:
+                    item.why = describe_failure(error, ATTEMPT) or item.why
+                    item.attempt, item.due = None, now() + PAUSE
+        return found
+
+    def ask(self, names: Collection[str]) -> dict[str, str]:
+        """Those of `names` whose machines do not run, as far as that is known by now, and why."""
+        if self._find_dead is None:
+            return {}
+        if self._question is None:
+            if self._asked and now() - self._asked < LOOK:
+                return {}
+            self._question, self._asked = run_in_background(self._find_dead), now()
+        if not self._question.done():
+            return {}
+        question, self._question = self._question, None
+        with suppress(ClusterctlError, OSError):
+            return {name: why for name, why in question.result().items() if name in names}
+        return {}
+
+    @property
+    def asking(self) -> bool:
+        return self._question is not None
+
+    def close(self) -> None:
+        """Attempts that succeed from now on are for nobody."""
+        for item in self._away.values():
+            if item.attempt:
+                item.attempt.add_done_callback(_drop)
+        self._away.clear()
+
+
+def _drop(attempt: Future[Channel]) -> None:
+    if attempt.exception() is None:
+        attempt.result().close()
+
+
+# -------------------------------------------------------------------------------------------------
+# Ctrl-C where an exception in the middle of things would do harm.
+#
+# A KeyboardInterrupt that is raised while the main thread holds one of the SSH library's locks
+# leaves that lock held, and the clean-up that follows waits for it for ever. So the first Ctrl-C
+# is noted and raised where we choose; a second one is raised at once.
+
+
+class Interrupts:
+    """While the context is open, `check` raises the KeyboardInterrupt that came meanwhile.
+
+    `patient`: any further Ctrl-C is noted too, for what has a time limit of its own and must not be
+    left half done.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self._patient = patient
+        self._seen = False
+        self._ours = False
+
+    def check(self) -> None:
+        if self._seen:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Interrupts:
+        # Whoever started us in the background has SIGINT ignored, and means it.
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            signal.signal(signal.SIGINT, self._note)
+            self._ours = True
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if kind is None:
+            self.check()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._seen and not self._patient:
+            raise KeyboardInterrupt
+        self._seen = True
+
+
+class StartSignals:
+    """While the context is open, a job is started: what SIGTERM and SIGHUP mean in a command that
+    else leaves its job alone. Until `start_waiting` they are raised as Terminated, once. From then
+    on the job may run, and they wait for the end of the context."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Callable[[int, FrameType | None], object]] = {}
+        self._waits = False
+        self._seen: list[int] = []
+
+    def start_waiting(self) -> None:
+        self._waits = True
+
+    def __enter__(self) -> StartSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                before = signal.getsignal(number)
+                if callable(before):  # else nobody handles it, and it ends the process
+                    self._before[number] = before
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if kind is None and self._waits and self._seen:
+            self._before[self._seen[0]](self._seen[0], None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._seen.append(number)
+        if not self._waits and len(self._seen) == 1:
+            raise Terminated(number)
+
+
+# -------------------------------------------------------------------------------------------------
+
+ANSWER = 4 << 20
+
+"""Bytes that a node answers with at a time, and so what we hold of its output in memory."""
+
+ANSWERS = 64 << 20
+
+"""The same for all nodes together."""
+
+ANSWER_TIMEOUT = 30.0
+
+NOTICE, PROBE = 8.0, 4.0
+
+"""Seconds of silence after which a new connection shows whether a node is there, and seconds for
+that: within 15 s it is told that one is not."""
+
+FROZEN = 14.0
+
+"""The same of a node that can be reached: the connection is dead, for this machine has another
+address now, or what ran before is frozen or very slow."""
+
+RECONNECTIONS = 3
+
+"""In a row, to a node that answers new connections and gives no answer on them."""
+
+GIVE_UP = 600.0
+
+"""Seconds for which a launcher that was lost is waited for: a laptop that changes networks, or a
+router that restarts, takes minutes."""
+
+CERTAINTY = 4.0
+
+"""Seconds for whoever has made the launcher to say that it is gone, before that is waited for."""
+
+GLANCE, BLINK = 0.5, 0.02
+
+"""Seconds between looks whether somebody has pressed Ctrl-C."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class OutputFile:
+    """One output file on one node: how far we are in it, and how far we have to come."""
+
+    rank: int | None
+    stream: str
+    offset: int = 0
+    goal: int = 0
+    stored: int = 0
+    """How far its copy here is."""
+    facts: bytes = b""
+    """What has come of the state file."""
+    copy: Path | None = None
+    """What of it is stored here. It is opened only to write to it: a job may have thousands."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """A node, and what is known of its files. Without a channel it is not asked."""
+
+    node: str
+    channel: Channel | None = None
+    files: dict[str, OutputFile] = field(default_factory=dict)
+    buffer: bytearray = field(default_factory=bytearray)
+    reconnected: int = 0
+    """How often in a row, without an answer since."""
+
+
+class TimeIsUpError(Exception):
+    """The deadline has passed in the middle of an answer."""
+
+
+class Connections:
+    """One Watch for each node that the job has output on, and a channel to a script there, which
+    answers questions (templates/job/follow.sh.j2).
+
+    A worker that is lost has no channel any more: `lost` has the reason. A launcher without which
+    nobody knows how the job goes (`needs_launcher`) raises NodeUnreachable when it is given up:
+    after GIVE_UP seconds, or when it is known to be gone. Where `reconnects`, all that were lost
+    are tried again in the background, until `welcome_back` has found them.
+
+    `deadline`: by the clock of `timeouts`. `report` gets what people should know.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        pool: Pool,
+        interrupts: Interrupts,
+        report: Reporter,
+        find_dead: FindDead | None,
+    ) -> None:
+        self.watches = [Watch(name) for name in list_nodes(job, cluster)]
+        self.lost: dict[str, str] = {}
+        self.reconnects = self.needs_launcher = True
+        self.deadline = math.inf
+        self._job, self._cluster, self._pool = job, cluster, pool
+        self._interrupts, self._report = interrupts, report
+        self._silent: dict[str, str] = {}
+        """What a probe showed of nodes that have not answered since."""
+        self._restarted: set[str] = set()
+        """Those of which it showed that: they answer, and have all that was on their disks."""
+        self._absences = Absences(self._connect_anew, find_dead)
+        self._saved: frozenset[str] = frozenset()
+        self._began = time.monotonic()
+
+    def open(self) -> None:
+        """Connects to all nodes. One that does not answer now is lost."""
+        channels: dict[str, Channel] = {}
+        self._saved = find_saved(self._job, self._cluster, self._pool)
+
+        def connect(name: str) -> NodeResult:
+            channels[name] = self._open(name)
+            return NodeResult(node=name, exit_code=0)
+
+        results = self._pool.call_each(connect, [watch.node for watch in self.watches])
+        for watch in self.watches:
+            watch.channel = channels.get(watch.node)
+        for watch, result in zip(self.watches, results, strict=True):
+            if result.error:
+                if self.needs_launcher and watch.node == self._cluster.launcher.name:
+                    raise self._give_up(result.error)
+                self._lose(watch, result.error)
+
+    def close(self) -> None:
+        for watch in self.watches:
+            if watch.channel:
+                watch.channel.close()
+        self._absences.close()
+        for name in self._silent:  # whoever needs it next has to connect anew
+            self._pool.find_transport(name).close()
+
+    # ------------------------------------------------------------------------------ questions
+
+    def ask(self, watch: Watch) -> None:
+        """Asks a node for what has been added to its files."""
+        while watch.channel:
+            known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
+            try:
+                return watch.channel.send(f"{known} \n".encode(), self._choose_timeout())
+            except OSError as error:
+                self.lose_or_reconnect(watch, error)
+
+    def read_line(self, watch: Watch, channel: Channel) -> bytes:
+        """The next line of an answer, without its end. OSError, TimeIsUpError."""
+        while (end := watch.buffer.find(b"\n")) < 0:
+            self._receive(watch, channel)
+        line = bytes(watch.buffer[:end])
+        del watch.buffer[: end + 1]
+        return line
+
+    def read(self, watch: Watch, channel: Channel, length: int) -> bytes:
+        """So many bytes of an answer. OSError, TimeIsUpError."""
+        while len(watch.buffer) < length:
+            self._receive(watch, channel)
+        data = bytes(watch.buffer[:length])
+        del watch.buffer[:length]
+        return data
+
+    def _receive(self, watch: Watch, channel: Channel) -> None:
+        asked = now()
+        probed = False
+        while True:
+            self.check()
+            try:
+                data = channel.receive(GLANCE)
+                break
+            except TimeoutError:
+                silence = now() - asked
+                if silence > ANSWER_TIMEOUT:
+                    raise TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s") from None
+                if silence > NOTICE and not probed:
+                    probed = True
+                    self._report_silence()
+                if silence > FROZEN and watch.node not in self._silent:
+                    if self.reconnects and not watch.reconnected:
+                        raise ConnectionError(f"no answer for {FROZEN:g} s") from None
+                    why = "new connections work, but its earlier processes are frozen or very slow"
+                    self._silent[watch.node] = why
+                    self._report(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
+        if watch.node in self._silent:
+            del self._silent[watch.node]
+            self._report(f"{watch.node} answers again")
+        if not data:
+            raise ConnectionError("it closed the connection")
+        watch.buffer += data
+
+    def check(self) -> None:
+        """Raises the Ctrl-C that came meanwhile, and TimeIsUpError."""
+        self._interrupts.check()
+        if now() > self.deadline:
+            raise TimeIsUpError
+
+    def _wait(self, action: Callable[[], T]) -> T:
+        """Does what may take its time, and raises a Ctrl-C that comes meanwhile."""
+        future = run_in_background(action)
+        while not futures.wait((future,), GLANCE).done:
+            self._interrupts.check()
+        return future.result()
+
+    def _choose_timeout(self) -> float:
+        """Seconds that a node may take now."""
+        return max(GLANCE, min(ANSWER_TIMEOUT, self.deadline - now()))
+
+    def _open(self, name: str) -> Channel:
+        where = self._describe_place(name)
+        root = self._cluster.node(where).root
+        folder = f"{root}/jobs/{self._job.id}" + f"/saved/{name}" * (name in self._saved)
+        answer = min(ANSWER, ANSWERS // len(self.watches))
+        script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
+        command = f"exec /bin/sh -c {shlex.quote(script)}"
+        return self._pool.find_transport(where).open(command, timeout=self._choose_timeout())
+
+    def _describe_place(self, name: str) -> str:
+        """Who has the node's output: the launcher, or the node itself."""
+        return self._cluster.launcher.name if name in self._saved else name
+
+    # -------------------------------------------------------------------------------- silence
+
+    def _report_silence(self) -> None:
+        """Says which nodes cannot be reached, and why: all of them at once, since several may be
+        gone together."""
+        for why, names in _fold(self._probe()).items():
+            verb = "have" if len(names) > 1 else "has"
+            self._report(f"{shorten(names)} {verb} not answered for {NOTICE:g} s: {why}")
+
+    def _probe(self) -> dict[str, str]:
+        """What is known about nodes that are not as they were."""
+        names = [w.node for w in self.watches if w.channel and w.node not in self._silent]
+        passed = time.monotonic() - self._began  # its answer may wait for us
+        self._restarted.difference_update(names)
+        found = {}
+        for result in self._wait(lambda: self._pool.probe(names, timeout=PROBE)):
+            if result.error:
+                found[result.node] = result.error
+            elif (up := transport_pool.read_uptime(result.text)) < passed:
+                found[result.node] = f"it restarted {up:.0f} s ago"
+                self._restarted.add(result.node)
+        self._silent |= found
+        return found
+
+    # ----------------------------------------------------------------------------------- loss
+
+    def lose_or_reconnect(self, watch: Watch, error: OSError) -> None:
+        """A connection may end for reasons of its own, on a node that goes on working."""
+        if self.reconnects and watch.node not in self._silent:
+            self._probe()
+        if watch.channel and isinstance(error, ConnectionError) and self._may_reconnect(watch):
+            self._hang_up(watch)
+            try:
+                watch.channel = self._wait(lambda: self._open(watch.node))
+            except FAILURES as another:
+                return self._lose(watch, describe_failure(another, ANSWER_TIMEOUT) or "no answer")
+            watch.reconnected += 1
+            why = self._silent.pop(watch.node, str(error))
+            return self._report(f"reconnected to {watch.node}: {why}")
+        self._lose(watch, str(error) or "no answer")
+
+    def _may_reconnect(self, watch: Watch) -> bool:
+        answers = watch.node not in self._silent or watch.node in self._restarted
+        return self.reconnects and answers and watch.reconnected < RECONNECTIONS
+
+    def _hang_up(self, watch: Watch) -> None:
+        """Ends its connection, on which nobody would hear anything any more."""
+        if watch.channel:
+            watch.channel.close()
+        watch.channel = None
+        watch.buffer.clear()
+        self._pool.find_transport(self._describe_place(watch.node)).close()
+
+    def _lose(self, watch: Watch, why: str) -> None:
+        why = self._silent.pop(watch.node, why)
+        if self.reconnects:
+            self._hang_up(watch)
+        elif watch.channel:
+            watch.channel.close()
+        watch.channel = None
+        launcher = self._find_launcher()
+        if self.needs_launcher and launcher and (watch is launcher or self._is_silent(launcher)):
+            return self._lose_launcher(launcher, watch, why)
+        self.lost[watch.node] = why
+        if self.reconnects and watch.reconnected < RECONNECTIONS:
+            self._absences.add(watch.node, why)
+        missing = "its output is missing"
+        if watch is launcher:
+            missing = f"the state of job {self._job.id} is as last seen"
+        self._report(f"{watch.node} does not answer, {missing}: {why}")
+
+    def _find_launcher(self) -> Watch | None:
+        name = self._cluster.launcher.name
+        return next((watch for watch in self.watches if watch.node == name), None)
+
+    def _is_silent(self, watch: Watch) -> bool:
+        return watch.channel is not None and watch.node in self._silent
+
+    def _lose_launcher(self, launcher: Watch, noticed: Watch, why: str) -> None:
+        """Begins to wait for it, unless it is of no use. `noticed`: the node that was lost first;
+        with the launcher goes all that does not answer, for it is one outage."""
+        if launcher.reconnected >= RECONNECTIONS:
+            raise self._give_up(why)
+        gone = {launcher.node: why, noticed.node: why}
+        for other in filter(self._is_silent, self.watches):
+            self._hang_up(other)
+            gone[other.node] = self._silent.pop(other.node)
+        for name, reason in gone.items():
+            self._absences.add(name, reason)
+            if name != launcher.node:
+                self.lost[name] = reason
+        began = now()
+        self._check_alive()
+        while self._absences.asking and now() - began < CERTAINTY:
+            self._interrupts.check()
+            time.sleep(BLINK)
+            self._check_alive()
+        names = shorten(sorted(gone))
+        self._report(
+            f"lost the connection to {names}: {why}; job {self._job.id} keeps running. Trying"
+            f" to reconnect for {GIVE_UP / 60:g} minutes; press Ctrl-C to stop trying"
+        )
+
+    def _check_alive(self) -> None:
+        """Raises NodeUnreachable for a launcher of which it is known that it is gone."""
+        launcher = self._cluster.launcher.name
+        if why := self._absences.ask((launcher,)).get(launcher):
+            raise self._give_up(why)
+
+    def _give_up(self, why: str) -> NodeUnreachable:
+        number = self._job.id
+        return NodeUnreachable(
+            f"lost {self._cluster.launcher.name} while following job {number}: {why}",
+            hint=f"if the launcher still runs, so does the job: `clusterctl logs {number} -f`"
+            f" reconnects; if not, run `{self._cluster.repair}`,"
+            f" then `clusterctl rerun {number} --resume`",
+            transient=True,
+        )
+
+    # --------------------------------------------------------------------------------- return
+
+    @property
+    def launcher_is_away(self) -> bool:
+        return self._cluster.launcher.name in self._absences
+
+    def is_away(self, name: str) -> bool:
+        """Whether it was lost, and may come back."""
+        return name in self._absences
+
+    def welcome_back(self) -> bool:
+        """Goes on with the nodes that answer again, where it stopped; whether there are any."""
+        back = self._absences.take()
+        for watch in self.watches:
+            if watch.node in back:
+                watch.channel, _ = back[watch.node]
+                watch.reconnected += 1
+                self.lost.pop(watch.node, None)
+        if back:
+            seconds = max(away for _, away in back.values())
+            self._report(f"reconnected to {shorten(sorted(back))} after {seconds:.0f} s")
+        if self.needs_launcher and self.launcher_is_away:
+            self._check_alive()
+            launcher = self._cluster.launcher.name
+            if self._absences.count_seconds(launcher) > GIVE_UP:
+                raise self._give_up(self._absences.explain(launcher))
+        return bool(back)
+
+    def _connect_anew(self, name: str) -> Channel:
+        """For a node that was away. Raises FAILURES."""
+        self._pool.find_transport(self._describe_place(name)).connect(ATTEMPT)
+        return self._open(name)
+
+
+def _fold(found: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """The names of what has the same value, by that value."""
+    folded: dict[str, list[str]] = {}
+    for name, why in found.items():
+        folded.setdefault(why, []).append(name)
+    return folded
+
+
+def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
+    """The nodes whose output the launcher has, for they were about to end unused (see
+    templates/job/save.sh.j2)."""
+    if cluster.spec.cloud.idle is None or time.time() - job.created < MIN_IDLE:
+        return frozenset()
+    launcher = cluster.launcher
+    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id}/saved && ls -d */.done"
+    result = pool.find_transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
+    return frozenset(line.partition("/")[0] for line in result.text.splitlines())

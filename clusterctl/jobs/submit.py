@@ -1,0 +1,575 @@
+"""Puts a job onto its nodes and starts it: one exec per node, one more on the launcher."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import pickle
+import platform
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import join, quote
+from shutil import which
+from typing import Any
+
+from clusterctl.batch import system as batch_system
+from clusterctl.batch.direct import (
+    LARGEST_NOTE,
+    LEAST_OUTPUT,
+    MIRROR_RESERVE,
+    OUTPUT,
+    SMALL,
+    STACK_LIMIT,
+    STAGE_TIMEOUT,
+)
+from clusterctl.core import assets
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind
+from clusterctl.core.model import (
+    MEMORY,
+    Accelerator,
+    Cluster,
+    Node,
+    NodeResult,
+    Reporter,
+    make_error,
+)
+from clusterctl.core.text import format_bytes
+from clusterctl.jobs import block_copies
+from clusterctl.options.resume_args import SNAPSHOTS, quote_words
+from clusterctl.project import tree as project_tree
+from clusterctl.project.program import Resolved
+from clusterctl.state.home import Home, find_home
+from clusterctl.transport.pool import Pool
+
+# -------------------------------------------------------------------------------------------------
+# How secrets get to the nodes of a job: in the file `env` of its folder there, which nobody else
+# may read. Where we run the jobs it is a link into memory. They are in no command and no record.
+#
+# `user_variables` says which of a user's variables are secrets, `redaction` keeps them out of what
+# is shown.
+
+
+FILE = "env"
+
+"""Holds all that a rank finds in its environment."""
+
+MODE = 0o600
+
+LINGER = "/var/lib/systemd/linger"
+
+"""Has a file for every user whose processes and memory outlive their last session."""
+
+
+def render_environment(variables: Mapping[str, str], secrets: Mapping[str, str]) -> str:
+    """The file, as sh. A PATH that ends with the node's own goes before that."""
+    rows = {**variables, **secrets}
+    path = ""
+    if rows.get("PATH", "").endswith(":$PATH"):
+        path = rows.pop("PATH").removesuffix(":$PATH")
+    return assets.render("job/env.j2", variables=sorted(rows.items()), path=path)
+
+
+def keep_in_memory(data: bytes, name: str) -> str:
+    """The sh that takes the file from the beginning of its stdin. `name`: the job's on the node."""
+    return assets.render(
+        "job/secrets.sh.j2", size=len(data), name=name, memory=MEMORY, linger=LINGER
+    )
+
+
+def remove_secrets(folder: str) -> str:
+    """The sh that removes the file of a job which will not start, wherever it is kept."""
+    path = quote(f"{folder}/{FILE}")
+    return f'rm -f "$(readlink {path})" {path}'
+
+
+# -------------------------------------------------------------------------------------------------
+# py-spy, which reads the stacks of Python programs, for nodes that may not have it.
+
+
+PY_SPY = "py-spy.gz"
+
+"""What it is called in a job's folder."""
+
+
+def explain_missing(archs: Collection[str]) -> str:
+    """Why nodes of these processors cannot use that of this machine; "" where they can."""
+    if not _locate():
+        return "py-spy is missing on this machine: pip install py-spy"
+    if sys.platform != "linux" or set(archs) - {platform.machine()}:
+        return "the nodes run a different system: pip install py-spy there"
+    return ""
+
+
+def compress() -> bytes:
+    """That of this machine, compressed by gzip."""
+    return gzip.compress(Path(_locate()).read_bytes(), 1, mtime=0)
+
+
+def _locate() -> str:
+    path = Path(sys.executable).with_name("py-spy")
+    return str(path) if path.is_file() else which("py-spy") or ""
+
+
+# -------------------------------------------------------------------------------------------------
+
+ALONE = "job/sitecustomize.py"
+
+"""Of the templates: notes whether a rank has met others."""
+
+START_PATIENCE = 5.0
+
+"""Seconds after which a person wants to know what the hand-in waits for."""
+
+CGROUPS = "/sys/fs/cgroup"
+
+"""Where control groups of version 2 are; with those of version 1 it holds none."""
+
+Carry = int | Mapping[str, Path]
+
+"""Outputs of an earlier job that a job starts with: those that the nodes have of the job of that
+number, or an archive here for each node."""
+
+GPU_VARIABLES = {
+    Accelerator.NVIDIA: "CUDA_VISIBLE_DEVICES",
+    Accelerator.AMD: "HIP_VISIBLE_DEVICES",
+    Accelerator.NONE: "",
+}
+
+"""What gives a point of a sweep one GPU."""
+
+COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
+
+"""Programs that may buffer their output by the block."""
+
+LARGE = 8_000_000
+
+"""Archives above this are sent as a file of their own, so that they are not held once per node."""
+
+
+def make_node_files(
+    job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str]
+) -> FilesByNode:
+    """Everything generated, per node: name → (text, mode). `values`: those of the secrets."""
+    files: FilesByNode = {}
+    system = batch_system.load_job_system(cluster)
+    tag = f"{cluster.id}/{job.id};"
+    for name in list_nodes(job, cluster):
+        node = cluster.node(name)
+        folder = f"{node.root}/jobs/{job.id}"
+        script = assets.render(
+            "job/processes.sh.j2",
+            id=job.id,
+            node=name,
+            tag=tag,
+            folder=folder,
+            output=OUTPUT,
+            least=LEAST_OUTPUT,
+        )
+        files[name] = {
+            "processes.sh": (script, 0o755),
+            "blocks.sh": (block_copies.render_script(MIRROR_RESERVE), 0o755),
+        }
+        if job.spec.hang_timeout:
+            files[name]["stacks.sh"] = (
+                _render_stacks_script(job, node, tag, _find_archs(job, cluster)),
+                0o755,
+            )
+        if name not in plan.programs:
+            continue
+        variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
+        environment = render_environment(variables, values)
+        files[name][FILE] = (environment, MODE)
+        if _may_be_alone(job):
+            text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
+            files[name]["lib/sitecustomize.py"] = (text, 0o644)
+        files[name] |= _make_rank_files(
+            job, node, plan, cluster.system, system.expect_hostname(node)
+        )
+        if job.spec.is_sweep:
+            files[name] |= _make_point_files(job, folder, tag)
+    launcher = files[cluster.launcher.name]
+    texts = {**plan.files, **system.scheduler.script(job, cluster, plan)}
+    launcher.update({name: (text, 0o755) for name, text in texts.items()})
+    return files
+
+
+def _may_be_alone(job: Job) -> bool:
+    """Whether its ranks may be found to have done the same work: of Python, also behind a shell."""
+    several = job.ranks > 1 and not job.spec.is_sweep
+    return several and job.spec.program.kind is not ProgramKind.SOURCE
+
+
+FilesByNode = dict[str, dict[str, tuple[str, int]]]
+
+
+def _make_rank_files(
+    job: Job, node: Node, plan: LaunchPlan, system: str, hostname: str
+) -> dict[str, tuple[str, int]]:
+    """What a node needs to run ranks, and to say what they have written. `hostname`: what it has to
+    call itself; "": nobody knows."""
+    folder, gpus = f"{node.root}/jobs/{job.id}", len(node.facts.gpus)
+    outputs = assets.render(
+        "job/outputs.sh.j2",
+        id=job.id,
+        folder=folder,
+        reserve=MIRROR_RESERVE,
+        small=0 if job.spec.keep_files else SMALL,
+        points=job.spec.is_sweep,
+        resume_args=job.spec.resume_args,
+        resumed=job.rerun_of or job.id,
+        patterns=", ".join(job.spec.keep_files or SNAPSHOTS)
+        + ("" if job.spec.keep_files else "; --keep-files names others"),
+    )
+    rank = assets.render(
+        "job/rank.sh.j2",
+        id=job.id,
+        node=node.name,
+        folder=folder,
+        hostname=hostname,
+        working=job.spec.program.folder,
+        program=plan.programs[node.name],
+        resume_args=quote_words(job.spec.resume_args),
+        agent=plan.agents.get(node.name, ""),
+        device_env=plan.device_env,
+        points=job.spec.is_sweep,
+        once=job.spec.once,
+        system=system,
+        root=node.root,
+        gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
+        gpus=gpus,
+        grace=math.ceil(job.spec.save_time),
+        pass_signal=job.spec.pass_signal,
+        cgroups=CGROUPS,
+        line_buffered=job.spec.program.kind in COMPILED,
+    )
+    return {"outputs.sh": (outputs, 0o755), "rank.sh": (rank, 0o755)}
+
+
+def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, str]:
+    """What a rank on that node finds in its environment: what the user sets wins."""
+    spec, folder = job.spec, f"{node.root}/jobs/{job.id}"
+    variables = {
+        "CLUSTERCTL_DATA": f"{node.root}/data",
+        "PYTHONPATH": ":".join(
+            (
+                *(f"{folder}/work/{path}" for path in spec.import_paths),
+                *([f"{folder}/{project_tree.OWN}"] if spec.import_paths else []),
+                f"{folder}/lib",  # the project may have packages of the same names
+            )
+        ),
+        **planned,
+        **spec.env,
+    }
+    if node.python.startswith("/") and not (spec.venv or spec.modules or spec.container):
+        # Programs expect the tools of their Python (torchrun, pip) beside it.
+        pythons = [node.python]
+        if spec.packages and node.facts.python and not spec.python:
+            pythons.append(node.facts.python.executable)  # the one with torch
+        bins = dict.fromkeys(python.rpartition("/")[0] for python in pythons)
+        if spec.import_paths:
+            bins = {f"{folder}/{project_tree.OWN}/bin": None, **bins}
+        variables["PATH"] = variables.get("PATH", "") or f"{':'.join(bins)}:$PATH"
+    return variables
+
+
+def _find_archs(job: Job, cluster: Cluster) -> set[str]:
+    """The processors of the nodes that run its ranks, as far as they are known."""
+    return {cluster.node(name).facts.arch for name in list_rank_nodes(job, cluster)} - {""}
+
+
+def _render_stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
+    """Notes where the ranks on a node stand, when they have been silent for too long."""
+    return assets.render(
+        "job/stacks.sh.j2",
+        id=job.id,
+        node=node.name,
+        folder=f"{node.root}/jobs/{job.id}",
+        tag=tag,
+        python_folder=node.python.rpartition("/")[0] or "/nowhere",
+        why=explain_missing(archs) or "py-spy does not run on this node",
+        limit=STACK_LIMIT,
+        largest=LARGEST_NOTE,
+    )
+
+
+def _make_point_files(job: Job, folder: str, tag: str) -> dict[str, tuple[str, int]]:
+    """What a node needs to run points of a sweep."""
+    return {
+        "slot.sh": (assets.render("job/slot.sh.j2", id=job.id, folder=folder, tag=tag), 0o755),
+        "point": (assets.render("job/point.sh.j2", id=job.id, points=job.spec.points), 0o600),
+    }
+
+
+def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """The launcher, then the nodes that run ranks, as far as they still exist."""
+    return tuple(dict.fromkeys((cluster.launcher.name, *list_rank_nodes(job, cluster))))
+
+
+def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """The nodes that have the job's files, as far as they still exist."""
+    return tuple(
+        name for name in batch_system.load_job_system(cluster).locate(job) if cluster.has(name)
+    )
+
+
+def put(
+    job: Job,
+    cluster: Cluster,
+    files: FilesByNode,
+    pool: Pool,
+    home: Home,
+    *,
+    carry: Carry | None = None,
+    doubtful: Collection[str] = (),
+    report: Reporter = lambda text: None,
+) -> str:
+    """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is what
+    goes into the new working directories besides. Of the links `doubtful`, nodes are asked
+    whether they lead anywhere.
+
+    Raises NodeUnreachable or LaunchError naming the node that could not take it.
+    """
+    tree, library = home.stages / job.stage, project_tree.pack_library()
+    placed = list_rank_nodes(job, cluster)
+    if job.spec.hang_timeout and not explain_missing(_find_archs(job, cluster)):
+        library += project_tree.pack_file(PY_SPY, compress())
+
+    large = tree.stat().st_size > LARGE
+    spec, program = job.spec, job.spec.program
+    if spec.venv or spec.modules or spec.container:  # where interpreters come from, too
+        program = replace(program, interpreter="")
+
+    def send(name: str) -> NodeResult:
+        node, transport = cluster.node(name), pool.find_transport(name)
+        texts = dict(files[name])
+        before, keep = _split_environment(texts, job, cluster)
+        members = project_tree.pack_texts(
+            (path, text, mode) for path, (text, mode) in texts.items()
+        )
+        sources: dict[str, Path] = {}
+        if name in placed:
+            members += library if large else library + tree.read_bytes()
+            sources |= {_locate_archive(node, job, "tar"): tree} if large else {}
+            if isinstance(carry, Mapping):
+                sources[_locate_archive(node, job, "carry.tar")] = carry[name]
+        for target, source in sources.items():
+            sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
+            if not sent.ok:
+                return sent
+        steps = _render_unpacking(node, job, keep, large and name in placed)
+        if name in placed:
+            # Before what is carried over, which is this job's too: it may leave it as it is.
+            steps += ["/bin/sh ./outputs.sh staged || exit", *_carry_over(node, job, carry)]
+            folder = f"{node.root}/jobs/{job.id}"
+            steps += project_tree.render_questions(program, folder, node, doubtful)
+        if name == placed[0]:
+            steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
+        return transport.run(
+            "\n".join(steps),
+            stdin=before + members + project_tree.END_OF_ARCHIVE,
+            timeout=STAGE_TIMEOUT,
+        )
+
+    results = pool.call_each(send, list_nodes(job, cluster))
+    for result in results:
+        if not result.ok:
+            raise make_error(f"staging job {job.id}", result)
+    answers = {
+        r.node: project_tree.read_answers(r.stdout, doubtful) for r in results if r.node in placed
+    }
+    lacks = {name: lacking for name, (lacking, _) in answers.items()}
+    certain = all(cluster.has(place.node) for place in job.placement)
+    for note in project_tree.judge_answers(job.spec.program, lacks, certain=certain):
+        report(note)
+    batch_system.load_job_system(cluster).build(job, pool)
+    return answers[placed[0]][1].strip()
+
+
+def _locate_archive(node: Node, job: Job, kind: str) -> str:
+    """Where an archive for the job's folder lies on a node until it is unpacked."""
+    return f"{node.root}/jobs/{job.id}.{kind}"
+
+
+def _render_unpacking(node: Node, job: Job, keep: list[str], large: bool) -> list[str]:
+    """The sh that makes the job's folder, and unpacks there what comes on stdin, and the `large`
+    archive of the program's files."""
+    folder = quote(f"{node.root}/jobs/{job.id}")
+    steps = [
+        "umask 077",
+        f"mkdir -p {folder}/out {folder}/work",
+        f"cd {folder} || exit",
+        *keep,
+        # Ownership is ours whoever packed it; the umask must not narrow the modes.
+        "umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s",
+    ]
+    if large:
+        archive = quote(_locate_archive(node, job, "tar"))
+        steps.append(f"TAR_OPTIONS= tar -xpof {archive} || exit; rm -f {archive}")
+    return steps
+
+
+def _carry_over(node: Node, job: Job, carry: Carry | None) -> list[str]:
+    """The sh that puts what an earlier job has made into the job's working directory. Nothing made
+    is nothing to copy."""
+    if carry is None:
+        return []
+    if isinstance(carry, int):
+        script = f"{quote(node.root)}/jobs/{carry}/outputs.sh"
+        pack = f"/bin/sh {script} pack | TAR_OPTIONS= tar -xof - -C work || exit"
+        return [f"if [ -e {script} ]; then {pack}; fi"]
+    archive = quote(_locate_archive(node, job, "carry.tar"))
+    return [f"TAR_OPTIONS= tar -xof {archive} -C work || exit; rm -f {archive}"]
+
+
+def _split_environment(
+    texts: dict[str, tuple[str, int]], job: Job, cluster: Cluster
+) -> tuple[bytes, list[str]]:
+    """Takes the environment of ranks out of `texts`: what is sent before the archive, and the sh
+    that keeps it."""
+    if FILE not in texts or not batch_system.load_job_system(cluster).secrets_in_memory:
+        return b"", []
+    text, _ = texts.pop(FILE)
+    data = text.encode()
+    return data, [keep_in_memory(data, f"{cluster.id}-{job.id}")]
+
+
+def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> Job:
+    """Starts the supervisor, or hands the job in; returns the job in the state that was written
+    first. A batch system that takes its time is waited for, and that is said."""
+    system = batch_system.load_job_system(cluster)
+    launcher = cluster.launcher
+    command = (
+        f"cd {quote(launcher.root)}/jobs/{job.id} && echo {quote(port)} >port &&"
+        f" {join(system.scheduler.submit_argv(job))}"
+    )
+    slow = threading.Timer(START_PATIENCE, report, [system.slow_start])
+    slow.daemon = True
+    if system.slow_start:
+        slow.start()
+    try:
+        result = pool.find_transport(launcher.name).run(command, timeout=system.start_limit)
+    finally:
+        slow.cancel()
+    if not result.ok:
+        raise make_error(f"starting job {job.id}", result, system.advise(result.complaints))
+    return system.scheduler.parse_status(job, result.text)
+
+
+# -------------------------------------------------------------------------------------------------
+# A function as a program: it is sent to the nodes pickled, with the files of its project; what it
+# returns or raises on each rank is read back.
+
+
+FOLDER = ".clusterctl-call"
+
+"""In the working tree; what is in it is no output of the job (templates/job/outputs.sh.j2)."""
+
+MAX_RESULT = 100_000_000
+
+"""Bytes that each rank may return."""
+
+READ_TIMEOUT = 600.0
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """Of one rank. `data`: the pickled result or exception; b"" for one that cannot be pickled."""
+
+    ok: bool
+    data: bytes
+    said: str
+    """The exception in one line."""
+    traceback: str
+
+
+def resolve_call(
+    function: Callable[..., Any], args: tuple[Any, ...], chosen: Path | None = None, limit: int = 0
+) -> Resolved:
+    """The call as a program. What the function's own modules import is staged as for a script:
+    `chosen`, else the git work tree or folder of its module; nothing for one from a notebook, a
+    prompt or a library. Raises UsageError for what cannot be sent."""
+    import cloudpickle
+
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        data = cloudpickle.dumps((function, args), protocol=5)
+    except Exception as error:
+        raise UsageError(
+            f"{name} cannot be sent to the nodes: {error}",
+            hint="open files, locks and connections inside the function, and pass plain values",
+        ) from error
+    if len(data) > (limit or project_tree.MAX_BYTES):
+        raise UsageError(
+            f"{name} and its arguments are too large: {format_bytes(len(data))}",
+            hint="read the data from a file in the function, or raise the limit with max_stage",
+        )
+    place = _find_folder(function)
+    tree = project_tree.Tree(find_home().path, (), 0, False)
+    if chosen or place:
+        tree = project_tree.find_tree(place or Path.cwd(), chosen=chosen, limit=limit)
+    folder = "."
+    if place and place.is_relative_to(tree.root):
+        folder = str(place.relative_to(tree.root))
+    library = Path(cloudpickle.__file__).parent
+    written = [(f"{FOLDER}/function.pickle", data)]
+    written.append((f"{FOLDER}/limits.json", json.dumps([PYTHON, MAX_RESULT]).encode()))
+    written.append(
+        (f"{FOLDER}/call.py", (assets.find_folder("templates") / "job/call.py").read_bytes())
+    )
+    for path in sorted(library.glob("*.py")):  # nodes need not have it
+        written.append((f"{FOLDER}/{library.name}/{path.name}", path.read_bytes()))
+    program = Program(
+        kind=ProgramKind.PYTHON,
+        target=os.path.relpath(f"{FOLDER}/call.py", folder),
+        args=(name,),
+        folder=folder,
+    )
+    return Resolved(program, replace(tree, written=tuple(written)))
+
+
+def _find_folder(function: Callable[..., Any]) -> Path | None:
+    """The folder from which the function's module is imported here; None without a file, and for
+    installed libraries."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    name = getattr(function, "__module__", None) or type(function).__module__
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if not file:
+        return None
+    path = Path(file).resolve()
+    paths = sysconfig.get_paths()
+    installed = {Path(paths[key]).resolve() for key in ("stdlib", "purelib", "platlib", "scripts")}
+    if installed & {*path.parents}:
+        return None
+    spec = getattr(module, "__spec__", None)
+    dotted = spec.name if spec else "" if name == "__main__" else name
+    levels = dotted.count(".") + (path.name == "__init__.py")
+    return path.parents[levels]
+
+
+def read_outcomes(job: Job, cluster: Cluster, pool: Pool) -> dict[int, RankOutcome]:
+    """By rank, of those that have one."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-") as scratch:
+        target = Path(scratch)
+        names = list_rank_nodes(job, cluster)
+
+        def get(name: str) -> Any:
+            folder = f"{cluster.node(name).root}/jobs/{job.id}/work/{FOLDER}/results"
+            return pool.find_transport(name).get(folder, target / name, timeout=READ_TIMEOUT)
+
+        pool.call_each(get, names)  # what is missing is seen by its rank
+        found = {}
+        for path in target.glob("*/*"):
+            if path.name.isdigit():
+                found[int(path.name)] = RankOutcome(**pickle.loads(path.read_bytes()))
+    return dict(sorted(found.items()))

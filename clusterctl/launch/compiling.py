@@ -1,0 +1,162 @@
+"""How a source file becomes the program that ranks run: one compiler call, with make's variables.
+
+`run -e CFLAGS=… -e LDLIBS=…` sets them, under the names and in the order that GNU make has:
+https://www.gnu.org/software/make/manual/html_node/Catalogue-of-Rules.html
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clusterctl.core import assets
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """`wrapper` is the compiler that an MPI brings, `plain` what it calls, and what does without.
+    The person's own choice is in the variable `chooses`, their flags in `flags`; `package` has the
+    compiler on Debian and Ubuntu. With `own_mpi` the wrapper has to be that of the MPI whose mpirun
+    starts the ranks: mpif.h and modules of Fortran fit one MPI only, the ABI of C several."""
+
+    name: str
+    wrapper: str
+    plain: str
+    chooses: str
+    flags: str
+    package: str
+    own_mpi: bool = False
+
+
+C = Language("C", "mpicc", "cc", "CC", "CFLAGS", "gcc libc6-dev")
+
+CXX = Language("C++", "mpicxx", "c++", "CXX", "CXXFLAGS", "g++")
+
+FORTRAN = Language("Fortran", "mpifort", "gfortran", "FC", "FFLAGS", "gfortran", own_mpi=True)
+
+LANGUAGES = {
+    ".c": C,
+    **dict.fromkeys((".cc", ".cpp", ".cxx", ".C"), CXX),
+    **dict.fromkeys((".f", ".F", ".f90", ".F90", ".f95", ".f03", ".f08"), FORTRAN),
+}
+
+"""By the ending of a source file."""
+
+NO_COMPILER = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A compiler call in the ranks' working directory: `arguments` after the compiler, which is
+    `chosen`, or the first that there is of the language's own."""
+
+    language: Language
+    chosen: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """For people: the call as it is with an MPI."""
+        return shlex.join((*(self.chosen or (self.language.wrapper,)), *self.arguments))
+
+    @property
+    def script(self) -> str:
+        """The call as sh, in a shell of its own. It ends with NO_COMPILER where there is none."""
+        return assets.render("job/compile.sh.j2", compilation=self, no_compiler=NO_COMPILER)
+
+
+def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | None:
+    """How `program` is compiled; None where it is no source file. Raises UsageError for flags that
+    are no words of a shell."""
+    if not program.source:
+        return None
+    language = LANGUAGES["." + program.source.rpartition(".")[2]]
+
+    def split_words(name: str) -> list[str]:
+        try:
+            return shlex.split(env.get(name, ""))
+        except ValueError as error:
+            raise UsageError(
+                f"-e {name}={env[name]}: {error}", hint="close the quotes, as for a shell"
+            ) from error
+
+    return Compilation(
+        language=language,
+        chosen=tuple(split_words(language.chooses)),
+        arguments=(
+            "-O2",
+            *split_words("CPPFLAGS"),
+            *split_words(language.flags),
+            *split_words("LDFLAGS"),
+            *("-o", program.target),
+            # A name may begin with a dash. Modules of Fortran come before what uses them.
+            *(f"./{source}" for source in (*program.sources, program.source)),
+            *split_words("LDLIBS"),
+            "-lm",
+        ),
+    )
+
+
+_MPI_HEADER = re.compile(
+    r"mpi\.h|mpif\.h|mpi(_f08)?\.mod|module file .mpi|undefined reference to [`'‘]mpi_\w+", re.I
+)
+
+_ADVICE = (
+    (
+        re.compile(rf"({_MPI_HEADER.pattern}).* does not exist, and .*mpirun", re.I | re.S),
+        "name the wrapper that belongs to this mpirun with -e {chooses}=FILE, or use machines whose"
+        " Python and mpirun belong to an MPI with {wrapper} (python=/usr/bin/python3 in the file of"
+        " `attach --hosts`)",
+    ),
+    (
+        _MPI_HEADER,
+        "mpi.h and the like come with the compiler wrapper of the MPI:"
+        " apt-get install libopenmpi-dev",
+    ),
+    (re.compile(r"No space left on device"), "free space there: `clusterctl ssh NODE -- df -h`"),
+    (
+        re.compile(r"Killed signal terminated|out of memory|cannot allocate memory", re.I),
+        "the node has too little memory for this compilation: try -e {flags}=-O0",
+    ),
+    (
+        re.compile(r"undefined reference to [`'‘](?:omp_|GOMP_)"),
+        "OpenMP needs a compiler flag: -e {flags}=-fopenmp",
+    ),
+    (
+        re.compile(r"undefined reference to|undefined symbol"),
+        "add a library with -e LDLIBS=-lNAME, another source file with --source FILE",
+    ),
+    (
+        re.compile(r"cannot find -l(?P<library>\S+)"),
+        "install the library on the node; -e LDFLAGS=-LFOLDER names where it is",
+    ),
+    (
+        re.compile(r"module file .*\.mod"),
+        "the file that defines the module comes before SCRIPT: --source FILE",
+    ),
+    (
+        re.compile(r"No such file or directory|cannot open (?:source|include) file", re.I),
+        "-e {flags}=-IFOLDER names where headers are; those of a library have to be installed on"
+        " the node",
+    ),
+    (
+        re.compile(r"unrecogni[sz]ed .*option|unknown argument|unsupported option", re.I),
+        "-e {flags}=… and -e LDLIBS=… contain a flag that this compiler does not support",
+    ),
+)
+
+"""By what a compiler says: what a person can do. The first that fits counts."""
+
+
+def suggest_repair(language: Language, said: str) -> str:
+    """What to do about a compilation that failed."""
+    for pattern, text in _ADVICE:
+        if pattern.search(said):
+            return text.format(
+                flags=language.flags, chooses=language.chooses, wrapper=language.wrapper
+            )
+    return f"flags are set by -e {language.flags}=…, libraries by -e LDLIBS=…"

@@ -1,0 +1,154 @@
+"""SSH hosts as a provider: their owner runs them, and we take our files away again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import ClassVar
+
+from clusterctl.core import assets
+from clusterctl.core.errors import LeftoverError
+from clusterctl.core.model import (
+    MEMORY,
+    Cluster,
+    Node,
+    NodeResult,
+    Reporter,
+    fold,
+    render_hostfile_mark,
+    shorten,
+)
+from clusterctl.machines.protocol import Features, Queue
+from clusterctl.transport.pool import Pool
+
+# -------------------------------------------------------------------------------------------------
+# Takes back what we have put on machines that are not ours.
+
+
+LIMIT = 60.0
+
+
+def make_key_mark(cluster: Cluster) -> str:
+    """The comment by which our key is found again among those that a machine lets in."""
+    return f"clusterctl:{cluster.id}"
+
+
+def clean_up_hosts(
+    cluster: Cluster, folder: Path, report: Reporter, script: Callable[[Node], str]
+) -> None:
+    """Runs `script` on each node. LeftoverError names those that did not answer: they still have
+    what it removes."""
+
+    def clean(name: str) -> NodeResult:
+        return pool.find_transport(name).run(f"{script(cluster.node(name))}\n:", timeout=LIMIT)
+
+    with Pool.of(cluster, folder / "ssh") as pool:
+        results = pool.call_each(clean)
+    if cleaned := [result.node for result in results if result.ok]:
+        report(f"removed clusterctl's files from {shorten(cleaned)}")
+    if failed := [result for result in results if not result.ok]:
+        raise LeftoverError(
+            f"clusterctl's folder and key could not be removed: {'; '.join(fold(failed))}",
+            hint=f"`clusterctl detach {cluster.name}` again when they answer, or with --force",
+        )
+
+
+def render_removal(root: str, id: str) -> str:
+    """sh that removes a node root, and what was made for it. "" where it cannot be ours: only a
+    folder with the cluster's id as its name is, or one in such a folder."""
+    path = PurePosixPath(root)
+    own = next((folder for folder in (path, path.parent) if folder.name == id), None)
+    if own is None:
+        return ""
+    return assets.render(
+        "bootstrap/remove.sh.j2",
+        root=root,
+        own=str(own),
+        workdir=str(own.parent),
+        id=id,
+        memory=MEMORY,
+        mark=render_hostfile_mark(id),
+    )
+
+
+def render_shut_out(mark: str) -> str:
+    """sh that removes the keys with that mark from those that the user lets in; others stay."""
+    text = assets.render("bootstrap/authorized.sh.j2", mark=mark, line="")
+    file = '"$HOME/.ssh/authorized_keys"'
+    return f"if grep -qsF {shlex.quote(mark)} {file}; then (\n{text}\n); fi"
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+class HostsProvider:
+    """Implements `clusterctl.machines.protocol.Provider`."""
+
+    features = Features()
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        """They run as far as anybody knows who has not asked their SSH."""
+        return dict.fromkeys((node.name for node in cluster.nodes), "running")
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        shut = render_shut_out(make_key_mark(cluster))
+        clean_up_hosts(
+            cluster,
+            folder,
+            report,
+            lambda node: f"{render_removal(node.root, cluster.id)}\n{shut}",
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# A batch system that is there already, seen from its login node.
+
+
+STATUS_TIMEOUT = 30.0
+
+
+class BatchSite:
+    """A Provider. A batch system says what to ask its login node, and what the answers mean: all
+    pure, commands are sh. `required` are programs that the login node has to have, with Debian's
+    name for the package."""
+
+    features = Features()
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """Its name for people."""
+    required: ClassVar[Mapping[str, str]]
+
+    def list_questions(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
+        """What the answers say, as it is kept in the cluster's record."""
+        raise NotImplementedError
+
+    def build_node_command(self, words: Sequence[str], seconds: int) -> str:
+        """Runs `words` on a compute node, if one is free within so many seconds."""
+        raise NotImplementedError
+
+    def build_status_command(self) -> str:
+        raise NotImplementedError
+
+    def parse_queues(self, text: str) -> tuple[Queue, ...]:
+        raise NotImplementedError
+
+    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], tuple[Queue, ...]]:
+        """Whether the login node answers, and its queues."""
+        login = cluster.launcher
+        with Pool.of(cluster, folder / "ssh") as pool:
+            result = pool.find_transport(login.name).run(
+                self.build_status_command(), timeout=STATUS_TIMEOUT
+            )
+        if not result.ok:
+            return {login.name: f"no answer: {result.why}"}, ()
+        return {login.name: "answers"}, self.parse_queues(result.text)
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return self.look(cluster, folder)[0]
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        clean_up_hosts(cluster, folder, report, lambda node: render_removal(node.root, cluster.id))

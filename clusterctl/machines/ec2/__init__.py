@@ -1,0 +1,1 @@
+"""Nodes on EC2, made by Terraform."""

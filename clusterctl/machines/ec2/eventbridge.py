@@ -1,0 +1,281 @@
+"""The deadline outside the machines: EventBridge Scheduler ends those whose own agent does not.
+
+A schedule for each instance: TerminateInstances with one id that is gone ends none of the others.
+With private workers, a NAT gateway and its address have schedules, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.core import assets
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import ProviderError
+from clusterctl.machines.charges import LATER, RELEASE
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.failures import RefusedByAws
+from clusterctl.machines.ec2.tags import as_list
+from clusterctl.machines.protocol import Resource
+
+ROLE = "clusterctl-deadline"
+
+"""What the schedules may do. One role for the account: who may make roles at will has all rights,
+so that this is left to an administrator's `up`, once."""
+
+POLICY = "terminate-clusters"
+
+KIND = "schedule group"
+
+PREFIX = "clusterctl-"
+
+NETWORK_RIGHTS = frozenset({"ec2:DeleteNatGateway", "ec2:ReleaseAddress"})
+
+"""What the role has to allow for that. Roles that earlier versions made do not."""
+
+SPREADING = 30.0
+
+"""Seconds that a new role may be unknown to the scheduler."""
+
+AT_ONCE = 8
+
+"""Regions take 50 schedules a second or more."""
+
+UNGUARDED = (
+    'only their own agents keep the deadline; docs/ec2.md, "The deadline in AWS", lists the rights'
+)
+
+
+def check_schedule(api: Api, *, nat: bool = False) -> str:
+    """What `up` says about it in its plan; `nat`: the cluster has a NAT gateway. Raises
+    ProviderError where we may not even look."""
+    api.call("list_schedule_groups", "scheduler", NamePrefix=PREFIX, MaxResults=1)
+    rights = _read_rights(api)
+    if rights is None:
+        what = " and removes the NAT gateway" * nat
+        return (
+            f"AWS terminates what still runs one minute later{what}, if you may create the role"
+            f" {ROLE}"
+        )
+    ends = "AWS terminates what still runs one minute later"
+    if not nat:
+        return ends
+    if rights >= NETWORK_RIGHTS:
+        return f"{ends}, and removes the NAT gateway"
+    return (
+        f"{ends}; the NAT gateway keeps costing money then, unless you may change the role"
+        f' {ROLE}, which an earlier version made: docs/ec2.md, "The deadline in AWS"'
+    )
+
+
+def name_group(cluster_id: str) -> str:
+    return f"{PREFIX}{cluster_id}"
+
+
+def prepare(
+    api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None, *, nat: bool = False
+) -> None:
+    """What schedules need; `more_tags`: beside the cluster's id, also of a group that is there;
+    `nat`: as in `check`. Raises ProviderError: there is none then, unless there was before."""
+    given = {key: value for key, value in (more_tags or {}).items() if value}  # it takes no ""
+    rights = _read_rights(api)
+    if rights is None:
+        _make_role(api)
+    elif nat and not rights >= NETWORK_RIGHTS:
+        with suppress(ProviderError):  # the plan has said what that means
+            _give_rights(api)
+    try:
+        api.call(
+            "create_schedule_group",
+            "scheduler",
+            Name=name_group(cluster_id),
+            Tags=as_list({**given, "clusterctl:cluster": cluster_id}),
+        )
+    except RefusedByAws as refused:
+        if refused.code != "ConflictException":
+            raise
+        with suppress(ProviderError):  # no deadline depends on them
+            label_schedule(api, cluster_id, given)
+
+
+def label_schedule(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
+    """Gives the group of a cluster's schedules other tags. Raises ProviderError."""
+    account, group = api.find_account(), name_group(cluster_id)
+    arn = f"arn:aws:scheduler:{api.region}:{account}:schedule-group/{group}"
+    _ignore_error(
+        "ResourceNotFoundException",
+        lambda: api.call("tag_resource", "scheduler", ResourceArn=arn, Tags=as_list(tags)),
+    )
+
+
+def schedule_ends(
+    api: Api,
+    cluster_id: str,
+    instances: Collection[str],
+    deadline: float,
+    clock: Callable[[], float] = time.time,
+    *,
+    nat: bool = False,
+) -> None:
+    """Has AWS end these instances after the deadline, and no others of the cluster; with `nat` its
+    NAT gateway, too, and then the address of that. Raises ProviderError; some may then have an
+    earlier one as before."""
+    group = name_group(cluster_id)
+    role = f"arn:aws:iam::{api.find_account()}:role/{ROLE}"
+    found = api.list_all("list_schedules", "Schedules", "scheduler", GroupName=group)
+    known = {str(item["Name"]) for item in found}
+    ends = {id: _End("terminateInstances", {"InstanceIds": [id]}) for id in instances}
+    if nat:
+        ends |= find_network(api, cluster_id)
+
+    def schedule(name: str) -> None:
+        verb, end = "update_schedule" if name in known else "create_schedule", ends[name]
+        when = time.gmtime(math.ceil(max(deadline, clock()) + end.later))
+        _retry_for_role(
+            lambda: api.call(
+                verb,
+                "scheduler",
+                GroupName=group,
+                Name=name,
+                ScheduleExpression=time.strftime("at(%Y-%m-%dT%H:%M:%S)", when),
+                FlexibleTimeWindow={"Mode": "OFF"},
+                ActionAfterCompletion="DELETE",
+                Target={
+                    "Arn": f"arn:aws:scheduler:::aws-sdk:ec2:{end.call}",
+                    "RoleArn": role,
+                    "Input": json.dumps(end.arguments),
+                },
+            )
+        )
+
+    def drop(name: str) -> None:
+        _ignore_error(
+            "ResourceNotFoundException",
+            lambda: api.call("delete_schedule", "scheduler", GroupName=group, Name=name),
+        )
+
+    for first in sorted(ends)[:1]:
+        schedule(first)  # alone: it waits for the role, and shows whether the others can be made
+    _run_each(schedule, sorted(ends)[1:])
+    _run_each(drop, known.difference(ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A call of EC2, `later` seconds after the deadline."""
+
+    call: str
+    arguments: Mapping[str, Any]
+    later: float = LATER
+
+
+def find_network(api: Api, cluster_id: str) -> Mapping[str, _End]:
+    """What costs money by the hour in a cluster's own network, by its id."""
+    mine = [{"Name": "tag:clusterctl:cluster", "Values": [cluster_id]}]
+    gateways = api.list_all("describe_nat_gateways", "NatGateways", Filter=mine)
+    addresses = api.list_all("describe_addresses", "Addresses", Filters=mine)
+    alive = [item["NatGatewayId"] for item in gateways if item["State"] in ("pending", "available")]
+    held = [item["AllocationId"] for item in addresses]
+    return {
+        **{id: _End("deleteNatGateway", {"NatGatewayId": id}) for id in alive},
+        **{id: _End("releaseAddress", {"AllocationId": id}, RELEASE) for id in held},
+    }
+
+
+def find_schedule(api: Api, cluster_id: str = "") -> list[Resource]:
+    """The groups of schedules, of one cluster or of all. None where we may not ask: then we have
+    made none."""
+    prefix = PREFIX + cluster_id
+    try:
+        found = api.list_all(
+            "list_schedule_groups", "ScheduleGroups", "scheduler", NamePrefix=prefix
+        )
+    except ProviderError:
+        return []
+    names = [str(item["Name"]) for item in found if item.get("State") != "DELETING"]
+    return [
+        Resource(KIND, name, name.removeprefix(PREFIX))
+        for name in names
+        if not cluster_id or name == prefix
+    ]
+
+
+def remove_schedule(api: Api, group: str) -> None:
+    """With all its schedules."""
+    _ignore_error(
+        "ResourceNotFoundException",
+        lambda: api.call("delete_schedule_group", "scheduler", Name=group),
+    )
+
+
+def _read_rights(api: Api) -> frozenset[str] | None:
+    """What the role allows; None where it is not there with its rights, which come last."""
+    try:
+        answer = api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
+    except RefusedByAws as refused:
+        if refused.code not in ("NoSuchEntity", "NoSuchEntityException"):
+            raise
+        return None
+    rules = answer.get("PolicyDocument", {}).get("Statement", [])
+    lists = [rule["Action"] for rule in rules if rule.get("Effect") == "Allow"]
+    return frozenset(one for item in lists for one in ([item] if isinstance(item, str) else item))
+
+
+def _make_role(api: Api) -> None:
+    texts = assets.find_folder("infra") / "ec2"
+    _ignore_error(
+        "EntityAlreadyExists",
+        lambda: api.call(
+            "create_role",
+            "iam",
+            RoleName=ROLE,
+            AssumeRolePolicyDocument=(texts / "deadline-trust.json").read_text(),
+            Description="Lets EventBridge Scheduler end clusterctl's machines at their deadline",
+        ),
+    )
+    _give_rights(api)
+
+
+def _give_rights(api: Api) -> None:
+    api.call(
+        "put_role_policy",
+        "iam",
+        RoleName=ROLE,
+        PolicyName=POLICY,
+        PolicyDocument=(assets.find_folder("infra") / "ec2" / "deadline-role.json").read_text(),
+    )
+
+
+def _ignore_error(code: str, ask: Callable[[], Any]) -> None:
+    try:
+        ask()
+    except RefusedByAws as refused:
+        if refused.code != code:
+            raise
+
+
+def _retry_for_role(ask: Callable[[], Any]) -> None:
+    """Asks again while the scheduler may not assume a role that has just been made."""
+    end = Deadline(SPREADING)
+    while True:
+        try:
+            ask()
+        except RefusedByAws as refused:
+            if refused.code != "ValidationException" or "assume the role" not in refused.message:
+                raise
+            if end.passed:
+                raise
+            time.sleep(1)
+        else:
+            return
+
+
+def _run_each(what: Callable[[str], None], names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(what, names))

@@ -1,0 +1,259 @@
+"""What `up` says of a cluster on EC2 before it makes one: its place, its costs, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from clusterctl.core import catalog
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runtime, shorten
+from clusterctl.core.text import count, format_span, format_time
+from clusterctl.machines import charges as machines_charges
+from clusterctl.machines.ec2 import eventbridge, machine_images, prices
+from clusterctl.machines.ec2.answers import Instance
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.preflight import Survey
+from clusterctl.machines.ec2.spec import PlannedMachine
+from clusterctl.machines.protocol import LAUNCHER
+
+LAUNCHES_AT_ONCE, LAUNCHES_PER_SECOND = 5, 2
+
+"""Calls of RunInstances that EC2 accepts; Terraform makes one for each machine. Source: EC2
+Developer Guide, "Request throttling for the Amazon EC2 API"."""
+
+LONG_START = 20.0
+
+"""Seconds for all launches from which the plan says so."""
+
+
+def name_mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
+    """`on_demand`: the workers that are so beside spot instances."""
+    beside = f" ({shorten(on_demand)} on-demand)" if on_demand else ""
+    return f"{region}, spot{beside}" if spot else region
+
+
+def has_fallen_back(instances: Sequence[Instance]) -> bool:
+    """Whether all workers are on-demand that were asked for as spot instances."""
+    workers = [item for item in instances if item.node != LAUNCHER]
+    return bool(workers) and not any(item.spot for item in workers)
+
+
+def requote(
+    api: Api,
+    found: Survey,
+    charges: Sequence[Charge],
+    names: Collection[str],
+    zone: str,
+    report: Reporter,
+) -> tuple[Charge, ...]:
+    """The charges with these nodes as spot instances of a zone, or on-demand (zone "")."""
+    quotes = quote_machines(api, found, (zone,) if zone else (), report)
+    return prices.requote(charges, quotes, names)
+
+
+def quote_machines(
+    api: Api, found: Survey, spot: Sequence[str], report: Reporter
+) -> dict[str, prices.Quote]:
+    """`spot`: the zones where workers may be spot instances; on demand without any."""
+    machines = found.machines
+    workers = {m.instance_type for m in machines if m.name != LAUNCHER}
+    quoted = prices.find_quotes(
+        api,
+        [m.instance_type for m in machines if m.name == LAUNCHER or not spot],
+        spot=workers if spot else (),
+        zones=spot,
+        report=report,
+        nat=found.nat,
+    )
+    if found.reservation and found.reservation.block:
+        paid = prices.Quote(0.0, "paid with the Capacity Block")
+        quoted |= dict.fromkeys(map(prices.name_worker_row, workers), paid)
+    return quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a plan costs; `dear`: at most, in another zone or on demand, for which a budget has to
+    last. `traffic`, `nat_traffic`: dollars for a GB to the internet, through a NAT gateway."""
+
+    charges: tuple[Charge, ...]
+    dear: tuple[Charge, ...]
+    traffic: float | None
+    nat_traffic: float | None = None
+
+
+def estimate(
+    api: Api,
+    found: Survey,
+    cloud: CloudSpec,
+    old: Sequence[Charge],
+    now: float,
+    *,
+    spot: bool,
+    on_demand: Collection[str] = (),
+    report: Reporter,
+) -> Estimate:
+    """`old`: the charges so far. `spot`: whether the workers are to be spot instances, but for
+    those in `on_demand`, which are started again as what they are."""
+
+    def charge(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
+        quoted = quote_machines(api, found, zones, report)
+        hidden = cloud.private and cloud.instance_connect
+        new = prices.build_charges(
+            found.machines, quoted, now, private=cloud.private, hidden=hidden
+        )
+        merged = prices.merge(old, new, now)
+        if zones and on_demand:
+            merged = requote(api, found, merged, on_demand, "", report)
+        return merged, quoted
+
+    usual, quoted = charge(found.zones[:1] if spot else ())
+    dear = usual
+    if spot and (cloud.spot_fallback or len(found.zones) > 1):
+        dear, _ = charge(() if cloud.spot_fallback else found.zones)
+    nat = quoted[prices.NAT_TRAFFIC].dollars if found.nat else None
+    return Estimate(usual, dear, quoted[prices.TRAFFIC].dollars, nat)
+
+
+def describe_place(
+    api: Api, found: Survey, binary: str, tag: Sequence[str] = (), *, hidden: bool = False
+) -> Iterator[str]:
+    """Where the machines go, and with which tags of the user's; `binary`: what makes them;
+    `hidden`: none has a public address."""
+    others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
+    yield f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others}; {binary}"
+    for zone, place in found.subnets.items():
+        if place.out:
+            apart = place.launcher != place.workers
+            yield (
+                f"{'workers' if apart else 'machines'} go into {place.workers} ({zone}) without"
+                f" public addresses, and reach the internet through {place.out}"
+                + f"; the launcher goes into {place.launcher}"
+                * apart
+            )
+        else:
+            yield f"machines go into {place.workers} ({zone})"
+    if found.nat:
+        who = "machines" if hidden else "workers"
+        yield f"{who} have no public addresses: they reach the internet through a NAT gateway"
+    if found.reservation:
+        yield found.reservation.line
+    if found.file_system:
+        yield found.file_system.describe(found.zones[0])
+    if found.theirs:
+        yield machine_images.describe_image(found.theirs)
+    if tag:
+        yield f"tags of all that is made: {', '.join(tag)}"
+
+
+def describe_plan(
+    api: Api,
+    found: Survey,
+    options: ClusterSpec,
+    cost: Estimate,
+    *,
+    binary: str,
+    ssh: str,
+    new: int,
+    stopped: Collection[str],
+    deadline: float,
+    now: float,
+) -> tuple[str, ...]:
+    """The plan, line by line. `binary`: what makes the machines; `ssh`: who may connect; `new`: how
+    many machines start."""
+    table = prices.render_table(
+        found.machines,
+        cost.charges,
+        found.zones[0],
+        deadline - now,
+        cost.traffic,
+        cost.nat_traffic,
+    )
+    end = describe_ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
+    hidden = options.cloud.private and options.cloud.instance_connect
+    where = describe_place(api, found, binary, options.cloud.tag, hidden=hidden)
+    return (*where, ssh, *table, *describe_ration(new), *end)
+
+
+def describe_ration(new: int) -> Iterator[str]:
+    """That so many machines start one after the other, where that takes long."""
+    seconds = (new - LAUNCHES_AT_ONCE) / LAUNCHES_PER_SECOND
+    if seconds >= LONG_START:
+        yield (
+            f"EC2 accepts about {LAUNCHES_PER_SECOND} launches a second: starting {new} machines"
+            f" takes at least {seconds:.0f} s, and then they boot"
+        )
+
+
+def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:
+    """The kinds of nodes that are to get a container."""
+    containers = options.runtime is Runtime.DOCKER
+    return tuple(dict.fromkeys(machine.image for machine in found.machines if containers))
+
+
+def describe_ends(
+    api: Api,
+    machines: Sequence[PlannedMachine],
+    deadline: float,
+    stopped: Collection[str],
+    cloud: CloudSpec,
+    *,
+    nat: bool,
+) -> Iterator[str]:
+    """What is special about the machines, when they end, and which were `stopped`; `nat`: they have
+    a NAT gateway."""
+    yield from _describe_burstable(machines)
+    if cloud.spot:
+        kind = "a spot or on-demand" if cloud.spot_fallback else "a spot"
+        yield (
+            f"EC2 may reclaim spot workers: {kind} machine replaces each, started by `run"
+            " --on-node-loss replace` while it follows the job, else by the next `logs -f` or `up`"
+        )
+    yield f"every node shuts down at {format_time(deadline)}, even if this machine is off"
+    yield _describe_guard(api, nat)
+    yield _describe_idle(cloud.idle)
+    for name in sorted(stopped):
+        yield f"{name} was stopped and is started again"
+
+
+def render_question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
+    """The question that needs consent; "" if no machine starts."""
+    if not machines:
+        return ""
+    rate, unknown = machines_charges.sum_hourly(charges)
+    worst = prices.render_money(
+        rate * seconds / 3600 + machines_charges.estimate_after_deadline(charges), 2
+    )
+    return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
+
+
+def _describe_burstable(machines: Sequence[PlannedMachine]) -> Iterator[str]:
+    """What burstable workers mean: they have `standard` credits, so that none is billed."""
+    usual = catalog.FAMILIES["cpu"].instance_type
+    for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):
+        baseline = catalog.find_baseline(kind)
+        if baseline is not None:
+            yield (
+                f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
+                f" runs at {baseline} % of its speed; {usual} always runs at full speed"
+            )
+
+
+def _describe_idle(seconds: float | None) -> str:
+    if not seconds:
+        return "unused workers keep running until the deadline (--idle off)"
+    return (
+        f"unused workers end after {format_span(seconds)} without a job or a login; their logs and"
+        " outputs are copied to the launcher first (--idle off keeps them running)"
+    )
+
+
+def _describe_guard(api: Api, nat: bool) -> str:
+    """Of the plan: whether AWS ends what the nodes' own agents do not."""
+    try:
+        return eventbridge.check_schedule(api, nat=nat)
+    except ProviderError as error:
+        stays = "; the NAT gateway keeps costing money then" * nat
+        why = f"{error.message}): {eventbridge.UNGUARDED}"
+        return f"AWS itself terminates none of them ({why}{stays}"

@@ -1,0 +1,269 @@
+"""What a cluster costs: live prices where AWS answers, else the dated table, else `?`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from clusterctl.core import catalog
+from clusterctl.core.clock import run_in_background
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import GATEWAY, HOURS_PER_MONTH, NETWORK_PARTS, Charge, Reporter
+from clusterctl.machines import charges as machines_charges
+from clusterctl.machines.ec2 import tagged_resources
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.spec import PlannedMachine
+from clusterctl.machines.protocol import LAUNCHER
+
+ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
+
+NAT, NAT_TRAFFIC = "NAT gateway", "GB through a NAT gateway"
+
+"""Rows of catalog.PRICES that are no instance types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """US dollars per hour, None: unknown. `source` is for people."""
+
+    dollars: float | None
+    source: str
+
+
+def look_up_fallback(item: str, region: str) -> Quote:
+    """From the dated table; another region than the table's has no price there."""
+    known = catalog.PRICES.get(item)
+    if known is None or region != catalog.PRICE_REGION:
+        return Quote(None, "unknown")
+    return Quote(known.dollars, f"{known.source}, read {known.date}")
+
+
+def find_quotes(
+    api: Api,
+    types: Iterable[str],
+    *,
+    spot: Iterable[str],
+    zones: Sequence[str],
+    report: Reporter,
+    nat: bool = False,
+) -> dict[str, Quote]:
+    """A quote per instance type, per `name_worker_row` of those in `spot` (in the dearest of the
+    zones), and per row of the table that is none, those of a NAT gateway with `nat`. An API that
+    does not answer costs one line, not the plan.
+    """
+    spots = {name_worker_row(kind): kind for kind in spot}
+    found: dict[str, Quote] = {}
+    told = False
+    asked = {
+        kind: run_in_background(partial(api.find_price, kind)) for kind in dict.fromkeys(types)
+    }
+    asked |= {
+        name: run_in_background(partial(api.find_spot_price, kind, *zones))
+        for name, kind in spots.items()
+    }
+    asked |= {
+        DISK: run_in_background(api.find_disk_price),
+        ADDRESS: run_in_background(api.find_address_price),
+        TRAFFIC: run_in_background(api.find_traffic_price),
+    }
+    if nat:
+        asked[NAT] = run_in_background(api.find_nat_price)
+        asked[NAT_TRAFFIC] = run_in_background(api.find_nat_traffic_price)
+    for kind, answer in asked.items():
+        live: float | None = None
+        source = "AWS spot price" if kind in spots else "AWS price list"
+        try:
+            live = answer.result()
+        except ProviderError as error:
+            if not told:
+                report(f"prices from the package's table: {error.message}")
+            told = True
+        if live is not None:
+            found[kind] = Quote(live, f"{source}, {time.strftime('%Y-%m-%d')}")
+        else:
+            found[kind] = (
+                Quote(None, "unknown") if kind in spots else look_up_fallback(kind, api.region)
+            )
+    return found
+
+
+def name_worker_row(kind: str) -> str:
+    """The row of a type whose workers have another price than the launcher: only they are spot
+    instances, or reserved."""
+    return f"worker {kind}"
+
+
+def _find_quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | None:
+    own = None if node == LAUNCHER else quotes.get(name_worker_row(kind))
+    return own or quotes.get(kind)
+
+
+def find_rates(api: Api, types: Collection[str]) -> tagged_resources.Rates:
+    """What instances of these types, disks and addresses cost per hour in a region."""
+    found = find_quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
+    gib = found[DISK].dollars
+    return tagged_resources.Rates(
+        {kind: found[kind].dollars for kind in types},
+        None if gib is None else gib / HOURS_PER_MONTH,
+        found[ADDRESS].dollars,
+        found[NAT].dollars,
+    )
+
+
+def build_charges(
+    machines: Sequence[PlannedMachine],
+    quotes: Mapping[str, Quote],
+    since: float,
+    *,
+    private: bool = False,
+    hidden: bool = False,
+) -> tuple[Charge, ...]:
+    """What every part of every machine costs per hour. `private`: workers have no public addresses;
+    `hidden`: the launcher has none either. A NAT gateway is counted where it has a quote."""
+    gib, address = quotes[DISK], quotes[ADDRESS]
+    found = []
+    if nat := quotes.get(NAT):
+        rows = zip(NETWORK_PARTS, (NAT, ADDRESS), (nat, address), strict=True)
+        found += [
+            Charge(
+                node=LAUNCHER,
+                part=part,
+                item=item,
+                hourly=quote.dollars,
+                source=quote.source,
+                since=since,
+            )
+            for part, item, quote in rows
+        ]
+    for machine in machines:
+        quote = _find_quote(quotes, machine.name, machine.instance_type) or Quote(None, "unknown")
+        disk = None if gib.dollars is None else gib.dollars * machine.disk / HOURS_PER_MONTH
+        for part, item, dollars, source in (
+            ("instance", machine.instance_type, quote.dollars, quote.source),
+            ("disk", f"{machine.disk} GiB gp3", disk, gib.source),
+            ("address", ADDRESS, address.dollars, address.source),
+        ):
+            if part == "address" and (hidden if machine.name == LAUNCHER else private):
+                continue
+            found.append(
+                Charge(
+                    node=machine.name,
+                    part=part,
+                    item=item,
+                    hourly=dollars,
+                    source=source,
+                    since=since,
+                )
+            )
+    return tuple(found)
+
+
+def merge(old: Sequence[Charge], new: Sequence[Charge], now: float) -> tuple[Charge, ...]:
+    """What has been running stays as it began; what is no longer wanted ends now."""
+    key = {(charge.node, charge.part, charge.item): charge for charge in new}
+    merged = []
+    for charge in old:
+        if charge.until is None and key.pop((charge.node, charge.part, charge.item), None) is None:
+            charge = replace(charge, until=now)
+        merged.append(charge)
+    return (*merged, *key.values())
+
+
+def requote(
+    charges: Sequence[Charge], quotes: Mapping[str, Quote], nodes: Collection[str]
+) -> tuple[Charge, ...]:
+    """The instances of these nodes that run, at other prices, from their beginning."""
+    return tuple(
+        replace(charge, hourly=quote.dollars, source=quote.source)
+        if charge.part == "instance"
+        and charge.until is None
+        and charge.node in nodes
+        and (quote := _find_quote(quotes, charge.node, charge.item))
+        else charge
+        for charge in charges
+    )
+
+
+def render_rate(charges: Iterable[Charge]) -> str:
+    """Dollars per hour of all that runs, for people."""
+    dollars, unknown = machines_charges.sum_hourly(charges)
+    return f"{'at least ' if unknown else ''}{render_money(dollars)}"
+
+
+def render_money(dollars: float | None, digits: int = 4) -> str:
+    return "?" if dollars is None else f"${dollars:.{digits}f}"
+
+
+_PARTS = {"instance": "instances", "disk": "disks", "address": "public IPv4"}
+
+_SOURCES = _PARTS | dict.fromkeys(NETWORK_PARTS, "NAT gateway")
+
+
+def render_table(
+    machines: Sequence[PlannedMachine],
+    charges: Sequence[Charge],
+    zone: str,
+    seconds: float,
+    traffic: float | None = None,
+    nat_traffic: float | None = None,
+) -> tuple[str, ...]:
+    """The plan for people: equal machines folded, dollars per hour by part, and the sum until the
+    deadline. `traffic`, `nat_traffic`: dollars for a GB to the internet, through a NAT gateway."""
+    by_node: dict[str, dict[str, Charge]] = {}
+    for charge in charges:
+        if charge.until is None:
+            by_node.setdefault(charge.node, {})[charge.part] = charge
+    rows: dict[tuple[str, str, str, float | None], int] = {}
+    parts: dict[tuple[str, str, str, float | None], dict[str, Charge]] = {}
+    for machine in machines:
+        role = LAUNCHER if machine.name == LAUNCHER else "worker"
+        mine = by_node[machine.name]
+        key = (role, machine.instance_type, f"{machine.disk} GiB", mine["instance"].hourly)
+        rows[key] = rows.get(key, 0) + 1
+        parts[key] = mine
+    cells: list[tuple[str, ...]] = [("nodes", "type", "zone", "disk", *_PARTS.values(), "$/h")]
+    for key, number in rows.items():
+        role, kind, disk, _ = key
+        mine = parts[key]
+        each = [mine[part].hourly if part in mine else 0.0 for part in _PARTS]
+        sums = [None if price is None else price * number for price in each]
+        total = None if None in sums else sum(price or 0.0 for price in sums)
+        cells.append(
+            (f"{number} {role}", kind, zone, disk, *map(render_money, sums), render_money(total))
+        )
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    lines += _render_gateway(charges, nat_traffic)
+    rate, unknown = machines_charges.sum_hourly(charges)
+    least = "at least " if unknown else ""
+    total = rate * seconds / 3600 + machines_charges.estimate_after_deadline(charges)
+    lines.append(
+        f"{least}{render_money(rate)}/h, {least}{render_money(total, 2)} until the deadline"
+        f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
+        + (f" (up to {render_money(traffic, 2)} per GB)" if traffic else "")
+    )
+    lines += [f"? price of {item} unknown" for item in unknown]
+    sources: dict[str, dict[str, None]] = {}
+    for charge in charges:
+        if charge.until is None and charge.hourly is not None:
+            sources.setdefault(charge.source, {})[_SOURCES[charge.part]] = None
+    lines += [f"prices of {', '.join(parts)}: {source}" for source, parts in sources.items()]
+    return tuple(lines)
+
+
+def _render_gateway(charges: Sequence[Charge], traffic: float | None) -> list[str]:
+    """What private workers need, also while they are stopped."""
+    mine = [item for item in charges if item.part in NETWORK_PARTS and item.until is None]
+    if not any(item.part == GATEWAY for item in mine):
+        return []
+    rate = None if None in {item.hourly for item in mine} else machines_charges.sum_hourly(mine)[0]
+    return [
+        f"NAT gateway of the private workers, with its address: {render_money(rate)}/h until"
+        " `clusterctl down`, also while the cluster is stopped, and"
+        f" {render_money(traffic, 3)} for each GB that they download"
+    ]

@@ -1,0 +1,307 @@
+"""The EC2 provider: from options to machines and back to none."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from clusterctl.core.clock import run_in_background
+from clusterctl.core.errors import ProviderError, RecordError, UsageError
+from clusterctl.core.model import (
+    SHARED,
+    Charge,
+    Cluster,
+    ClusterSpec,
+    Phase,
+    Reporter,
+    Runtime,
+    Thing,
+)
+from clusterctl.core.progress import NodePhases
+from clusterctl.machines import charges, ledger
+from clusterctl.machines.ec2 import (
+    adoption,
+    cleanup,
+    creation,
+    diagnostics,
+    endpoints,
+    extension,
+    file_systems,
+    preflight,
+    prices,
+    provider_state,
+    reconcile,
+    sightings,
+    ssh_cidr,
+    tagged_resources,
+    tags,
+    terraform_module,
+    update_rules,
+    userdata,
+)
+from clusterctl.machines.ec2 import plan as ec2_plan
+from clusterctl.machines.ec2.answers import STOPPED
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.client import choose_region
+from clusterctl.machines.ec2.creation import Planned
+from clusterctl.machines.protocol import CheckRow, Created, Features, ProviderPlan, Resource
+from clusterctl.machines.registry import RegistryLogin
+from clusterctl.state.home import Home
+from clusterctl.terraform import binary as terraform_binary
+
+ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com")
+
+"""The hosts of AWS's own registries."""
+
+
+class Ec2Provider:
+    """Implements `Creator` and all optional protocols of `clusterctl.machines.protocol`."""
+
+    features = Features(
+        runtime=Runtime.DOCKER,
+        worker_family="cpu",
+        fresh_machines=True,
+        shared_folder=f"{SHARED} on the launcher's disk, by NFS; `down` deletes it",
+        deadline_unit=userdata.UNIT,
+        bootstrap_timeout=1800.0,  # it installs Docker and pulls gigabytes
+    )
+
+    def __init__(
+        self,
+        connect: Callable[[str], Api] = Api,
+        clock: Callable[[], float] = time.time,
+        my_address: Callable[[], str] = ssh_cidr.ask_my_address,
+    ) -> None:
+        """`connect`: makes what we ask AWS with, in a region."""
+        self._connect = connect
+        self._clock = clock
+        self._my_address = my_address
+        self._planned: dict[str, Planned] = {}
+        self._nodes = NodePhases()
+
+    def observe(self, nodes: NodePhases) -> None:
+        self._nodes = nodes
+
+    def plan(
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        report: Reporter = lambda line: None,
+        *,
+        ahead: Path | None = None,
+    ) -> ProviderPlan:
+        update_rules.require_record(current)
+        options = update_rules.resolve_rules(spec, current)
+        binary = terraform_binary.find_terraform()
+        address = self._ask_address(options)
+        init_cache = terraform_module.prefetch(Home(ahead), binary) if ahead else None
+        api = self._connect(options.cloud.region)
+        found, instances = preflight.survey_cluster(api, options, current, report)
+        options = file_systems.fill_in_network(options, found.file_system)
+        present = {item.node: item.type for item in instances}
+        update_rules.check_kept(options, current, found.machines, present)
+        stopped = {item.node for item in instances if item.state in STOPPED}
+        names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
+        now = self._clock() - preflight.check_clock(api.ahead, report)
+        old: tuple[Charge, ...] = ()
+        if current:
+            # The last answer shows most: what a killed `up` launched a moment ago has no end.
+            mine = Home(ahead).clusters / current.name if ahead else None
+            things = sightings.list_things(api, current, mine)
+            old = ledger.settle(current, ledger.add(mine, current, things, now))
+        spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
+        restarted = {item.node for item in instances if item.node in stopped and not item.spot}
+        cost = ec2_plan.estimate(
+            *(api, found, options.cloud, old, now), spot=spot, on_demand=restarted, report=report
+        )
+        charges.check_hourly(options.cloud.max_hourly, cost.dear)
+        update_rules.check_stopped(current, present, stopped, now)
+        latest = found.reservation.latest if found.reservation else None
+        deadline = update_rules.choose_deadline(options, current, present, cost.dear, now, latest)
+        if init_cache:
+            self._planned[options.name] = Planned(options, found, api, init_cache, address, spot)
+        return ProviderPlan(
+            mode="ec2",
+            mode_reason=ec2_plan.name_mode(api.region, spot),
+            one_host=False,
+            lines=ec2_plan.describe_plan(
+                api,
+                found,
+                options,
+                cost,
+                binary=binary.name,
+                ssh=endpoints.describe_endpoints(found.endpoint)
+                if options.cloud.instance_connect
+                else ssh_cidr.describe_ssh_cidr(
+                    options.cloud.ssh_cidr, address.result, old=bool(current)
+                ),
+                new=sum(machine.name not in present for machine in found.machines),
+                stopped=stopped,
+                deadline=deadline,
+                now=now,
+            ),
+            spec=options,
+            kinds=ec2_plan.list_kinds(found, options),
+            nodes=tuple(machine.name for machine in found.machines),
+            charges=cost.charges,
+            deadline=deadline,
+            account=found.account,
+            owner=found.owner,
+            question=ec2_plan.render_question(len(names), cost.dear, deadline - now),
+        )
+
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
+        creation.check_state(cluster, folder)
+        planned = self._planned.get(cluster.name) or self._replan(cluster, folder, report)
+        return creation.create(planned, cluster, folder, self._nodes, report)
+
+    def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
+        return tagged_resources.find_tagged(self._open_api(cluster, folder), cluster.id)
+
+    def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
+        return sightings.list_things(self._open_api(cluster, folder), cluster, folder)
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return sightings.describe(self._open_api(cluster, folder), cluster)
+
+    def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        told = self.describe(cluster, folder).items()
+        return {name: what for name, what in told if what not in ("pending", "running")}
+
+    def list_ending(
+        self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
+    ) -> frozenset[str]:
+        return sightings.list_ending(self._open_api(cluster, folder), cluster, reclaimed)
+
+    def find_ids(self, folder: Path) -> frozenset[str]:
+        known = terraform_module.identify(folder)
+        if known is None and (folder / "terraform").exists():
+            raise RecordError(
+                f"{folder} belongs to a cluster on EC2, but nothing in it shows which one",
+                hint="`clusterctl gc` finds it in AWS, by its tags, and removes it;"
+                f" `clusterctl down {folder.name} --force` then removes the folder",
+            )
+        return frozenset((known.id,) if known else ())
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        extension.extend(cluster, folder, deadline, lambda: self._open_api(cluster, folder))
+
+    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        return extension.measure_clock(folder, report, lambda: self._open_api(cluster, folder))
+
+    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
+        self._open_api(cluster, folder)
+        state = provider_state.load_state(folder)
+        if state.spot if state else cluster.spec.cloud.spot:
+            raise UsageError(
+                f"the workers of cluster {cluster.name} are spot instances, and EC2 does not stop"
+                " those",
+                hint=f"`clusterctl down {cluster.name} --fetch` saves the outputs and removes it",
+            )
+
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        reconcile.stop(self._open_api(cluster, folder), cluster.id, report)
+
+    def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+        if cluster.spec.cloud.instance_connect:
+            raise UsageError(
+                f"cluster {cluster.name} accepts SSH only through its EC2 Instance Connect Endpoint"
+                " (--instance-connect)",
+                hint="there is nothing to allow: your rights in AWS let you in, whatever your"
+                " address is",
+            )
+        said = ssh_cidr.parse_networks("network", ",".join(networks)) if networks else ""
+        try:
+            wanted = said or f"{self._my_address()}/32"
+        except (OSError, ValueError) as error:
+            raise ProviderError(
+                f"{ssh_cidr.WHO_AM_I} did not return this machine's public address: {error}",
+                hint="give it: clusterctl allow 203.0.113.7/32",
+            ) from error
+        ssh_cidr.change(self._open_api(cluster, folder), cluster.id, wanted.split(","))
+        if state := provider_state.load_state(folder):
+            state.ssh_cidr = wanted
+            provider_state.save(folder, state)
+        return tuple(wanted.split(","))
+
+    def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
+        state = provider_state.load_state(folder)
+        if state is None or cluster.spec.cloud.instance_connect:
+            return ""
+        return ssh_cidr.explain_shut_out(state.ssh_cidr, self._my_address)
+
+    def find_usual_region(self) -> str:
+        return choose_region()
+
+    def list_regions(self) -> tuple[str, ...]:
+        api = self._connect(choose_region())
+        api.find_account()  # says soon where nobody answers
+        return api.list_regions()
+
+    def find_owner(self) -> str:
+        api = self._connect(choose_region())
+        api.find_account()
+        return api.owner
+
+    def is_shared(self, owner: str) -> bool:
+        return tags.is_shared(owner)
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        extension.label(cluster, folder, deadline, self._open_api(cluster, folder))
+
+    def find(self, region: str) -> tuple[Resource, ...]:
+        return tagged_resources.find_priced(self._connect(region), prices.find_rates)
+
+    def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
+        cleanup.remove_all(self._connect(region), cluster_id, report)
+
+    def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
+        return adoption.adopt(self._connect(region), cluster_id, name)
+
+    def diagnose(self) -> tuple[CheckRow, ...]:
+        return diagnostics.diagnose()
+
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        state = provider_state.load_state(folder)
+        if cluster.phase is not Phase.STOPPED or (state and state.guarded):
+            return ""  # each node keeps its own deadline
+        return "stopped machines keep no deadline, and AWS does not remove their disks"
+
+    def find_registry_login(self, host: str) -> RegistryLogin | None:
+        found = ECR.fullmatch(host)
+        return (
+            RegistryLogin(*Api(found["region"]).ask_registry_login(found["account"]))
+            if found
+            else None
+        )
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        reconcile.destroy(self._open_api(cluster, folder), cluster, folder, report)
+
+    def _ask_address(self, options: ClusterSpec) -> Future[str]:
+        """This machine's, as the internet sees it; "" where nobody has to know."""
+        cloud = options.cloud
+        known = cloud.ssh_cidr or cloud.instance_connect
+        return run_in_background(lambda: "" if known else self._my_address())
+
+    def _replan(self, cluster: Cluster, folder: Path, report: Reporter) -> Planned:
+        options = update_rules.resolve_rules(cluster.spec, cluster)
+        address = self._ask_address(options)
+        init_cache = terraform_module.prefetch(
+            Home(folder.parent.parent), terraform_binary.find_terraform()
+        )
+        api = self._connect(options.cloud.region)
+        found, instances = preflight.survey_cluster(api, options, cluster, report)
+        spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
+        return Planned(options, found, api, init_cache, address, spot)
+
+    def _open_api(self, cluster: Cluster, folder: Path) -> Api:
+        """Where the cluster is, and in its account."""
+        known = terraform_module.identify(folder)
+        region = known.region if known else cluster.spec.cloud.region or choose_region()
+        api = self._connect(region)
+        update_rules.check_account(cluster, api.find_account())
+        return api

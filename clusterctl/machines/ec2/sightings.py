@@ -1,0 +1,154 @@
+"""What EC2 shows of the machines and NAT gateways of a cluster, and since or until when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Cluster, Thing
+from clusterctl.core.text import format_time
+from clusterctl.machines import ledger
+from clusterctl.machines.ec2 import prices, provider_state
+from clusterctl.machines.ec2.answers import ENDED, LIVING, STOPPED, Instance
+from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.tags import UNUSED_TAG, filter_by_cluster
+from clusterctl.machines.protocol import LAUNCHER
+
+
+def list_things(api: Api, cluster: Cluster, folder: Path | None) -> tuple[Thing, ...]:
+    """All that costs money, also what has ended while EC2 shows it. Workers of a cluster of spot
+    instances have a price where the ledger has none: they may be on demand, or in another zone."""
+    found = api.list_instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
+    memory = provider_state.load_state(folder) if folder else None
+    guarded = bool(memory and memory.guarded)
+    machines = [_read(item, guarded) for item in found if item.node]
+    if cluster.spec.cloud.spot:
+        known = {thing.id for look in ledger.read(folder) for thing in look.things}
+        new = [item for item in found if item.id not in known and item.node not in ("", LAUNCHER)]
+        quotes = _quote(api, new)
+        machines = [
+            replace(one, hourly=quote.dollars, source=quote.source)
+            if (quote := quotes.get(one.id))
+            else one
+            for one in machines
+        ]
+    return (*machines, *_list_network(api, cluster, guarded))
+
+
+def note(api: Api, cluster: Cluster, folder: Path) -> None:
+    """Puts what there is now into the ledger: in the middle of an `up`, before something goes that
+    nobody else will have seen. An AWS that does not answer ends no `up`."""
+    with suppress(ProviderError):
+        ledger.add(folder, cluster, list_things(api, cluster, folder), time.time())
+
+
+def _read(item: Instance, guarded: bool) -> Thing:
+    state = "ended" if item.state in ENDED else "off" if item.state in STOPPED else "on"
+    return Thing(
+        id=item.id,
+        node=item.node,
+        state=state,
+        since=item.launched,
+        until=None if state == "on" else item.ended,
+        born=item.born,
+        lasts=state == "off" and not guarded,
+        item=item.type,
+    )
+
+
+def _quote(api: Api, new: Sequence[Instance]) -> dict[str, prices.Quote]:
+    """What each of these instances costs, by its id."""
+    found = {}
+    for zone in sorted({item.zone if item.spot else "" for item in new}):
+        mine = [item for item in new if (item.zone if item.spot else "") == zone]
+        types = {item.type for item in mine}
+        asked, zones = (types, (zone,)) if zone else ((), ())
+        quotes = prices.find_quotes(
+            api, () if zone else types, spot=asked, zones=zones, report=lambda line: None
+        )
+        for item in mine:
+            found[item.id] = quotes[prices.name_worker_row(item.type) if zone else item.type]
+    return found
+
+
+def _list_network(api: Api, cluster: Cluster, guarded: bool) -> Iterator[Thing]:
+    """The NAT gateways and their addresses of a cluster that pays for such: an `up` that has moved
+    to another zone has made one in each. One that failed, or is known to have been removed before
+    it was there, ended as it began."""
+    parts, search = {item.part for item in cluster.charges}, [filter_by_cluster(cluster.id)]
+    if GATEWAY in parts:
+        for row in api.list_all("describe_nat_gateways", "NatGateways", Filter=search):
+            yield replace(_read_gateway(row), lasts=not guarded)
+    if GATEWAY_ADDRESS in parts:
+        for row in api.list_all("describe_addresses", "Addresses", Filters=search):
+            yield Thing(
+                id=row["AllocationId"], node=LAUNCHER, part=GATEWAY_ADDRESS, lasts=not guarded
+            )
+
+
+def _read_gateway(row: dict[str, Any]) -> Thing:
+    made, end = row.get("CreateTime"), row.get("DeleteTime")
+    there = row.get("State") in ("pending", "available")
+    if row.get("FailureCode") or any(tag["Key"] == UNUSED_TAG for tag in row.get("Tags", ())):
+        end = made
+    return Thing(
+        id=row["NatGatewayId"],
+        node=LAUNCHER,
+        part=GATEWAY,
+        state="on" if there else "ended",
+        since=made.timestamp() if made else None,
+        until=end.timestamp() if end and not there else None,
+    )
+
+
+def describe(api: Api, cluster: Cluster) -> dict[str, str]:
+    """How each node's instance is, in words."""
+    found = _find_instances(api, cluster)
+    return {
+        node.name: _describe(found[node.name])
+        if node.name in found
+        else "gone: AWS has no such instance"
+        for node in cluster.nodes
+    }
+
+
+def list_ending(api: Api, cluster: Cluster, reclaimed: Collection[str]) -> frozenset[str]:
+    """The nodes that AWS is ending; those in `reclaimed` count even if it does not show it yet."""
+    return frozenset(
+        name
+        for name, item in _find_instances(api, cluster).items()
+        if item.state == "shutting-down"
+        or (name in reclaimed and item.state in ("pending", "running"))
+    )
+
+
+def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:
+    """By node, while EC2 shows them: for an hour after their end."""
+    states = (*LIVING, "terminated")
+    found = api.list_instances(filter_by_cluster(cluster.id), states=states)
+    # One that was made anew has the name of the one that is gone.
+    machines = {node.machine for node in cluster.nodes}
+    found.sort(key=lambda item: (item.state != "terminated", item.id in machines))
+    return {item.node: item for item in found}
+
+
+_WHY = {
+    "Client.InstanceInitiatedShutdown": "it shut itself down",
+    "Client.UserInitiatedShutdown": "by a call of the EC2 API",
+    "Server.SpotInstanceTermination": "EC2 reclaimed the spot instance",
+    "Service initiated": "by EC2",
+}
+
+
+def _describe(item: Instance) -> str:
+    """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
+    if item.state in ("pending", "running"):
+        return item.state
+    when = f" {format_time(item.ended)}" if item.ended else ""
+    why = _WHY.get(item.why, item.why)
+    return f"{item.state}{when}" + (f": {why}" if why else "")

@@ -1,0 +1,1 @@
+"""Nodes on this machine: real sshd in network namespaces, or on loopback."""

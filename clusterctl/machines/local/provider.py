@@ -1,0 +1,251 @@
+"""The local provider: every node is a real sshd on this machine, free and offline.
+
+As root, nodes have namespaces of their own and behave like machines; otherwise they are loopback
+addresses of one host. See `modes` for who gets which.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+
+from clusterctl import process as process_module
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import LeftoverError, ProviderError, UsageError
+from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
+from clusterctl.core.text import count
+from clusterctl.machines import deadlines
+from clusterctl.machines.local import layout, nodes, processes, sshd
+from clusterctl.machines.local.nodes import (
+    Loopback,
+    Namespaces,
+    converge,
+    drop_interface,
+    drop_privsep,
+)
+from clusterctl.machines.networks import Endpoint, probe
+from clusterctl.machines.protocol import LAUNCHER, Created, Features, Harm, ProviderPlan, name_span
+
+
+class LocalProvider:
+    """Implements `Creator`, `Expiring`, `Recovering` and `Breakable` of `providers.protocol`."""
+
+    features = Features(
+        # They see this machine's files: the Python that runs clusterctl has what programs need.
+        pythons=(sys.executable,),
+        shares_machine=True,
+        shared_folder="on this machine's disk; `down` deletes it",
+        instant=True,
+        subject="local clusters",
+        if_missing="error",
+    )
+
+    def plan(
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        report: Reporter = lambda line: None,
+        *,
+        ahead: Path | None = None,
+    ) -> ProviderPlan:
+        names = layout.name_nodes(spec.workers)
+        if ahead:
+            layout.check_new_path(ahead)  # before there is a record
+        sshd.find_server()
+        mode = nodes.choose_mode()
+        kind = (
+            "each node has its own network, hostname and files"
+            if mode.name == nodes.NAMESPACES
+            else "all nodes share this machine's network and files"
+        )
+        deadline = deadlines.choose_deadline(spec, current)
+        return ProviderPlan(
+            mode=mode.name,
+            mode_reason=mode.reason,
+            one_host=mode.name == nodes.LOOPBACK,
+            lines=(
+                f"{len(names)} nodes on this machine: launcher, {name_span(spec.workers)}",
+                f"{kind} ({mode.name} mode: {mode.reason})",
+                "cost: free",
+                *deadlines.describe_deadline(deadline),
+            ),
+            deadline=deadline,
+        )
+
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
+        names = layout.name_nodes(cluster.spec.workers)
+        site = layout.make_site(cluster.id, folder)
+        server = sshd.find_server()
+        mode = _read_mode(cluster)
+        began = time.monotonic()
+        if cluster.spec.shared:
+            site.shared.mkdir(mode=0o700, exist_ok=True)
+        with ExitStack() as until:
+            network: Namespaces | Loopback = (
+                Namespaces(site, server, until) if mode == nodes.NAMESPACES else Loopback(server)
+            )
+            outcome = converge(site, network, names, server)
+        kept = len(names) - len(outcome.started)
+        if cluster.deadline:
+            processes.set_deadline(site, cluster.name, cluster.deadline, cluster.spec.ttl)
+        report(
+            (
+                f"{count(len(outcome.started), 'node')} started in {time.monotonic() - began:.2f} s"
+                + (f", {kept} already running" if kept else "")
+                if outcome.started
+                else f"all {count(kept, 'node')} already running"
+            )
+            + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
+        )
+        return Created(
+            nodes=tuple(
+                _build_node(site, name, outcome.endpoints[name], server.user, cluster.spec.workers)
+                for name in names
+            ),
+            host_keys=outcome.host_keys,
+            shared=str(site.shared) if cluster.spec.shared else "",
+        )
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        site = layout.make_site(cluster.id, folder)
+        troubles = self.list_dead(cluster, folder)
+        endpoints: dict[str, Endpoint] = {}
+        names = layout.name_nodes(cluster.spec.workers)
+        for name in names:
+            if name not in troubles:
+                endpoint = sshd.read_endpoint(site.locate(name))
+                if endpoint is None:
+                    troubles[name] = f"damaged: {site.locate(name).config} is gone"
+                else:
+                    endpoints[name] = endpoint
+        troubles |= probe(endpoints, seconds=1)
+        return {name: troubles[name] or "running" for name in names}
+
+    def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        site = layout.make_site(cluster.id, folder)
+        present = {process.node for process in processes.scan(site)}
+        cut_off = cluster.mode == nodes.NAMESPACES and layout.SWITCH not in present
+        dead: dict[str, str] = {}
+        for name in layout.name_nodes(cluster.spec.workers):
+            if name not in present:
+                dead[name] = "gone: it has no process"
+            elif cut_off:
+                dead[name] = "disconnected: the process that holds the network is gone"
+        return dead
+
+    def find_ids(self, folder: Path) -> frozenset[str]:
+        configs = folder.glob("nodes/*/etc/sshd_config")
+        return frozenset(filter(None, map(sshd.read_cluster, configs))) or frozenset(
+            processes.find_ids(folder)
+        )
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        processes.set_deadline(layout.make_site(cluster.id, folder), cluster.name, deadline)
+
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        site = layout.make_site(cluster.id, folder)
+        if not cluster.deadline:
+            return ""
+        if not processes.is_running(site):
+            return "the process that takes it down at its deadline is not running"
+        if time.time() > cluster.deadline + processes.REAPER_PATIENCE:
+            log = processes.locate_log(site)
+            return f"it could not be taken down at its deadline ({log} has the reason)"
+        return ""
+
+    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+        if cluster.mode != nodes.NAMESPACES:
+            raise UsageError(
+                "the nodes of this cluster share this machine's processes and network",
+                hint="run as root, or use --provider docker",
+            )
+        site = layout.make_site(cluster.id, folder)
+        if harm in (Harm.KILL, Harm.LOSE, Harm.REBOOT):
+            processes.end(site, lambda process: process.node == name)
+            if harm is Harm.LOSE:
+                nodes.remove_tree(site.locate(name).root)
+            elif harm is Harm.REBOOT:
+                self.create(cluster, folder, lambda text: None)
+            return
+        mine = [process for process in processes.scan(site) if process.node == name]
+        if harm in (Harm.FREEZE, Harm.THAW):
+            for found in mine:
+                with suppress(ProcessLookupError):
+                    os.kill(found.pid, SIGSTOP if harm is Harm.FREEZE else SIGCONT)
+            return
+        here, state = processes.find_network(), "down" if harm is Harm.CUT else "up"
+        pid = next((found.pid for found in mine if found.network not in (here, 0)), 0)
+        words = ("nsenter", "-t", str(pid), "-n", "ip", "link", "set", "eth0", state)
+        if not pid or not (result := process_module.run(words, timeout=10)).ok:
+            why = result.text if pid else "it has no process"
+            raise ProviderError(f"the network of {name} could not be set {state}: {why}")
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        site = layout.make_site(cluster.id, folder)
+        with processes.hold_networks(site) as networks:
+            # The network goes last: clients learn through it that their server is gone.
+            stubborn = processes.end(site, lambda process: process.node != layout.SWITCH)
+            drop_interface(site)
+            stubborn += processes.end(site, lambda process: True)
+            left = [
+                f"process {process.pid} ({process.command})"
+                for process in dict.fromkeys(stubborn)
+                if processes.is_alive(process.pid, process.start)
+            ]
+            scratch = (*nodes.find_scratch_folders(site), site.scratch_link)
+            for path in (site.nodes, site.shared, *scratch):
+                try:
+                    nodes.remove_tree(path)
+                except OSError as error:
+                    left.append(f"{path}: {error.strerror}")
+            drop_privsep()
+            left += [what for what in _find_remnants(site, networks) if what not in left]
+        if left:
+            raise LeftoverError(
+                f"cluster {cluster.name} was not fully removed: {'; '.join(left)}",
+                hint="end or remove that, then run down again",
+            )
+        report("no process, interface or file is left on this machine")
+
+
+def _find_remnants(site: layout.Site, networks: set[int]) -> list[str]:
+    """What stays. A process that is just ending has lost what it is known by, but not yet its
+    network: it gets a moment.
+    """
+    deadline = Deadline(0.5)
+    while (left := nodes.find_remnants(site, networks)) and not deadline.passed:
+        time.sleep(0.01)
+    return left
+
+
+def _read_mode(cluster: Cluster) -> str:
+    """A cluster keeps the mode that it was made with."""
+    if cluster.mode == nodes.NAMESPACES and (obstacle := nodes.find_obstacle()):
+        raise ProviderError(
+            f"cluster {cluster.name} was created with namespaces, which are not possible now:"
+            f" {obstacle}",
+            hint="run clusterctl as the same user as before, or take the cluster down",
+        )
+    return cluster.mode or nodes.choose_mode().name
+
+
+def _build_node(site: layout.Site, name: str, endpoint: Endpoint, user: str, workers: int) -> Node:
+    """Workers share this machine's cores; the launcher runs no ranks."""
+    address, port = endpoint
+    cores = len(os.sched_getaffinity(0))
+    launcher = name == LAUNCHER
+    return Node(
+        name=name,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=address,
+        private_address=address,
+        ssh_port=port,
+        job_port=port,
+        user=user,
+        root=str(site.locate(name).root),
+        slots=1 if launcher else max(1, cores // workers),
+    )

@@ -1,0 +1,379 @@
+"""What providers promise: one protocol for all of them, and further ones for what only some do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.core.model import Charge, Cluster, ClusterSpec, Node, Reporter, Runtime, Thing
+from clusterctl.core.progress import NodePhases
+from clusterctl.core.text import count
+from clusterctl.machines.registry import RegistryLogin
+from clusterctl.transport.pool import Pool
+
+# -------------------------------------------------------------------------------------------------
+# What exists in a cloud, as a provider finds it: instances, volumes, networks. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One thing that exists in a cloud. `cluster` and `name` are the values of its tags; `managed`:
+    the cloud put it there on its own."""
+
+    kind: str
+    id: str
+    cluster: str = ""
+    name: str = ""
+    managed: bool = False
+    owner: str = ""
+    """Who made it; "" where its tags do not say that."""
+    client: str = ""
+    shared: str = ""
+    """The folder that the nodes of its cluster share."""
+    deadline: float | None = None
+    made: float | None = None
+    """When it was started, of what says that: machines."""
+    hourly: float | None = 0.0
+    """US dollars; None: unknown."""
+
+
+def describe_resources(resources: tuple[Resource, ...], *, ids: bool = True) -> str:
+    """`2 instances (i-1, i-2), 1 volume (vol-3)`; without `ids` only how many."""
+    kinds: dict[str, list[str]] = {}
+    for item in resources:
+        kinds.setdefault(item.kind, []).append(item.id)
+    return ", ".join(
+        count(len(mine), kind) + (f" ({', '.join(mine)})" if ids else "")
+        for kind, mine in kinds.items()
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+class NoCapacity(ProviderError):
+    """No machines of the wanted kind here and now; elsewhere there may be some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The facts in which providers differ, known without asking anybody."""
+
+    runtime: Runtime = Runtime.HOST
+    """Where ranks run, unless --runtime says otherwise."""
+    worker_family: str = ""
+    """The row of the catalog for workers of which only the number is given."""
+    fresh_machines: bool = False
+    """Nodes are bare machines: bootstrap installs what jobs need."""
+    deadline_unit: str = ""
+    """The service that ends a fresh machine at its deadline: bootstrap sees to it that it runs."""
+    bootstrap_timeout: float = 120.0
+    """Seconds."""
+    pythons: tuple[str, ...] = ()
+    """Where nodes that are not fresh have a Python with what programs need."""
+    shares_machine: bool = False
+    """Nodes are names for the processor of this machine: slots are advice there, not a limit."""
+    shared_folder: str = ""
+    """Where a folder lies that all nodes can share, for people; "": `up --shared` is refused."""
+    instant: bool = False
+    """Nodes are there at once and cost nothing: `up` reports no phases and runs no smoke test."""
+    subject: str = ""
+    """What `check` calls the clusters that can be made on this machine."""
+    if_missing: str = "warning"
+    """The level of `check`'s finding where none can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderPlan:
+    """What `up` is about to do, printable as it stands."""
+
+    mode: str
+    mode_reason: str
+    one_host: bool
+    lines: tuple[str, ...]
+    spec: ClusterSpec | None = None
+    """The options with what was left to the provider filled in; None: as it was."""
+    charges: tuple[Charge, ...] = ()
+    deadline: float | None = None
+    """When the nodes will end themselves, in seconds since the epoch."""
+    recipes: tuple[str, ...] = ()
+    """Images that `image build` has to make first, as there is no registry to pull them from."""
+    kinds: tuple[str, ...] = ()
+    """The kinds of nodes (rows of the catalog's images) that are to get a container each."""
+    nodes: tuple[str, ...] = ()
+    """The names of all nodes there will be; () where the provider numbers its workers from 1."""
+    account: str = ""
+    """Whose the nodes will be, by its number; "" where nobody is billed."""
+    owner: str = ""
+    """Who makes them, as the cloud knows them; "" where nobody is billed."""
+    question: str = ""
+    """What a person has to agree to before money is spent; "" where none is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Created:
+    """The nodes of a cluster with their public host keys (`ssh-ed25519 AAAA…`), by node name.
+
+    `pool` holds the connections that making them took, where it took any: the caller goes on with
+    them, and closes them.
+    """
+
+    nodes: tuple[Node, ...]
+    host_keys: dict[str, str]
+    pool: Pool | None = field(default=None, compare=False)
+    mode_reason: str = ""
+    shared: str = ""
+    """The folder that all nodes share, if one was asked for: see `Cluster`."""
+    shared_source: str = ""
+
+
+class Provider(Protocol):
+    """What every provider does. `folder` is the cluster's own, 0700."""
+
+    features: Features
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        """Node name → `running` or what is wrong, from the machines and not from the record."""
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        """Removes everything from any half-built state; LeftoverError if something stays. Of
+        machines that were attached only what we have put there is removed."""
+
+
+class Creator(Provider, Protocol):
+    """Makes machines. `ssh/user.pub` in the cluster's folder is the key to let in."""
+
+    def plan(
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        report: Reporter = ...,
+        *,
+        ahead: Path | None = None,
+    ) -> ProviderPlan:
+        """Says what `create` would do; `current` is the record of what there is. `ahead` is the
+        state home where `create` is to follow: what is slow, costs nothing and serves every cluster
+        may be begun there. Raises ProviderError where it cannot be done."""
+
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
+        """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """Its machines take their time, and it knows how far each of them is."""
+
+    def observe(self, nodes: NodePhases) -> None:
+        """Tell it the phases of machines that `create` makes."""
+
+
+@runtime_checkable
+class Attesting(Protocol):
+    """It knows which of its machines run, without a connection to them."""
+
+    def list_dead(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
+        """The nodes whose machines do not run, each with what is known, as `describe` says it; none
+        that may only be cut off from this machine. Raises ProviderError."""
+
+
+@runtime_checkable
+class Expiring(Protocol):
+    """Its nodes end themselves at a deadline."""
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
+        naming the nodes that keep the old one, and ProviderError before any node is told."""
+
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""
+        where nothing speaks against it. Asks no node."""
+
+
+@runtime_checkable
+class Timekeeping(Protocol):
+    """Its deadlines are by a clock that is not this machine's."""
+
+    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        """Seconds that this machine's clock is ahead of that one, which is reported where it is
+        much. Raises ProviderError where it is too much, or nobody answers who has to."""
+
+
+class Harm(Enum):
+    """A fault that `inject` causes on a node, or the end of one."""
+
+    KILL = "kill"
+    """All its processes are killed; its disk stays."""
+    LOSE = "lose"
+    """The same, and its disk is deleted."""
+    REBOOT = "reboot"
+    """The same as KILL, and it starts again at once."""
+    FREEZE = "freeze"
+    THAW = "thaw"
+    CUT = "cut"
+    """Disconnects it from its network."""
+    JOIN = "join"
+    """Connects it again."""
+
+
+@runtime_checkable
+class Breakable(Protocol):
+    """Its nodes can be broken on purpose, for `drill`."""
+
+    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
+        """Injects that into a node. `create` repairs it. Raises UsageError, ProviderError."""
+
+
+@runtime_checkable
+class Pausing(Protocol):
+    """Its machines can be stopped, with their disks, and `create` starts them again."""
+
+    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
+        """Raises UsageError where these machines cannot be stopped, and ProviderError where AWS
+        does not let us in: before a job is ended."""
+
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        """Stops all of them, whatever state they are in, and waits for it. Raises ProviderError."""
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """Its nodes can be connected to from certain networks only."""
+
+    def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+        """Lets connections in from these networks, or from this machine where none are given, and
+        from no others. Returns them. Raises UsageError and ProviderError."""
+
+    def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
+        """Why this machine is not let in; "" where it is, or where that is not known."""
+
+
+@runtime_checkable
+class Labelling(Protocol):
+    """Shows in the cloud when a cluster ends."""
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """For people and `gc`; no machine ends by it. Raises ProviderError."""
+
+
+class Billing(Protocol):
+    """Its machines cost money: whoever plans charges is one."""
+
+    def list_things(self, cluster: Cluster, folder: Path) -> Sequence[Thing]:
+        """All that costs money of a cluster, or did and is still shown. Raises ProviderError."""
+
+    def list_ending(
+        self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
+    ) -> frozenset[str]:
+        """The nodes whose machines are about to end: those that have begun to, and of `reclaimed`,
+        whose end was announced, those that still run. `create` would keep them."""
+
+
+@runtime_checkable
+class Inventoried(Protocol):
+    """Whoever makes its machines makes other things with them, and tells what there is."""
+
+    def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
+        """All that there is of a cluster, whether or not it costs money. Raises ProviderError."""
+
+
+@runtime_checkable
+class Recovering(Protocol):
+    """Finds clusters whose record was lost or damaged, so that they can be destroyed."""
+
+    def find_ids(self, folder: Path) -> frozenset[str]:
+        """The ids of the clusters of `folder`, from what there is of them and without a record.
+        Raises RecordError where there was one, and nothing tells which."""
+
+
+@runtime_checkable
+class Discovery(Recovering, Protocol):
+    """Finds clusters by tag, wherever they were made. `region` is a part of the cloud."""
+
+    def find_usual_region(self) -> str:
+        """The one in which clusters are made, unless another one is asked for."""
+
+    def list_regions(self) -> tuple[str, ...]:
+        """All that the account has enabled. Raises ProviderError where that is not told."""
+
+    def find_owner(self) -> str:
+        """Who we are there, as in `Resource.owner`. Raises ProviderError."""
+
+    def is_shared(self, owner: str) -> bool:
+        """Whether several people may be that owner, such as all who log in to a machine."""
+
+    def find(self, region: str) -> tuple[Resource, ...]:
+        """Everything in a region that carries our tag."""
+
+    def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
+        """Removes a cluster by its tag alone. Raises LeftoverError."""
+
+    def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
+        """The record of a cluster, as far as its tags tell of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One row of `check`. `level`: `ok`, `warning` (something is less good) or `error` (something
+    will not work)."""
+
+    level: str
+    subject: str
+    text: str
+    hint: str = ""
+
+
+@runtime_checkable
+class LogsIn(Protocol):
+    """Has container registries of its own."""
+
+    def find_registry_login(self, host: str) -> RegistryLogin | None:
+        """How to pull from that registry; None for one that is not its own."""
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """Knows more of what stands against a cluster than the plan of one."""
+
+    def diagnose(self) -> tuple[CheckRow, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A partition of Slurm or a queue of Grid Engine, as it is now."""
+
+    name: str
+    nodes: int = 0
+    free_nodes: int = 0
+    slots: int = 0
+    free_slots: int = 0
+    gpus: int = 0
+    free_gpus: int = 0
+    down: int = 0
+    """Nodes that take no jobs."""
+
+
+# -------------------------------------------------------------------------------------------------
+# What nodes are called, whoever makes them.
+
+
+LAUNCHER = "launcher"
+
+
+def name_nodes(workers: int, *, most: int, what: str) -> tuple[str, ...]:
+    """The launcher and its workers, in the order of their addresses. UsageError where `what` cannot
+    have so many."""
+    if not 1 <= workers <= most:
+        raise UsageError(
+            f"{what} has 1 to {most} workers, not {workers}",
+            hint="choose another number with --workers",
+        )
+    return (LAUNCHER, *(f"worker-{number}" for number in range(1, workers + 1)))
+
+
+def name_span(workers: int) -> str:
+    """For people: `worker-1 to worker-3`."""
+    return "worker-1" if workers == 1 else f"worker-1 to worker-{workers}"

@@ -1,0 +1,91 @@
+"""Where machines come from. One folder per provider, and one row in a table of options.
+
+`protocol` has what providers promise, `shared` what several of them use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from clusterctl.core.errors import RecordError, UsageError
+from clusterctl.core.model import Cluster
+from clusterctl.machines import ledger
+from clusterctl.machines.attached import BatchSite
+from clusterctl.machines.ledger import Sighting
+from clusterctl.machines.protocol import Billing, Creator, Provider
+from clusterctl.options.batch import BATCH_SYSTEMS
+from clusterctl.options.table import PROVIDER_OPTIONS
+
+PROVIDERS: dict[str, str] = {
+    name: f"clusterctl.machines.{name}.provider:{name.capitalize()}Provider"
+    for name in PROVIDER_OPTIONS
+}
+
+"""What `up` makes, and `down` removes."""
+
+DEFAULT = "local"
+
+"""Of a new cluster whose options name and imply none: it costs nothing."""
+
+ATTACHED: dict[str, str] = {
+    "hosts": "clusterctl.machines.attached:HostsProvider",
+    **{name: f"clusterctl.machines.{name}:{name.capitalize()}Provider" for name in BATCH_SYSTEMS},
+}
+
+"""What `attach` takes over, and `detach` lets go."""
+
+
+def load_provider(name: str) -> Provider:
+    """The provider that a record names, imported on first use. Raises RecordError."""
+    known = {**PROVIDERS, **ATTACHED}
+    if name not in known:
+        raise RecordError(
+            f"the record of the cluster names an unknown provider, {name!r}",
+            hint=f"correct `provider` in its cluster.json: {', '.join(known)}",
+        )
+    return _load(name, known)
+
+
+def load_creator(name: str) -> Creator:
+    """The provider of that name, one that `up` can use. UsageError with the names there are."""
+    return cast(Creator, _load(name, PROVIDERS))
+
+
+def _load(name: str, table: Mapping[str, str]) -> Provider:
+    if name not in table:
+        raise UsageError(f"unknown provider {name!r}", hint=f"choose one of: {', '.join(table)}")
+    module, _, attribute = table[name].partition(":")
+    return cast(Provider, getattr(import_module(module), attribute)())
+
+
+def load_billing(cluster: Cluster) -> Billing:
+    """Who bills a cluster that has charges."""
+    return cast(Billing, load_provider(cluster.spec.provider))
+
+
+def look(cluster: Cluster, folder: Path, now: float) -> tuple[Sighting, ...]:
+    """Asks whoever bills a cluster what there is, and notes it: all looks so far. Raises the
+    provider's error."""
+    return ledger.add(folder, cluster, load_billing(cluster).list_things(cluster, folder), now)
+
+
+def settle(cluster: Cluster, folder: Path, now: float) -> Cluster:
+    """The same cluster with the charges that follow from that. Raises the provider's error."""
+    if not cluster.charges:
+        return cluster
+    return replace(cluster, charges=ledger.settle(cluster, look(cluster, folder, now)))
+
+
+def list_living(cluster: Cluster, folder: Path, now: float) -> dict[str, str]:
+    """The nodes whose machines there are, with what the provider calls these (as in
+    `Node.machine`), from whoever bills them. Raises the provider's error."""
+    return ledger.list_living(look(cluster, folder, now))
+
+
+def load_site(name: str) -> BatchSite:
+    """The batch system of that name."""
+    return cast(BatchSite, load_provider(name))

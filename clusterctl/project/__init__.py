@@ -1,0 +1,1 @@
+"""A person's project: the program, its tree, its packages, and launchers' command lines."""

@@ -1,0 +1,551 @@
+"""From SCRIPT and ARGS to a Program: what it is, where it lies in the staged tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shutil import which
+
+from clusterctl import process
+from clusterctl.core.catalog import BUNDLED
+from clusterctl.core.errors import LaunchError, UsageError
+from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
+from clusterctl.core.model import Cluster, Mpi
+from clusterctl.launch.compiling import LANGUAGES
+from clusterctl.project import own_project
+from clusterctl.project import tree as project_tree
+from clusterctl.project.launchers import LAUNCHERS
+from clusterctl.project.words import Asked, find_handed_on, find_launcher, find_shell_text
+
+HEAD = 64 << 10
+
+"""Bytes of a file that may be a batch script, in which its directives have to be."""
+
+CLOSE = 0.8
+
+"""How alike the name of a program has to be to what was typed: `get_close_matches`."""
+
+_COMMAND = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A program and the tree that it comes in."""
+
+    program: Program
+    tree: project_tree.Tree
+    asked: Asked = field(default_factory=Asked)
+    """What the words of another launcher program say, which it was written after."""
+    installed: bool = False
+    """No file here has its name: it has to be a command of the packages that the job gets."""
+    findings: project_tree.Findings = project_tree.NOTHING
+    settings: Collection[str] = ()
+    """Of the job's options, by their names in JobSpec and in the batch system, those that come from
+    settings: they are weaker than these words."""
+
+
+def resolve_program(
+    script: str,
+    args: tuple[str, ...],
+    *,
+    chosen: Path | None = None,
+    sources: Sequence[Path] = (),
+    limit: int = 0,
+) -> Resolved:
+    """SCRIPT is a path, a module, a command of the project, or the name of a bundled workload; a
+    file here wins over others. `python …` and `bash …` are understood. `sources` are compiled with
+    it."""
+    starts = bool(args) and script in (*PYTHONS, *SHELLS)
+    makes = not starts and own_project.is_command(script, Path.cwd())
+    if (starts or makes) and not Path(script).is_file():
+        found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
+        if starts or own_project.find_folder(found.program, found.tree.root):
+            return found
+    if _is_module(script):
+        return resolve_module(script, args, chosen=chosen, limit=limit)
+    if not sources and _may_be_installed(script):
+        found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
+        return replace(found, installed=True)
+    path, bundled = _find(script)
+    if bundled and chosen is None:
+        chosen = path.parent
+    _refuse_batch_script(path)
+    tree = project_tree.find_tree(path.absolute().parent, script=path, chosen=chosen, limit=limit)
+    location = path.resolve()
+    if not location.is_relative_to(tree.root):
+        raise UsageError(
+            f"{script} is not inside the staged folder {tree.root}",
+            hint="--stage must name a folder that holds the script",
+        )
+    working = _choose_folder(tree, location.parent)
+    target = os.path.relpath(location, tree.root / working)
+    kind, source = _find_kind(path), ""
+    if kind is ProgramKind.SOURCE:
+        source, target = target, f"./{Path(target).with_suffix('')}"
+    elif sources:
+        raise _make_not_compiled_error(script)
+    elif kind is ProgramKind.BINARY or target.startswith("-"):
+        target = f"./{target}"
+    further = tuple(_locate_source(source, tree, working) for source in sources)
+    program = Program(
+        kind=kind,
+        target=target,
+        args=args,
+        bundled=bundled,
+        folder=working,
+        interpreter=project_tree.find_interpreter(path) if kind is ProgramKind.BINARY else "",
+        source=source,
+        sources=further,
+    )
+    return Resolved(program, tree)
+
+
+def _is_module(script: str) -> bool:
+    """Whether it is `pkg.train`, as `python -m` takes it, and no file has that name."""
+    if not _DOTTED.fullmatch(script) or Path(script).exists():
+        return False
+    return any(path.is_file() for path in _list_module_files(script))
+
+
+def _list_module_files(module: str) -> list[Path]:
+    """Where `python -m` looks for it, from the current folder; then in `src`, where the ranks of a
+    project with a pyproject.toml look, too."""
+    parts, here = module.split("."), Path.cwd()
+    places = [here, here / "src"] if (here / "pyproject.toml").is_file() else [here]
+    return [
+        place.joinpath(*parts, *last).with_suffix(".py")
+        for place in places
+        for last in ((), ("__main__",))
+    ]
+
+
+def _may_be_installed(script: str) -> bool:
+    """Whether the packages of a job may have a command of that name: nothing here has it."""
+    return (
+        bool(_COMMAND.fullmatch(script))
+        and script not in (*PYTHONS, *SHELLS)
+        and Path(script).suffix not in (".py", ".sh", *LANGUAGES)
+        and not os.path.lexists(script)
+        and not project_tree.find_bundled(script)
+    )
+
+
+def make_missing_error(script: str) -> UsageError:
+    """No file here, no program of ours and no command that is known has that name."""
+    shown = script if len(script) < 100 else f"{script[:97]}…"
+    return UsageError(f"no script named {shown!r}", hint=_suggest(script))
+
+
+def _find(script: str) -> tuple[Path, bool]:
+    """The file of that name, and whether it is a bundled one."""
+    path = Path(script)
+    shown = script if len(script) < 100 else f"{script[:97]}…"
+    if not script or "\0" in script:
+        raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS...]")
+    try:
+        folder, found = path.is_dir(), path.is_file()
+    except OSError:  # a name that no file can have
+        folder = found = False
+    if folder:
+        raise UsageError(f"{script} is a folder", hint="name the script in it")
+    bundled = None if found else project_tree.find_bundled(script)
+    if not found and bundled is None:
+        raise make_missing_error(script)
+    path = bundled or path
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
+    return path, bundled is not None
+
+
+def resolve_module(
+    module: str, args: tuple[str, ...], *, chosen: Path | None = None, limit: int = 0
+) -> Resolved:
+    """`-m MODULE`: found from the current folder, as `python -m` does, or in a project's `src`."""
+    here, candidates = Path.cwd(), _list_module_files(module)
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None and here.joinpath(module.split(".")[0]).exists():
+        raise UsageError(
+            f"no module named {module!r} in {here}",
+            hint=f"looked for {candidates[0].relative_to(here)} and"
+            f" {candidates[1].relative_to(here)}",
+        )
+    tree = project_tree.find_tree(here, script=found, chosen=chosen, limit=limit)
+    return Resolved(
+        Program(
+            kind=ProgramKind.MODULE,
+            target=module,
+            args=args,
+            folder=_choose_folder(tree, here.resolve()),
+        ),
+        tree,
+    )
+
+
+def resolve_command(
+    words: Sequence[str],
+    *,
+    chosen: Path | None = None,
+    sources: Sequence[Path] = (),
+    limit: int = 0,
+) -> Resolved:
+    """`-- COMMAND ARGS`: a program of the nodes, beside the files of the current folder. A script
+    of the tree, a bundled program and what Python is to run are what they are without `--`."""
+    if not words:
+        raise UsageError("nothing to run", hint="clusterctl run -- COMMAND [ARGS...]")
+    word, rest = words[0], tuple(words[1:])
+    if word in PYTHONS:
+        rest = rest[rest[:1] == ("-u",) :]  # the output of ranks is never buffered
+        if rest[:1] == ("-m",) and len(rest) > 1:
+            return resolve_module(rest[1], rest[2:], chosen=chosen, limit=limit)
+        if rest and not rest[0].startswith("-"):
+            return resolve_program(rest[0], rest[1:], chosen=chosen, sources=sources, limit=limit)
+    ours = Path(word).absolute().is_relative_to(chosen or Path.cwd()) and Path(word).is_file()
+    if ours or project_tree.find_bundled(word):
+        return resolve_program(word, rest, chosen=chosen, sources=sources, limit=limit)
+    if sources:
+        raise _make_not_compiled_error(word)
+    here = Path.cwd()
+    # A relative path is one of the copied files: those of nodes are on PATH, or absolute.
+    relative = "/" in word and not os.path.isabs(word)
+    if relative and not any(os.path.exists(place / word) for place in (here, chosen or here)):
+        raise UsageError(
+            f"no file {word} here to copy to the nodes",
+            hint="build it first, or give the full path that it has on the nodes",
+        )
+    whole = chosen or project_tree.may_stage(here)
+    tree = project_tree.find_tree(here, chosen=chosen, limit=limit) if whole else None
+    program = Program(
+        kind=ProgramKind.COMMAND,
+        target=word,
+        args=rest,
+        interpreter=word if os.path.isabs(word) else "",
+        folder=_choose_folder(tree, here) if tree else ".",
+    )
+    return Resolved(program, tree or project_tree.Tree(here, (), 0, by_git=False))
+
+
+def _make_not_compiled_error(script: str) -> UsageError:
+    return UsageError(
+        f"--source: {script} is not compiled",
+        hint="--source names files that are compiled together with a C, C++ or Fortran SCRIPT",
+    )
+
+
+def check_program(program: Program, cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    """Raises LaunchError where a node lacks what the program needs before it can even start."""
+    if not program.needs_python:
+        return
+    missing = [name for name in nodes if not cluster.node(name).python]
+    if missing:
+        raise LaunchError(
+            f"no Python on {', '.join(missing)}",
+            hint="on the node: apt-get install python3",
+        )
+    if program.bundled:
+        for name in nodes:
+            python = cluster.node(name).facts.python
+            lacks = [p for p in BUNDLED if python and p not in python.packages]
+            if lacks and python:
+                other = ", or name another Python in the file (python=/…)"
+                hint = f"on the node: {python.executable} -m pip install {' '.join(lacks)}"
+                raise LaunchError(
+                    f"{python.executable} on {name} lacks {', '.join(lacks)}",
+                    hint=hint + (other if cluster.attached else "") + f", then `{cluster.repair}`",
+                )
+
+
+def _choose_folder(tree: project_tree.Tree, wanted: Path) -> str:
+    """The ranks' working directory: where the user stands if that is in the tree, else `wanted`."""
+    for folder in (Path.cwd().resolve(), wanted):
+        if folder.is_relative_to(tree.root):
+            return str(folder.relative_to(tree.root))
+    return "."
+
+
+def _find_kind(path: Path) -> ProgramKind:
+    if path.suffix == ".py":
+        return ProgramKind.PYTHON
+    if path.suffix in LANGUAGES:
+        return ProgramKind.SOURCE
+    if os.access(path, os.X_OK):
+        _check_interpreter(path)
+        return ProgramKind.BINARY
+    raise UsageError(
+        f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
+        hint=f"chmod +x {path}, if it should be run as it is"
+        + (f"; or clusterctl run bash {path}" if path.suffix == ".sh" else ""),
+    )
+
+
+def _check_interpreter(path: Path) -> None:
+    """Raises UsageError for a script whose first line, with the line ending of Windows, names an
+    interpreter that no node has: they would say that the script itself is missing."""
+    with path.open("rb") as file:
+        first = file.readline(256)
+    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+        raise UsageError(
+            f"{path} has Windows line endings, so nodes do not find its interpreter",
+            hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))} (or dos2unix)",
+        )
+
+
+_DIRECTIVE = re.compile(rb"#(SBATCH|PBS|\$ -)")
+
+_HAND_IN = {b"SBATCH": "sbatch", b"PBS": "qsub", b"$ -": "qsub"}
+
+
+def _refuse_batch_script(path: Path) -> None:
+    """A batch script starts its program itself: inside a job of ours it would wait for ever for
+    nodes that the job has, and its directives would count for nothing."""
+    with path.open("rb") as file:
+        for line in file.read(HEAD).splitlines():
+            if line.strip() and not line.startswith(b"#"):
+                return  # directives come before the first command
+            if found := _DIRECTIVE.match(line):
+                break
+        else:
+            return
+    word = line.split()[0].decode() if found[1] != b"$ -" else "#$"
+    raise UsageError(
+        f"{path} is a batch script: it has {word} lines",
+        hint="run the program that it starts, with its options:"
+        " clusterctl run --nodes 2 … PROGRAM; or submit it yourself:"
+        f" clusterctl ssh -- {_HAND_IN[found[1]]} {path.name}",
+    )
+
+
+def _locate_source(source: Path, tree: project_tree.Tree, working: str) -> str:
+    """A further source file, as the compiler finds it in the ranks' working directory."""
+    location = source.resolve()
+    if not source.is_file():
+        raise UsageError(f"--source: no such file: {source}", hint="check the path")
+    if source.suffix not in LANGUAGES:
+        raise UsageError(
+            f"--source: {source} is not a C, C++ or Fortran source",
+            hint="add a library with -e LDLIBS=-lNAME, headers with -e CFLAGS=-IFOLDER",
+        )
+    if not location.is_relative_to(tree.root):
+        raise UsageError(
+            f"--source: {source} is not inside the staged folder {tree.root}",
+            hint="--stage names a folder that holds all of them",
+        )
+    return os.path.relpath(location, tree.root / working)
+
+
+def list_bundled() -> list[str]:
+    """The names of the programs that travel with clusterctl."""
+    from clusterctl.core import assets
+
+    paths = assets.find_folder("workloads").glob("*")
+    return sorted(path.name for path in paths if path.suffix in {".py", *LANGUAGES})
+
+
+def _suggest(script: str) -> str:
+    if similar := find_similar(script):
+        return f"did you mean {similar}?"
+    if which(script):
+        return f"for a command of the nodes: clusterctl run -- {script}"
+    return f"give a path, or a bundled program: {', '.join(list_bundled())}"
+
+
+def find_similar(script: str) -> str:
+    """What somebody may have meant who typed that; "" if nothing is close."""
+    path = Path(script)
+    if close := find_closest(path, _list_files(path.parent)):
+        return str(path.with_name(close))
+    if close := find_closest(path, own_project.list_commands(Path.cwd())):
+        return close
+    close = find_closest(path, list_bundled())
+    return close and f"the bundled {close}"
+
+
+def _list_files(folder: Path) -> list[str]:
+    """The names of the files there that may be programs; () where it cannot be read."""
+    with suppress(OSError):
+        found = (entry for entry in os.scandir(folder) if entry.is_file())
+        return [e.name for e in found if e.name.endswith((".py", ".sh", *LANGUAGES))]
+    return []
+
+
+def find_closest(path: Path, names: Sequence[str]) -> str:
+    """The name that a slip of the finger may have meant; "" if none is that close. Endings, which
+    make all of them alike, do not count."""
+    from difflib import get_close_matches
+
+    stems = {Path(name).stem: name for name in sorted(names)}
+    close = get_close_matches(path.stem, stems, n=1, cutoff=CLOSE)
+    return stems[close[0]] if close else ""
+
+
+# -------------------------------------------------------------------------------------------------
+# What the files of a program say about how it is started, as far as a search for words tells.
+
+
+LARGEST = 4 << 20
+
+"""Bytes of a file that are searched."""
+
+_HEEDS = re.compile(rb"CLUSTERCTL_BACKEND|trainlib")
+
+_MPI = re.compile(
+    rb"mpi4py|mpi4jax|petsc4py|slepc4py|horovod|trainlib|libmpi|MPI_|\bmpif?\.h|\buse\s+mpi|['\"]mpi['\"]"
+    rb"|mpirun|mpiexec",
+    re.IGNORECASE,
+)
+
+
+def _read_programs(resolved: Resolved) -> Iterator[bytes]:
+    """The beginnings of the files that may be a part of the program, and its arguments."""
+    tree = resolved.tree
+    for name in tree.files:
+        path = tree.root / name
+        with suppress(OSError):
+            if path.suffix == ".py" or path.stat().st_mode & 0o111 or path.suffix in LANGUAGES:
+                with path.open("rb") as file:
+                    yield file.read(LARGEST)
+    yield from (data for _, data in tree.written)
+    yield from (os.fsencode(word) for word in resolved.program.args)
+
+
+def may_use_mpi(resolved: Resolved, backend: str) -> bool:
+    """Whether the program may call MPI, which then has to come from what starts its ranks. Of what
+    the nodes have, nobody knows: commands other than Python, and modules that are not staged."""
+    program = resolved.program
+    if program.bundled or backend == "mpi":
+        return True
+    if program.kind is ProgramKind.COMMAND and program.target not in PYTHONS:
+        return True
+    if program.kind is ProgramKind.MODULE and not _has_module(resolved):
+        return True
+    return any(_MPI.search(text) for text in _read_programs(resolved))
+
+
+def _has_module(resolved: Resolved) -> bool:
+    """Whether a module that is started may be one of the tree."""
+    name = resolved.program.target.split(".")[0]
+    own = (f"/{name}.py", f"/{name}/")
+    return any(word in f"/{file}" for file in resolved.tree.files for word in own)
+
+
+def warn_of_backend(resolved: Resolved, backend: str) -> str:
+    """That nothing in the staged files asks for --backend; "" where something may."""
+    if backend == "auto" or resolved.program.bundled:
+        return ""
+    if any(_HEEDS.search(text) for text in _read_programs(resolved)):
+        return ""
+    return (
+        f"--backend {backend} may have no effect: no staged program uses trainlib or reads"
+        " CLUSTERCTL_BACKEND"
+    )
+
+
+def warn_of_no_mpi(resolved: Resolved, mpi: str, ranks: int, installed: Mpi | None) -> str:
+    """That ranks which srun starts with `--mpi` do not find each other by MPI; "" if nothing
+    mentions MPI. `installed`: on the launcher."""
+    if ranks < 2 or resolved.program.bundled:
+        return ""
+    if mpi == "none":
+        why = "--mpi none starts ranks without it: to MPI, each is rank 0 of 1"
+    elif mpi == "pmi2" and installed and installed.flavour == "openmpi" and installed.major >= 5:
+        why = (
+            f"Open MPI {installed.version}, which is installed here, knows no PMI2: to it, each"
+            " rank is rank 0 of 1 (use --mpi pmix, or leave --mpi out)"
+        )
+    else:
+        return ""
+    if not any(_MPI.search(text) for text in _read_programs(resolved)):
+        return ""
+    return f"a staged file or an argument mentions MPI, and {why}"
+
+
+def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
+    """That a shell script of the tree, a command, or a module that is not of the tree starts ranks
+    of its own on each rank; "" if it does not."""
+    program, tree = resolved.program, resolved.tree
+    words = program.args if program.target in SHELLS else (program.target,)
+    if ranks < 2:
+        return ""
+    if program.kind is ProgramKind.MODULE and not _has_module(resolved):
+        what = f"python -m {program.target} may start"
+        return _warn_of_launcher(what, find_handed_on(program.args), ranks)
+    if program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
+        return ""
+    if program.kind is ProgramKind.COMMAND and program.target not in SHELLS:
+        found = "" if resolved.asked.launcher in LAUNCHERS else find_handed_on(program.args)
+        return _warn_of_launcher(f"{program.target} may start", found, ranks)
+    if place := find_shell_text((program.target, *words)):
+        what = f"the command of {program.target} -c starts"
+        return _warn_of_launcher(what, find_launcher(words[place - 1]), ranks)
+    for word in words:
+        path = tree.root / program.folder / word
+        if not tree.has(os.path.join(program.folder, word)):
+            continue
+        with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+            text = file.read(HEAD)
+            if text.startswith("#!") or program.target in SHELLS:
+                return _warn_of_launcher(f"{word} starts", find_launcher(text), ranks)
+    return ""
+
+
+def _warn_of_launcher(what: str, launcher: str, ranks: int) -> str:
+    return launcher and (
+        f"{what} {launcher} itself, on each of {ranks} ranks: for one job of all"
+        f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Files that a program did not find on its node, and that are here: why they were not copied.
+
+
+_NOT_FOUND = re.compile(r"No such file or directory: '([^'\n]+)'")
+
+"""As Python says it."""
+
+GIT_TIMEOUT = 10.0
+
+NO_REPOSITORY = 128
+
+"""What git exits with there."""
+
+
+def find_lines(text: str) -> list[str]:
+    """Where a program's errors name such a file."""
+    return [line.strip() for line in text.splitlines() if _NOT_FOUND.search(line)]
+
+
+def explain_missing_file(text: str) -> str:
+    """What a program's errors say of the last such file, and how it gets to the nodes; "" where it
+    is not here either, or was copied. Ranks start in the folder that corresponds to this one."""
+    for name in reversed(_NOT_FOUND.findall(text)):
+        if not os.path.exists(name):
+            continue
+        if os.path.isabs(name):
+            return (
+                f"{name} is on this machine, but not on the node\n  `clusterctl data push"
+                f" {shlex.quote(str(Path(name).parent))}` copies data to $CLUSTERCTL_DATA on each"
+            )
+        asked = process.run(("git", "check-ignore", "-q", "--", name), timeout=GIT_TIMEOUT)
+        if asked.exit_code == NO_REPOSITORY:
+            whole = os.path.commonpath((os.getcwd(), os.path.abspath(name)))
+            return (
+                f"{name} was not copied to the nodes: outside a git repository, only the program's"
+                f" folder is\n  `--stage {shlex.quote(os.path.relpath(whole))}` copies the folder"
+                " that holds both"
+            )
+        if asked.ok:
+            folder = os.path.dirname(name) or name
+            return (
+                f"{name} was not copied to the nodes, because git ignores it\n"
+                f"  `--include {shlex.quote(folder)}` before the program copies it, too;"
+                " `clusterctl data push FOLDER` copies large data, once, to $CLUSTERCTL_DATA on"
+                " each node"
+            )
+    return ""

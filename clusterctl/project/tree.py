@@ -1,0 +1,825 @@
+"""What of a program's files will not be on the nodes as it is here, said before the job starts:
+links that lead elsewhere, files that git has not fetched, an interpreter that is missing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import math
+import os
+import re
+import shlex
+import stat
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from shlex import join, quote
+
+from clusterctl import process
+from clusterctl.core import assets
+from clusterctl.core.errors import FULL, LaunchError, UsageError, make_write_error
+from clusterctl.core.job import PYTHONS, Program
+from clusterctl.core.model import Node, shorten
+from clusterctl.core.text import count, format_bytes
+from clusterctl.state.home import Home, find_home
+from clusterctl.state.store import Store
+
+# -------------------------------------------------------------------------------------------------
+# Members of tar archives, which can be joined: without owners and times, so that equal files make
+# equal archives. Those of jobs are kept in the state home, as long as there is room.
+
+
+END_OF_ARCHIVE = bytes(1024)
+
+PERMISSIONS = 0o777
+
+"""The bits of a mode that are copied: setuid, setgid and sticky are not."""
+
+KEPT_JOBS = 100
+
+"""The last jobs, of which more is kept than the records."""
+
+KEPT_SECONDS = 30 * 86400
+
+"""Archives that none of them needs are kept for so long."""
+
+KEPT_BYTES = 5_000_000_000
+
+"""In all archives. Beyond that, those go that have not been used for the longest time."""
+
+FRESH_SECONDS = 3600.0
+
+"""An archive that was used so lately may belong to a job that has no record yet; one to which
+nothing was added for so long is not being written any more."""
+
+LEAST_HOLES = 64 << 10
+
+"""Bytes of holes from which on a file is packed as a sparse one."""
+
+Made = tuple[str, str, int]
+
+"""A generated file: name, text, mode."""
+
+
+def pack_texts(files: Iterable[Made]) -> bytes:
+    """An archive of generated files."""
+    return b"".join(make_entry(name, text.encode(), mode) for name, text, mode in files)
+
+
+def pack_file(name: str, data: bytes) -> bytes:
+    """An archive of one file."""
+    return make_entry(name, data, 0o600)
+
+
+def make_member(path: Path, name: str) -> bytes:
+    """A file or link as it is: its mode, its holes."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return make_link(name, os.readlink(path), tarfile.SYMTYPE)
+    mode = status.st_mode & PERMISSIONS
+    if status.st_size - status.st_blocks * 512 >= LEAST_HOLES:
+        return _make_sparse_entry(path, name, mode)
+    return make_entry(name, path.read_bytes(), mode)
+
+
+def make_entry(name: str, data: bytes, mode: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    info.mode = mode
+    return _pack(info, data)
+
+
+def make_link(name: str, target: str, kind: bytes = tarfile.LNKTYPE) -> bytes:
+    """A further name of a member that comes before; with SYMTYPE, a symbolic link."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return _pack(info)
+
+
+def make_folder(name: str, mode: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, mode
+    return _pack(info)
+
+
+def remove_old(store: Store, limit: int = KEPT_BYTES) -> None:
+    """Removes archives that none of the last jobs needs and nobody has used for long, and beyond
+    `limit` bytes also others: never that of a job that has not ended. Removes those whose
+    clusterctl was killed while it wrote them."""
+    now = time.time()
+    with suppress(OSError):  # what is not removed now is removed with the next job
+        for path in store.home.stages.glob(".*.new"):
+            if path.lstat().st_mtime < now - FRESH_SECONDS:
+                path.unlink()
+        found = {path: path.lstat() for path in store.home.stages.glob("[!.]*")}
+        size = sum(status.st_size for status in found.values())
+        if size <= limit and all(s.st_mtime >= now - KEPT_SECONDS for s in found.values()):
+            return
+        if store.list_damage():
+            return  # a record that cannot be read may name one of them
+        jobs = sorted(store.list_jobs(), key=lambda job: job.id)
+        kept = {job.stage for job in jobs[-KEPT_JOBS:]}
+        in_use = {job.stage for job in jobs if not job.state.ended}
+        for path in sorted(found, key=lambda path: (path.name in kept, found[path].st_mtime)):
+            status = found[path]
+            old = status.st_mtime < now - KEPT_SECONDS and path.name not in kept
+            fresh = status.st_mtime >= now - FRESH_SECONDS
+            if (old or size > limit) and not fresh and path.name not in in_use:
+                path.unlink()
+                size -= status.st_size
+
+
+def _make_sparse_entry(path: Path, name: str, mode: int) -> bytes:
+    """The data between the holes, as GNU tar packs it (its manual, "Storing Sparse Files": format
+    1.0 of PAX)."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        parts = _find_data(file.fileno(), size)
+        rows = [*parts, (size, 0)]
+        table = "\n".join([str(len(rows)), *(f"{at}\n{count}" for at, count in rows), ""]).encode()
+        sink = io.BytesIO(_fill_blocks(table))
+        sink.seek(0, os.SEEK_END)
+        for at, count in parts:
+            file.seek(at)
+            sink.write(file.read(count))
+    info = tarfile.TarInfo("GNUSparseFile.0/member")  # its name is in the headers
+    info.size, info.mode = sink.tell(), mode
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": name,
+        "GNU.sparse.realsize": str(size),
+    }
+    return _pack(info, sink.getvalue())
+
+
+def _find_data(file: int, size: int) -> list[tuple[int, int]]:
+    """Where a file has data: positions and lengths."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(file, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole
+                break
+            raise
+        end = min(os.lseek(file, start, os.SEEK_HOLE), size)
+        found.append((start, end - start))
+    return found
+
+
+def _pack(info: tarfile.TarInfo, data: bytes = b"") -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape") + _fill_blocks(data)
+
+
+def _fill_blocks(data: bytes) -> bytes:
+    return data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+# -------------------------------------------------------------------------------------------------
+# What travels to the nodes: the tree around the script, an archive named by its content.
+
+
+MAX_BYTES = 200_000_000
+
+MAX_FILES = 10_000
+
+LARGE_TREE = 20_000_000
+
+"""Bytes from which on staging takes so long that people ask why."""
+
+NAMED = 5
+
+"""Large files, or folders with many, that are named."""
+
+LOOK_ON = 2.0
+
+"""Seconds for which a tree that is too large is looked through for what makes it so."""
+
+IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
+
+"""What a folder that git does not know leaves behind."""
+
+IGNORE = ".clusterctlignore"
+
+USUAL_MODE = 0o755
+
+"""That of a folder which tar makes for what is in it."""
+
+OWN = "own"
+
+"""The folder of a job with what describes the project itself, beside that of its tree."""
+
+OWN_FOLDERS = (("jobs", "bin/free-port"), ("clusters", "jobs/last-id"))
+
+"""What a cluster's folder on a node is known by, and a state home."""
+
+STDIN = "stdin"
+
+"""The file of a job's folder that rank 0 gets as its standard input, if it is there."""
+
+MARK = ".clusterctl-fetched"
+
+"""Lies in a folder that `fetch` or --sync made: what a job has made is no part of the next one's
+program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stdin:
+    """What rank 0 reads from its standard input, in each attempt from its start. `name`: where it
+    comes from, for people."""
+
+    name: str
+    data: bytes
+
+    def describe(self) -> str:
+        return f"{self.name} ({format_bytes(len(self.data))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Files under `root`, as paths relative to it. `skipped` counts what git's rules left out."""
+
+    root: Path
+    files: tuple[str, ...]
+    size: int
+    by_git: bool
+    largest: tuple[tuple[str, int], ...] = ()
+    """Some of the files, with their sizes in bytes, the largest first."""
+    written: tuple[tuple[str, bytes], ...] = ()
+    """Further files that are not on this machine's disk: path and content."""
+    own: tuple[tuple[str, bytes, int], ...] = ()
+    """What describes the project itself, for a folder beside that of the tree."""
+    stdin: Stdin | None = None
+    absent: tuple[str, ...] = ()
+    """Submodules that git has not checked out."""
+
+    def has(self, name: str) -> bool:
+        """Whether that path, relative to the root, is one of the files."""
+        return os.path.normpath(name) in self.files
+
+    def describe_large_files(self) -> str:
+        """What makes the tree large, for people; "" for one that is not."""
+        if self.size < LARGE_TREE:
+            return ""
+        return f"largest: {_list_sizes(self.largest)}"
+
+    def describe(self) -> str:
+        how = "git's ignore rules" if self.by_git else "whole folder"
+        files = count(len(self.files), "file")
+        return f"{files}, {format_bytes(self.size)} from {self.root} ({how})"
+
+
+def find_bundled(name: str) -> Path | None:
+    """The bundled workload of that file name, if there is one."""
+    if "/" in name or name.startswith("."):
+        return None
+    found = assets.find_folder("workloads").iterdir()
+    return next((path for path in found if path.name == name and path.is_file()), None)
+
+
+def find_tree(
+    start: Path, *, script: Path | None = None, chosen: Path | None = None, limit: int = 0
+) -> Tree:
+    """The tree to stage: `chosen`, else the git work tree around `start`, else that folder; less
+    what its .clusterctlignore names. `limit`: bytes that it may have, in any number of files.
+
+    Raises UsageError for a tree that is too large, or is the file system or the home folder.
+    """
+    if chosen is not None:
+        top = None
+        root = chosen.resolve()
+        if not root.is_dir():
+            raise UsageError(f"--stage {chosen}: no such folder", hint="check the path")
+        # Our own programs run also from a clone that belongs to somebody else.
+        top = _find_git_top(root, refuse=root != assets.find_folder("workloads"))
+    else:
+        top = _find_git_top(start)
+        root = top or start.resolve()
+    _refuse_whole_machine(root)
+    own = find_home().path.resolve()
+    fetched: dict[Path, bool] = {}
+    ignored = _read_ignored(root)
+    absent: list[str] = []
+    found = _list_git_files(root, absent) if top else _walk(root, own, ignored)
+    names: Iterable[str] = (
+        name
+        for name in found
+        if not ignored(name) and not _is_in_ours((root / name).parent, root, fetched)
+    )
+    if script is not None and script.resolve().is_relative_to(root):
+        names = _add_name(names, str(script.resolve().relative_to(root)))
+    sizes: dict[str, int] = {}
+    size, too_large_since = 0, math.inf
+    for name in names:
+        path = root / name
+        if path.is_relative_to(own):
+            continue  # our own records and local nodes are nobody's program
+        try:
+            info = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # git lists what is tracked, also when it has been deleted here
+        sizes[name] = info.st_size
+        size += info.st_size
+        if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
+            too_large_since = min(too_large_since, time.monotonic())
+        if time.monotonic() - too_large_since > LOOK_ON:
+            break
+    if too_large_since < math.inf:
+        raise _make_too_large_error(root, sizes, limit)
+    tree = Tree(root, tuple(sorted(sizes)), size, top is not None, _find_largest(sizes))
+    return replace(tree, absent=tuple(name for name in absent if not ignored(f"{name}/")))
+
+
+def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
+    """The tree with these files and folders, although git or its .clusterctlignore leaves them out.
+
+    Raises UsageError for one that is not there or is outside, and for a tree that is too large.
+    """
+    if not paths:
+        return tree
+    sizes = {name: (tree.root / name).lstat().st_size for name in tree.files}
+    fetched: dict[Path, bool] = {}
+    for path in paths:
+        place = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
+        if not os.path.lexists(place):
+            raise UsageError(f"--include {path}: no such file or folder", hint="check the path")
+        if not place.is_relative_to(tree.root):
+            raise UsageError(
+                f"--include {path} is not inside the staged folder {tree.root}",
+                hint="--stage names a folder that holds both",
+            )
+        inside = (place / name for name in _walk(place)) if place.is_dir() else (place,)
+        for file in inside:
+            if not _is_in_ours(file.parent, tree.root, fetched):
+                sizes[str(file.relative_to(tree.root))] = file.lstat().st_size
+    size = sum(sizes.values())
+    if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
+        raise _make_too_large_error(tree.root, sizes, limit)
+    return replace(tree, files=tuple(sorted(sizes)), size=size, largest=_find_largest(sizes))
+
+
+def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
+    """Names what has to go: large files, or folders with many."""
+    reasons = []
+    size = sum(sizes.values())
+    if size > (limit or MAX_BYTES):
+        reasons.append(f"largest: {_list_sizes(_find_largest(sizes))}")
+    if len(sizes) > MAX_FILES and not limit:
+        folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
+        most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
+        reasons.append(f"most files: {most}")
+    limits = f"{MAX_FILES:,} files, {format_bytes(MAX_BYTES)}" if not limit else format_bytes(limit)
+    return UsageError(
+        f"{root} is too large to copy: {count(len(sizes), 'file')}, {format_bytes(size)}"
+        f" (limits: {limits}); {'; '.join(reasons)}",
+        hint=f"list data in .gitignore or {IGNORE}, choose a smaller folder with --stage, or raise"
+        " the limit: --max-stage 2GB",
+    )
+
+
+def _find_largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:NAMED])
+
+
+def _list_sizes(files: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} ({format_bytes(size)})" for name, size in files)
+
+
+def write_archive(tree: Tree, place: Home) -> str:
+    """Writes the tree's archive into the state home, unless it is there; returns its name.
+
+    Members are `work/…`, and the end-of-archive mark is left out: archives can be joined. Owner
+    and time are left out too, so that equal trees have equal names.
+    """
+    folder = place.make(place.stages)
+    scratch = folder / f".{os.getpid()}.new"
+    digest = hashlib.sha256()
+    try:
+        with scratch.open("wb") as sink:
+            scratch.chmod(0o600)
+            for chunk in _make_members(tree):
+                digest.update(chunk)
+                sink.write(chunk)
+        name = digest.hexdigest()[:32]
+        scratch.replace(folder / name)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        if error.errno in FULL:
+            raise make_write_error(str(scratch), error) from error
+        raise UsageError(
+            f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
+            hint="make the file readable",
+        ) from error
+    return name
+
+
+def pack_library() -> bytes:
+    """The archive of the package that programs may import on the nodes: `lib/…`."""
+    root = assets.find_folder("workloads")
+    names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/"))]
+    return b"".join(make_member(root / name, f"lib/{name}") for name in sorted(names))
+
+
+def pack_programs(folder: str) -> bytes:
+    """The archive of the bundled programs, with the package that they import: `FOLDER/…`."""
+    root = assets.find_folder("workloads")
+    return b"".join(make_member(root / name, f"{folder}/{name}") for name in sorted(_walk(root)))
+
+
+def _find_git_top(folder: Path, *, refuse: bool = True) -> Path | None:
+    """The git work tree around `folder`, if there is one.
+
+    With `refuse`, raises UsageError where there is a repository that git refuses or cannot read, or
+    no git: taken for no repository, its ignored files (secrets, data) would travel.
+    """
+    result = process.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel"], timeout=20)
+    top = result.stdout.removesuffix(b"\n")
+    if result.ok and os.path.isabs(top) and os.path.isdir(top):
+        return Path(os.fsdecode(top))
+    place = folder.resolve()
+    repository = next((path for path in (place, *place.parents) if _looks_like_git(path)), None)
+    if not refuse:
+        return None
+    if repository is None:
+        _refuse_distant_repository(place)
+        return None
+    said = result.complaints.partition("\n")[0]
+    raise UsageError(
+        f"{repository} is a git repository, but git could not tell which files it ignores: "
+        f"{result.error or said or 'no reason given'}",
+        hint=f"make `git -C {shlex.quote(str(repository))} status` work, then try again",
+    )
+
+
+def _refuse_distant_repository(place: Path) -> None:
+    """Its ignored files would travel, too: git's variables are those of a hook as a rule, and
+    clusterctl looks for the repository itself."""
+    tree = os.environ.get("GIT_WORK_TREE")
+    if tree and place.is_relative_to(Path(tree).resolve()):
+        raise UsageError(
+            f"GIT_WORK_TREE says that {place} belongs to a repository elsewhere, whose ignore rules"
+            " clusterctl does not read",
+            hint="run it with `env -u GIT_WORK_TREE`, and name what not to copy in"
+            " .clusterctlignore",
+        )
+
+
+def _looks_like_git(folder: Path) -> bool:
+    """Whether `folder` holds a `.git`, a folder with something in it or the file of a worktree."""
+    try:
+        return any((folder / ".git").iterdir())
+    except NotADirectoryError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:  # it may not even be listed
+        return True
+
+
+def _list_git_files(root: Path, absent: list[str]) -> Iterator[str]:
+    """What git tracks or would track below `root`; folders in the list are submodules. Those that
+    are not checked out are added to `absent`."""
+    argv = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
+    result = process.run(argv, timeout=60)
+    if not result.ok:
+        raise UsageError(
+            f"git could not list the files of {root}: {result.error or result.complaints}",
+            hint="choose a folder with --stage",
+        )
+    for raw in dict.fromkeys(result.stdout.split(b"\0")):
+        name = os.fsdecode(raw).rstrip("/")
+        if not name:
+            continue
+        path = root / name
+        if path.is_symlink() or not path.is_dir():
+            yield name
+        elif (path / ".git").exists():
+            further: list[str] = []
+            yield from (f"{name}/{inner}" for inner in _list_git_files(path, further))
+            absent += (f"{name}/{inner}" for inner in further)
+        else:
+            absent.append(name)
+
+
+def _read_ignored(root: Path) -> Callable[[str], bool]:
+    """Whether the tree's own file says to leave that path out, in the words of .gitignore."""
+    path = root / IGNORE
+    if not path.is_file():
+        return lambda name: False
+    from pathspec import GitIgnoreSpec
+
+    try:
+        rules = GitIgnoreSpec.from_lines(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}", hint="it is written like a .gitignore") from error
+    return rules.match_file
+
+
+def _walk(
+    root: Path, without: Path | None = None, ignored: Callable[[str], bool] = lambda name: False
+) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        inside = Path(folder)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in IGNORED
+            and inside / name != without
+            and not ignored(f"{(inside / name).relative_to(root)}/")
+        )
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in sorted([*files, *links]):
+            path = Path(folder) / name
+            if path.is_symlink() or path.is_file():
+                yield str(path.relative_to(root))
+
+
+def _is_in_ours(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
+    """Whether `folder`, at or below `root`, is in one that `fetch` made, or in one of clusterctl's
+    own, as `attach --workdir` may have put it there: with the files of earlier jobs."""
+    if folder == root:
+        return False
+    if folder not in known:
+        known[folder] = _is_ours(folder) or _is_in_ours(folder.parent, root, known)
+    return known[folder]
+
+
+def _is_ours(folder: Path) -> bool:
+    found = (all((folder / name).exists() for name in names) for names in OWN_FOLDERS)
+    return (folder / MARK).is_file() or any(found)
+
+
+def _add_name(names: Iterable[str], extra: str) -> Iterator[str]:
+    yield extra
+    yield from (name for name in names if name != extra)
+
+
+def may_stage(root: Path) -> bool:
+    """Whether that is neither the whole file system nor the home folder."""
+    person = os.environ.get("HOME")
+    return root != Path("/") and not (person and root == Path(person).resolve())
+
+
+def _refuse_whole_machine(root: Path) -> None:
+    if not may_stage(root):
+        what = "the whole file system" if root == Path("/") else "your home folder"
+        raise UsageError(
+            f"{root} is {what}: it is never copied",
+            hint="put the script into a folder of its own, or choose one with --stage",
+        )
+
+
+def _make_members(tree: Tree) -> Iterator[bytes]:
+    yield from _make_folders(tree)
+    names: dict[tuple[int, int], str] = {}
+    for name in tree.files:
+        status = (tree.root / name).lstat()
+        first = names.setdefault((status.st_dev, status.st_ino), name)
+        if first == name:
+            yield make_member(tree.root / name, f"work/{name}")
+        else:
+            yield make_link(f"work/{name}", f"work/{first}")
+    for name, data in tree.written:
+        yield make_entry(f"work/{name}", data, 0o644)
+    for name, data, mode in tree.own:
+        yield make_entry(f"{OWN}/{name}", data, mode)
+    if tree.stdin is not None:
+        yield make_entry(STDIN, tree.stdin.data, 0o600)
+
+
+def _make_folders(tree: Tree) -> Iterator[bytes]:
+    """Those that are not open in the usual way. Their owner may do all in them: outputs go there,
+    and the job's folder is removed one day."""
+    above = {str(place) for name in tree.files for place in PurePath(name).parents}
+    for name in sorted(above - {"."}):
+        mode = (tree.root / name).stat().st_mode & PERMISSIONS | stat.S_IRWXU
+        if mode != USUAL_MODE:
+            yield make_folder(f"work/{name}", mode)
+
+
+# -------------------------------------------------------------------------------------------------
+
+POINTER = b"version https://git-lfs.github.com/spec/"
+
+POINTER_SIZES = range(len(POINTER), 1025)
+
+"""Bytes of a pointer of Git LFS (its specification: less than 1024)."""
+
+ENVIRONMENT = ".env"
+
+EDITOR_LINK = ".#"
+
+"""The name of a link by which Emacs marks a file that is being edited begins with this."""
+
+GIT_TIMEOUT = 10.0
+
+LINK, INTERPRETER = "link", "interpreter"
+
+"""What a node says of a link that leads nowhere, and of an interpreter that it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """`notes`: what is known here. `doubtful`: links of which only the nodes can say whether they
+    lead anywhere, as absolute ones."""
+
+    notes: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
+
+
+NOTHING = Findings()
+
+
+def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Findings:
+    """`env_files`: those that are passed in another way. Raises UsageError where the program itself
+    is not there."""
+    outside: list[str] = []
+    pointers: list[str] = []
+    others: dict[str, str] = {}
+    for name in tree.files:
+        path = os.path.join(tree.root, name)
+        with suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                target = os.readlink(path)
+                end = os.path.normpath(os.path.join(os.path.dirname(name), target))
+                if end == ".." or end.startswith("../"):
+                    outside.append(f"{name} → {target}")
+                elif not PurePath(name).name.startswith(EDITOR_LINK):
+                    others[name] = end
+            elif status.st_size in POINTER_SIZES and _is_pointer(path):
+                pointers.append(name)
+    main = os.path.normpath(os.path.join(program.folder, program.source or program.target))
+    if main in pointers:
+        raise UsageError(
+            f"{main} is a Git LFS pointer, not the program itself", hint="git lfs pull"
+        )
+    notes = (
+        (outside, "links lead out of the copied folder", "--stage copies a folder that holds both"),
+        (pointers, "Git LFS pointers are copied without their content", "`git lfs pull` gets it"),
+        (
+            tree.absent,
+            "submodules are not checked out",
+            "`git submodule update --init` gets them",
+        ),
+    )
+    made = [f"{what}: {_list_names(names)}; {advice}" for names, what, advice in notes if names]
+    made += _describe_environment(tree, program.folder, env_files)
+    known = _list_paths(tree) if others else set()
+    return Findings(tuple(made), tuple(name for name, end in others.items() if end not in known))
+
+
+def _list_paths(tree: Tree) -> set[str]:
+    """Its files and their folders."""
+    return {*tree.files, *(str(p) for name in tree.files for p in PurePath(name).parents)}
+
+
+def _is_pointer(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(POINTER)) == POINTER
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+def _describe_environment(tree: Tree, folder: str, given: Collection[Path]) -> Iterator[str]:
+    """Whether files of variables are copied that are not part of a repository."""
+    advice = "--env-file passes its variables as secrets"
+    copied = [name for name in tree.files if PurePath(name).name == ENVIRONMENT]
+    if copied and tree.by_git:
+        argv = ("git", "-C", str(tree.root), "ls-files", "-z", "--", *copied)
+        tracked = process.run(argv, timeout=GIT_TIMEOUT).stdout.split(b"\0")
+        copied = [name for name in copied if os.fsencode(name) not in tracked]
+    if copied:
+        yield f"copied to the nodes: {_list_names(copied)}; {advice} instead"
+    for name in dict.fromkeys((ENVIRONMENT, os.path.normpath(f"{folder}/{ENVIRONMENT}"))):
+        path = tree.root / name
+        if (
+            path.is_file()
+            and not {name, path} & {*tree.files, *given}
+            and _may_read_environment(tree)
+        ):
+            yield f"not copied to the nodes: {name}; {advice}"
+
+
+def _may_read_environment(tree: Tree) -> bool:
+    """Whether a program of the tree seems to read a file of variables."""
+    for name in tree.files:
+        with suppress(OSError):
+            path = tree.root / name
+            may = path.suffix in _PROGRAMS and path.name[:1] != "."
+            if may and _READS.search(path.read_bytes()):
+                return True
+    return False
+
+
+_PROGRAMS = {".py", ".sh", ".toml", ".R", ".jl", ".js", ""}
+
+_READS = re.compile(rb"dotenv|[\s'\"/]\.env\b")
+
+
+def find_interpreter(path: Path) -> str:
+    """What the first line of a script names to run it; for `env NAME`, the name alone. "": it is no
+    script, or its shell is everywhere."""
+    with suppress(OSError), path.open("rb") as file:
+        first = os.fsdecode(file.readline(512)).rstrip()
+        words = first.removeprefix("#!").split()
+        if first.startswith("#!") and words:
+            if PurePath(words[0]).name == "env":
+                words = [word.removeprefix("-S") for word in words[1:]]
+                pairs = zip(["", *words], words, strict=False)
+                words = [w for before, w in pairs if w and before not in _TAKE_A_VALUE]
+                words = [w for w in words if "=" not in w and not w.startswith("-")]
+            return "" if not words or words[0] in ("/bin/sh", "sh") else words[0]
+    return ""
+
+
+_TAKE_A_VALUE = {"-u", "--unset", "-C", "--chdir"}
+
+"""Options of env whose value is the next word."""
+
+
+def render_questions(
+    program: Program, folder: str, node: Node, doubtful: Collection[str]
+) -> list[str]:
+    """The sh that asks a node, in the job's `folder` there, for what it lacks: `WORD NAME` and a
+    NUL each."""
+    lines = []
+    if doubtful:
+        # `-xtype l` would fail at links that form a loop.
+        lines.append(
+            "(cd ./work && find . -type l -printf '%Y%P\\0' |"
+            f" LC_ALL=C sed -zn 's/^[LN]/{LINK} /p')"
+        )
+    if program.interpreter:
+        name = quote(program.interpreter)
+        question = (
+            f"cd {quote(folder)}/work/{quote(program.folder)} &&"
+            f" PATH=$PATH:{quote(node.mpi_prefix)}/bin"
+            f" exec /bin/sh {quote(folder)}/env rank /bin/sh -c 'command -v -- \"$1\"' sh {name}"
+        )
+        if node.job_port != node.ssh_port:  # ranks run in the node's container
+            agent = f"{quote(node.root)}/bin/clusterctl-ssh {quote(node.name)}"
+            question = f"exec {agent} {quote(question)}"
+        lines.append(
+            f"({question}) </dev/null >/dev/null 2>&1;"
+            f" case $? in 1 | 127) printf '{INTERPRETER} %s\\0' {name} ;; esac"
+        )
+    return lines
+
+
+def read_answers(output: bytes, doubtful: Collection[str] = ()) -> tuple[list[str], str]:
+    """What a node lacks, of links those that are `doubtful`; and what came after it."""
+    *lacks, rest = os.fsdecode(output).split("\0")
+    wanted = {f"{LINK} {name}" for name in doubtful}
+    return [item for item in lacks if item in wanted or item.startswith(INTERPRETER)], rest
+
+
+def judge_answers(
+    program: Program, lacks: Mapping[str, Iterable[str]], *, certain: bool
+) -> tuple[str, ...]:
+    """What to say of what these nodes lack. Raises LaunchError where the job cannot start: with
+    `certain`, ranks run on these nodes."""
+    nodes: dict[str, list[str]] = {}
+    for node, items in lacks.items():
+        for item in items:
+            nodes.setdefault(item, []).append(node)
+    where = nodes.pop(f"{INTERPRETER} {program.interpreter}", [])
+    notes = []
+    if where:
+        python = PurePath(program.interpreter).name.startswith(PYTHONS[0])
+        is_command = program.interpreter == program.target
+        words = join(program.args) if is_command else program.target
+        message = (
+            f"{program.target} does not exist on {shorten(where)}, or cannot be run there"
+            if is_command
+            else f"the first line of {program.target} asks for {program.interpreter}, which does"
+            f" not exist on {shorten(where)}"
+        )
+        if certain:
+            raise LaunchError(
+                message,
+                hint=f"run it with the nodes' Python: clusterctl run python {words}"
+                if python
+                else "install it on the nodes, or give the path that it has there"
+                if is_command
+                else "install it on the nodes, or change the first line",
+            )
+        notes.append(message)
+    if nodes:
+        names = [item.partition(" ")[2] for item in nodes]
+        where = list(dict.fromkeys(name for found in nodes.values() for name in found))
+        notes.append(
+            f"{count(len(names), 'link')} to files that do not exist on {shorten(where)}:"
+            f" {_list_names(sorted(names))}"
+        )
+    return tuple(notes)

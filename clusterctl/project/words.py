@@ -1,0 +1,1184 @@
+"""`torchrun …`, `accelerate launch …`, `mpirun …` as people write them: what they say about ranks
+holds for the job, and clusterctl starts the ranks itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clusterctl.core.errors import UsageError
+from clusterctl.core.job import PYTHONS, SHELLS, JobSpec
+from clusterctl.core.model import Cluster, Node
+from clusterctl.core.text import MAX_HOST_LINE, read_input
+from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
+from clusterctl.launch.hostfile import find_workers
+from clusterctl.project.launchers import (
+    IGNORED,
+    LAUNCHERS,
+    ONE_PROGRAM,
+    REFUSED,
+    WRAPPERS,
+    OtherLauncher,
+    Rule,
+)
+
+# -------------------------------------------------------------------------------------------------
+# Hosts in the words of other launchers: lists, files, and what they come to on a cluster.
+
+
+MOST_HOSTS = 10_000
+
+"""Names that are read of a list with ranges: `node[1-999999999]` is a mistake."""
+
+
+class NamedHost(NamedTuple):
+    """`slots`: how many ranks it may have; 0: that is not said."""
+
+    name: str
+    slots: int = 0
+
+
+def read_list(text: str, typed: str) -> tuple[NamedHost, ...]:
+    """`a,b`, `a:2,b:*`, or `a,a,b`, as mpirun's -H has it. IPv6 addresses may be in brackets."""
+    found = []
+    for item in filter(None, text.split(",")):
+        match = re.fullmatch(
+            r"(?:\[(?P<six>[^]]+)\]|(?P<name>[^:\s]+))(?::(?P<slots>\d+|\*))?", item
+        )
+        if match is None:
+            found.append(NamedHost(item))  # an IPv6 address
+            continue
+        name, slots = match["six"] or match["name"].rpartition("@")[2], match["slots"] or ""
+        found.append(NamedHost(name, int(slots) if slots.isdecimal() else 0))
+    return _require(found, typed)
+
+
+def read_file(text: str, typed: str) -> tuple[NamedHost, ...]:
+    """Open MPI's `a slots=2 max_slots=4`, MPICH's `a:2`, and a line for each slot."""
+    found: list[NamedHost] = []
+    for line in _read(Path(text).expanduser(), typed).splitlines():
+        name, *more = line.partition("#")[0].split() or [""]
+        if not name:
+            continue
+        counts = [word.partition("=")[2] for word in more if word.startswith("slots=")]
+        host = NamedHost(name.rpartition("@")[2])
+        if counts:
+            if not counts[-1].isdecimal() or not int(counts[-1]):
+                raise UsageError(f"{typed}: {line.strip()!r} is not a host", hint="NAME slots=N")
+            found.append(host._replace(slots=int(counts[-1])))
+        else:
+            found += read_list(host.name, typed)
+    return _require(found, typed)
+
+
+def read_included(text: str, typed: str) -> tuple[NamedHost, ...]:
+    """DeepSpeed's `a@b:0,1`: the numbers are GPUs."""
+    found = []
+    for item in filter(None, text.split("@")):
+        name, colon, numbers = item.partition(":")
+        given = set(numbers.split(",")) if colon else set()
+        if given != {str(n) for n in range(len(given))}:
+            raise UsageError(
+                f"{typed}: {item} chooses GPUs by their numbers", hint=f"{name}, or {name}:0,1"
+            )
+        found.append(NamedHost(name, len(given)))
+    return _require(found, typed)
+
+
+def read_excluded(text: str, typed: str) -> tuple[str, ...]:
+    """DeepSpeed's `a@b`."""
+    if ":" in text:
+        raise UsageError(f"{typed} excludes GPUs by their numbers", hint="exclude whole nodes")
+    return tuple(filter(None, text.split("@")))
+
+
+def read_nodelist(text: str, typed: str) -> tuple[NamedHost, ...]:
+    """Slurm's `a,b[1-3,5]`, or a file of names where there is a `/`."""
+    if "/" in text:
+        return read_file(text, typed)
+    items = re.findall(r"(?:\[[^]]*\]|[^,\[])+", text)
+    names = islice((name for item in items for name in _expand(item)), MOST_HOSTS)
+    return tuple(NamedHost(name) for name in dict.fromkeys(names))
+
+
+def choose_named(
+    named: Sequence[NamedHost], in_files: Sequence[NamedHost], typed: str
+) -> tuple[NamedHost, ...]:
+    """Those of the hosts in a file that are named beside it, or all; without a file, those named.
+    Raises UsageError for a name that the file does not have."""
+    if not named or not in_files:
+        return _merge_hosts(named or in_files)
+    slots = dict(_merge_hosts(in_files))
+    if missing := [host.name for host in named if host.name not in slots]:
+        raise UsageError(
+            f"{typed}: the host file does not have {missing[0]}", hint="leave one of the two out"
+        )
+    return tuple(NamedHost(name, count or slots[name]) for name, count in _merge_hosts(named))
+
+
+def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
+    """How many ranks each host gets: one host is filled after the other, as mpirun does it, or
+    they get one each by turns."""
+    taken = [0] * len(slots)
+    while ranks:
+        for index, most in enumerate(slots):
+            share = min(ranks, most - taken[index], 1 if by_turns else ranks)
+            taken[index] += share
+            ranks -= share
+    return taken
+
+
+def _expand(item: str) -> Iterator[str]:
+    match = re.fullmatch(r"(.*?)\[([\d,-]+)\](.*)", item)
+    if match is None:
+        yield item
+        return
+    head, ranges, tail = match.groups()
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first or 0), int(last or first or 0) + 1):
+            yield from (f"{head}{number:0{len(first)}}{rest}" for rest in _expand(tail))
+
+
+def _merge_hosts(hosts: Sequence[NamedHost]) -> tuple[NamedHost, ...]:
+    """Each host once: one that is named several times has as many slots."""
+    names = [host.name for host in hosts]
+    repeats = len(set(names)) < len(names)
+    slots = dict.fromkeys(names, 0)
+    for host in hosts:
+        slots[host.name] += host.slots or repeats
+    return tuple(NamedHost(name, count) for name, count in slots.items())
+
+
+def _require(hosts: Sequence[NamedHost], typed: str) -> tuple[NamedHost, ...]:
+    if not hosts:
+        raise UsageError(f"{typed} names no host", hint="give the names of nodes")
+    return tuple(hosts)
+
+
+def _read(path: Path, typed: str) -> str:
+    return read_input(
+        path,
+        f"{typed} (the file {path})",
+        hint="check the path, or leave it out: clusterctl knows the nodes",
+        max_line=MAX_HOST_LINE,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+
+_ALL = ("auto", "gpu", "cpu", "xpu")
+
+"""torchrun's words for as many ranks as a node has GPUs or cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the words of another launcher program ask for: a command, numbers by their names in
+    JobSpec, nodes of the cluster, variables, options of our mpirun, and those of a batch system
+    that has this launcher. `launcher`: "" for words that are none of one. `local_rank`: as in
+    Program."""
+
+    launcher: str = ""
+    starts: str = ""
+    """The launcher that this one starts on each node, as in `srun torchrun …`."""
+    command: tuple[str, ...] = ()
+    ahead: tuple[str, ...] = ()
+    """Words of the command that were typed before the launcher, as in `timeout 60 mpirun …`."""
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    node_range: tuple[int, int] = (0, 0)
+    """The fewest and the most nodes that will do; 0: it says nothing of that kind."""
+    hosts: tuple[NamedHost, ...] = ()
+    excluded: tuple[str, ...] = ()
+    by_turns: bool = False
+    """Ranks are dealt out over the hosts, and do not fill one after the other."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    mpirun_args: tuple[str, ...] = ()
+    native: Mapping[str, str] = field(default_factory=dict)
+    local_rank: str = ""
+    ignored: tuple[str, ...] = ()
+    """Words that have no effect."""
+    typed: Mapping[str, str] = field(default_factory=dict)
+    """The words that a size, `hosts` or a native option comes from, by its name."""
+
+    def limit_to(self, launcher: str, launchers: Sequence[str]) -> Asked:
+        """Without what means nothing to `launcher`, which starts the ranks, or to a cluster with
+        these launcher programs: there, srun's words still choose nodes."""
+        found = self
+        if launcher != "mpirun":
+            found = replace(found, mpirun_args=(), ignored=(*self.ignored, *self.mpirun_args))
+        if self.launcher in launchers or not self.native:
+            return found
+        choices = ("nodelist", "exclude")
+        hosts, excluded = (
+            read_nodelist(self.native.get(name, ""), self.typed.get(name, "")) for name in choices
+        )
+        words = [f"{self.launcher} {self.typed[name]}" for name in choices if name in self.native]
+        without = [self.typed[name] for name in self.native if name not in choices]
+        return replace(
+            found,
+            native={},
+            hosts=hosts,
+            excluded=tuple(host.name for host in excluded),
+            typed={**self.typed, "hosts": " ".join(words[:1])},
+            ignored=(*found.ignored, *without),
+        )
+
+    @property
+    def note(self) -> str:
+        """For people: what became of the words."""
+        sizes = {name: v for name, v in self.sizes.items() if name != "nodes" or not self.hosts}
+        given = [f"{OPTIONS[name]} {value:g}" for name, value in sizes.items()]
+        given += [f"--{name} {value}".rstrip() for name, value in self.native.items()]
+        given += [f"--mpirun-arg '{value}'" for value in self.mpirun_args]
+        given += [f"--env {name}={value}" for name, value in self.env.items()]
+        given += [f"{self.local_rank}=N for each rank"] * bool(self.local_rank)
+        if self.hosts:
+            given.insert(0, f"--nodes {','.join(host.name for host in self.hosts)}")
+        how = f", with {' '.join(given)}" if given else ""
+        how += f", each rank behind {shlex.join(self.ahead)}" if self.ahead else ""
+        what = "ranks" if self.launcher in LAUNCHERS else "program"
+        without = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
+        who = " and ".join(filter(None, (self.launcher, self.starts)))
+        return f"clusterctl starts the {what} itself instead of {who}{how}{without}"
+
+
+OPTIONS = {
+    "ranks": "--ranks",
+    "ranks_per_node": "--ranks-per-node",
+    "nodes": "--nodes",
+    "retries": "--retries",
+    "timeout": "--timeout",
+}
+
+"""By the names of sizes."""
+
+_AROUND = ("uv", "poetry", "pdm", "pipenv")
+
+"""`uv run …` starts something in a project's environment, which the nodes have without it."""
+
+_UV_FLAGS = ("-s", "--script", "--frozen", "--locked", "--no-sync", "--no-dev", "-q", "--quiet")
+
+"""Those that ask for what holds here anyway."""
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
+
+_MODULES = {
+    "torch.distributed.run": ("torchrun",),
+    "torch.distributed.launch": ("torch.distributed.launch",),
+    "accelerate.commands.launch": ("accelerate", "launch"),
+    "accelerate.commands.accelerate_cli": ("accelerate",),
+    "deepspeed.launcher.runner": ("deepspeed",),
+}
+
+"""Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
+
+_NAMES = "|".join(map(re.escape, (*LAUNCHERS, "accelerate-launch", *_MODULES)))
+
+_AHEAD = "|".join(map(re.escape, WRAPPERS))
+
+_STARTS = re.compile(
+    rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
+    rf"""uv\ run[ \t]+|(?:[\w./-]*/)?(?:{_AHEAD})(?:[ \t]+[-\d]\S*)*[ \t]+"""
+    r"""|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+"""
+    r"""|(?:[\w./-]*/)?python[\d.]*[ \t]+(?:-[a-zA-Z]+[ \t]+|-[WX][ \t]*\S+[ \t]+)*?"""
+    r"""-[a-zA-Z]*m[ \t]+"""
+    rf""")*(?:[\w./-]*/)?({_NAMES})\s"""
+)
+
+_KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
+
+"""In a script that starts a launcher as a part of a job."""
+
+
+def find_launcher(script: str) -> str:
+    """The launcher program that a shell script starts as if it were alone; "" without one."""
+    found = _STARTS.search(re.sub(r"\\\n", " ", script))
+    if found is None or _KNOWS.search(script):
+        return ""
+    return f"python -m {found[1]}" if found[1] in _MODULES else found[1]
+
+
+def find_handed_on(words: Sequence[str]) -> str:
+    """The launcher that a command may start with these words behind it, of which only options and
+    their values stand before the launcher, or before `-m` and its module; "" without one."""
+    for n, word in enumerate(words):
+        if word.startswith("-") and word != "-m":
+            continue
+        behind = ["python", *words[n:]] if word == "-m" else words[n:]
+        with suppress(UsageError):
+            if (found := translate(behind)).launcher in LAUNCHERS:
+                return found.launcher
+        if word in (*PYTHONS, *SHELLS) or os.path.isfile(word):
+            return ""
+        if n and not words[n - 1].startswith("-"):
+            return ""
+    return ""
+
+
+_OF_THIS_MACHINE = re.compile(r"(LD_LIBRARY_|LIBRARY_|PYTHON)?PATH|HOME|PYTHONHOME|VIRTUAL_ENV")
+
+"""What `-x NAME` does not carry: nodes have paths of their own."""
+
+_OF_A_RANK = re.compile(
+    rf"MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_(RANK|WORLD_SIZE)|PET_\w+|{STARTERS}"
+    rf"|{'|'.join((*RANKS, *OURS))}"
+)
+
+"""Variables of a rank: which one it is, and where they meet. clusterctl sets them."""
+
+
+def _read_variable(what: str, value: str) -> tuple[dict[str, str], list[str]]:
+    """NAME=VALUE, or NAME with the value that it has here, if it has one; or NAM*. Then those that
+    have no effect."""
+    name, is_set, text = value.partition("=")
+    _refuse_secret(what, name)
+    if is_set:
+        pairs = {name: text}
+    else:
+        known = [other for other in os.environ if fnmatchcase(other, name)]
+        pairs = {other: os.environ[other] for other in known or [name] if other in os.environ}
+    ignored = [other for other in pairs if _OF_A_RANK.fullmatch(other)]
+    ignored += [o for o in pairs if not is_set and _OF_THIS_MACHINE.fullmatch(o)]
+    if not pairs:
+        return {}, [f"{what} {name}"]
+    kept = [f"{other}={pairs[other]}" for other in pairs if other not in ignored]
+    for other in pairs:
+        _refuse_secret(what, other)
+    env, _ = read_variables(kept, ())
+    said = f"{what} {value}" if is_set else what
+    return env, [said if is_set else f"{what} {other}" for other in ignored]
+
+
+def _refuse_secret(what: str, name: str) -> None:
+    if SECRET.search(name):  # only --env keeps it out of records
+        raise UsageError(
+            f"{what} {name}: a secret has to be given to clusterctl",
+            hint=f"clusterctl run --env {name} ...",
+        )
+
+
+def translate(words: Sequence[str], *, once: bool = False) -> Asked:
+    """`once`: one process by itself is wanted, so that words which only a job of one process can
+    have before a launcher are left as they are. Raises UsageError for an option that has no meaning
+    here."""
+    with suppress(OSError):  # a name that no file can have
+        if not words or (Path(words[0]).is_file() and not _is_installed(words[0])):
+            return Asked()
+    typed, words = words[0], [_name_command(words[0]), *words[1:]]
+    if tuple(words[1:2]) == ("run",) and words[0] in _AROUND:
+        rest = list(words[2:])
+        while rest and rest[0] in _UV_FLAGS:
+            rest.pop(0)
+        if rest[:1] == ["--"]:
+            rest.pop(0)
+        elif rest[:1] in (["-m"], ["--module"]):
+            rest[:1] = ["python", "-m"]
+        if rest and rest[0].startswith("-"):
+            raise UsageError(
+                f"{words[0]} run {rest[0]} is not supported: nodes have the project's packages",
+                hint="leave it out; `--requirements FILE` names other packages",
+            )
+        return _read_within(f"{words[0]} run", rest, {}, once=once)
+    splits = words[0] == "env" and words[1:2] in (["-S"], ["--split-string"])
+    if (place := 2 if splits else find_shell_text(words)) and not once:
+        text = _split_text("".join(words[place : place + 1]))
+        with suppress(UsageError):  # only in a shell can people start a launcher in their own way
+            inner = translate([*text, *words[place + 1 :]] if splits and text else text)
+            if inner.launcher in LAUNCHERS:
+                return replace(inner, ignored=(shlex.join(words[:place]), *inner.ignored))
+    if (count := _count_wrapping(words)) and (
+        inner := translate(words[count:], once=once)
+    ).launcher:
+        return _wrap(words[:count], inner, once)
+    start = int(words[0] == "env")
+    end = next(
+        (n for n, word in enumerate(words) if n >= start and not _ASSIGNMENT.fullmatch(word)),
+        len(words),
+    )
+    if end > start:
+        env: dict[str, str] = {}
+        ignored: list[str] = []
+        for word in words[start:end]:
+            found, without = _read_variable("env", word)
+            env |= found
+            ignored += [word] * bool(without)
+        return _read_within("env", words[end:], env, ignored, once=once)
+    dropped, plain = _unwrap(words)
+    asked = _translate(plain)
+    if dropped and asked.launcher:
+        asked = replace(asked, ignored=(shlex.join((words[0], *dropped)), *asked.ignored))
+    if _is_python(words[0]) and os.path.isabs(typed) and asked.command[:1] == ("python",):
+        return replace(asked, command=(typed, *asked.command[1:]))
+    return asked
+
+
+_KNOWN = {name.split()[0] for name in (*LAUNCHERS, *WRAPPERS, *_AROUND, *SHELLS)}
+
+"""Commands that may start ranks, or what starts them."""
+
+
+def _is_python(name: str) -> bool:
+    return name in PYTHONS or bool(re.fullmatch(r"python3\.\d+", name))
+
+
+def _is_installed(word: str) -> bool:
+    """`/usr/bin/mpirun`, `.venv/bin/torchrun`: a command of this machine, not a file of the
+    program's."""
+    path = Path(word)
+    known = path.name in _KNOWN or path.name == "accelerate-launch" or _is_python(path.name)
+    return known and (path.is_absolute() or path.parent.parent.joinpath("pyvenv.cfg").is_file())
+
+
+def _name_command(word: str) -> str:
+    return Path(word).name if _is_installed(word) else word
+
+
+_SHELL_SYNTAX = set("$`;|&<>(){}*?[]~#!\\\n")
+
+
+def _split_text(text: str) -> list[str]:
+    """The words of `mpirun -np 2 ./a`; [] where a shell would do more than to split them."""
+    with suppress(ValueError):  # quotes that are left open
+        return shlex.split(text) if not _SHELL_SYNTAX & set(text) else []
+    return []
+
+
+def find_shell_text(words: Sequence[str]) -> int:
+    """Which word of `bash -l -o pipefail -c 'mpirun …'` is the shell's command; 0: none is."""
+    if words[0] not in SHELLS:
+        return 0
+    count, has_text = 1, False
+    while count < len(words) and re.match("[-+].", words[count]):
+        word = words[count]
+        count += 1
+        if word == "--":
+            break
+        if word.startswith("--"):
+            count += word in ("--rcfile", "--init-file")
+        else:
+            has_text = has_text or (word[0] == "-" and "c" in word)
+            count += len(re.findall("[oO]", word))  # the name of an option
+    return count if has_text and count < len(words) else 0
+
+
+def _read_within(
+    name: str,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    ignored: Sequence[str] = (),
+    *,
+    once: bool,
+) -> Asked:
+    """What `uv run` or `env` starts, which may be a launcher."""
+    if not words:
+        raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
+    inner = translate(words, once=once)
+    return replace(
+        inner,
+        launcher=inner.launcher or name,
+        command=inner.command or tuple(words),
+        env={**env, **inner.env},
+        ignored=(*ignored, *inner.ignored),
+    )
+
+
+def _count_wrapping(words: Sequence[str]) -> int:
+    """How many words of `timeout -k 5 60 mpirun …` stand before what is started; 0: none does."""
+    count = 1 + (words[0] not in WRAPPERS)
+    wrapper = WRAPPERS.get(" ".join(words[:count]))
+    if wrapper is None:
+        return 0
+    valued = wrapper.values.split()
+    while count < len(words) and re.match("-.", words[count]):
+        if words[count] in wrapper.other.split():
+            return 0
+        takes = words[count] in valued or (valued == ["*"] and "=" not in words[count])
+        count += 1 + (takes and words[count] != "--")
+        if words[count - 1] == "--":
+            break
+    count += wrapper.operands
+    count += words[count : count + 1] == ["--"]
+    is_env = words[0] == "env" and count == 1  # variables, which are read as such
+    return 0 if is_env or count >= len(words) else count
+
+
+def _wrap(words: Sequence[str], inner: Asked, once: bool) -> Asked:
+    """A launcher behind other words: where these mean something to a rank, each rank gets them."""
+    name = " ".join(words[: 1 + (words[0] not in WRAPPERS)])
+    wrapper = WRAPPERS[name]
+    given = {word.partition("=")[0] for word in words}
+    option = next((word for word in wrapper.refused.split() if word in given), "")
+    command = (*words, *inner.command)
+    if wrapper.use == REFUSED or option:
+        if once:
+            return Asked()
+        sizes = " ".join(f"{OPTIONS[size]} {value:g} " for size, value in inner.sizes.items())
+        raise UsageError(
+            f"{f'{name} {option}'.strip()} before {inner.launcher} is not supported: clusterctl"
+            " starts the ranks itself",
+            hint=f"`clusterctl run {sizes}-- {shlex.join(command)}` starts each rank behind it;"
+            " `clusterctl run --once …` runs your line once, on one node",
+        )
+    if wrapper.use == IGNORED:
+        return replace(inner, ignored=(shlex.join(words), *inner.ignored))
+    if inner.local_rank:
+        raise UsageError(
+            f"{name} before {inner.launcher} is not supported: clusterctl starts the ranks itself",
+            hint=f"leave {name} out",
+        )
+    return replace(inner, command=command, ahead=(*words, *inner.ahead))
+
+
+_OTHER_NAMES = {"accelerate-launch": ("accelerate", "launch")}
+
+_PYTHON_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mWX]?)(.*)", re.DOTALL)
+
+
+def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`python -W error -m torch.distributed.run …` is `torchrun …`, and so is `python
+    /usr/bin/torchrun …`: first the options of Python, which ranks do not get from it either."""
+    if words[0] in _OTHER_NAMES:
+        return [], [*_OTHER_NAMES[words[0]], *words[1:]]
+    dropped: list[str] = []
+    rest = list(words[1:]) if _is_python(words[0]) else []
+    while rest and (match := _PYTHON_OPTION.fullmatch(rest[0])):
+        flags, letter, value = match.groups()
+        if letter == "m":
+            dropped += [f"-{flags}"] * bool(flags)
+            module, *rest = [value] * bool(value) + rest[1:] or [""]
+            found = _MODULES.get(module)
+            break
+        if value and not letter:  # -c, --version
+            return [], list(words)
+        count = 1 + (bool(letter) and not value)
+        dropped += rest[:count]
+        rest = rest[count:]
+    else:
+        name = Path(rest[0]).name if rest and _is_installed(rest[0]) else ""
+        found = _OTHER_NAMES.get(name, (name,)) if name else None
+        rest = rest[1:]
+    if found is None:
+        return [], list(words)
+    without = [word for word in dropped if word != "-u"]  # ranks have that anyway
+    return without, [*found, *rest]
+
+
+def _translate(words: Sequence[str]) -> Asked:
+    name = " ".join(words[: 1 + (words[:1] == ["accelerate"])])
+    launcher = LAUNCHERS.get(name)
+    if launcher is None:
+        return Asked()
+    words = words[len(name.split()) :]
+    if launcher.programs and ":" in words:
+        raise UsageError(
+            f"{name} with several programs (` : `) is not supported: a job runs one program",
+            hint=ONE_PROGRAM,
+        )
+    reader = _Reader(name, launcher)
+    rest = reader.read(words)
+    if not rest:
+        raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
+    asked = replace(reader.asked, command=(*reader.starts, *rest))
+    inner = translate(asked.command)
+    return _merge(asked, inner) if inner.launcher in LAUNCHERS else asked
+
+
+def _merge(outer: Asked, inner: Asked) -> Asked:
+    """`srun torchrun …`: the outer launcher starts the inner one once on each node. Where that says
+    nothing about ranks, it starts one, as in `mpirun -np 4 accelerate launch …`."""
+    sizes, typed = {**outer.sizes}, {**outer.typed, **inner.typed}
+    hosts, native, ignored = outer.hosts, {**outer.native}, [*outer.ignored, *inner.ignored]
+    if not inner.sizes.keys().isdisjoint(("ranks", "ranks_per_node")):
+        ranks, nodes = sizes.pop("ranks", 0), sizes.pop("nodes", 0)
+        each = sizes.pop("ranks_per_node", 0)
+        if each > 1 or (nodes and ranks and ranks != nodes):
+            said = outer.typed["ranks_per_node" if each > 1 else "ranks"]
+            raise UsageError(
+                f"{said} starts {inner.launcher} several times on each node",
+                hint=f"leave {outer.launcher} out: {inner.launcher} says how many ranks there are",
+            )
+        if ranks or nodes:
+            sizes["nodes"] = nodes or ranks
+            typed["nodes"] = outer.typed["nodes" if nodes else "ranks"]
+        hosts = tuple(NamedHost(host.name) for host in hosts)
+        for name in ("cpus-per-task", "gpus-per-task"):  # of all the ranks that it starts
+            if native.pop(name, ""):
+                ignored.append(outer.typed[name])
+    for name, size in inner.sizes.items():
+        if sizes.get(name, size) != size:
+            raise make_contradiction(typed[name], inner.typed[name])
+    if hosts and inner.hosts and {h.name for h in hosts} != {h.name for h in inner.hosts}:
+        raise make_contradiction(outer.typed["hosts"], inner.typed["hosts"])
+    if "hosts" in outer.typed:
+        typed["hosts"] = outer.typed["hosts"]
+    return replace(
+        inner,
+        launcher=outer.launcher,
+        starts=inner.launcher,
+        sizes={**sizes, **inner.sizes},
+        node_range=(0, 0) if "nodes" in sizes else inner.node_range,
+        hosts=hosts or inner.hosts,
+        excluded=(*outer.excluded, *inner.excluded),
+        by_turns=outer.by_turns,
+        env={**outer.env, **inner.env},
+        mpirun_args=(*outer.mpirun_args, *inner.mpirun_args),
+        native={**native, **inner.native},
+        ignored=tuple(ignored),
+        typed=typed,
+    )
+
+
+_OUR_PARAMETERS = re.compile(
+    r"(plm|oob|ras|rmaps|odls|ess|routed|grpcomm|orte|prte)(_\w+)?|btl_tcp_if_exclude"
+)
+
+"""Parameters of mpirun that say how it reaches nodes, and places ranks there."""
+
+
+class _Reader:
+    """Reads the options of a launcher, up to what it starts."""
+
+    def __init__(self, name: str, launcher: OtherLauncher) -> None:
+        self._name, self._launcher = name, launcher
+        self.asked = Asked(launcher=name, local_rank=launcher.local_rank)
+        self.starts: tuple[str, ...] = ("python",) if launcher.python else ()
+        self._named: tuple[NamedHost, ...] = ()
+        self._in_files: tuple[NamedHost, ...] = ()
+        self._config: Path | None = None
+
+    def read(self, words: Sequence[str]) -> list[str]:
+        """What follows the options."""
+        rest = list(words)
+        while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+            given, option, rule, values = self._split(rest)
+            if rule.use == REFUSED:
+                raise UsageError(
+                    f"{self._name} {given} is not supported: clusterctl starts the ranks itself",
+                    hint=rule.why,
+                )
+            self._take(given, option, rule, values)
+        if self._config:
+            self._read_config(self._config)
+        elif self._launcher.settings:
+            self._read_settings(_find_settings(self._launcher.settings))
+        typed = self.asked.typed.get("hosts", "")
+        hosts = choose_named(self._named, self._in_files, typed)
+        self.asked = replace(self.asked, hosts=hosts)
+        return rest[rest[:1] == ["--"] :]
+
+    def _split(self, rest: list[str]) -> tuple[str, str, Rule, list[str]]:
+        """Takes the next option from `rest`, with its values: as it was typed, and as it is in the
+        table."""
+        word = rest.pop(0)
+        given, equals, value = word.partition("=")
+        found = self._find(given)
+        if found is None and not self._launcher.one_dash and word[:2] != "--":
+            given, value = word[:2], word[2:]
+            found, equals = self._find(given), value
+            if found and found[1].values == 0 and value:  # -lu
+                rest.insert(0, f"-{value}")
+                equals = ""
+        if found is None:
+            raise UsageError(
+                f"unknown option of {self._name}: {given}",
+                hint="clusterctl run [--ranks N] SCRIPT [ARGS...]; `run --help` lists the options",
+            )
+        option, rule = found
+        values = [value] if equals else []
+        if values and not rule.values:
+            raise UsageError(f"{self._name} {given} takes no value", hint=f"{self._name} {given}")
+        if rule.use == REFUSED:
+            return given, option, rule, values
+        while len(values) < (
+            1 if rule.use == "pair" and "=" in "".join(values[:1]) else rule.values
+        ):
+            # The value may have been a variable that is not set.
+            if not rest or (self._launcher.abbreviates and re.match("--|-[A-Za-z]$", rest[0])):
+                raise UsageError(
+                    f"{self._name} {given}: its value is missing", hint=f"{given} VALUE"
+                )
+            values.append(rest.pop(0))
+        return given, option, rule, values
+
+    def _find(self, given: str) -> tuple[str, Rule] | None:
+        option = given if given[:2] != "--" else given.replace("_", "-")
+        found = self._launcher.find(option)
+        if found is None and self._launcher.one_dash and option[:2] != "--" and len(option) > 2:
+            found = self._launcher.find(f"-{option.replace('_', '-')}")
+        return found
+
+    def _take(self, given: str, option: str, rule: Rule, values: list[str]) -> None:
+        asked, value = self.asked, rule.name or " ".join(values)
+        typed = f"{self._name} {shlex.join((given, *values))}"
+        if rule.use == IGNORED:
+            self._ignore(shlex.join((given, *values)))
+        elif rule.use in OPTIONS:
+            self._take_size(rule.use, typed, value)
+        elif rule.use == "native":
+            name = rule.name or option.lstrip("-")
+            value = " ".join(values)
+            self.asked = replace(
+                asked,
+                native={**asked.native, name: value},
+                typed={**asked.typed, name: shlex.join((given, *values))},
+            )
+        elif rule.use == "env":
+            self._set({rule.name: values[0]})
+        elif rule.use == "set":
+            self._set(dict([rule.name.split("=")]))
+        elif rule.use == "no-local-rank":
+            self.asked = replace(asked, local_rank="")
+        elif rule.use == "module":
+            self.starts = ("python", "-m")
+        elif rule.use == "command":
+            self.starts = ()
+        elif rule.use in ("mpirun", "mca", "map-by", "cores"):
+            self._take_for_mpirun(rule, option, values, given)
+        elif rule.use in ("variables", "export", "pair"):
+            self._take_variables(rule.use, f"{self._name} {given}", values)
+        elif rule.use == "folder":
+            self._check_folder(typed, value)
+        elif rule.use == "config":
+            self._config = Path(value)  # the command line wins over it
+        else:
+            self._take_hosts(rule.use, typed, value)
+
+    def _ignore(self, *words: str) -> None:
+        self.asked = replace(self.asked, ignored=(*self.asked.ignored, *words))
+
+    def _set(self, env: Mapping[str, str]) -> None:
+        self.asked = replace(self.asked, env={**self.asked.env, **env})
+
+    def _take_size(self, kind: str, typed: str, value: str) -> None:
+        asked = self.asked
+        if kind == "ranks_per_node" and value in _ALL:
+            self._ignore(typed.removeprefix(f"{self._name} "))
+            return
+        if kind == "nodes" and (match := re.fullmatch(r"(\d+)[:-](\d+)", value)):
+            least, most = int(match[1]), int(match[2])
+            if not 0 < least <= most:
+                raise UsageError(f"{typed}: expected FEWEST:MOST", hint="for example 1:4")
+            self.asked = replace(
+                asked, node_range=(least, most), typed={**asked.typed, kind: typed}
+            )
+            return
+        number = re.fullmatch(r"\d{1,9}(\.\d+)?" if kind == "timeout" else r"\d{1,9}", value)
+        if not number or not (float(value) or kind in ("retries", "timeout")):
+            raise UsageError(f"{typed}: expected a number", hint=f"{OPTIONS[kind]} 2")
+        size = float(value) if kind == "timeout" else int(value)
+        if asked.sizes.get(kind, size) != size:
+            raise make_contradiction(asked.typed[kind], typed)
+        if kind == "timeout" and not size:  # no limit
+            return
+        self.asked = replace(
+            asked, sizes={**asked.sizes, kind: size}, typed={**asked.typed, kind: typed}
+        )
+
+    def _take_hosts(self, use: str, typed: str, value: str) -> None:
+        asked = self.asked
+        self.asked = replace(asked, typed={**asked.typed, "hosts": typed})
+        if use == "exclude":
+            excluded = read_excluded(value, typed)
+            self.asked = replace(self.asked, excluded=(*asked.excluded, *excluded))
+        elif use == "hostfile":
+            self._in_files += read_file(value, typed)
+        elif use == "include":
+            self._named += read_included(value, typed)
+        else:
+            self._named += read_list(value, typed)
+
+    def _take_for_mpirun(self, rule: Rule, option: str, values: list[str], given: str) -> None:
+        if rule.use == "mca":
+            if _OUR_PARAMETERS.fullmatch(values[0]):
+                self._ignore(shlex.join((given, *values)))
+                return
+            option = "--mca"
+        if rule.use in ("map-by", "cores"):
+            text = values[0] if rule.use == "map-by" else f"slot:PE={values[0]}"
+            self._take_mapping(f"{self._name} {given} {values[0]}", text)
+            return
+        self._pass_on(rule.name if not rule.values else shlex.join((rule.name or option, *values)))
+
+    def _pass_on(self, text: str) -> None:
+        args = self.asked.mpirun_args
+        if other := find_other_value(text, args):
+            raise make_contradiction(f"{self._name} {other}", text)
+        if text not in args:
+            self.asked = replace(self.asked, mpirun_args=(*args, text))
+
+    def _take_mapping(self, typed: str, value: str) -> None:
+        """`slot`, `node:PE=2`, `ppr:4:node`: what distributes ranks over nodes is ours to do."""
+        place, *more = value.split(":")
+        if place.lower() == "ppr":
+            number, unit, *more = [*more, "", ""][: max(2, len(more))]
+            if unit.lower() != "node":
+                raise UsageError(
+                    f"{typed} is not supported: ranks are counted by node",
+                    hint="ppr:N:node, or --ranks-per-node N",
+                )
+            self._take_size("ranks_per_node", typed, number)
+            place = ""
+        elif place.lower() == "node":
+            self._ignore(typed.removeprefix(f"{self._name} "))
+            self.asked = replace(self.asked, by_turns=True)
+            place, more = "", [word for word in more if word.lower()[:3] == "pe="]
+        elif place.lower() in ("seq", "rankfile", "dist") or place.lower().startswith("pe-list"):
+            raise UsageError(
+                f"{typed} is not supported: clusterctl distributes the ranks itself",
+                hint="--ranks-per-node sets how many ranks each node gets",
+            )
+        kept = [word for word in more if word.lower()[:3] == "pe=" or word.lower() == "span"]
+        if left := [word for word in more if word not in kept]:
+            self._ignore(":".join(("", *left)))
+        if place or kept:
+            self._pass_on(f"--map-by {':'.join((place or 'slot', *kept))}")
+
+    def _take_variables(self, use: str, what: str, values: list[str]) -> None:
+        pairs = ["=".join(values)] if use == "pair" else values
+        if use == "export":
+            pairs = [word for word in values[0].split(",") if word not in ("", "ALL")]
+            if bare := [word for word in pairs if word in ("NONE", "NIL")]:
+                self._ignore(f"{what.rpartition(' ')[2]} {bare[0]}")
+            pairs = [word for word in pairs if word not in bare]
+        for pair in pairs:
+            env, ignored = _read_variable(what, pair)
+            self._set(env)
+            self._ignore(*(word.removeprefix(f"{self._name} ") for word in ignored))
+
+    def _check_folder(self, typed: str, value: str) -> None:
+        if Path(value).resolve() != Path.cwd():
+            raise UsageError(
+                f"{typed} is not supported: ranks start in a copy of your current folder",
+                hint="change to the folder first, and leave the option out",
+            )
+
+    def _read_config(self, path: Path) -> None:
+        """What the command line says wins. Raises UsageError where the file asks for more than
+        ranks, which only the launcher itself can do."""
+        keys = _read_keys(path)
+        self._refuse_more(
+            path,
+            keys,
+            "let it start the ranks of each node: clusterctl run --ranks-per-node 1 -- sh"
+            f" -c '{self._name} --config_file {path} --num_machines $WORLD_SIZE --machine_rank"
+            " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'",
+        )
+        self._take_keys(path, keys)
+
+    def _read_settings(self, path: Path) -> None:
+        """The file that it reads by itself, if there is one: its numbers are those of this
+        machine."""
+        options = {word.replace("_", "-") for word in self.asked.ignored}
+        if not path.is_file() or "ACCELERATE_USE_CPU" in self.asked.env:
+            return
+        keys = _read_keys(path)
+        if "--multi-gpu" not in options:
+            self._refuse_more(
+                path,
+                keys,
+                f"`{self._name} --multi_gpu …` runs without it; or copy the file into the project,"
+                " and name it with --config_file",
+            )
+        sizes = {key for key in keys if key in ("num_processes", "num_machines")}
+        self._ignore(*(f"{k} in {path}" for k in sorted(sizes) if (k, keys[k]) not in _USUAL))
+        self._take_keys(path, {key: keys[key] for key in keys if key not in sizes})
+
+    def _refuse_more(self, path: Path, keys: Mapping[str, str], hint: str) -> None:
+        kind = keys.get("distributed_type", "NO").upper()
+        if kind not in _PLAIN:
+            raise UsageError(
+                f"{path} asks for {kind}, which {self._name} sets up and clusterctl does not",
+                hint=hint,
+            )
+
+    def _take_keys(self, path: Path, keys: Mapping[str, str]) -> None:
+        before = self.asked
+        self.asked = replace(before, sizes={}, env={}, ignored=())
+        for key, value in keys.items():
+            found = self._launcher.find(f"--{key.removeprefix('use_').replace('_', '-')}")
+            use = found[1].use if found else ""
+            usual = key == "distributed_type" or (key, value.lower()) in _USUAL
+            if usual or value.lower() in _NOTHING:
+                continue
+            if found and use in ("ranks", "nodes", "env"):
+                self._take(f"{path}: {key}", found[0], found[1], [value])
+            elif found and use == "set" and value.lower() == "true":
+                self._take(key, found[0], found[1], [])
+            else:
+                self._ignore(f"{key} in {path}")
+        self.asked = replace(
+            self.asked,
+            sizes={**self.asked.sizes, **before.sizes},
+            typed={**self.asked.typed, **before.typed},
+            env={**self.asked.env, **before.env},
+            ignored=(*before.ignored, *self.asked.ignored),
+        )
+
+
+def find_other_value(option: str, args: Sequence[str]) -> str:
+    """What options of mpirun say otherwise than this one, which may be there once: `--bind-to core`
+    beside `--bind-to none`; "" if they do not."""
+    words = shlex.split(option)
+    name = words[: 1 + (words[0] in ("--mca", "--pmixmca"))]
+    for arg in args:
+        given = shlex.split(arg)
+        for start in range(len(given)):
+            other = given[start : start + len(words)]
+            if other[: len(name)] == name and other != words:
+                return shlex.join(other)
+    return ""
+
+
+def make_contradiction(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} contradict each other", hint="leave one of the two out")
+
+
+_PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")
+
+"""What accelerate calls one process, or one for each GPU, and nothing beyond."""
+
+_NOTHING = ("false", "no", "null", "", "[]", "{}")
+
+_USUAL = (
+    ("compute_environment", "local_machine"),
+    ("gpu_ids", "all"),
+    ("machine_rank", "0"),
+    ("main_training_function", "main"),
+    ("num_machines", "1"),
+    ("rdzv_backend", "static"),
+    ("same_network", "true"),
+)
+
+"""What `accelerate config` writes where nothing else was asked for."""
+
+
+def _find_settings(name: str) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    folder = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    return Path(folder, name).expanduser()
+
+
+def _read_keys(path: Path) -> dict[str, str]:
+    """The plain values of a YAML or JSON file, with those of `dynamo_config`; of another key with
+    more below it, that it is there."""
+    text = read_input(path, str(path), hint="check the path")
+    found: dict[str, str] = {}
+    for key, value in (_read_json if text.lstrip()[:1] == "{" else _read_yaml)(text, path).items():
+        if not isinstance(value, dict | list):
+            found[key] = value if isinstance(value, str) else json.dumps(value)
+        elif key == "dynamo_config" and isinstance(value, dict):
+            for name, inner in value.items():
+                text = inner if isinstance(inner, str) else json.dumps(inner)
+                found[f"dynamo_{name.removeprefix('dynamo_')}"] = text
+        elif value:
+            found[key] = "more"
+    return found
+
+
+def _read_json(text: str, path: Path) -> dict[str, object]:
+    try:
+        found: dict[str, object] = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid JSON: {error}", hint="correct the file") from None
+    return found
+
+
+def _read_yaml(text: str, _: Path) -> dict[str, object]:
+    """As `accelerate config` writes it: keys, and keys one level below."""
+    found: dict[str, object] = {}
+    above: dict[str, object] = {}
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip()[0] == "#":
+            continue
+        match = re.fullmatch(r"\s*[\"']?(\w+)[\"']?:(?:\s+(.*?))?\s*(?:\s#.*)?", line)
+        key, value = (match[1], (match[2] or "").strip("'\"")) if match else (line, "")
+        if line[0] in " \t-":
+            above[key] = value
+        elif value:
+            found[key] = value
+        else:
+            found[key] = above = {}
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# What the options of `run` leave open, the words of another launcher fill. Settings are weaker
+# than both; two that contradict each other are refused.
+
+
+_COUNTS = ("ranks", "ranks_per_node")
+
+
+def fill(
+    asked: Asked, spec: JobSpec, settings: Collection[str], cluster: Cluster
+) -> tuple[JobSpec, Asked]:
+    """The job as the words want it, as far as its own options do not say, and the words with the
+    nodes that they have chosen.
+
+    Args:
+        settings: Fields of `spec`, and native options, that come from settings.
+    """
+    own: dict[str, Any] = {name: value for name in OPTIONS if (value := getattr(spec, name))}
+    typed = {name: value for name, value in own.items() if name not in settings}
+    weak = {name: value for name, value in own.items() if name in settings}
+    says_nodes = asked.hosts or asked.excluded or "nodes" in asked.typed
+    hosts = () if "nodes" in settings and says_nodes else spec.hosts
+    asked = _drop_foreign_devices(_choose_hosts(asked, hosts, cluster), cluster)
+    if asked.hosts:
+        weak.pop("nodes", None)
+    elif hosts and "nodes" not in settings:
+        typed["nodes"] = len(hosts)
+    sizes = fill_sizes(typed, weak, asked, len(asked.hosts or hosts or cluster.workers))
+    if asked.hosts:
+        hosts, sizes = place_on_hosts(sizes, asked, cluster)
+        asked = replace(asked, hosts=tuple(map(NamedHost, dict.fromkeys(hosts))))
+    elif hosts:
+        sizes.pop("nodes", None)
+    elif any(asked.node_range):
+        asked = replace(asked, sizes={**asked.sizes, "nodes": sizes["nodes"]})
+    for name, value in asked.native.items():
+        if name not in settings and spec.native.get(name, value) != value:
+            raise make_contradiction(
+                f"--{name} {spec.native[name]}", f"{asked.launcher} {asked.typed[name]}"
+            )
+    for name, value in asked.env.items():
+        if "env" not in settings and spec.env.get(name, value) != value:
+            raise make_contradiction(
+                f"--env {name}={spec.env[name]}", f"{asked.launcher} with {name}={value}"
+            )
+    for option in asked.mpirun_args:
+        if "mpirun_args" not in settings and (other := find_other_value(option, spec.mpirun_args)):
+            raise make_contradiction(f"--mpirun-arg '{other}'", f"{asked.launcher} {option}")
+    mpirun_args = [arg for arg in spec.mpirun_args if not find_other_value(arg, asked.mpirun_args)]
+    env = {**spec.env, **asked.env} if "env" in settings else {**asked.env, **spec.env}
+    filled = replace(
+        spec,
+        env=env,
+        native={**spec.native, **asked.native},
+        mpirun_args=(*asked.mpirun_args, *mpirun_args),
+        hosts=hosts,
+        **{**dict.fromkeys(own, 0), **sizes},
+    )
+    return filled, asked
+
+
+def fill_sizes(
+    typed: Mapping[str, float], settings: Mapping[str, float], asked: Asked, workers: int = 0
+) -> dict[str, Any]:
+    """Sizes by their names in JobSpec: what was typed, what the words say, and of the settings
+    those that contradict neither."""
+    words = dict(asked.sizes)
+    least, most = asked.node_range
+    if least:
+        nodes = typed.get("nodes", 0)
+        if nodes and not least <= nodes <= most:
+            raise make_contradiction(f"--nodes {nodes:g}", asked.typed["nodes"])
+        words["nodes"] = nodes or max(least, min(most, workers or most))
+    for name, value in words.items():
+        if typed.get(name, value) != value:
+            raise make_contradiction(f"{OPTIONS[name]} {typed[name]:g}", asked.typed[name])
+    found = {**typed, **words}
+    said = {**{name: f"{OPTIONS[name]} {v:g}" for name, v in typed.items()}, **asked.typed}
+    ranks, each, nodes = (found.get(name, 0) for name in (*_COUNTS, "nodes"))
+    if ranks and each and nodes and ranks != each * nodes:
+        raise UsageError(
+            f"{said['ranks']} is not {said['ranks_per_node']} times {said['nodes']}",
+            hint="leave one of them out",
+        )
+    if ranks and nodes > ranks:
+        raise UsageError(
+            f"{said['ranks']} and {said['nodes']}: some nodes would have no rank",
+            hint=f"--ranks {nodes:g} or more, or fewer nodes",
+        )
+    counted = not found.keys().isdisjoint(_COUNTS)
+    for name, value in settings.items():
+        weaker = name in _COUNTS and counted
+        weaker |= name == "nodes" and bool(ranks) and (bool(each) or value > ranks)
+        if name not in found and not weaker:
+            found[name] = value
+    return found
+
+
+def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
+    """With the hosts by their names on the cluster, and without the excluded ones."""
+    if not (asked.hosts or asked.excluded):
+        return asked
+    typed = asked.typed["hosts"]
+    if not cluster.workers:  # those of the queue
+        if asked.excluded:
+            raise UsageError(f"{typed}: the queue chooses the nodes", hint="leave it out")
+        return asked
+    nodes = find_workers(cluster, [host.name for host in asked.hosts], typed) or cluster.workers
+    slots = [host.slots for host in asked.hosts] or [0] * len(nodes)
+    without = {node.name for node in find_workers(cluster, asked.excluded, typed)}
+    hosts: dict[str, int] = {}
+    for node, count in zip(nodes, slots, strict=True):
+        if node.name not in without:
+            hosts[node.name] = hosts.get(node.name, 0) + count
+    if not hosts:
+        raise UsageError(f"{typed} leaves no worker", hint="exclude fewer")
+    if own:
+        chosen = [node.name for node in find_workers(cluster, own, "--nodes")]
+        if set(chosen) != set(hosts):
+            raise make_contradiction(f"--nodes {','.join(own)}", typed)
+    return replace(asked, hosts=tuple(NamedHost(name, count) for name, count in hosts.items()))
+
+
+def _drop_foreign_devices(asked: Asked, cluster: Cluster) -> Asked:
+    """Without `NCCL_SOCKET_IFNAME=ens5` and the like where workers have no such network device:
+    programs would not find each other."""
+    foreign = [
+        f"{name}={value}"
+        for name, value in asked.env.items()
+        if name.endswith("_SOCKET_IFNAME") and not value.startswith("^")
+        for node in cluster.workers
+        if not any(
+            device.device.startswith(wanted)
+            for device in node.facts.interfaces
+            for wanted in value.lstrip("=").split(",")
+        )
+    ]
+    env = {name: value for name, value in asked.env.items() if f"{name}={value}" not in foreign}
+    return replace(asked, env=env, ignored=(*asked.ignored, *dict.fromkeys(foreign)))
+
+
+def place_on_hosts(
+    sizes: Mapping[str, Any], asked: Asked, cluster: Cluster
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The nodes, one of them several times where they get unlike numbers of ranks, and the sizes
+    that go with them: as mpirun does it, all slots are taken unless a number of ranks is given."""
+    typed, found = asked.typed["hosts"], {**sizes}
+    names = [host.name for host in asked.hosts]
+    nodes = found.pop("nodes", 0)
+    if nodes > len(names):
+        said = asked.typed.get("nodes", f"--nodes {nodes:g}")
+        raise make_contradiction(said, typed)
+    each, ranks = int(found.get("ranks_per_node", 0)), int(found.get("ranks", 0))
+    names = names[: int(nodes) or (-(-ranks // each) if each and ranks else len(names))]
+    if not cluster.workers or not any(host.slots for host in asked.hosts):
+        return tuple(names), found
+    workers: list[Node] = [cluster.node(name) for name in names]
+    known = dict(asked.hosts)
+    slots = [known[node.name] or node.slots or 1 for node in workers]
+    if each > min(slots) or ranks > sum(slots):
+        said = "ranks_per_node" if each > min(slots) else "ranks"
+        text = asked.typed.get(said, f"{OPTIONS[said]} {found[said]}")
+        raise make_contradiction(text, typed)
+    if each:
+        return tuple(names), found
+    counts = deal(ranks or sum(slots), slots, by_turns=asked.by_turns or bool(nodes))
+    used = [(name, count) for name, count in zip(names, counts, strict=True) if count]
+    found["ranks"] = sum(counts)
+    if [count for _, count in used] == deal(sum(counts), [sum(counts)] * len(used), by_turns=True):
+        return tuple(name for name, _ in used), found
+    return tuple(name for name, count in used for _ in range(count)), found

@@ -1,1 +1,0 @@
-"""Nodes that are containers on this machine's engine."""

@@ -1,1 +1,0 @@
-"""SSH hosts that people have already."""

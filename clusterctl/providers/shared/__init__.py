@@ -1,1 +1,0 @@
-"""What several providers use: no provider itself."""

@@ -1,1 +1,0 @@
-"""A site that runs Slurm."""

@@ -1,0 +1,98 @@
+"""How we reach nodes: one persistent connection per node, bounded fan-out, strict host keys.
+
+Importing this package loads neither paramiko nor fabric: `ssh` does, at the first connect.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from clusterctl.core.model import Node, NodeResult
+
+PARTS = ".clusterctl-parts"
+
+OnStdout = Callable[[bytes], None]
+
+"""Called with each piece of a command's stdout, in another thread. It must be quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """A connection to a node's sshd that somebody else carries. `sock` is our end of it; `why` says
+    why it has broken, as far as whoever carries it has told, or ""."""
+
+    sock: socket.socket
+    why: Callable[[], str] = lambda: ""
+
+
+OpenTunnel = Callable[[Node, float], Tunnel]
+
+"""Connects to a node that has a `tunnel`, within so many seconds. Raises ClusterctlError, which is
+transient where another attempt may do better; TimeoutError."""
+
+
+class Channel(Protocol):
+    """A command that runs on a node while we talk with it over its stdin and stdout.
+
+    Timeouts are seconds. ConnectionError when the connection is lost.
+    """
+
+    def send(self, data: bytes, timeout: float) -> None:
+        """Writes all of `data` to its stdin. TimeoutError; BrokenPipeError when it has ended."""
+
+    def receive(self, timeout: float) -> bytes:
+        """Some bytes of its stdout; b"" when it has ended. TimeoutError after `timeout` seconds."""
+
+    def close(self) -> None:
+        """Drops the command: its pipes close. Needed after it has ended, too."""
+
+
+class Transport(Protocol):
+    """One node's connection. Every call ends within its timeout (seconds).
+
+    `run`, `put` and `get` never raise for what the node or the network does: that is data, in the
+    NodeResult. They connect first when there is no connection. NodeUnreachable is raised by
+    `connect` and `open` alone, and names the node and the likely layer.
+    """
+
+    def connect(self, timeout: float) -> None:
+        """Does nothing when connected already."""
+
+    def run(
+        self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
+    ) -> NodeResult:
+        """Runs `command` (POSIX sh, whatever the login shell is) and waits for it. `on_stdout` gets
+        its stdout as it comes, piece by piece, beside the result.
+
+        A command that a signal ended has the exit code 128 + signal, as in a shell. It has ended
+        when it has exited and all copies of its stdout are closed: give a background process
+        other outputs.
+        """
+
+    def open(self, command: str, *, timeout: float = 30.0) -> Channel:
+        """Starts `command` (POSIX sh) and returns its channel."""
+
+    def put(
+        self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
+    ) -> NodeResult:
+        """Copies a file, or a folder with all that is in it, to the path `target` on the node.
+
+        Missing parent folders are made. A file appears at once and whole; a folder is merged into
+        one that is there, less the files `without`, by their paths in it. What failed is said in
+        `error`.
+        """
+
+    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
+        """Copies a file or a folder of the node to the path `target` here.
+
+        As `put`; in a folder, links that lead out of it and special files are left out and named
+        in `stderr`. `partly`: of a folder whose copy breaks off, the files stay that came whole,
+        and in the folder PARTS of `target` the beginning of the next one.
+        """
+
+    def close(self) -> None:
+        """Ends the connection and what runs over it. The next call connects anew."""
