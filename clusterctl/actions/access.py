@@ -53,14 +53,11 @@ from clusterctl.transport.ssh import CONNECT_LIMIT
 
 
 PIECE = 65536
-
 """Bytes."""
-
 SETTINGS = (
     *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     *("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"),
 )
-
 """Variables that an editor which was not started in this shell would not have."""
 
 
@@ -136,7 +133,6 @@ def _send(tunnel: Tunnel) -> None:
 
 
 HOSTS = "hosts"
-
 MARK = "# clusterctl: nodes as CLUSTER-NODE"
 
 
@@ -259,9 +255,7 @@ def _write(config: Path, lines: list[str]) -> None:
 
 
 TIMEOUT = 60.0
-
 DIGEST = "shell"
-
 """A file beside the cluster's keys: which nodes have been prepared, and by which version."""
 
 
@@ -315,9 +309,7 @@ def _install(cluster: Cluster, node: Node) -> str:
 # -------------------------------------------------------------------------------------------------
 
 CONNECT_TIMEOUT = 5.0
-
 SSH_FAILED = 255
-
 """ssh's own exit code when it gets no connection."""
 
 

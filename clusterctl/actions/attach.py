@@ -53,7 +53,6 @@ from clusterctl.transport.ssh import SshTransport
 
 
 CONNECT_TIMEOUT = 20.0
-
 ASK_TIMEOUT = 120.0
 
 
@@ -84,7 +83,6 @@ def prepare_record(store: Store, name: str, provider: str, count: int, identity:
 
 
 LIMIT = 15.0
-
 """Seconds for each step."""
 
 _LISTEN = """
@@ -96,7 +94,6 @@ print("port %d" % server.getsockname()[1])
 sys.stdout.flush()
 sys.stdin.read()
 """
-
 """Listens at the address until its stdin ends."""
 
 _CALL = """
@@ -169,9 +166,7 @@ def _listen(pool: Pool, nodes: list[Node], stack: ExitStack) -> dict[str, str]:
 
 
 INSTALL_TIMEOUT = 900.0
-
 WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
-
 """Commands that most jobs take, with Debian's packages; a host may do without."""
 
 
@@ -462,11 +457,9 @@ def _require_all_well(
 
 
 FREE_NODE = 20
-
 """Seconds to wait for a free node that looks whether it sees our folder."""
 
 _NEEDED = {tool: REQUIRED[tool] for tool in ("flock", "tar", "stat", "awk")}
-
 """Commands that handing in a job takes on a login node."""
 
 

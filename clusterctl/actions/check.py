@@ -122,20 +122,15 @@ def _check_clusters(name: str) -> tuple[CheckRow, ...]:
 
 
 WORKERS = 2
-
 WORKER_TYPE = "t3.small"
-
 """The launcher is a t3.micro. A worker builds its image and loads PyTorch, which 1 GiB may be too
 little for."""
 
 BUDGET = 0.10
-
 """US dollars: the nodes end themselves before they cost more."""
 
 TTL = 33 * 60.0
-
 CREDITS = 0.09
-
 """US dollars per hour that a t3.micro costs more if it computes all the time (docs/ec2.md): what
 the plan does not count, and the launcher of a check does not need."""
 

@@ -81,7 +81,6 @@ def _is_whole(key: core_keys.HostKey) -> bool:
 # -------------------------------------------------------------------------------------------------
 
 RECORD_PATIENCE = 2.0
-
 """Seconds after which a person wants to know what we wait for."""
 
 
@@ -202,7 +201,6 @@ def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
 
 
 LIMIT = 5_000_000
-
 """Bytes after which the log starts anew; the old one is kept once."""
 
 

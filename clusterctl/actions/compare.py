@@ -15,9 +15,7 @@ from clusterctl.insight.compare import Change, FileChange
 from clusterctl.state.store import Store
 
 LARGEST = 1 << 20
-
 """Bytes of a file whose differences are shown."""
-
 PREFIX = "work/"
 
 

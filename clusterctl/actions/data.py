@@ -29,7 +29,6 @@ from clusterctl.transport.pool import LocalChannel, Pool
 from clusterctl.transport.protocol import Channel
 
 PUSH_TIMEOUT = 3600.0
-
 """Seconds in which a data set has to be on a node."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -225,16 +224,12 @@ def write_index(words: Sequence[str]) -> int:
 
 
 SILENCE = 120.0
-
 """Seconds without a word after which the connection to a node counts as lost: its own limit for
 the server is 30 s, and it says each attempt."""
-
 SLOWEST = 2e6
-
 """Bytes per second that a copy between nodes has to reach, beside an hour."""
 
 Listing = list[tuple[str, int, str]]
-
 """Path, size in bytes, SHA-256."""
 
 
@@ -502,16 +497,12 @@ def _check(
 
 
 LOOK_TIMEOUT = 60.0
-
 """Bytes per second that a copy has to reach, beside an hour."""
 
 _COUNT = """cd {folder} && find . \\( ! -type d -o ! -perm -500 \\) -exec stat -c %s {{}} + |
 awk '{{ bytes += $1 }} END {{ printf "{mark} %.0f %.0f\\n", NR, bytes }}'"""
-
 """Counts files, and folders that cannot be looked into."""
-
 _MARK = "clusterctl-shared"
-
 _ANSWER = re.compile(rf"^{_MARK} (\d+) (\d+)$", re.MULTILINE)
 
 

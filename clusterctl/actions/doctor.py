@@ -109,36 +109,21 @@ def _list_fields(view: NodeView) -> Mapping[str, object]:
 # -------------------------------------------------------------------------------------------------
 
 LIMIT, LEAST = 12.0, 4.0
-
 """Seconds from the start of the command to the end of the look, and those that the look has in any
 case: on a busy machine Python alone may take as long as the rest."""
-
 CONNECT, ANSWER, REFRESH = 5.0, 8.0, 3.0
-
 """Seconds for a connection to a node, for what the node shows, and for the state of the job."""
-
 RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-
 """Where PyTorch's flight recorder writes, by its name now and before: the beginning of a path."""
-
 SHORTEST = 1.0
-
 """Seconds within which no stack can be read."""
-
 SETTLE = 1.0
-
 """Seconds after which ranks that end are looked at again."""
-
 DUMP = 6
-
 """Seconds that the stack of one process may take."""
-
 HELPERS = 16
-
 """Processes beside the ranks' own whose stacks are read on a node."""
-
 TAIL = 64_000
-
 """Bytes of each output of each rank that are read."""
 
 

@@ -42,7 +42,6 @@ from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
 _ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
-
 """What a verb does, in its questions."""
 
 

@@ -30,9 +30,7 @@ from clusterctl.machines import registry
 from clusterctl.machines.docker import containers
 
 _PATIENCE = 3600.0
-
 _INDEX = "--extra-index-url"
-
 _REPOSITORY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
 
 

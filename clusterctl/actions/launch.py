@@ -20,7 +20,6 @@ from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
 IDLE = 300.0
-
 """Seconds after which workers of a cloud end unused, without --idle: between `up` and the start of
 the program they must not, however long its packages take to resolve here."""
 

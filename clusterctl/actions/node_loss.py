@@ -59,21 +59,13 @@ def _was_taken_down(store: Store, cluster: Cluster) -> bool:
 # -------------------------------------------------------------------------------------------------
 
 REPLACE, SHRINK, FAIL = "replace", "shrink", "fail"
-
 MOST = 5
-
 """Times that one `run` continues after a loss: more losses than that have a cause."""
-
 ANSWER_TIMEOUT = 10.0
-
 """Seconds that a node has to answer after a failure that may be due to it."""
-
 LOCK_LIMIT = 1200.0
-
 """Seconds for which another clusterctl may keep the cluster locked: `up` takes minutes on EC2."""
-
 END_LIMIT, PAUSE = 240.0, 5.0
-
 """Seconds that a machine may take to end, once it has begun to (a spot instance has two minutes
 after its notice); seconds between two looks."""
 

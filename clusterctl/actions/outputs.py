@@ -24,7 +24,6 @@ from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
 NAMED = 5
-
 """Jobs that are named one by one."""
 
 
@@ -228,11 +227,8 @@ def list_numbers(jobs: Sequence[Job]) -> str:
 
 
 SAVE_LIMIT = 60.0
-
 """Seconds for saving logs."""
-
 SLICE = 2.0
-
 """Seconds that the log of a job gets at least, before it is the next one's turn."""
 
 
@@ -294,16 +290,13 @@ def _save_log(
 
 
 LIMIT = 120.0
-
 """Seconds that all that comes before destroying may take, without the answers of a person, without
 fetching, and without what jobs take to save (--grace): machines are billed meanwhile."""
 
 LOOK_LIMIT = 60.0
-
 """Of these, seconds for looking for outputs."""
 
 END_LIMIT = 40.0
-
 """Seconds for ending jobs: somewhat more than one needs where a node does not answer."""
 
 

@@ -33,7 +33,6 @@ from clusterctl.transport.pool import Pool
 
 
 SPREAD = 256_000_000
-
 """Bytes of outputs that are copied to all nodes of a job that is resumed on the same cluster."""
 
 

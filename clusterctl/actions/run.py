@@ -62,11 +62,8 @@ from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
 ANSWER = 15.0
-
 """Seconds that a node has to answer."""
-
 SOON, BETWEEN = 5.0, 2.0
-
 """The same for each of the two looks of `describe`, while output waits; and between the two."""
 
 
@@ -110,7 +107,6 @@ def _render_script(job: Job, cluster: Cluster, node: Node) -> bytes:
 
 
 REMARKS = 64_000
-
 """Bytes at the end of a failed rank's stderr that are searched for the cause."""
 
 
@@ -180,19 +176,14 @@ def describe_attempt(job: Job) -> str:
 
 
 REST_LIMIT = 300.0
-
 """Seconds that reading the rest of a job's output may take when the job has ended."""
 
 OnOutput = Callable[[list[Piece]], None]
-
 OnJob = Callable[[Job], None]
-
 FindDeadNodes = Callable[[Store, Cluster], Mapping[str, str]]
-
 """Looks for nodes that will never answer again, as actions.dead_nodes does."""
 
 STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
-
 """What starts the ranks, by --launcher, as far as that is known here."""
 
 
@@ -307,7 +298,6 @@ def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
 
 
 LARGEST_INPUT = project_tree.MAX_BYTES
-
 """Bytes of a standard input, unless more is allowed."""
 
 
@@ -713,7 +703,6 @@ def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str
 
 
 Printed = dict[tuple[int | None, str], bytes]
-
 """By rank (None: the launcher) and stream: `stdout` or `stderr`."""
 
 
@@ -745,9 +734,7 @@ def run_quietly(
 
 
 PROGRAM = "reduce_all.py"
-
 TIMEOUT = 120.0
-
 """Seconds that the ranks may take: they sum four numbers."""
 
 

@@ -31,11 +31,8 @@ from clusterctl.machines.protocol import Expiring, Queue
 from clusterctl.state.store import Store
 
 ANSWER = 10.0
-
 """Seconds that a node has to answer."""
-
 GPU_ANSWER = 4
-
 """Seconds of these that its GPUs have for each of two questions."""
 
 

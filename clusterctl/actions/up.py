@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 
 BOOTSTRAP = "bootstrap"
-
 STAGES = {
     "images": "building images",
     "create": "creating nodes",
@@ -65,7 +64,6 @@ STAGES = {
     "all-reduce": "testing an all-reduce",
     "verify": "measuring",
 }
-
 """The phases of an `up`, for a live view."""
 
 
@@ -101,9 +99,7 @@ class Clock:
 
 
 FILE = "phase-times.json"
-
 MOST = 50
-
 """Sorts of clusters that are remembered."""
 
 _Times = dict[str, dict[str, float]]
@@ -141,7 +137,6 @@ def _make_key(cluster: Cluster) -> str:
 # -------------------------------------------------------------------------------------------------
 
 NOTEWORTHY = 0.5
-
 """Seconds that a step of the bootstrap has to take to be shown."""
 
 

@@ -219,7 +219,6 @@ def intend(
 
 
 STALE = 600.0
-
 """Seconds after which an answer is one to an old plan."""
 
 

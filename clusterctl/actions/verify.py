@@ -45,15 +45,10 @@ MARK = b"@@probe "
 PROBE = ("insight/probe_links.py", "insight/probe.py")
 
 CONNECT, ANSWER = 6.0, 20.0
-
 """Seconds for connections, and for one answer of a probe."""
-
 LEAST = 0.5
-
 """Seconds that even a late answer is waited for."""
-
 SLACK = 1.0
-
 """Seconds that a probe has to tell that its helper did not answer in time."""
 
 NO_TIME = "no time left"
@@ -187,13 +182,10 @@ def _render_command(node: Node) -> str:
 
 
 FLOWS = (1, 4)
-
 SHORTEST = 0.01
-
 """Seconds of each flow where there are many links."""
 
 LINK_PATIENCE = 5.0
-
 """Seconds for a connection."""
 
 Pair = tuple[str, str]
@@ -256,17 +248,12 @@ def _measure_turn(
 
 
 GEMM = "GEMM"
-
 PARTS = {"processor": "processor", "memory": "memory copy", "disk": "disk write", "gemm": GEMM}
-
 """What a probe measures, and what people call it."""
-
 TORCH = 20.0
-
 """Seconds that loading PyTorch may take: a few, but on a busy machine."""
 
 SHORTEST_PROBE = 0.02
-
 """Seconds of a measurement where there are many to make."""
 
 
@@ -469,17 +456,11 @@ def _measure_gpus(found: Measured, cluster: Cluster, pool: Pool, seconds: float)
 # -------------------------------------------------------------------------------------------------
 
 PROGRAM = "reduce_all.py"
-
 AFTER_UP = 15.0
-
 """Seconds that `up` may spend on it."""
-
 NODES = 8
-
 """Nodes of which all is measured within the time of an `Effort`; more get more in proportion."""
-
 REDUCTION, ENDING = 3.0, 1.5
-
 """Seconds without which no all-reduce is begun, and those for the end of one that is too slow."""
 
 
@@ -504,7 +485,6 @@ class Effort:
 THOROUGH = Effort(
     compute=0.25, link=0.2, disk=64 << 20, seconds=28.8, nodes=0.25, gemm=0.5, links=0.6
 )
-
 QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, seconds=4.6, nodes=0.65, gemm=0.0, links=0.93)
 
 

@@ -19,89 +19,67 @@ from clusterctl.launch.compiling import plan_compilation
 from clusterctl.options.resume_args import SNAPSHOTS, list_predicates, name_predicate
 
 START_LIMIT = 180
-
 """Seconds in which the first rank has to start. A launch that hangs on the wrong network would
 hang for ever; what mpirun said until then goes with the error."""
 
 HANG_POLL = 15.0
-
 """Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
 
 HANG_SLACK = 10.0
-
 """Seconds beyond its own limit after which such a look, or the pause before it, says of the machine
 that it was asleep or stood still, and nothing of the ranks."""
 
 END_POLL = 20
-
 """Seconds between two looks whether mpirun still waits for ranks that have all ended."""
 
 ANSWER_LIMIT = 25
-
 """Seconds beyond the grace of its programs that a node has to answer the supervisor: one whose disk
 hangs never does."""
 
 STACK_LIMIT = 8
-
 """Seconds in which the Python stack of a rank is read; its C stack may take twice as long."""
 
 STACKS_LIMIT = 4 * STACK_LIMIT
-
 """Seconds that a node has for the stacks of its ranks, which are read at the same time."""
 
 LARGEST_NOTE = 100_000
-
 """Bytes that the note about a rank may have in the file `state`."""
 
 OUTPUT = 4_000_000_000
-
 """Bytes of its ranks' output that a node keeps of a job, in equal parts for each stream of each
 rank. A file that is more than a quarter larger loses its middle: a tenth at its beginning stays."""
 
 LEAST_OUTPUT = 16_000_000
-
 """Bytes that such a part has at least."""
 
 RESUME_LIMIT = 1800
-
 """Seconds that a node has to send another one the snapshot that a job goes on from."""
 
 MIRROR_INTERVAL = 30
-
 """Seconds between two looks for outputs that are to be copied to the launcher."""
 
 SYNC_INTERVAL = 10
-
 """The same for a job with --sync."""
 
 MIRROR_LONGEST = 600
-
 """Seconds between two copies at most, however long the last one seems to have taken: the machine
 may have been asleep meanwhile."""
 
 MIRROR_RESERVE = 1 << 20
-
 """KiB that copies of outputs leave free on a disk: on the launcher's, and on that of a node."""
 
 SMALL = 100_000_000
-
 """Bytes up to which outputs are copied to the launcher, whatever they are called."""
 
 CLEAN_LIMIT = 15
-
 """Seconds that a question after a job waits for the clean-up behind a dead supervisor. It goes on
 without us, and the job is lost when it is done."""
-
 ASK_TIMEOUT = CLEAN_LIMIT + 10.0
-
 """Seconds that a node has to answer a question about a job."""
-
 STAGE_TIMEOUT = 600.0
-
 """Seconds that a node has to take what is sent to it."""
 
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
-
 """Variables in a plan's argv that get their value when the job starts."""
 
 
@@ -346,15 +324,12 @@ def _list_own_env(job: Job, cluster: Cluster, plan: LaunchPlan, node: str) -> di
 
 
 _RULE = re.compile(r"^-{20,}$", re.MULTILINE)
-
 _KNOWN = re.compile(
     r"(exited|returned a|terminated) (with a?|a)? ?non-zero|exiting improperly"
     r"|noticed that process rank|has exited due to process rank|on signal \d+ \("
     r"|Primary job\s+terminated normally"
 )
-
 """Blocks that say no more than that a rank has ended, which its exit code has said better."""
-
 _NOISE = re.compile(
     r"^(\[.*\] (plm:(ssh|rsh): Warning: setpgid|PMIX ERROR: PMIX_ERR_NOT_FOUND|\d+ more process).*"
     r"|srun: error: .*(Exited with exit code|Terminated|Killed|task launch failed).*"

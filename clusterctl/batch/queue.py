@@ -35,7 +35,6 @@ from clusterctl.launch.compiling import plan_compilation
 
 
 SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
-
 """What a batch system may say of a job, or of a task, whose own notes say more."""
 
 
@@ -67,24 +66,15 @@ def describe_end(job: Job, facts: str, rest: str, gone: Mapping[str, JobState]) 
 # -------------------------------------------------------------------------------------------------
 
 QUEUE_AGE = 5
-
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
-
 ANSWER_LIMIT = 12
-
 """Seconds that the queue has to answer a question: Slurm's own limit is 10."""
-
 ANSWER_MARGIN = 15
-
 """Seconds beyond the grace of its programs that a node of a job has to answer its script, which the
 batch system may be about to end."""
-
 HAND_IN = 120
-
 """Seconds that it has to take a job."""
-
 LEAD = 60
-
 """Seconds between the warning and the time limit, where ranks need no more than that to save."""
 
 _SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
@@ -397,7 +387,6 @@ def _mark_waiting(job: Job, state: JobState, reason: str) -> Job:
 
 
 _TIME_IS_UP = "enforced h_rt"
-
 """Grid Engine's reason for ending a job at its limit."""
 
 

@@ -21,7 +21,6 @@ from clusterctl.options import jobs as options_jobs
 from clusterctl.transport.pool import Pool
 
 SURVEY_TIMEOUT = 45.0
-
 """As long as a silent queue may take to be given up, twice, and then some."""
 
 

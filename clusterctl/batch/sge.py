@@ -23,7 +23,6 @@ OPTIONS = {
     "job-name": "-N",
     "requeue": "-r y",
 }
-
 """What `run` passes on, and Grid Engine's word for it."""
 
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
@@ -34,7 +33,6 @@ GONE: dict[str, JobState] = {
 }
 
 REQUEUE_CODE = 99
-
 """A job that exits with it is put back into the queue (`man sge_conf`, FORBID_RESCHEDULE)."""
 
 

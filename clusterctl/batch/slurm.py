@@ -13,17 +13,12 @@ from clusterctl.core.job import Job, JobSpec, JobState, parse_concurrency
 from clusterctl.core.text import count
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
-
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
 
 SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?([A-Z]+\d?|\d+)(?:@(\d+))?", re.I | re.A)
-
 """What --signal takes: https://slurm.schedmd.com/sbatch.html#OPT_signal"""
-
 TAKEN = ("USR1", "TERM")
-
 """Its signals that may stand for a warning, on which ranks get SIGTERM."""
-
 UNCAUGHT = ("KILL", "STOP")
 
 QUEUE: dict[str, JobState] = {
@@ -35,7 +30,6 @@ QUEUE: dict[str, JobState] = {
     "RESV_DEL_HOLD": JobState.QUEUED,
     "SPECIAL_EXIT": JobState.QUEUED,
 }
-
 """Every other state of a job that squeue lists is some kind of running."""
 
 HOPELESS = re.compile(
@@ -43,10 +37,8 @@ HOPELESS = re.compile(
     r"|(Account|QOS)NotAllowed|DependencyNeverSatisfied|ReservationDeleted"
     r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?"
 )
-
 """Reasons for which a job waits that no free node will end.
 https://slurm.schedmd.com/job_reason_codes.html"""
-
 HELD = re.compile("JobHeld(Admin|User)|JobHoldMaxRequeue")
 
 GONE: dict[str, JobState] = {
@@ -69,7 +61,6 @@ SRUN = (
         "srun: PMIx barriers wait for all nodes; without it, MPI_Init may crash",
     ),
 )
-
 """By default, Slurm's PMIx plug-in runs fences that carry data as a ring and all others as a tree.
 The tree has no branches in a step with fewer nodes than TreeWidth (50): every node takes itself for
 the root (`width > num_nodes` in src/slurmd/common/reverse_tree_math.c) and lets its own ranks go at

@@ -98,7 +98,6 @@ class JobSystem(Protocol):
 SYSTEMS: dict[str, str] = {"direct": "clusterctl.batch.direct_system:DirectSystem"}
 
 BATCH = "clusterctl.batch.queue_system:BatchSystem"
-
 """Every other one, with the row of its name in `schedulers.SCHEDULERS`."""
 
 

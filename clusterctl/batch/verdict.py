@@ -69,7 +69,6 @@ EVENTS: Mapping[str, str] = {
     "spot": "EC2 reclaimed the spot instance {}",
     "deadline": "{} reached the cluster's deadline",
 }
-
 """What may come over a node, and how it is said."""
 
 
@@ -254,21 +253,15 @@ def _read_survivors(text: str) -> dict[str, int]:
 
 
 TOLD_TO_END = 143
-
 """The exit code of a rank that SIGTERM has ended, which is how a launcher ends the others."""
-
 CRASHES = (132, 134, 135, 136, 139)
-
 """Of ranks that SIGILL, SIGABRT, SIGBUS, SIGFPE or SIGSEGV have ended, which is their own fault."""
-
 LOST_PEER = 14
-
 """MPI_ERR_UNKNOWN: with it Open MPI ends a rank that loses its connection to another one. MPI may
 notice that sooner than the shell that waits for the other one, which has crashed (seen with Open
 MPI 5.0.11)."""
 
 LOST_DAEMON = 195
-
 """PMIX_ERR_LOST_CONNECTION: with it a rank ends whose daemon of mpirun has gone."""
 
 
@@ -308,27 +301,16 @@ def sort_failures(ends: Iterable[RankEnd]) -> list[RankEnd]:
 # -------------------------------------------------------------------------------------------------
 
 NO_RANK = "no rank was started"
-
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
-
 _SIGNALLED = "a signal ended its supervisor on the launcher"
-
 NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
-
 _FULL = "disk full on "
-
 _AWAY = "{} was away while the job ran"
-
 _GIVES_UP = 120.0
-
 """Seconds after which mpirun has given up a node that does not answer: it takes half a minute."""
-
 _BY_SIGNAL = 128
-
 _ABORTED = _BY_SIGNAL + signal.SIGABRT
-
 _NAMED = 4
-
 """Ranks that a reason names; of others it gives the number."""
 
 
@@ -569,11 +551,8 @@ _SILENCES = (
     (r"Could not resolve hostname", "the host name is not known"),
     (r"Connection (reset|closed)|closed by remote host|Broken pipe", "the connection broke"),
 )
-
 """What ssh says of a host that it does not reach, and what that means."""
-
 _STUCK = (124, 137)
-
 """With these `timeout` ends: ssh had connected, or would have said why not."""
 
 

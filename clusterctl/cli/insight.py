@@ -33,7 +33,6 @@ from clusterctl.options.jobs import BenchAllreduce, BenchScaling, Diff, Doctor, 
 from clusterctl.options.run import Run
 
 SHOWN = 12
-
 """Frames of a stack that are shown without --verbose."""
 
 
@@ -303,9 +302,7 @@ def report(given: Report, console: Console) -> None:
 
 
 INTERVAL = 2.0
-
 FRAME = 6
-
 """Lines of a frame around its ranks and nodes: the first, two headers, two empty ones, the
 cursor's."""
 

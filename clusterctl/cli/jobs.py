@@ -45,7 +45,6 @@ from clusterctl.state.store import Store
 
 
 WIDEST = 60
-
 """Characters of a cell."""
 
 
@@ -117,7 +116,6 @@ COLUMNS: dict[str, Callable[[JobRow], Any]] = {
     "torch": lambda row: _list_versions(row, "torch"),
     "mpi": lambda row: _list_versions(row, "openmpi"),
 }
-
 """Any other name is that of a metric."""
 
 

@@ -40,13 +40,9 @@ from clusterctl.options.table import ARGUMENTS, GENERAL, Common, Option, Verb, n
 
 
 HELP = ("-h, --help", "Show this help")
-
 _WIDEST = 0.41
-
 """Of the columns, for a flag with its value; the help of a wider one begins on the next line."""
-
 _WIDEST_OPTION = 27
-
 """Where further spellings or many choices make an option wider, they stand in its help."""
 
 
@@ -192,7 +188,6 @@ def _choose_width() -> int:
 
 
 JOBS = ("job", "first", "second", "wanted")
-
 """Arguments that take the number of a job."""
 
 
@@ -458,7 +453,6 @@ def explain(error: Exception, arguments: list[str]) -> tuple[str, str]:
 # -------------------------------------------------------------------------------------------------
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
 """A disk that takes no more: nobody's bug."""
 
 

@@ -35,31 +35,20 @@ if TYPE_CHECKING:
     from clusterctl.state.store import Store
 
 LINE_LIMIT = 1 << 16
-
 """Bytes of a line that are kept until its end is there. What is longer comes in parts."""
-
 INTERVAL = 5.0
-
 """Seconds between two states of a progress bar in a file, in a pipe and in JSON."""
-
 FRAME = 0.1
-
 """The same on a terminal."""
 
 COLOURS = (36, 33, 32, 35, 34, 31)
-
 """Of the tags of ranks: cyan, yellow, green, magenta, blue, red."""
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
-
 _COLOUR = re.compile(rb"(\x1b\[[0-9;:]*m)")
-
 _UP = b"\x1b[A"
-
 _UP_AND_DOWN = _UP + b"\n"
-
 """Between two states of a bar that stands below another one, as tqdm writes it."""
-
 _CONTROL = re.compile(
     rb"[\x00-\x08\x0a-\x0c\x0e-\x1f\x7f]"
     rb"|\xc2[\x80-\x9f]"  # U+0080 to U+009F, a second set of control characters
@@ -67,12 +56,10 @@ _CONTROL = re.compile(
     # and U+2028 and 9, which begin lines.
     rb"|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xaf]"
 )
-
 _STRAY = re.compile(
     rb"^[\x80-\xbf]{1,3}|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}"
     rb"|[\xf0-\xf4][\x80-\xbf]{3}|([\x80-\x9f])"
 )
-
 """The same bytes outside a character of UTF-8, or of its rest, where a line comes in parts: some
 terminals obey them, the others show that they are wrong."""
 
@@ -431,9 +418,7 @@ def _make_printable(text: bytes) -> bytes:
 
 
 EXIT_TIMEOUT = 124
-
 """As coreutils' timeout(1)."""
-
 EXIT_CANCELLED = 130
 
 

@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 PAUSE = 0.1
-
 """Seconds between two pictures on a terminal."""
-
 STEP = 10.0
-
 """Seconds between two lines elsewhere, where the size is unknown."""
 
 
@@ -87,29 +84,18 @@ class Transfer:
 
 
 DELAY = 1.0
-
 """Seconds before the view appears."""
 
 REDRAW = 0.25
-
 """Seconds between two pictures."""
-
 LEAST = 4
-
 """Lines that the view has in the lowest window; in others, it has half of them."""
-
 SLOWEST = 5
-
 """Nodes that have a line where there is no room for all."""
-
 NOTEWORTHY = 1_000_000
-
 """Bytes that a node has to receive in a phase to be spoken of."""
-
 SLOW = 50_000.0
-
 """Bytes per second that are not worth a word."""
-
 COLOURS = {READY: "green", FAILED: "bold red"}
 
 

@@ -53,9 +53,7 @@ from clusterctl.project.tree import Stdin
 from clusterctl.state.store import Store
 
 FILE = 0
-
 CHUNK = 1 << 20
-
 """Bytes that are read at a time."""
 
 

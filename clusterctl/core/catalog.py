@@ -37,16 +37,13 @@ FAMILIES = {
         Family("g6", "g6.xlarge", "nvidia", Accelerator.NVIDIA, "NVIDIA L4", "sm_89"),
     )
 }
-
 """infra/ec2/main.tf holds the same table; a test compares them."""
 
 LAUNCHER_TYPE = "t3.micro"
 
 OF_EIGHT = {"a100": "p4d.24xlarge", "h100": "p5.48xlarge", "h200": "p5en.48xlarge"}
-
 """By GPU: machines of eight. `A100:8` could mean eight GPUs or eight machines, at $20 an hour and
 more for each, so these are named by type, or by family where that has one size (`p4d`)."""
-
 ONE_SIZE = {kind.partition(".")[0]: kind for kind in OF_EIGHT.values()}
 
 
@@ -84,17 +81,14 @@ def choose_instance_type(group: NodeGroup) -> str:
 
 
 MORE_ARCHES = {"nvidia": ("80", "90", "100")}
-
 """What device code is built for besides the families': A100, H100 and B200, which come with
 --instance-type and with hosts of one's own."""
 
 DRIVER_FOR_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
-
 """The oldest NVIDIA driver for each CUDA major release on Linux, by minor version compatibility:
 https://docs.nvidia.com/deploy/cuda-compatibility/"""
 
 FAST = ("/sys/class/infiniband", "/sys/class/cxi", "/dev/nvidiactl", "/dev/kfd")
-
 """Only a machine that has one of these has more than TCP and shared memory to carry messages."""
 
 BASELINES = {
@@ -106,7 +100,6 @@ BASELINES = {
     "xlarge": 40,
     "2xlarge": 40,
 }
-
 """Percent of its speed that a burstable instance (T3, T3a, T4g) has without CPU credits, by size:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-credits-baseline-concepts.html"""
 
@@ -138,7 +131,6 @@ _UBUNTU = MachineImage(
     "099720109477",
     "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*",
 )
-
 MACHINE_IMAGES = {
     "launcher": _UBUNTU,
     "cpu": _UBUNTU,
@@ -162,14 +154,12 @@ class ContainerImage:
 
 
 _VENV = "/opt/venv"
-
 _PUBLIC = {
     "launcher": "rafalsiwek/opmpi_ucx_simple:1.0_pytorch_2.5.1",
     "cpu": "rafalsiwek/opmpi_ucx_simple:1.0_pytorch_2.5.1",
     "nvidia": "rafalsiwek/g4dn_distributed_ml:1.0_pytorch_2.5.1",
     "amd": "rafalsiwek/g4ad_distributed_ml:1.0_pytorch_2.5.1",
 }
-
 CONTAINER_IMAGES = {
     kind: ContainerImage(f"{_VENV}/bin/python", _VENV, "root", fallback)
     for kind, fallback in _PUBLIC.items()
@@ -182,7 +172,6 @@ RECIPES = {
     "nvidia-mpi": "nvidia-mpi",
     "amd": "amd",
 }
-
 """Images that can be built, with the folder of docker/ that has the recipe of each. `nvidia` and
 `cpu` differ by their wheels alone: PyTorch's for NVIDIA bring CUDA, cuDNN and NCCL."""
 
@@ -208,11 +197,9 @@ def name_local_image(recipe: str) -> str:
 
 
 COMPILED_FOR = {"nvidia-mpi": "nvidia", "amd": "amd"}
-
 """Recipes that compile code for GPUs, with the kind of machine that they are for."""
 
 COMPILING = 3600.0
-
 """Seconds that such a recipe may take on a node beyond those of others."""
 
 
@@ -229,15 +216,12 @@ NODE_PACKAGES = {
     ),
     "torch": ("torch==2.13.0",),
 }
-
 """What ranks need with --runtime host; a test compares it with constraints.txt."""
 
 BUNDLED = ("torch", "mpi4py", "numpy")
-
 """Packages that the bundled programs need."""
 
 ROCM = "rocm7.2"
-
 """What the PyTorch of NODE_PACKAGES is built with for AMD:
 https://github.com/pytorch/pytorch/blob/main/RELEASE.md"""
 
@@ -246,7 +230,6 @@ TORCH_INDEX = {
     "nvidia": "",  # PyPI's own wheels are for NVIDIA
     "amd": f"https://download.pytorch.org/whl/{ROCM}",
 }
-
 """Package index that has torch for the accelerator, beside PyPI."""
 
 
@@ -269,9 +252,7 @@ _LIST = (
     "https://github.com/aws/karpenter-provider-aws/blob/031e72b6099630e960dacb88b48a7e9bb780945f/"
     "pkg/providers/pricing/zz_generated.pricing_aws.go"
 )  # AWS's own project, generated from AWS's price list
-
 _LESSON = "https://github.com/ChiefGyk3D/Clouds-Against-Humanity/wiki/Provider-AWS-Cost-Lesson"
-
 _NAT = "https://github.com/chime/terraform-aws-alternat"
 
 PRICES = {
@@ -321,7 +302,6 @@ PRICES = {
     "NAT gateway": Price(0.045, _NAT, "2026-11-23"),
     "GB through a NAT gateway": Price(0.045, _NAT, "2026-11-23"),
 }
-
 """On-demand Linux, disks and addresses, for when the pricing API cannot be asked. What is not here
 is shown as `?`."""
 
@@ -361,7 +341,6 @@ QUOTAS = (
         ("a", "c", "d", "h", "i", "m", "r", "t", "z"),
     ),
 )
-
 """The first row that fits an instance type is its own. Codes as `aws service-quotas
 list-service-quotas --service-code ec2` prints them; hpc and u types are never spot instances. Some
 accounts have no quota of P5's own any more: L-7212CCBC counts all of P there."""
@@ -377,9 +356,6 @@ def find_quota(instance_type: str) -> Quota | None:
 # -------------------------------------------------------------------------------------------------
 
 DEFAULT_TTL = 8 * 3600.0
-
 """Seconds after which a cluster on EC2 ends, without --ttl."""
-
 DEFAULT_IDLE = 3600.0
-
 """Seconds after which unused workers on EC2 end, without --idle."""

@@ -67,7 +67,6 @@ class RunningClock:
 
 
 now = RunningClock()
-
 """For whatever waits for others. How long something took is a matter of time.monotonic."""
 
 

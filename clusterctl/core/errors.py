@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
 """No space left on device; disk quota exceeded."""
 
 

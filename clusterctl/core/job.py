@@ -19,18 +19,13 @@ from clusterctl.core.errors import UsageError
 
 
 MOST = 10_000
-
 """Points of a job: each leaves files on its node."""
 
 # Compiled when they are first used: every command loads this.
 _NAME = r"(?a)[A-Za-z_][\w.-]*"
-
 _VALUE = r'"(?P<quoted>(?:[^"]|"")*)"(?=,|$)|(?P<plain>[^,]*)'
-
 """Quoted as in a CSV file, or up to the next comma."""
-
 _RANGE = r"(-?\d+)\.\.(-?\d+)"
-
 _ARRAY = r"(?a)(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?"
 
 
@@ -185,11 +180,8 @@ class JobState(str, Enum):
 
 
 PYTHONS = ("python", "python3")
-
 """Commands that mean the Python of a node that runs scripts."""
-
 SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
-
 """Commands that run scripts of a project, whose programs may be in Python."""
 
 
@@ -233,7 +225,6 @@ class Program:
 
 
 GRACE = 5.0
-
 """Seconds that ranks have to save between SIGTERM and SIGKILL, unless the job says otherwise."""
 
 
@@ -343,7 +334,6 @@ class JobSpec:
 
 
 UNPLACED = "(queue)"
-
 """Stands for the nodes of a job that waits in the queue of a batch system."""
 
 

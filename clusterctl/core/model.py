@@ -25,13 +25,10 @@ from clusterctl.core.text import fold_runs
 
 
 GATEWAY, GATEWAY_ADDRESS = "gateway", "gateway address"
-
 NETWORK_PARTS = (GATEWAY, GATEWAY_ADDRESS)
-
 """Parts of a cluster's network that cost money by the hour: a NAT gateway, and its address."""
 
 HOURS_PER_MONTH = 730.0
-
 """Of an average month. Source: AWS Pricing Calculator FAQs."""
 
 
@@ -124,27 +121,19 @@ class Charge:
 # -------------------------------------------------------------------------------------------------
 
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
-
 """Cluster names: they end up in hostnames, tags and paths, so letters, digits and dashes only."""
-
 ID_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,49}")
-
 """Of a cluster's id: a person's name before its own, and a number behind."""
 
 Reporter = Callable[[str], None]
-
 """Takes a line about what happens now, for people."""
-
 Consent = Callable[[str], bool]
-
 """Asks a yes-or-no question; raises UsageError where there is nobody to ask and that matters."""
 
 MEMORY = "/dev/shm"
-
 """Of a node: where secrets of jobs lie that a restart is to remove."""
 
 SHARED = "/shared"
-
 """Of nodes that are machines or containers of ours: where the folder lies that they all share."""
 
 

@@ -16,16 +16,11 @@ from pathlib import Path
 
 
 WINDOW = 10.0
-
 """Seconds over which the speed of a copy is measured."""
-
 SETTLED = 2.0
-
 """Seconds that bytes have to move before their speed tells how long the rest will take. The first
 fill buffers, or wait for connections."""
-
 PAUSE = 2.0
-
 """Seconds without a byte after which the next one belongs to another copy."""
 
 
@@ -68,40 +63,25 @@ class Speedometer:
 # -------------------------------------------------------------------------------------------------
 
 REQUESTED = "requested"
-
 BOOTING = "booting"
-
 CONNECTING = "waiting for SSH"
-
 CONNECTED = "connected"
-
 FIRST_BOOT = "finishing its first boot"
-
 CONFIGURING = "configuring"
-
 INSTALLING = "installing packages"
-
 PULLING = "pulling image"
-
 DOWNLOADING = "downloading"
-
 BUILDING = "building image"
-
 STARTING = "starting container"
-
 TESTING = "testing"
-
 READY = "ready"
-
 FAILED = "failed"
 
 ENDS = (READY, FAILED)
-
 ORDER = (
     *(REQUESTED, BOOTING, CONNECTING, CONNECTED, FIRST_BOOT, CONFIGURING, INSTALLING),
     *(PULLING, DOWNLOADING, BUILDING, STARTING, TESTING, FAILED, READY),
 )
-
 """As nodes usually go through them."""
 
 
@@ -241,11 +221,8 @@ def _compute_median(values: list[float]) -> float:
 
 
 INNER = ("lo:", "docker", "veth", "br-")
-
 """Interfaces that lead nowhere, or to containers: their bytes would count twice."""
-
 NETWORK = Path("/proc/net/dev")
-
 MB = 1_000_000
 
 

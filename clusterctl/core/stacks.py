@@ -32,96 +32,77 @@ SLEEP = Wait(
     "look at that line: what it waits for may never come, such as a file that another node has"
     " written into its own folder, or a download from a node without internet",
 )
-
 LOCK = Wait(
     "waiting for a lock that another thread holds",
     "find the thread that holds the lock: two threads that take two locks must take them in the"
     " same order",
 )
-
 OWN_LOCK = Wait(
     "waiting for a lock, while no other thread or process of it runs",
     "it has most likely taken this lock itself before: a threading.Lock cannot be taken twice (use"
     " threading.RLock); or what held it has ended, or was not copied by a fork",
 )
-
 CHILD = Wait(
     "waiting for a child process",
     "look at what the child does; one whose output is a pipe blocks when nothing reads it: use"
     " communicate() instead of wait()",
 )
-
 NETWORK = Wait(
     "waiting for the network",
     "check that the other end answers, and give the call a timeout; download once, before the"
     " ranks start",
 )
-
 FILE_LOCK = Wait(
     "waiting for a lock on a file",
     "find the process that holds the lock: it must release it before it waits for other ranks",
 )
-
 LOCK_FILE = Wait(
     "waiting for a lock file to be removed",
     "find the process that made it; one that was killed has left it behind: remove it (that of"
     " torch.utils.cpp_extension is `lock` in ~/.cache/torch_extensions/…)",
 )
-
 OPENING = Wait(
     "waiting to open a file",
     "a FIFO opens only when another process opens its other end; else the file system does not"
     " answer",
 )
-
 READING = Wait(
     "waiting to read or write",
     "check what is at the other end of the file, the pipe or the terminal",
 )
-
 QUEUE = Wait(
     "waiting for a queue",
     "look at the thread or process at the other end of the queue: it may have ended with an"
     " exception",
 )
-
 THREAD = Wait("waiting for another thread", "look at what that thread does, or why it has ended")
-
 POOL = Wait(
     "waiting for a worker of a pool",
     "look at the workers: one that was killed, or that has forked while a thread held a lock, never"
     " answers",
 )
-
 LOADER = Wait(
     "waiting for a worker of its data loader",
     "look at the line of the worker; with num_workers=0 the rank itself loads the data",
 )
-
 ASYNC = Wait("waiting in an asyncio loop", "look at what the coroutine awaits")
-
 STORE = Wait(
     "waiting for a key of PyTorch's store",
     "look at the key: `get` and `wait` end when another rank has set the same name",
 )
-
 SIGNAL = Wait("waiting for a signal", "look at what is to send the signal")
-
 DATABASE = Wait(
     "waiting for a lock of an SQLite database",
     "another connection has a transaction open: let it commit before it waits for other ranks, or"
     " give each rank a file of its own",
 )
-
 ANYTHING = Wait("waiting for a socket, a pipe or another process")
 
 _CALLERS = (
     (r"c10d::\w*Store::(wait|get|doWait|doGet)", STORE),
     (r"sqlite\w*Busy\w*", DATABASE),
 )
-
 """In C: they say more than the functions that they wait in."""
-
 _FUNCTIONS = (
     (r"(clock_)?nanosleep|(py)?time_sleep", SLEEP),
     (
@@ -134,15 +115,12 @@ _FUNCTIONS = (
     (r"(__)?(sigtimedwait|sigwait(info)?|sigsuspend|pause)", SIGNAL),
     (r"accept4?|recv(from|msg)?|connect|sendmsg", NETWORK),
 )
-
 """In C."""
-
 _UNCLEAR = (
     (r"open(64|at|at64)?", OPENING),
     (r"(__)?(read|pread64|write|pwrite64)", READING),
     (r"poll|ppoll|select|epoll_wait|epoll_pwait", ANYTHING),
 )
-
 """In C: the kernel may know more."""
 
 _WAITING_LIBRARIES = (
@@ -158,7 +136,6 @@ _WAITING_LIBRARIES = (
     (r"\w*acquire\w*", r"/filelock/", FILE_LOCK),
     (r"wait", r"torch/utils/file_baton\.py", LOCK_FILE),
 )
-
 """Of Python libraries, by function and file. The outermost counts: a queue waits with a lock."""
 
 
@@ -217,10 +194,8 @@ _KERNEL = (
         Wait("stopped", "a signal (SIGSTOP), a debugger or a paused container holds it"),
     ),
 )
-
 """Functions of the kernel, from Linux 4 to 6, as `wchan` has them, without what only says which
 way a call came in."""
-
 _ENTRY = re.compile(
     r"^_*((x64|ia32|arm64|s390x|se|do|compat|riscv)_)?(compat_)?(k?sys_|SyS_)?|\..*$"
 )
@@ -248,56 +223,35 @@ _COLLECTIVES = re.compile(
     r"|scatter\w*|send\w*|recv\w*|irecv|isend|monitored_barrier|batch_isend_irecv"
     r"|init_process_group|new_group|destroy_process_group"
 )
-
 """Functions of torch.distributed that wait for other ranks."""
-
 _C10D = "torch/distributed/distributed_c10d.py"
-
 _DDP = re.compile(r"/torch/(autograd/\w+|nn/parallel/distributed)\.py$")
-
 """Python that calls what averages gradients."""
-
 _MPI = re.compile(r"(?:MPI_)?PyMPI_(\w+)|P?(MPI_[A-Z]\w+)")
-
 _MPI4PY = re.compile(r"mpi4py/MPI.*\.pyx")
-
 _RECEIVES = re.compile(r"MPI[_ ](M?recv|I?M?probe)|recv(_object_list)?", re.IGNORECASE)
-
 _SENDS = re.compile(r"MPI[_ ][SBR]?send|send(_object_list)?", re.IGNORECASE)
-
 _LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3[\d.]*/|^<|\.so(\.|$)")
-
 _COMPILED = re.compile(r"\.(c|cc|cpp|cxx|cu|h|hh|hpp|rs|pyx|S|so[\d.]*)$")
-
 _RUNTIME = re.compile(r"/(lib(c|m|dl|pthread|ffi|stdc\+\+|python\w*)|ld-linux[\w-]*)\b[^/]*$")
-
 """Libraries, and sources of Python's own, that say nothing about the program."""
-
 _PYTHONS_OWN = re.compile(r"/(Modules|Objects|Python|Include)/[^/]+(/[^/]+)?\.[ch]$")
-
 _AT_EXIT = (
     ("_shutdown", "/threading.py"),
     ("_python_exit", "/concurrent/futures/thread.py"),
     ("_python_exit", "/concurrent/futures/process.py"),
     ("_exit_function", "/multiprocessing/util.py"),
 )
-
 """What Python calls after the last line of a program, by function and file."""
-
 _MEETS = (
     "_create_c10d_store",
     "/torch/distributed/rendezvous.py",
     ("hostname", "port", "rank", "world_size"),
 )
-
 """The function that connects to PyTorch's store, its file, and its variables that say with what."""
-
 GRADIENTS = "the all-reduce of gradients (DDP)"
-
 TEARDOWN = "the destructor of a process group"
-
 _LONGEST = 60
-
 """Characters of a C++ name that are shown."""
 
 
@@ -585,13 +539,9 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 LARGEST = 4_000_000
-
 """Bytes of a note, unpacked, that are read."""
-
 SILENT = "py-spy did not answer in time"
-
 NAMED = 3
-
 """Ranks that are named one by one."""
 
 

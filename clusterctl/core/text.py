@@ -62,11 +62,8 @@ def format_time(when: float) -> str:
 
 
 MAX_BYTES = 16 << 20
-
 MAX_LINE = 1 << 20
-
 MAX_HOST_LINE = 4096
-
 """Characters of a line, and of one about a host."""
 
 

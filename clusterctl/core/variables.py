@@ -14,27 +14,18 @@ from clusterctl.core.errors import UsageError
 from clusterctl.core.text import read_input
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-
 """Names of variables whose values are nobody's business."""
-
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-
 OURS = ("CLUSTERCTL_JOB", "CLUSTERCTL_NODE", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTEMPT")
-
 """Variables by which processes of a job and of a node are found again."""
-
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CLUSTERCTL_WORLD_SIZE")
-
 """Variables that say to each rank which one it is, and how many there are."""
-
 STARTERS = (
     r"OMPI_COMM_WORLD_\w+|PMIX_(?!MCA_|DEBUG|PREFIX$|INSTALL_PREFIX$)\w+"
     r"|PMI_(RANK|SIZE|ID|FD|PORT|JOBID|LOCAL_RANK|LOCAL_SIZE)|MPI_LOCAL(RANKID|NRANKS)"
     r"|SLURM_(PROCID|LOCALID|NODEID)"
 )
-
 """Variables by which mpirun and srun say the same. Others of theirs are settings: PMIX_MCA_gds."""
-
 _NAMES = "names consist of letters, digits and _, and do not begin with a digit"
 
 
@@ -136,7 +127,6 @@ _GIT = {
     "GIT_PROXY_*": "network",
     "GIT_ALLOW_PROTOCOL": "network",
 }
-
 _SLURM = {
     "SLURM_CONF": "where the configuration is",
     "SLURM_CONF_SERVER": "where the configuration is",
@@ -144,7 +134,6 @@ _SLURM = {
     "SLURM_PMIX_*": "how srun's PMIx works at this site",
     "SLURM_CLUSTERS": "the cluster of a site with several, for all commands alike",
 }
-
 SBATCH = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_CONSTRAINT": "constraint",
@@ -154,10 +143,8 @@ SBATCH = {
     "SBATCH_TIMELIMIT": "time",
     "SBATCH_WCKEY": "wckey",
 }
-
 """Where people want their jobs to run by default, and the options of `run` that win: of the two,
 sbatch would take the variable."""
-
 _STEP = (
     *("SLURM_ACCOUNT", "SLURM_ACCTG_FREQ", "SLURM_BCAST", "SLURM_BCAST_EXCLUDE"),
     *("SLURM_BURST_BUFFER", "SLURM_CLUSTER_CONSTRAINT", "SLURM_COMPRESS"),
@@ -181,11 +168,8 @@ _STEP = (
     *("SLURM_WORKING_CLUSTER", "SLURM_WORKING_DIR", "SRUN_CONTAINER", "SRUN_CPUS_PER_TASK"),
     *("SRUN_DEBUG", "SRUN_EXPORT_ENV"),
 )
-
 """What srun reads in a job, less what says which nodes and shares of them the job has."""
-
 IN_JOB = "srun in a job"
-
 _MPI_LIBRARY = (
     *("accelerator", "allocator", "bml", "btl", "coll", "common", "fbtl", "fcoll", "fs", "hook"),
     *("io", "memory", "mpi", "mpool", "mtl", "op", "opal", "osc", "part", "patcher", "pml"),
@@ -330,7 +314,6 @@ PROGRAMS: dict[str, Inputs] = {
     ),
     "a process without mpirun": _list_inputs("OMPI_*", "PMIX_*", "PRTE_*", passes={}),
 }
-
 _SAME = {
     **dict.fromkeys(("scp", "sftp", "ssh-keygen", "ssh-keyscan", "ssh-add"), "ssh"),
     "tofu": "terraform",
@@ -374,25 +357,18 @@ def write_unset(program: str, without: Collection[str] = ()) -> str:
 # Lines may be megabytes long (minified code, data): each part of a pattern has a greatest length
 # or a character that begins it, so that the time goes with the length of the text.
 _NAME = rf"[\w-]{{0,80}}(?:{SECRET.pattern})[\w-]{{0,80}}"
-
 _ASSIGNMENT = rf"(?:(?<![\w-])--?[\w-]{{1,80}}=)?(?<![\w-]){_NAME}="
-
 _OPTION = rf"(?i)((?<![\w-])--{_NAME} {{1,80}})[^\s-]\S*"
-
 _KNOWN = (
     r"\b(AKIA|ASIA)[0-9A-Z]{16}\b([\s,:\"'=]{1,5}[A-Za-z0-9/+=]{40}(?![\w/+=]))?"
     r"|\b(ghp|gho|hf|sk|xox[bp]|glpat)[_-][\w-]{16,}|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
     r"|\beyJ[\w-]{8,2000}\.eyJ[\w-]{8,4000}(\.[\w-]{1,2000})?"
     r"|(?<=Bearer )[\w.~+/=-]{12,4000}|(?<=Basic )[\w+/]{12,4000}={0,2}"
 )
-
 """What is a secret by its form: keys of AWS, tokens of well-known services, passwords in URLs, web
 tokens, and what an HTTP header proves its sender with."""
-
 _KEY_FILE = r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:(?!-----END)[\s\S]){1,20000}"
-
 _WORD = r"(?i)(\b(?:password|passwd|passphrase)[ \t]{0,3}:[ \t]{0,3})[^\s\"'*]\S*"
-
 _QUOTED = rf"(?i)((?<![\w-]){_NAME}[\"']?\s{{0,80}}[:=]\s{{0,80}}[rbf]?([\"']))(?:(?!\2).)+(\2)"
 
 
@@ -429,13 +405,11 @@ _SECRET_FILE = (
     r"(?i)(^|/)(\.env(\.[^/]*)?|[^/]*\.env|\.netrc|\.pgpass|\.pypirc|\.npmrc|id_(rsa|dsa|ecdsa|ed25519)"
     r"|[^/]*\.(pem|key|p12|pfx|jks|keystore|ppk)|[^/]*(credential|secret|passw)[^/]*|kubeconfig)$"
 )
-
 _PLAIN = (
     r"(?i)^([-+ ]\s{0,200}(?:export\s{1,80})?"
     r"[\w.-]{0,80}(?:TOKEN|_KEY|SECRET|PASSW|CREDENTIAL)[\w.-]{0,80}\s{0,80}[:=]\s{0,80})"
     r"(?![\s\"'({\[])[^\s()\[\]]{8,}\s*$"
 )
-
 _PRIVATE = r"-----BEGIN [A-Z ]*PRIVATE KEY-----"
 
 

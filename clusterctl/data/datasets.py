@@ -20,15 +20,12 @@ from clusterctl.core.errors import ProviderError, UsageError, make_local_error
 from clusterctl.transport.copying import UnsafeArchive, unpack
 
 CHUNK = 1 << 18
-
 """Bytes."""
 
 TIMEOUT = 30.0
-
 """Seconds without a byte after which the mirror counts as silent."""
 
 Progress = Callable[[str, int, int], None]
-
 """Takes a file's name, its bytes so far, and all of its bytes."""
 
 

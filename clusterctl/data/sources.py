@@ -23,15 +23,10 @@ from clusterctl.machines.ec2.client import choose_region
 from clusterctl.machines.ec2.credentials import Credentials
 
 TIMEOUT = 30.0
-
 TOKEN = "CLUSTERCTL_HTTPS_TOKEN"
-
 """The environment variable with a token for https:// servers."""
-
 HUB = "https://huggingface.co"
-
 SCHEMES = ("https", "http", "s3", "hf")
-
 _KINDS = {"datasets": "datasets/", "spaces": "spaces/"}
 
 
@@ -62,7 +57,6 @@ class Source:
 
 
 Objects = Callable[[str, str], Sequence[Remote]]
-
 """Lists the objects of a bucket whose key begins with a prefix, with URLs that need nothing else;
 `path` is the key."""
 
@@ -234,7 +228,6 @@ def _stay_at(url: str, following: str) -> str:
 
 
 AT_A_TIME = 1000
-
 """Objects that one call deletes, at most: S3's limit."""
 
 
@@ -307,7 +300,6 @@ class Bucket:
 
 
 VALID = 12 * 3600
-
 """Seconds that a signed URL is good for; shorter where the credentials end earlier."""
 
 

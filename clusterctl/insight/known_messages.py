@@ -24,9 +24,7 @@ class Message:
 
 
 _TORCH = "https://github.com/pytorch/pytorch/issues/"
-
 _NCCL = "https://github.com/NVIDIA/nccl/issues/"
-
 _NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 
 MESSAGES: tuple[Message, ...] = (
@@ -218,9 +216,7 @@ MESSAGES: tuple[Message, ...] = (
 
 
 _OMPI = "https://github.com/open-mpi/ompi/issues/"
-
 _OMPI_DOCS = "https://docs.open-mpi.org/en/v5.0.x/"
-
 _UCX = "https://github.com/openucx/ucx/issues/"
 
 MPI_MESSAGES: tuple[Message, ...] = (

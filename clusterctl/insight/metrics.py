@@ -17,46 +17,30 @@ from typing import Protocol
 from clusterctl.core.errors import UsageError
 
 LONGEST = 2000
-
 """Bytes of such a line. What is longer is none."""
-
 MEASURES = (
     *("loss", "acc", "accuracy", "ppl", "perplexity", "nll", "elbo", "bpb", "bpc", "bleu", "rouge"),
     *("f1", "auc", "auroc", "map", "mse", "mae", "rmse", "psnr", "ssim", "iou", "miou", "dice"),
     *("fid", "reward", "return", "top1", "top5", "prec", "logloss"),
 )
-
 """How the names of results end. Text without any is prose: `step 3: moved 4 files`."""
-
 EPOCH, STEP, TIME = "epoch", "step", "time"
-
 STEPS = (STEP, "global_step", "iter", "iteration", "batch")
-
 MARKS = tuple(word.encode() for word in (*MEASURES, EPOCH, STEP, "iter", "%|"))
-
 """A line has one of these, in lower case, or no metrics: a test that costs next to nothing."""
-
 SINCE_1970 = 1e9
-
 """Seconds. A `time` below is not when, but how long."""
 
 _NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|(?:nan|inf)\b)"
-
 _UNIT = r"%|[A-Za-z]+(?:/[a-z]+)?|\s(?:%|m?s|sec|seconds|[KMG]i?B|[a-z]+/s(?:ec)?)(?!\s*[\w.+-])"
-
 _VALUE = (
     rf"(?P<value>{_NUMBER})(?:/(?P<total>\d+))?(?P<unit>{_UNIT})?(?=[\s(.]|$)"
     r"(?:\s*\([^()]*\))*\.?\s*"
 )
-
 _WORD = r"[A-Za-z][\w@/'-]*(?:\.\w+)*"
-
 _KINDS = "train|training|val|valid|validation|test|eval|dev|avg|average|mean|running|best|final"
-
 _NAMED = re.compile(rf"(?P<name>{_WORD}(?: [\w@/.()-]+){{0,5}})[:=]{_VALUE}", re.IGNORECASE)
-
 _BARE = re.compile(rf"(?P<name>(?:(?:{_KINDS}) )?{_WORD})\s+{_VALUE}", re.IGNORECASE)
-
 _PLACES = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -72,45 +56,28 @@ _PLACES = tuple(
         r"^\s*\[?(?P<step>\d+)/\d+(?:\]| [\[━]\S*)",
     )
 )
-
 """Where the training is. `part`: of the epoch, as in `Epoch: [3][ 10/500]`."""
-
 _BAR = re.compile(
     r"(?P<value>\d+)(?:/\d+|it) \[[\d:?]+(?:<[\d:?]+)?,[^,\]]*/[^,\]]*, (?P<pairs>[^\]]*)\]"
 )
-
 """The end of a bar of tqdm with a postfix."""
-
 _DICT = re.compile(r"\{\s*'[^{}]*\}")
-
 _ITEM = re.compile(
     rf"'(?P<name>[^']+)': (?:[\w.]+\(|')?(?P<value>{_NUMBER})(?:'|(?:, [^()]*)?\))?(?=[,}}])"
 )
-
 """An entry of a dict, also `tensor(0.5)` and `'0.5'`."""
-
 _GROUP = re.compile(r"\[([A-Za-z][^\[\]]*)\]")
-
 """As in `[Epoch 0/200] [D loss: 0.69]`: a field of its own."""
-
 _SUMMARY = re.compile(
     r"\s*(?:\*|=+>|(?:test|val|validation|eval|evaluation):)\s+(?!\[)", re.IGNORECASE
 )
-
 """What the line that sums up an evaluation begins with: ` * Acc@1 71.3`."""
-
 _FIELDS = re.compile(r"[;|\t]|,(?!\d{3}\b)|\s-+\s|\.\s+(?=[A-Za-z])|\s{2,}(?=[A-Za-z])")
-
 _TITLE = re.compile(r"\s*(?P<title>\w[\w ]*:(?!nan|inf)(?=[A-Za-z]))*\s*", re.IGNORECASE)
-
 _JOINED = re.compile(r"\s*([:=/])\s*")
-
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]+")
-
 _ERROR = re.compile(r"(?:Error|Exception|Warning)\b|^ {4}|^\t")
-
 """What Python says of errors, and the program text below that."""
-
 _MEASURED = re.compile(rf"(?:.*[_ /.-])?(?:{'|'.join(MEASURES)})(?:_?[a-z\d]|@\d+)?", re.IGNORECASE)
 
 
@@ -247,21 +214,13 @@ def _parse_number(text: str) -> float:
 KEY = "clusterctl"
 
 LONGEST_SERIES = 1 << 16
-
 """Bytes of a line with metrics. What is longer is none."""
-
 LONGEST_NAME = 64
-
 RANK = "rank"
-
 """A column and a key of its own: who printed the line. A metric of that name is left out."""
-
 FIRST, LAST = ("epoch", "step"), ("time",)
-
 """Columns with a place of their own in a table."""
-
 PLACES = (*FIRST, "epochs", "steps", *LAST)
-
 """Where a point lies, and no measurement of its own."""
 
 
@@ -489,7 +448,6 @@ def estimate_seconds_left(points: Sequence[MetricPoint], now: float) -> float | 
 
 
 SUFFIX = ".clusterctl"
-
 """Ends the names of the files that we write. Those of an earlier export are replaced, no others."""
 
 

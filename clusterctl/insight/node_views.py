@@ -69,11 +69,8 @@ KERNEL = (
     r"|I/O error|EXT4-fs error|XFS .*error|NETDEV WATCHDOG|nf_conntrack: table full"
     r"|Machine check|Hardware Error"
 )
-
 """Lines of the kernel's log that say that something failed."""
-
 TICKS = 100.0
-
 """Per second, of the times in /proc/PID/stat (USER_HZ, the same on all Linux)."""
 
 

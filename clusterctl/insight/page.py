@@ -41,25 +41,17 @@ class Section:
 
 
 WIDTH, HEIGHT = 5.0, 3.0
-
 """Inches, of 72 points each: a phone shows that without making the text too small."""
-
 MOST_POINTS, MOST_LINES = 400, 8
-
 LONGEST_LABEL = 18
-
 """Characters in a line of an axis' label: a plot with a large legend has no more room."""
-
 INK, FAINT = "#010203", "#010204"
-
 SERIES = tuple(f"#01030{number}" for number in range(MOST_LINES))
-
 _VARIABLES = {
     INK: "var(--ink)",
     FAINT: "var(--faint)",
     **{colour: f"var(--c{number})" for number, colour in enumerate(SERIES)},
 }
-
 _numbers = itertools.count()
 
 

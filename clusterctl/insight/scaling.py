@@ -345,7 +345,6 @@ def _describe_assumptions(
 
 
 Lines = dict[str, list[tuple[float, float]]]
-
 Errors = dict[str, list[tuple[float, float]]]
 
 

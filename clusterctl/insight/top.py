@@ -221,7 +221,6 @@ def make_rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tu
 
 
 IDLE = 0.02
-
 """Cores, and the part of a GPU, below which ranks use none: looking and waking up take as much."""
 
 

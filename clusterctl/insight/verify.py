@@ -168,52 +168,30 @@ NETWORK_BASELINE = {
     "c5.xlarge": 1.25,
     "c5n.xlarge": 5.0,
 }
-
 """Gbit/s that an instance always has, as describe-instance-types says (BaselineBandwidthInGbps):
 https://github.com/scylladb/scylla-machine-image/blob/next/common/aws_net_params.json"""
 
 SLOW = {"core": 0.8, "memory": 0.7, "gemm": 0.8, "disk": 0.4}
-
 """Share of the median of its kind below which a node is slow. Disks vary most."""
-
 LINK = 0.85
-
 """Share of the baseline below which a link is slow."""
-
 LINK_AMONG = 0.4
-
 """The same of the median of all links, where no baseline is known."""
-
 LINK_MEMORY = 0.02
-
 """The same of the memory copy of a machine whose nodes are names for it."""
-
 LATENCY = 3.0
-
 """Times the median latency above which a link is slow, by LATENCY_LEAST seconds at least."""
-
 LATENCY_LEAST = 200e-6
-
 CLOCK = 0.5
-
 STEAL, LOAD = 0.1, 0.25
-
 """Shares of a node's processors that others may have while it is measured."""
-
 SHARE = 0.8
-
 """Share of a core that a thread has to get where nothing else wants it."""
-
 NAMED = 4
-
 """Nodes or links that are named where they were not measured."""
-
 THROTTLED = 0.25
-
 """Share of the time slices in which a limit may stop it: one may end as the measurement begins."""
-
 HOT = 90.0
-
 """Degrees Celsius of a GPU."""
 
 
@@ -485,17 +463,14 @@ _THROTTLED = {
     0x40: "too hot",
     0x80: "power brake",
 }
-
 """Bits of clocks_throttle_reasons.active that are no ordinary work of the GPU:
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
-
 GPU_FIELDS = (
     *("index", "name", "driver_version", "temperature.gpu", "clocks.sm", "clocks.max.sm"),
     *("pcie.link.width.current", "pcie.link.width.max"),
     *("ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active"),
     *("memory.used", "memory.total", "utilization.gpu"),
 )
-
 """Asked of nvidia-smi, in this order."""
 
 
@@ -583,7 +558,6 @@ def read_reduction(backend: str, text: str) -> Reduction:
 
 
 SHOWN = 10
-
 """Things below their limit that are named; of more, only the number is told."""
 
 

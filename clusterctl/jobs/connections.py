@@ -36,15 +36,11 @@ from clusterctl.transport.protocol import Channel
 
 
 ATTEMPT, PAUSE = 30.0, 3.0
-
 """Seconds that an attempt to connect may take, and those between its end and the next one."""
-
 LOOK = 30.0
-
 """Seconds between questions to whoever has made the machines."""
 
 FindDead = Callable[[], Mapping[str, str]]
-
 """Nodes whose machines are known not to run, and why: no wait brings them back. May take long;
 raises ClusterctlError or OSError where that is not told."""
 
@@ -215,40 +211,24 @@ class StartSignals:
 # -------------------------------------------------------------------------------------------------
 
 ANSWER = 4 << 20
-
 """Bytes that a node answers with at a time, and so what we hold of its output in memory."""
-
 ANSWERS = 64 << 20
-
 """The same for all nodes together."""
-
 ANSWER_TIMEOUT = 30.0
-
 NOTICE, PROBE = 8.0, 4.0
-
 """Seconds of silence after which a new connection shows whether a node is there, and seconds for
 that: within 15 s it is told that one is not."""
-
 FROZEN = 14.0
-
 """The same of a node that can be reached: the connection is dead, for this machine has another
 address now, or what ran before is frozen or very slow."""
-
 RECONNECTIONS = 3
-
 """In a row, to a node that answers new connections and gives no answer on them."""
-
 GIVE_UP = 600.0
-
 """Seconds for which a launcher that was lost is waited for: a laptop that changes networks, or a
 router that restarts, takes minutes."""
-
 CERTAINTY = 4.0
-
 """Seconds for whoever has made the launcher to say that it is gone, before that is waited for."""
-
 GLANCE, BLINK = 0.5, 0.02
-
 """Seconds between looks whether somebody has pressed Ctrl-C."""
 
 T = TypeVar("T")

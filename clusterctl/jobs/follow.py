@@ -39,29 +39,19 @@ from clusterctl.transport.protocol import Channel
 
 
 FASTEST, STREAMING, SLOWEST = 0.02, 0.2, 0.5
-
 """Seconds between polls: quick after output, slower while it goes on, or while nothing comes. A
 poll starts a few programs on each node, and takes their time from the ranks."""
-
 MUCH = 1 << 16
-
 """A poll that brings as many bytes is followed by the next at once."""
-
 STILL = 300.0
-
 """Seconds without output of a running job after which that is said."""
-
 SUSPICION = 5.0
-
 """Seconds of silence after which we ask whether the supervisor is still there."""
 
 LONGEST = 60.0
-
 """The longest time between such questions of a batch system, whose queue is asked less and less
 often."""
-
 STEADY = 10.0
-
 """The same of a launcher, also with output that never pauses."""
 
 
@@ -114,7 +104,6 @@ class Pace:
 # -------------------------------------------------------------------------------------------------
 
 LAST = 20.0
-
 """Seconds that workers which were lost have to answer again when the job has ended without them."""
 
 _HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")

@@ -168,29 +168,18 @@ def _name(node: str, path: str) -> str:
 # -------------------------------------------------------------------------------------------------
 
 LIST_TIMEOUT = 60.0
-
 COPY_TIMEOUT = 3600.0
-
 INTERVAL = 60.0
-
 """Seconds between two looks for copies to bring here, at least."""
-
 SYNC_INTERVAL = 5.0
-
 """The same for a job with --sync."""
-
 LARGEST = 100_000_000
-
 """Bytes of a file that is brought here: a cloud charges for what leaves it."""
-
 SAVE_LIMIT = 60
-
 """Seconds that the launcher may take for the copies of a job that has ended."""
-
 SYNC_LIMIT = 600
 
 RESERVE = 1_000_000_000
-
 """Bytes that copies leave free on the disk here."""
 
 

@@ -34,13 +34,9 @@ from clusterctl.transport.ssh import CONNECT_LIMIT
 
 
 ATTEMPTS = 5
-
 """Connections that one copy may use up."""
-
 LIST_TIMEOUT = 60.0
-
 WAIT, PAUSE = 300.0, 3.0
-
 """Seconds that a node which was lost has to answer again; seconds between two looks."""
 
 
@@ -115,7 +111,6 @@ def _list_whole(transport: Transport, source: Path, target: str) -> Sequence[str
 FETCH_TIMEOUT = 3600.0
 
 _ET_CORE = 4
-
 """The kind of an ELF file that is a core dump."""
 
 

@@ -32,9 +32,7 @@ from clusterctl.state.home import Home, explain_write_errors, write_atomic
 from clusterctl.state.store import Store
 
 GIT_TIMEOUT = 20.0
-
 PATCH = 1_000_000
-
 """Bytes of a patch that are kept."""
 
 
@@ -114,21 +112,13 @@ def _list_images(job: Job, cluster: Cluster) -> dict[str, str]:
 
 
 CHUNK = 1 << 20
-
 """Bytes that are read at a time."""
-
 BLOCK = 4096
-
 """Bytes that a hole begins and ends at a multiple of."""
-
 KEPT_SECONDS = 90 * 86400
-
 """The output of the last KEPT_JOBS jobs is kept, and that of others for so long."""
-
 _REMOVED = "out-removed"
-
 FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>out|err)")
-
 """The name of such a file in a job's folder."""
 
 
@@ -283,7 +273,6 @@ def choose_lines(batches: Iterable[list[Piece]], choice: Choice) -> Iterator[lis
 
 
 Files = dict[str, Path]
-
 """Files of one node, by their paths below the working directory."""
 
 

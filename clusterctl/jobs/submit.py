@@ -58,13 +58,9 @@ from clusterctl.transport.pool import Pool
 
 
 FILE = "env"
-
 """Holds all that a rank finds in its environment."""
-
 MODE = 0o600
-
 LINGER = "/var/lib/systemd/linger"
-
 """Has a file for every user whose processes and memory outlive their last session."""
 
 
@@ -95,7 +91,6 @@ def remove_secrets(folder: str) -> str:
 
 
 PY_SPY = "py-spy.gz"
-
 """What it is called in a job's folder."""
 
 
@@ -121,36 +116,24 @@ def _locate() -> str:
 # -------------------------------------------------------------------------------------------------
 
 ALONE = "job/sitecustomize.py"
-
 """Of the templates: notes whether a rank has met others."""
 
 START_PATIENCE = 5.0
-
 """Seconds after which a person wants to know what the hand-in waits for."""
-
 CGROUPS = "/sys/fs/cgroup"
-
 """Where control groups of version 2 are; with those of version 1 it holds none."""
-
 Carry = int | Mapping[str, Path]
-
 """Outputs of an earlier job that a job starts with: those that the nodes have of the job of that
 number, or an archive here for each node."""
-
 GPU_VARIABLES = {
     Accelerator.NVIDIA: "CUDA_VISIBLE_DEVICES",
     Accelerator.AMD: "HIP_VISIBLE_DEVICES",
     Accelerator.NONE: "",
 }
-
 """What gives a point of a sweep one GPU."""
-
 COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
-
 """Programs that may buffer their output by the block."""
-
 LARGE = 8_000_000
-
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
 
@@ -469,15 +452,10 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
 
 
 FOLDER = ".clusterctl-call"
-
 """In the working tree; what is in it is no output of the job (templates/job/outputs.sh.j2)."""
-
 MAX_RESULT = 100_000_000
-
 """Bytes that each rank may return."""
-
 READ_TIMEOUT = 600.0
-
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 

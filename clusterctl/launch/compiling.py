@@ -33,9 +33,7 @@ class Language:
 
 
 C = Language("C", "mpicc", "cc", "CC", "CFLAGS", "gcc libc6-dev")
-
 CXX = Language("C++", "mpicxx", "c++", "CXX", "CXXFLAGS", "g++")
-
 FORTRAN = Language("Fortran", "mpifort", "gfortran", "FC", "FFLAGS", "gfortran", own_mpi=True)
 
 LANGUAGES = {
@@ -43,7 +41,6 @@ LANGUAGES = {
     **dict.fromkeys((".cc", ".cpp", ".cxx", ".C"), CXX),
     **dict.fromkeys((".f", ".F", ".f90", ".F90", ".f95", ".f03", ".f08"), FORTRAN),
 }
-
 """By the ending of a source file."""
 
 NO_COMPILER = 127
@@ -148,7 +145,6 @@ _ADVICE = (
         "-e {flags}=… and -e LDLIBS=… contain a flag that this compiler does not support",
     ),
 )
-
 """By what a compiler says: what a person can do. The first that fits counts."""
 
 

@@ -34,11 +34,9 @@ def render_whole_hostfile(cluster: Cluster) -> str:
 
 
 MOST_ON_LOCAL = 1000
-
 """Ranks of a local node: more would take this machine's processes from everybody else."""
 
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
-
 """Whether a rank that waits for a message offers its core to other processes, as Open MPI 4 and 5
 read it in every program. They wait by polling. On a core that something else runs on, too, the
 waiting rank then takes the time of the rank that it waits for: with two ranks on two cores, one

@@ -46,7 +46,6 @@ from clusterctl.launch.network import (
 
 
 WHY = "--mpirun-arg"
-
 _OURS = {
     **dict.fromkeys(("-np", "-n", "-c", "--np"), "use --ranks, or --ranks-per-node"),
     **dict.fromkeys(
@@ -57,11 +56,8 @@ _OURS = {
     **dict.fromkeys(("--output", "--output-filename"), "`clusterctl logs` has the output"),
     "-x": "use --env NAME=VALUE",
 }
-
 """What clusterctl decides, and what to use instead."""
-
 _NAMED = ("--mca", "--prtemca", "--pmixmca", "-mca")
-
 """Options whose first value is the name of what they set."""
 
 
@@ -172,27 +168,20 @@ def _name_target(words: Sequence[str]) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------
 
 AGENT = "clusterctl-ssh"
-
 """mpirun splits its agent at blanks, so it is given a bare name that PATH resolves."""
-
 BATCH_AGENT = "clusterctl-agent"
-
 """In a job of a batch system, which has ways of its own to reach the job's nodes."""
-
 IN_BATCH_JOB = Interconnect(
     cidrs=("$cctl_cidr",), devices={"": "$cctl_device"}, reason="that of the first node's address"
 )
-
 """The network of such a job: where its nodes lie is known when it starts."""
 
 AT_ONCE = 132 * 1024
-
 """Bytes that ranks of one node send without asking first: 128 KiB and MPI's own words. By default
 (4 KiB) the receiver is asked, and copies by a system call: all-reduces of 16 to 256 KiB then take
 twice the time (5.0.11, 4.1.4)."""
 
 APART = "MALLOC_MMAP_THRESHOLD_"
-
 """At the end of MPI_Comm_spawn across nodes, PRRTE 3.0 clears an entry behind the end of an array
 (`connect_release` clears `info[1]` of an array of one; seen with 3.0.14): its daemon then ends with
 a damaged heap in half of the runs. With this variable at 1, glibc gives each block pages of its
@@ -427,7 +416,6 @@ PLACED: tuple[Flag, ...] = (
     (("--map-by", "slot"), "ranks fill the nodes in order"),
     (("--bind-to", "none"), "the batch system binds, or does not"),
 )
-
 """In a job of a batch system."""
 
 
@@ -546,28 +534,19 @@ def _explain_ranks(request: Request) -> str:
 
 
 HAND_AGENT = "clusterctl-mpi-ssh"
-
 _OF_A_JOB = ("CLUSTERCTL_WORLD_SIZE", "MASTER_ADDR")
-
 _BEYOND_SLOTS = ("rmaps_default_mapping_policy", "rmaps_base_oversubscribe")
-
 """Parameters that allow more ranks than slots: for MPI_Comm_spawn in a job, and for people only
 where slots are advice."""
-
 _SPAWNING = ("prte_launch_agent", "odls_base_exec_agent")
-
 """Parameters that are about MPI_Comm_spawn alone."""
-
 _BINDING = {4: "OMPI_MCA_hwloc_base_binding_policy", 5: "PRTE_MCA_hwloc_default_binding_policy"}
-
 _PREFIXES = {"--mca": "OMPI_MCA_", "--prtemca": "PRTE_MCA_"}
-
 _AS_ROOT = {
     f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")
 }
 
 Texts = dict[str, tuple[str, int]]
-
 """Texts and modes, by path."""
 
 

@@ -135,19 +135,15 @@ def _find_with_address(node: Node) -> Interface | None:
 
 
 Flag = tuple[tuple[str, ...], str]
-
 """Words of a command line, and why they are there."""
 
 Variable = tuple[str, str, str]
-
 """A variable, its value, and why."""
 
 RDMA = ("rc_", "dc_", "ud_")
-
 """How the transports of UCX begin that need an RDMA device."""
 
 COPY = {Accelerator.NVIDIA: "cuda_copy", Accelerator.AMD: "rocm_copy"}
-
 """The transport that a UCX built for the vendor's GPUs has."""
 
 NO_LARGE_BAR = (
@@ -158,7 +154,6 @@ NO_LARGE_BAR = (
     "OMPI_MCA_mpi_accelerator_rocm_memcpyD2H_limit",
     "OMPI_MCA_mpi_accelerator_rocm_memcpyH2D_limit",
 )
-
 """All 0: never load and store GPU memory from the processor. g4ad has no Large BAR, so that crashes
 there (openucx/ucc#1043)."""
 
@@ -187,7 +182,6 @@ UCX_WITHOUT_RDMA: tuple[Flag, ...] = (
     (("--mca", "pml_ucx_tls", "any"), "without it UCX is refused where there is no RDMA"),
     (("--mca", "pml_ucx_devices", "any"), "the same: TCP devices count too"),
 )
-
 TCP = Engine(
     "TCP",
     (),
@@ -220,22 +214,18 @@ ENGINES = (
 )
 
 UCC_NEEDS = ("ucx", "gpu", "coll:ucc")
-
 UCC: tuple[Flag, ...] = (
     (("--mca", "coll_ucc_enable", "1"), "UCC's collectives work on GPU memory; off by default"),
     (("--mca", "coll_ucc_priority", "100"), "before Open MPI's own collectives"),
 )
 
 _NEVER_DIRECT = "an AMD GPU without Large BAR: its memory is never loaded and stored directly"
-
 _PROVIDER: Variable = ("FI_PROVIDER", "efa", "libfabric's provider for EFA, found on every node")
-
 VARIABLES: tuple[tuple[tuple[str, ...], tuple[Variable, ...]], ...] = (
     (("ucx", "gpu", "amd"), tuple((name, "0", _NEVER_DIRECT) for name in NO_LARGE_BAR)),
     (("cm",), (_PROVIDER,)),
     (("efa", "plug-in"), (_PROVIDER,)),
 )
-
 """What else is told to ranks, by what it needs."""
 
 

@@ -87,7 +87,6 @@ def _require_torch(node: Node) -> None:
 
 
 TODO = "todo"
-
 """The file in the job's folder that lists them."""
 
 

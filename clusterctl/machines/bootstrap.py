@@ -37,11 +37,8 @@ from clusterctl.transport.pool import Pool
 
 
 MARKER = "@@step"
-
 """A script prints it with the name of a step, and what the node is about to get."""
-
 RECEIVED = "@@received"
-
 """And, where somebody watches, with the bytes that the node has received since it was started."""
 
 PHASES = {
@@ -53,13 +50,10 @@ PHASES = {
     "container": progress.STARTING,
     **dict.fromkeys(("versions", "kernel"), progress.TESTING),
 }
-
 """What a node is doing at a step, in words for people. All other steps write a file or two."""
 
 DONE = "done"
-
 PAUSE = 0.5
-
 """Seconds between two looks: what many nodes begin in between is one line."""
 
 
@@ -197,13 +191,10 @@ class Mesh:
 
 
 MESH_TIMEOUT = 60.0
-
 MESH_WAVE, WAVE_TIMEOUT = 8, 20.0
-
 """Workers that are checked at a time, and seconds that each further wave of them may take."""
 
 MESH_MARK = "@@mesh"
-
 """Begins the lines of a mesh check that are answers: start files of shells print lines, too."""
 
 REQUIRED = {
@@ -214,7 +205,6 @@ REQUIRED = {
     "stat": "coreutils",
     "awk": "mawk",
 }
-
 """Commands that running a job takes, with the package that brings each on Debian and Ubuntu."""
 
 
@@ -386,7 +376,6 @@ def read_mesh_failures(text: str) -> tuple[str, ...]:
 
 
 NOTICED = 60.0
-
 """Seconds that a clock may be wrong: less is the time that an answer takes."""
 
 END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
@@ -471,21 +460,15 @@ def parse_idle_agent(text: str) -> AgentReport:
 
 
 CONTAINER = "clusterctl-node"
-
 CONTEXT = "image"
-
 """The folder below the node root that an image is built from."""
 
 BOOT_LIMIT = 300
-
 """Seconds that cloud-init may take to finish."""
-
 SHARED_LIMIT = 600
-
 """Seconds that a worker waits for the launcher, which installs a server, to export the folder."""
 
 FILE_SYSTEM_LIMIT = 120
-
 """The same for a file system that is there already: machines cost money by then."""
 
 MOUNT_OPTIONS = ",".join(
@@ -501,16 +484,12 @@ MOUNT_OPTIONS = ",".join(
         *("_netdev", "bg"),
     )
 )
-
 """See nfs(5)."""
-
 FILE_SYSTEM_OPTIONS = (
     "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,_netdev,bg"
 )
-
 """Those that AWS documents for EFS without its own client (EFS User Guide, "Recommended NFS mount
 settings"; FSx serves NFS 4.1, too), and what /etc/fstab needs, as above."""
-
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 

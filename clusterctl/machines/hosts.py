@@ -20,11 +20,8 @@ from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Node, Role
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-
 _RANGE = re.compile(r"(.*?)\[(\w+):(\w+)\](.*)")
-
 MOST = 1024
-
 """Hosts in a file: a range that is mistyped must not become a million of them."""
 
 
@@ -204,7 +201,6 @@ def _inherit(
 
 
 _IGNORED = {"max_slots", "max"}
-
 """Open MPI's upper limit: we never oversubscribe machines that are not ours."""
 
 _ALIASES = {

@@ -21,17 +21,11 @@ from clusterctl.core.model import GATEWAY_ADDRESS, NETWORK_PARTS, Charge, Cluste
 from clusterctl.machines.charges import ENDED, REMOVED
 
 FILE = "ledger"
-
 SHOWN = 3000.0
-
 """Seconds for which a cloud surely shows what has ended: EC2 does for about an hour."""
-
 SLACK = 60.0
-
 """Seconds by which two clocks may differ."""
-
 SELDOM = 60.0
-
 """A look that has seen nothing new is kept where the last one is older."""
 
 

@@ -18,11 +18,9 @@ from clusterctl.core.clock import Deadline
 from clusterctl.core.errors import ProviderError
 
 POOL = IPv4Network("198.18.0.0/15")
-
 """Reserved for tests inside one's own walls (RFC 2544): routed nowhere, rarely used by VPNs."""
 
 HOST = 254
-
 """Last octet of this machine's own address in a cluster's subnet."""
 
 _LINK = re.compile(r"\d+: ([^:@\s]+)(@[^:\s]+)?:")

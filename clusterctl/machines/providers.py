@@ -24,18 +24,15 @@ PROVIDERS: dict[str, str] = {
     name: f"clusterctl.machines.{name}.provider:{name.capitalize()}Provider"
     for name in PROVIDER_OPTIONS
 }
-
 """What `up` makes, and `down` removes."""
 
 DEFAULT = "local"
-
 """Of a new cluster whose options name and imply none: it costs nothing."""
 
 ATTACHED: dict[str, str] = {
     "hosts": "clusterctl.machines.attached:HostsProvider",
     **{name: f"clusterctl.machines.{name}:{name.capitalize()}Provider" for name in BATCH_SYSTEMS},
 }
-
 """What `attach` takes over, and `detach` lets go."""
 
 

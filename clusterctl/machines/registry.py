@@ -28,44 +28,31 @@ from clusterctl.core.errors import ProviderError, UsageError, describe_reason
 from clusterctl.core.variables import may_see_secrets
 
 HUB = "docker.io"
-
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"
-
 """The variable that names a mirror of Docker Hub to ask instead of it."""
-
 _HUB_LOGIN = "https://index.docker.io/v1/"
-
 """What `docker login` calls Docker Hub."""
 
 TIMEOUT = 20.0
-
 """Seconds that a registry may be silent."""
-
 LIMIT = 60.0
-
 """Seconds until it has to have answered, however busily it sends."""
-
 _LIMIT = 4 << 20
-
 """Bytes of a manifest: https://github.com/opencontainers/distribution-spec names 4 MiB."""
 
 _LISTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
-
 _KINDS = (
     *_LISTS,
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-
 PLATFORM = ("linux", "amd64")
 
 _HOST = r"(?:[a-zA-Z0-9.-]+|\[[0-9a-fA-F:]+\])(?::\d+)?"
-
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-
 _REFERENCE = re.compile(
     rf"(?P<path>{_PART}(?:/{_PART})*)(?::(?P<tag>\w[\w.-]{{0,127}}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?",
     re.ASCII,
@@ -135,7 +122,6 @@ class FoundImage:
 
 
 MoreLogins = Callable[[str], RegistryLogin | None]
-
 """Knows the login of some registries, by their host."""
 
 
@@ -402,11 +388,9 @@ def render_settings(image: str, login: RegistryLogin) -> str:
 
 
 Downloads = Mapping[str, Any]
-
 """What downloads.json holds."""
 
 WHEELS = "python"
-
 """The stage of every recipe in which the wheels are installed."""
 
 

@@ -12,7 +12,6 @@ from clusterctl.machines.attached import BatchSite
 from clusterctl.machines.protocol import Queue
 
 _GPU = ("gpu", "gpus", "ngpus")
-
 """What sites call the resource: Grid Engine has no name of its own for it."""
 
 

@@ -10,7 +10,6 @@ from clusterctl.core.model import Cluster
 from clusterctl.transport.protocol import OpenTunnel
 
 TUNNELS = {"ec2": "clusterctl.machines.ec2.tunnels:open_to"}
-
 """By provider."""
 
 

@@ -12,7 +12,6 @@ BATCH_SYSTEMS: dict[str, str] = {
     "slurm": "clusterctl.options.slurm:OPTIONS",
     "sge": "clusterctl.options.sge:OPTIONS",
 }
-
 """The row that makes a batch system known: where its options are. By the same name, `schedulers`
 has the module NAME with a class Name, and `providers` NAME/provider.py with a class NameProvider.
 """

@@ -43,7 +43,6 @@ from clusterctl.options.table import (
 )
 
 CLUSTERS = "Clusters"
-
 NEW_NAME = name_argument(DEFAULT_NAME)
 
 
@@ -204,7 +203,6 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
 
 
 _FETCH = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")
-
 _DISCARD = flag("--discard", OPTIONS, "Delete unfetched job outputs and the shared folder")
 
 
@@ -523,7 +521,6 @@ class Check(Common, heading=MACHINES, module="access"):
 
 
 DATA = "Data sets and images"
-
 _RECIPES = "launcher, cpu, nvidia, nvidia-mpi or amd"
 
 

@@ -198,9 +198,7 @@ class Diff(Common, heading=JOBS, module="insight"):
 
 
 BACKENDS = ("gloo", "mpi", "nccl")
-
 SMALLEST = 8
-
 """Bytes of the first message that `reduce_all.py` sends."""
 
 
@@ -229,7 +227,6 @@ def parse_message_size(text: str, option: str) -> int:
 
 
 REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=integer(1, 1000))
-
 NOW = flag("--now", OPTIONS, "Measure even while a job runs")
 
 
@@ -329,13 +326,11 @@ VERBS: dict[str, type[Verb]] = {
     "image build": clusters.ImageBuild,
     "image lock": clusters.ImageLock,
 }
-
 FAMILIES = {
     "bench": "Measure all-reduces, and how a program scales.",
     "data": "Download, copy and list data sets.",
     "image": "Build node images.",
 }
-
 """Words that verbs of two words begin with."""
 
 

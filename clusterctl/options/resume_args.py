@@ -10,11 +10,8 @@ from fnmatch import fnmatchcase
 from clusterctl.core.errors import UsageError
 
 PLACES = {"snapshot": '"$cctl_snapshot"', "folder": '"${cctl_snapshot%/*}"'}
-
 """What may stand between braces, and what it is in templates/job/rank.sh.j2."""
-
 SNAPSHOTS = ("*.pt", "*.pth", "*.ckpt", "*.safetensors")
-
 """Outputs that are taken for snapshots, by their names."""
 
 _PLACE = rf"\{{({'|'.join(PLACES)})\}}"

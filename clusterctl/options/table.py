@@ -45,12 +45,9 @@ PROVIDER_OPTIONS: dict[str, ProviderOptions] = {
     "docker": ProviderOptions(title="Docker", breakable=True),
     "ec2": ProviderOptions(title="EC2", shares=frozenset({"--image"})),
 }
-
 """The row that makes a provider known. By the same name, `providers` has NAME/provider.py with a
 class NameProvider."""
-
 BREAKABLE = tuple(name for name, row in PROVIDER_OPTIONS.items() if row.breakable)
-
 """Those whose clusters `drill` can make."""
 
 
@@ -79,7 +76,6 @@ def join_words(words: Sequence[str], last: str) -> str:
 
 
 LAUNCHER = "launcher"
-
 """The value of `up --shared` without an ID: the folder is made with the cluster."""
 
 LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
@@ -140,7 +136,6 @@ def _exclude(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
 
 
 EC2 = ProviderLimit(owner="ec2")
-
 SSH_CIDR = (
     EC2,
     _exclude(
@@ -149,22 +144,18 @@ SSH_CIDR = (
         hint=ONE_OF_TWO,
     ),
 )
-
 FILE_SYSTEM = ProviderLimit(
     owner="ec2",
     free=LAUNCHER,
     says="takes an ID only with {titles}",
     hint="add --provider {names}, or leave the ID out: --shared alone makes a folder",
 )
-
 DOCKER = ProviderLimit(owner="docker", says="works only with {titles} nodes")
-
 RUNTIME = ProviderLimit(
     owner="ec2",
     hint=LEAVE_OUT,
     instead={"docker": "leave it out; choose the image with --image"},
 )
-
 IMAGE = (
     ProviderLimit(owner="docker"),
     _exclude("host", says="needs containers, which --runtime host does not use", hint=ONE_OF_TWO),
@@ -175,28 +166,22 @@ DIRECT = _limit_to(
     says="has no effect with a batch system",
     hint="leave it out: the queue decides when a job starts",
 )
-
 COPIED = _limit_to(
     "direct", says="has no effect with a batch system, where nodes that are lost lose no files"
 )
-
 REPLACED = _limit_to("direct", says="has no effect with a batch system", hint="use --requeue")
-
 MPIRUN = Limit(
     only=frozenset({"direct", "mpirun"}),
     never=frozenset({"torchrun", "srun", "interactive", "once"}),
     says="works only with --launcher mpirun",
     hint="add --launcher mpirun, or leave it out",
 )
-
 SRUN = _exclude(*("mpirun", "once"), says="works only where srun starts the ranks", hint=ONE_OF_TWO)
-
 STAGED = _exclude(
     "interactive",
     says="has no effect with --interactive, which stages and records nothing",
     hint=ONE_OF_TWO,
 )
-
 SUPERVISED = _exclude(
     "emit",
     says="is not part of an emitted script, which runs without clusterctl",
@@ -206,63 +191,41 @@ SUPERVISED = _exclude(
 NOT_ONCE = _exclude(
     "once", says="has no effect with --once, which starts one process", hint=ONE_OF_TWO
 )
-
 NOT_TERMINAL = _exclude(
     "terminal",
     says="cannot be combined with --interactive, whose output goes to the terminal",
     hint="leave one of the two out, or add --dry-run",
 )
-
 ENDS_ONCE = _exclude("interactive", says="has no effect with --interactive")
-
 HERE = _exclude("here", says="has no effect: this machine is the login node")
-
 HOSTS = _limit_to(
     "hosts",
     says="works only with --hosts",
     hint="leave it out: nothing is installed on a batch system's machines",
 )
-
 WITH_JSON = _limit_to("json", says="works only with --json", hint="add --json, or leave it out")
-
 NO_JSON = _limit_to(says="has no effect with `data index`, whose program writes a file")
-
 NOT_ADOPT = _exclude(
     "adopt", says="cannot be combined with --adopt, which already names the cluster"
 )
-
 ATTENDED = _exclude("detach", says="needs a clusterctl that follows the job", hint=ONE_OF_TWO)
-
 FOLLOWED = _exclude("follow", says="cannot be combined with --follow", hint=ONE_OF_TWO)
-
 WITH_METRICS = _limit_to(
     "metrics", says="works only with --metrics", hint="add --metrics, or leave it out"
 )
-
 NOT_METRICS = _exclude("metrics", says="cannot be combined with --metrics", hint=ONE_OF_TWO)
-
 NOT_EXPORTED = _exclude("export", says="cannot be combined with --export", hint=ONE_OF_TWO)
-
 NOT_FOLLOWED_OR_JSON = _exclude(
     *("follow", "json"), says="cannot be combined with --follow or --json", hint=ONE_OF_TWO
 )
-
 PUSHED = _exclude("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
-
 URL = _limit_to("url", says="works only with a URL", hint="leave it out")
-
 ONLY_LOCAL_DATA = _limit_to(says="has no effect: this command works on this machine")
-
 BUILT_HERE = _limit_to(says="has no effect: images are built on this machine")
-
 ALL_CLUSTERS = _limit_to(says="has no effect: the line is for all clusters")
-
 FOR_A_FOLDER = _limit_to(says="has no effect: the settings are for a folder, not for a cluster")
-
 NOT_PRINTED = _exclude("print", says="cannot be combined with --print", hint=ONE_OF_TWO)
-
 REAL = _limit_to("real", says="works only with --real", hint="add --real, or leave it out")
-
 ONLY_THIS_MACHINE = _limit_to(
     says="has no effect: `check` checks this machine",
     hint="leave it out; `clusterctl status --live` checks a cluster",
@@ -275,19 +238,13 @@ ONLY_THIS_MACHINE = _limit_to(
 
 
 ReadValue = Callable[[Any, str], Any]
-
 """Makes the value of a text, or raises UsageError; it is told what to call the option."""
 
 MAX_BUDGET = 1_000_000
-
 """US dollars."""
-
 MAX_TTL = 30 * 86400.0
-
 """Seconds. A cluster that nobody has looked at for so long is a forgotten one."""
-
 MIN_IDLE = 60.0
-
 """Seconds of --idle."""
 
 
@@ -320,7 +277,6 @@ def folder_or_bucket(text: str, option: str) -> str:
 
 
 _FILE_SYSTEM = re.compile(r"fs-[0-9a-f]{8,40}(:/[A-Za-z0-9_.+@/-]*)?")
-
 _LIKE_A_FILE_SYSTEM = ("fs-", "fsap-", "arn:")
 
 
@@ -507,9 +463,7 @@ def indices(text: str, option: str) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------
 
 AnyLimit = Limit | ProviderLimit
-
 T = TypeVar("T")
-
 Given = TypeVar("Given", bound="Verb")
 
 DEFAULT_NAME = "default"
@@ -870,15 +824,11 @@ class Named(Common):
 
 
 JOBS = "Jobs"
-
 """The heading of the verbs in `run` and `jobs`."""
 
 OPTIONS = Group("Options")
-
 YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")
-
 JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line")
-
 LAST_JOB = Option[int | None](
     "",
     ARGUMENTS,
@@ -887,7 +837,6 @@ LAST_JOB = Option[int | None](
     empty=None,
     check=integer(0),
 )
-
 OF_JOB = cluster_option(help="Cluster of the job (default: any)")
 
 
@@ -938,11 +887,8 @@ class Setting(NamedTuple):
 
 
 OptionsByVerb = Mapping[str, Mapping[str, Option[Any]]]
-
 """Each verb's options, by key."""
-
 Settings = Mapping[str, Mapping[str, Setting]]
-
 """By verb and option."""
 
 

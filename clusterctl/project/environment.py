@@ -39,18 +39,13 @@ from clusterctl.state.home import Home, write_atomic
 from clusterctl.transport.pool import Pool
 
 KEPT = ("torch", "mpi4py")
-
 """Packages of the nodes' Python that fit their GPUs and their MPI: others are not put in their
 place unless a lock, or a file that was asked for, pins another version."""
-
 ASK_TIMEOUT = 30.0
-
 NAMED = 8
-
 """Lines of a file that are named where they are left out."""
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
-
 """What torch alone needs, and brings itself: gigabytes."""
 
 
@@ -369,7 +364,6 @@ class _Environment:
 
 
 _PATH = 'PATH="$PATH:$HOME/.local/bin";'
-
 """Where uv puts the Pythons that it installs, too."""
 
 
@@ -423,7 +417,6 @@ def _locate_stored(home: Home, digest: str) -> Path:
 SUFFIXES = (".yml", ".yaml")
 
 RENAMED = {"pytorch": "torch", "pytorch-cpu": "torch", "py-opencv": "opencv-python"}
-
 """Packages that have another name there."""
 
 LEFT_OUT = re.compile(
@@ -433,11 +426,9 @@ LEFT_OUT = re.compile(
     r"|mkl|intel-openmp|libgomp|llvm-openmp|bzip2|ca-certificates|libffi|libuuid|ncurses|openssl"
     r"|readline|sqlite|tk|xz|zlib|ffmpeg|git|make"
 )
-
 """What is no Python package (or another one in an index), or what the nodes have themselves."""
 
 _ITEM = re.compile(r"(\s*)-\s+(.*?)\s*(?:\s#.*)?$")
-
 _SPEC = re.compile(r"(?:[\w.-]+::)?([A-Za-z0-9_.-]+)\s*([=<>!~][\w=<>!~,.*+ -]*)?")
 
 
@@ -500,20 +491,15 @@ def _translate(entry: str, where: str) -> str:
 
 
 _BLOCK = re.compile(r"(?m)^# /// script$\n(?:^#.*$\n?)*")
-
 """The comment that begins with one: uv decides where the block ends, and whether it is valid.
 https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
-
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
-
 _LOCAL = re.compile(
     r"(?m)^[ \t]*(?:(?:-e|--editable)[ \t=]+)?"
     r"(?:[\w.-]+(?P<extras>\[[^]]*\])?[ \t]*@[ \t]*)?(?:file:(?://)?)?"
     r"(?P<place>['\"]?[\w./-]+)(?P<more>\[[^]]*\])?['\"]?[ \t]*(?:#.*)?(?:$\n?|\Z)"
 )
-
 """`-e .`, `libs/common`, `./libs/common[train]`, `common @ file:///…/libs/common`."""
-
 _PINNED = re.compile(r"(?i)[\"'](?:torch|mpi4py)(?:\[[^]]*\])?\s*===?")
 
 PROJECT, LOCK = own_project.OWN_PROJECT, "uv.lock"

@@ -86,13 +86,9 @@ def _list_rules(rows: tuple[OptionRow, ...]) -> Iterator[tuple[str, Rule]]:
 
 
 _ITSELF = "let the launcher start the ranks: `clusterctl run --once -- sh -c '...'`"
-
 _ABOUT = OptionRow(REFUSED, "-h --help -V --version --usage", why=_ITSELF)
-
 ONE_PROGRAM = "run a script that chooses by the variable RANK what each rank does"
-
 _DEBUGGER = "leave it out: `clusterctl doctor` shows where ranks are"
-
 _MPI = (
     _ABOUT,
     OptionRow("ranks", "--np= -n= --n="),
@@ -203,7 +199,6 @@ _HYDRA = (
         why=_ITSELF,
     ),
 )
-
 _OF_HYDRA_ALONE = (OptionRow(IGNORED, "--bind-to= --binding= --map-by= -s= --tune?"),)
 
 _MEETING = OptionRow(
@@ -412,11 +407,9 @@ _SRUN = (
 _MPIRUN = OtherLauncher(
     rows=(*_MPI, *_OPEN_MPI, *_HYDRA), python=False, one_dash=True, programs=True
 )
-
 _MPIEXEC_HYDRA = OtherLauncher(
     rows=(*_MPI, *_OF_HYDRA_ALONE, *_HYDRA), python=False, one_dash=True, programs=True
 )
-
 LAUNCHERS: dict[str, OtherLauncher] = {
     "torchrun": OtherLauncher(rows=_TORCHRUN, abbreviates=True),
     "torch.distributed.launch": OtherLauncher(
@@ -449,7 +442,6 @@ class Wrapper(NamedTuple):
 
 
 _CONDA = Wrapper(values="-n --name -p --prefix --cwd -r --root-prefix -e --env")
-
 _SINGULARITY = Wrapper(
     REFUSED,
     "-B --bind --env --env-file -H --home -W --workdir -S --scratch --app --network --overlay"
@@ -457,7 +449,6 @@ _SINGULARITY = Wrapper(
     " --fusemount",
     operands=1,
 )
-
 _DOCKER = Wrapper(
     REFUSED,
     "-v --volume -e --env --env-file -w --workdir --name --network --net -u --user --gpus"
@@ -465,7 +456,6 @@ _DOCKER = Wrapper(
     " --memory --cpus --platform --ulimit --security-opt --cap-add -l --label --add-host --tmpfs",
     operands=1,
 )
-
 WRAPPERS: dict[str, Wrapper] = {
     **dict.fromkeys(("nohup", "setsid", "tini", "dumb-init"), Wrapper()),
     "exec": Wrapper(values="-a"),

@@ -36,36 +36,24 @@ from clusterctl.state.home import find_home, write_atomic
 OWN_PROJECT = "pyproject.toml"
 
 FILES = (OWN_PROJECT, "setup.py", "setup.cfg")
-
 """One of these makes a folder a project."""
-
 UNKNOWN = "0+unknown"
-
 """The version of a project that lets a program find its version when it is built."""
-
 LOCKS = {"GIT_OPTIONAL_LOCKS": "0"}
-
 """Builds may ask git for a version."""
-
 TRY_AGAIN = 20
-
 """Seconds after which a project that could not be built is built again: a network or a compiler may
 be there. Within one command, it is tried once."""
-
 LARGEST = 1 << 20
-
 """Bytes of a file that may decide how a project is built."""
 
 _ENTRY = re.compile(r"\s*([\w.]+)\s*:\s*([\w.]+)\s*(?:\[.*\])?\s*")
-
 _COMMAND = re.compile(r"[\w.-]+")
 
 _LOCAL_PROJECT = re.compile(r"([\w.-]+)\s*(\[[^]]*\])?\s*@\s*file://(?:localhost)?(/[^;\s]*)(.*)")
 
 _ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
-
 _ESSENTIAL = ("Metadata-Version:", "Name:", "Version:", "Requires-", "Provides-Extra:")
-
 _SCRIPT = """\
 #!/usr/bin/env python3
 import sys

@@ -23,15 +23,12 @@ from clusterctl.project.launchers import LAUNCHERS
 from clusterctl.project.words import Asked, find_handed_on, find_launcher, find_shell_text
 
 HEAD = 64 << 10
-
 """Bytes of a file that may be a batch script, in which its directives have to be."""
 
 CLOSE = 0.8
-
 """How alike the name of a program has to be to what was typed: `get_close_matches`."""
 
 _COMMAND = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
-
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -297,7 +294,6 @@ def _check_interpreter(path: Path) -> None:
 
 
 _DIRECTIVE = re.compile(rb"#(SBATCH|PBS|\$ -)")
-
 _HAND_IN = {b"SBATCH": "sbatch", b"PBS": "qsub", b"$ -": "qsub"}
 
 
@@ -389,11 +385,9 @@ def find_closest(path: Path, names: Sequence[str]) -> str:
 
 
 LARGEST = 4 << 20
-
 """Bytes of a file that are searched."""
 
 _HEEDS = re.compile(rb"CLUSTERCTL_BACKEND|trainlib")
-
 _MPI = re.compile(
     rb"mpi4py|mpi4jax|petsc4py|slepc4py|horovod|trainlib|libmpi|MPI_|\bmpif?\.h|\buse\s+mpi|['\"]mpi['\"]"
     rb"|mpirun|mpiexec",
@@ -506,13 +500,9 @@ def _warn_of_launcher(what: str, launcher: str, ranks: int) -> str:
 
 
 _NOT_FOUND = re.compile(r"No such file or directory: '([^'\n]+)'")
-
 """As Python says it."""
-
 GIT_TIMEOUT = 10.0
-
 NO_REPOSITORY = 128
-
 """What git exits with there."""
 
 

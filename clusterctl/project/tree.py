@@ -35,34 +35,21 @@ from clusterctl.state.store import Store
 
 
 END_OF_ARCHIVE = bytes(1024)
-
 PERMISSIONS = 0o777
-
 """The bits of a mode that are copied: setuid, setgid and sticky are not."""
-
 KEPT_JOBS = 100
-
 """The last jobs, of which more is kept than the records."""
-
 KEPT_SECONDS = 30 * 86400
-
 """Archives that none of them needs are kept for so long."""
-
 KEPT_BYTES = 5_000_000_000
-
 """In all archives. Beyond that, those go that have not been used for the longest time."""
-
 FRESH_SECONDS = 3600.0
-
 """An archive that was used so lately may belong to a job that has no record yet; one to which
 nothing was added for so long is not being written any more."""
-
 LEAST_HOLES = 64 << 10
-
 """Bytes of holes from which on a file is packed as a sparse one."""
 
 Made = tuple[str, str, int]
-
 """A generated file: name, text, mode."""
 
 
@@ -187,45 +174,25 @@ def _fill_blocks(data: bytes) -> bytes:
 
 
 MAX_BYTES = 200_000_000
-
 MAX_FILES = 10_000
-
 LARGE_TREE = 20_000_000
-
 """Bytes from which on staging takes so long that people ask why."""
-
 NAMED = 5
-
 """Large files, or folders with many, that are named."""
-
 LOOK_ON = 2.0
-
 """Seconds for which a tree that is too large is looked through for what makes it so."""
-
 IGNORED = {"__pycache__", ".git", ".hg", ".svn", ".venv", "node_modules", ".mypy_cache"}
-
 """What a folder that git does not know leaves behind."""
-
 IGNORE = ".clusterctlignore"
-
 USUAL_MODE = 0o755
-
 """That of a folder which tar makes for what is in it."""
-
 OWN = "own"
-
 """The folder of a job with what describes the project itself, beside that of its tree."""
-
 OWN_FOLDERS = (("jobs", "bin/free-port"), ("clusters", "jobs/last-id"))
-
 """What a cluster's folder on a node is known by, and a state home."""
-
 STDIN = "stdin"
-
 """The file of a job's folder that rank 0 gets as its standard input, if it is there."""
-
 MARK = ".clusterctl-fetched"
-
 """Lies in a folder that `fetch` or --sync made: what a job has made is no part of the next one's
 program."""
 
@@ -607,21 +574,13 @@ def _make_folders(tree: Tree) -> Iterator[bytes]:
 # -------------------------------------------------------------------------------------------------
 
 POINTER = b"version https://git-lfs.github.com/spec/"
-
 POINTER_SIZES = range(len(POINTER), 1025)
-
 """Bytes of a pointer of Git LFS (its specification: less than 1024)."""
-
 ENVIRONMENT = ".env"
-
 EDITOR_LINK = ".#"
-
 """The name of a link by which Emacs marks a file that is being edited begins with this."""
-
 GIT_TIMEOUT = 10.0
-
 LINK, INTERPRETER = "link", "interpreter"
-
 """What a node says of a link that leads nowhere, and of an interpreter that it lacks."""
 
 
@@ -723,7 +682,6 @@ def _may_read_environment(tree: Tree) -> bool:
 
 
 _PROGRAMS = {".py", ".sh", ".toml", ".R", ".jl", ".js", ""}
-
 _READS = re.compile(rb"dotenv|[\s'\"/]\.env\b")
 
 
@@ -744,7 +702,6 @@ def find_interpreter(path: Path) -> str:
 
 
 _TAKE_A_VALUE = {"-u", "--unset", "-C", "--chdir"}
-
 """Options of env whose value is the next word."""
 
 

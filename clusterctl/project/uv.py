@@ -26,7 +26,6 @@ from clusterctl.options import table as options_table
 
 
 NONE = "none"
-
 """What --requirements says for no packages."""
 
 
@@ -85,9 +84,7 @@ _OPTION = re.compile(
     r"(?m)^[ \t]*((?:-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--no-binary"
     r"|--only-binary|--trusted-host)(?:[ \t=].*)?)$"
 )
-
 _RELATIVE = re.compile(r"(?m)^([ \t]*(?:-f|--find-links)[ \t=]+)(?![\w+]+:|/|\$)(\S+)")
-
 _HASH = re.compile(r"--hash[\s=]+(\S+)")
 
 
@@ -166,17 +163,12 @@ def _name(line: str) -> str:
 # -------------------------------------------------------------------------------------------------
 
 FETCH_TIMEOUT = 3600.0
-
 """Seconds that uv may take to download packages, and a node to get them."""
 
 _REASON = re.compile(r"(?m)^\s*(?:(?:error|cause): (.*)|(\w*Error: .*))")
-
 _UNBUILT = re.compile(r"Failed to build `([\w.-]+(?:==| @ (?!file:))[^`]+)`")
-
 """A package, not a project of the tree."""
-
 _FRAMES = ("Failed to build", "The build backend returned an error", "Call to `")
-
 """What uv says around the reason of a build that fails."""
 
 

@@ -36,7 +36,6 @@ from clusterctl.project.launchers import (
 
 
 MOST_HOSTS = 10_000
-
 """Names that are read of a list with ranges: `node[1-999999999]` is a mistake."""
 
 
@@ -177,7 +176,6 @@ def _read(path: Path, typed: str) -> str:
 # -------------------------------------------------------------------------------------------------
 
 _ALL = ("auto", "gpu", "cpu", "xpu")
-
 """torchrun's words for as many ranks as a node has GPUs or cores."""
 
 
@@ -259,19 +257,12 @@ OPTIONS = {
     "retries": "--retries",
     "timeout": "--timeout",
 }
-
 """By the names of sizes."""
-
 _AROUND = ("uv", "poetry", "pdm", "pipenv")
-
 """`uv run …` starts something in a project's environment, which the nodes have without it."""
-
 _UV_FLAGS = ("-s", "--script", "--frozen", "--locked", "--no-sync", "--no-dev", "-q", "--quiet")
-
 """Those that ask for what holds here anyway."""
-
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
-
 _MODULES = {
     "torch.distributed.run": ("torchrun",),
     "torch.distributed.launch": ("torch.distributed.launch",),
@@ -279,13 +270,10 @@ _MODULES = {
     "accelerate.commands.accelerate_cli": ("accelerate",),
     "deepspeed.launcher.runner": ("deepspeed",),
 }
-
 """Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
 
 _NAMES = "|".join(map(re.escape, (*LAUNCHERS, "accelerate-launch", *_MODULES)))
-
 _AHEAD = "|".join(map(re.escape, WRAPPERS))
-
 _STARTS = re.compile(
     rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
     rf"""uv\ run[ \t]+|(?:[\w./-]*/)?(?:{_AHEAD})(?:[ \t]+[-\d]\S*)*[ \t]+"""
@@ -294,9 +282,7 @@ _STARTS = re.compile(
     r"""-[a-zA-Z]*m[ \t]+"""
     rf""")*(?:[\w./-]*/)?({_NAMES})\s"""
 )
-
 _KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
-
 """In a script that starts a launcher as a part of a job."""
 
 
@@ -326,14 +312,11 @@ def find_handed_on(words: Sequence[str]) -> str:
 
 
 _OF_THIS_MACHINE = re.compile(r"(LD_LIBRARY_|LIBRARY_|PYTHON)?PATH|HOME|PYTHONHOME|VIRTUAL_ENV")
-
 """What `-x NAME` does not carry: nodes have paths of their own."""
-
 _OF_A_RANK = re.compile(
     rf"MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_(RANK|WORLD_SIZE)|PET_\w+|{STARTERS}"
     rf"|{'|'.join((*RANKS, *OURS))}"
 )
-
 """Variables of a rank: which one it is, and where they meet. clusterctl sets them."""
 
 
@@ -423,7 +406,6 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
 
 
 _KNOWN = {name.split()[0] for name in (*LAUNCHERS, *WRAPPERS, *_AROUND, *SHELLS)}
-
 """Commands that may start ranks, or what starts them."""
 
 
@@ -540,7 +522,6 @@ def _wrap(words: Sequence[str], inner: Asked, once: bool) -> Asked:
 
 
 _OTHER_NAMES = {"accelerate-launch": ("accelerate", "launch")}
-
 _PYTHON_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mWX]?)(.*)", re.DOTALL)
 
 
@@ -641,7 +622,6 @@ def _merge(outer: Asked, inner: Asked) -> Asked:
 _OUR_PARAMETERS = re.compile(
     r"(plm|oob|ras|rmaps|odls|ess|routed|grpcomm|orte|prte)(_\w+)?|btl_tcp_if_exclude"
 )
-
 """Parameters of mpirun that say how it reaches nodes, and places ranks there."""
 
 
@@ -944,11 +924,8 @@ def make_contradiction(one: str, other: str) -> UsageError:
 
 
 _PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")
-
 """What accelerate calls one process, or one for each GPU, and nothing beyond."""
-
 _NOTHING = ("false", "no", "null", "", "[]", "{}")
-
 _USUAL = (
     ("compute_environment", "local_machine"),
     ("gpu_ids", "all"),
@@ -958,7 +935,6 @@ _USUAL = (
     ("rdzv_backend", "static"),
     ("same_network", "true"),
 )
-
 """What `accelerate config` writes where nothing else was asked for."""
 
 

@@ -39,18 +39,14 @@ from clusterctl.state.home import Home, explain_write_errors, write_atomic
 
 
 KEY = "record_version"
-
 FIRST = 1
-
 """The version of records that do not name one."""
 
 RENAMED: dict[int, dict[str, str]] = {1: {"traits": "site_info"}, 2: {}, 3: {}, 4: {}, 5: {}}
-
 """By version: the keys that the next version calls something else. One that only has more fields is
 a version too: an older clusterctl would drop them when it writes the record back."""
 
 VERSION = max(RENAMED) + 1
-
 """The version that this clusterctl writes."""
 
 
@@ -101,16 +97,13 @@ def _read_version(raw: dict[str, Any]) -> int:
 
 
 STORE_PATIENCE = 10.0
-
 """Seconds that another process may need for a record: it takes milliseconds, unless it stands
 still."""
-
 MEASURED = {
     "verify": "measurements.json",
     "bench allreduce": "allreduce.json",
     "bench scaling": "scaling.json",
 }
-
 """Files with what verbs have measured last."""
 
 Record = TypeVar("Record", Cluster, Job)
@@ -413,7 +406,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 LATEST = 253402300800.0
-
 """Seconds since 1970 at the end of the year 9999: no time of a record is later."""
 
 

@@ -21,11 +21,8 @@ from clusterctl.core.errors import ProviderError
 from clusterctl.state.home import make_private, write_atomic
 
 OLDEST = (1, 5, 0)
-
 BINARIES = ("terraform", "tofu")
-
 VERSION_TIMEOUT = 30.0
-
 GET = "https://developer.hashicorp.com/terraform/install or https://opentofu.org/docs/intro/install"
 
 
@@ -226,7 +223,6 @@ def find_first_line(text: str) -> str:
 
 
 INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
-
 _LOCK_FILE = ".terraform.lock.hcl"
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 MAX_DEPTH = 16
-
 """OpenSSH's own limit for files that include files, and ours for jump hosts behind jump hosts."""
 
 

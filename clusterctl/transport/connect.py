@@ -81,7 +81,6 @@ class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
 # -------------------------------------------------------------------------------------------------
 
 FAR = 1e9
-
 """Seconds that paramiko gives each step of a log-in, by a clock that may be set meanwhile: our
 watchdog ends it."""
 

@@ -41,17 +41,12 @@ if TYPE_CHECKING:
 
 
 CHUNK = 1 << 20
-
 """Bytes."""
 
 MAX_PARTS = 200
-
 """Folders in a path: what walks through a tree calls itself for each."""
-
 MAX_NAME = 255
-
 MAX_PATH = 3000
-
 """Bytes of a name, and of a path below a folder: Linux takes 4,095 with that."""
 
 
@@ -195,7 +190,6 @@ class StartCommand(Protocol):
 
 
 _CHANGED = ("file changed as we read it", "File removed before we read it")
-
 """What GNU tar complains about, with exit code 1, when a job still writes."""
 
 

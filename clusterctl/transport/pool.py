@@ -125,9 +125,7 @@ class LocalChannel:
 
 
 COMMAND = "cat /proc/uptime /proc/1/stat"
-
 TICKS = 100
-
 """Of the clock by which /proc counts, per second: Linux shows programs no other one."""
 
 
@@ -149,15 +147,11 @@ def read_uptime(text: str) -> float:
 # -------------------------------------------------------------------------------------------------
 
 LIMIT = 32
-
 """Nodes at a time: more of them is slower, also for 64 nodes."""
 
 Action = Callable[[str], NodeResult]
-
 """What to do for the node of that name."""
-
 OnDone = Callable[[NodeResult], None]
-
 """Is told each result as it comes, in other threads."""
 
 

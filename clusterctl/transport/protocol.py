@@ -16,7 +16,6 @@ from clusterctl.core.model import Node, NodeResult
 PARTS = ".clusterctl-parts"
 
 OnStdout = Callable[[bytes], None]
-
 """Called with each piece of a command's stdout, in another thread. It must be quick."""
 
 
@@ -30,7 +29,6 @@ class Tunnel:
 
 
 OpenTunnel = Callable[[Node, float], Tunnel]
-
 """Connects to a node that has a `tunnel`, within so many seconds. Raises ClusterctlError, which is
 transient where another attempt may do better; TimeoutError."""
 

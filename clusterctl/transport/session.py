@@ -30,26 +30,18 @@ from clusterctl.transport.shell import wrap_command
 
 
 KEEPALIVE = 15.0
-
 """Seconds without a word from us after which we ask the node whether it is there."""
-
 SILENCE = 60.0
-
 """Seconds without a word from the node after which the connection counts as lost, from when we
 asked for one."""
-
 SESSIONS = 10
-
 """Commands at a time on one connection: sshd's own default for MaxSessions."""
 
 READ_AHEAD = 256 * 1024
 
 CLOSING = 2.0
-
 """Seconds for a channel's farewell: it may have to wait for a new exchange of keys."""
-
 LOST = (paramiko.SSHException, EOFError, OSError)
-
 """What paramiko raises when the connection is gone."""
 
 # Without a handler of ours, logging would print paramiko's errors to stderr, tracebacks included.
@@ -227,28 +219,20 @@ def _on_channel_request(channel: Any, message: Any) -> None:
 # -------------------------------------------------------------------------------------------------
 
 COLLECT_LIMIT = 64 << 20
-
 """Bytes of stdout and stderr together that `collect` takes, with what a login shell's start files
 print: a host may write without end."""
-
 STREAM_WINDOW = 16 << 20
-
 """Bytes on the way before we read them: 160 MB/s at a round trip of 100 ms."""
-
 STDERR_LIMIT = 64 << 10
-
 PRELUDE_LIMIT = 64 << 10
 
 START = b"@@clusterctl-start\n"
-
 """The line after which a command's output begins."""
 
 SLICE = 0.25
-
 """Seconds of waiting after which we look at what else has happened."""
 
 SESSION_PATIENCE = 3.0
-
 """Seconds for which we ask again when sshd refuses a session."""
 
 

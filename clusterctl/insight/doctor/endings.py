@@ -11,19 +11,15 @@ from clusterctl.insight.doctor.tracebacks import find_last_error
 from clusterctl.insight.node_views import Rank, RecordedCall, RecordedGroup
 
 _NO_PYTHON = "find a python interpreter"
-
 """What py-spy says of a process whose Python has ended (and of a Python that it does not know)."""
-
 _MPI = (
     "MPI waits for all ranks as a rank exits: `clusterctl run -m mpi4py SCRIPT` lets an exception"
     " end all of them"
 )
-
 _THREADS = (
     "Python waits for threads and processes that are not daemons as it exits: stop them in a"
     " `finally`, or create them with daemon=True"
 )
-
 DESTRUCTORS = "https://github.com/pytorch/pytorch/issues/56297"
 
 
@@ -143,7 +139,6 @@ def _find_destructors(evidence: Evidence) -> Iterator[Finding]:
 
 
 _ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_allgather_base", "_reduce_scatter_base")
-
 """Collectives to which all ranks bring as much."""
 
 

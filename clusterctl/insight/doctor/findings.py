@@ -13,15 +13,10 @@ from clusterctl.core.stacks import Stack
 from clusterctl.insight.node_views import NodeView, Rank, RankProcess
 
 WATCH = 5
-
 """Seconds for which ranks that wait are watched."""
-
 POLLS = 0.1
-
 """Processors in use by a rank that polls for messages on a machine with too few processors."""
-
 KILLED = 137
-
 """The exit code after SIGKILL."""
 
 
@@ -79,7 +74,6 @@ _ENDED = re.compile(
     r"[Cc]heck that the process is running|[Nn]o such process|os error 3\b"
     r"|find a python interpreter"
 )
-
 """What py-spy says of a process that has ended, or is about to."""
 
 

@@ -33,7 +33,6 @@ from clusterctl.insight.node_views import Rank
 
 
 _LOCALHOST = re.compile(r"localhost|127\.|::1$")
-
 ADVICE = (
     "all ranks need the same MASTER_ADDR and MASTER_PORT, and RANK and WORLD_SIZE as clusterctl"
     " sets them: look for lines of the program that set others"
@@ -145,7 +144,6 @@ def _is_connected(stack: Stack) -> bool:
 
 
 _SHOWN_ASLEEP = 3
-
 """Places that are told."""
 
 
@@ -226,26 +224,20 @@ def _is_asleep(rank: Rank) -> bool:
 # -------------------------------------------------------------------------------------------------
 
 BUSY, IDLE = 0.5, 0.05
-
 """Processors in use by a rank that computes, and by one that does not."""
-
 LIMITED = 0.5
-
 """Share of the time slices in which a cgroup stops a rank, above which the rank is slow."""
-
 _SAME_LINE = (
     "print the tensor's shape, the group and the root (src, dst) on each rank before that line:"
     " they have to be equal; or one of them has skipped a step, and is in another pass of a loop"
     " (after an exception that was caught, for example); or much data takes its time on a slow"
     " network"
 )
-
 _FEWER_STEPS = (
     "most likely its loop of steps was shorter: give all ranks equally many batches (drop_last, a"
     " DistributedSampler, or torch.distributed.algorithms.join.Join); else look for a branch that"
     " only some ranks take"
 )
-
 _GROUPS = (
     "all ranks have to create the same groups in the same order, also those groups that they are"
     " not in"

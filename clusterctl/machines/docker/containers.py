@@ -31,23 +31,15 @@ from clusterctl.machines.protocol import LAUNCHER
 
 
 CLUSTER = "clusterctl.cluster"
-
 """Label: the cluster's id."""
-
 FOLDER = "clusterctl.folder"
-
 """Label: the cluster's folder. One engine may serve several people."""
-
 NODE = "clusterctl.node"
-
 DIGEST = "clusterctl.digest"
 
 ENGINE_PATIENCE = 60.0
-
 """Seconds that one call may take. An engine under load needs some for a container."""
-
 GREETING = 10.0
-
 """Seconds that an engine may take to say its version."""
 
 _INSTALL = (
@@ -225,27 +217,20 @@ def remove_containers(kind: Sequence[str], names: Sequence[str]) -> None:
 
 
 MAX_WORKERS = 200
-
 """A cluster gets a /24."""
 
 PORT = 22
-
 """Each container has an address of its own, so sshd may have its usual port."""
 
 ENTRY = "/usr/local/lib/clusterctl"
-
 ETC = "/etc/clusterctl"
 
 AGENT = f"{ENTRY}/{deadlines.AGENT}"
-
 START = f"/bin/sh {AGENT} & exec /bin/sh {ENTRY}/entrypoint.sh"
-
 END = "kill -TERM 1"
-
 """What the agent does at the deadline. `--init` hands it on to sshd, which ends with 0."""
 
 SHARED_MEMORY = "8g"
-
 """Upper limit of /dev/shm, where ranks of one node and data loaders meet; Docker's is 64 MiB. Not
 `--ipc=host`: that would also show nodes each other's segments, which no two machines do."""
 
@@ -282,7 +267,6 @@ PRIVILEGES = (
         "memory is not bound to the socket or the GPU beside it",
     ),
 )
-
 INFINIBAND = Privilege("the RDMA devices", ("--device", "/dev/infiniband"), "no RDMA: MPI uses TCP")
 
 
@@ -455,11 +439,8 @@ def build_create_argv(
 # -------------------------------------------------------------------------------------------------
 
 START_LIMIT = 30.0
-
 """Seconds until a started container's sshd has to greet."""
-
 _AT_ONCE = 8
-
 _TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/docker.md"
 
 

@@ -26,11 +26,8 @@ from clusterctl.machines.networks import probe
 from clusterctl.machines.protocol import LAUNCHER, Created, Features, Harm, ProviderPlan, name_span
 
 MODE = "containers"
-
 PULL_LIMIT = 3600.0
-
 QUICK = {"launcher", "cpu"}
-
 """Images that take minutes to build, from a few hundred megabytes."""
 
 

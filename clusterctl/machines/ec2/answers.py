@@ -14,7 +14,6 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 _DRAWN = re.compile(r"/[A-Za-z-]*\d{9,}$")
-
 """The name of a session that an SDK has made up from the time."""
 
 
@@ -89,9 +88,7 @@ class Instance:
 
 
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
-
 STOPPED = ("stopping", "stopped")
-
 ENDED = ("shutting-down", "terminated")
 
 

@@ -27,7 +27,6 @@ from clusterctl.machines.ec2.failures import RefusedByAws
 from clusterctl.machines.ec2.tags import as_list
 
 PRICING_REGION = "us-east-1"
-
 """The pricing API lives in three regions only, and knows the prices of all."""
 
 

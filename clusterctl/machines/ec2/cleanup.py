@@ -26,11 +26,8 @@ from clusterctl.machines.ec2.tagging import label_resource
 from clusterctl.machines.protocol import Resource, describe_resources
 
 LIMIT = 600.0
-
 """Seconds that removing may take: a terminating GPU instance holds its network for minutes."""
-
 PAUSE = 2.0
-
 """Seconds between two searches: instances end slowly, and hold what they use."""
 
 

@@ -19,17 +19,14 @@ from clusterctl.machines.ec2.known_failures import MAYBE_NOT_ENABLED
 DEFAULT_REGION = "us-east-1"
 
 USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
-
 """Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
 that is known within a quarter of a minute."""
-
 LIMITS = {
     "sts": FIRST,
     "pricing": FIRST,
     "iam": (2.0, 4.0, 2),
     "scheduler": (2.0, 4.0, 2),
 }
-
 """By service. Nobody waits long for what a cluster can do without, or for what is in a table."""
 
 

@@ -46,11 +46,9 @@ from clusterctl.terraform import folder as terraform_folder
 from clusterctl.transport.ssh import preload
 
 JOB_PORT = 2222
-
 """Where the node container's sshd listens, beside the machine's own on 22."""
 
 _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
-
 """What the machine image is for. The facts tell later whether it is there."""
 
 

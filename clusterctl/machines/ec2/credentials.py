@@ -23,11 +23,9 @@ from typing import Any
 from clusterctl.machines.ec2 import failures
 
 CLI_CACHE = "~/.aws/cli/cache"
-
 """Where `aws` keeps the sessions of roles: an MFA code that it has asked for counts for us, too."""
 
 LEASE = 480.0
-
 """Seconds after which Terraform asks again. boto3 hands out credentials that are good for ten
 minutes at least."""
 
@@ -44,7 +42,6 @@ _OTHERS = (
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
 )
-
 """What else would tell Terraform's provider who we are."""
 
 _SETTINGS = {
@@ -53,7 +50,6 @@ _SETTINGS = {
     "use_dualstack_endpoint": "AWS_USE_DUALSTACK_ENDPOINT",
     "use_fips_endpoint": "AWS_USE_FIPS_ENDPOINT",
 }
-
 """What a profile says beside credentials, and the provider needs."""
 
 

@@ -21,11 +21,9 @@ from clusterctl.machines.ec2.client import choose_region
 from clusterctl.machines.protocol import CheckRow
 
 LIMIT = 12.0
-
 """Seconds for everything together."""
 
 WORKERS = 2
-
 """As many as `up` makes where nobody says it."""
 
 T = TypeVar("T")

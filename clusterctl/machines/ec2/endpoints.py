@@ -17,13 +17,9 @@ from clusterctl.machines.ec2.tags import TAG
 from clusterctl.machines.ec2.tunnels import ConnectEndpoint
 
 USUAL = 5
-
 """Of an account in a region, unless AWS has granted more."""
-
 _GONE = ("delete-complete", "create-failed")
-
 _READY = ("create-complete", "update-in-progress", "update-complete", "update-failed")
-
 """States in which it takes connections: while it is changed, and when that failed, it works as
 before (EC2 User Guide, "Modify an EC2 Instance Connect Endpoint")."""
 

@@ -25,28 +25,17 @@ from clusterctl.machines.ec2.tags import as_list
 from clusterctl.machines.protocol import Resource
 
 ROLE = "clusterctl-deadline"
-
 """What the schedules may do. One role for the account: who may make roles at will has all rights,
 so that this is left to an administrator's `up`, once."""
-
 POLICY = "terminate-clusters"
-
 KIND = "schedule group"
-
 PREFIX = "clusterctl-"
-
 NETWORK_RIGHTS = frozenset({"ec2:DeleteNatGateway", "ec2:ReleaseAddress"})
-
 """What the role has to allow for that. Roles that earlier versions made do not."""
-
 SPREADING = 30.0
-
 """Seconds that a new role may be unknown to the scheduler."""
-
 AT_ONCE = 8
-
 """Regions take 50 schedules a second or more."""
-
 UNGUARDED = (
     'only their own agents keep the deadline; docs/ec2.md, "The deadline in AWS", lists the rights'
 )

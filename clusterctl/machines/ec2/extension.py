@@ -23,7 +23,6 @@ from clusterctl.machines.ec2.failures import RefusedByAws, WrongClock
 from clusterctl.machines.ec2.instances import find_instances
 
 _NEXT = f"{deadlines.FILE}.next"
-
 EXTEND_TIMEOUT = 30.0
 
 

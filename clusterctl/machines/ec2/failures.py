@@ -37,7 +37,6 @@ class CapacityError(RefusedByAws, NoCapacity):
 
 
 SKEW = 300.0
-
 """Seconds that a signature may be from AWS's own time."""
 
 

@@ -18,15 +18,10 @@ from clusterctl.machines.ec2.failures import RefusedByAws
 from clusterctl.machines.ec2.networks import ZoneSubnets
 
 NFS = 2049
-
 _UNKNOWN = "FileSystemNotFound"
-
 _USABLE = {"available", "updating", "misconfigured"}
-
 """States of a file system that can be mounted, of EFS and FSx."""
-
 _FSX = {"OPENZFS": "FSx for OpenZFS", "ONTAP": "FSx for NetApp ONTAP"}
-
 """What has NFS."""
 
 

@@ -32,26 +32,20 @@ from clusterctl.transport.protocol import OpenTunnel
 from clusterctl.transport.ssh import SshTransport
 
 STEP_TIMEOUT = 60.0
-
 ATTEMPT = 10.0
-
 """Seconds that one attempt to connect may take."""
 
 TOLD_AFTER = 30.0
-
 """Seconds after which it is said which nodes do not answer, and why: most machines boot faster."""
 
 REFUSED = 120.0
-
 """Seconds after which an sshd that refuses the user is believed: before that, cloud-init may not
 have let the user in yet."""
 
 PAUSES = (0.02, 0.5)
-
 """Seconds between two attempts, at first and later: an sshd that reloads is back in no time."""
 
 KnownKeys = dict[str, tuple[str, ...]]
-
 """By node: the public keys that it may show, the newest last."""
 
 _CLOSED = (

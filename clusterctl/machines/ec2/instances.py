@@ -10,12 +10,9 @@ from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.tags import filter_by_cluster
 
 SETTLE = 10.0
-
 """Seconds that AWS may not yet show what was made just before, by its tags:
 https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html"""
-
 AT_A_TIME = 1000
-
 """Machines that one call may end."""
 
 

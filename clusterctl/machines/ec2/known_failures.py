@@ -22,97 +22,73 @@ class Known:
 
 
 _KEYS = "`aws sts get-caller-identity` shows who you are; run `aws configure` or `aws sso login`"
-
 _NO_KEYS = "run `aws configure` or `aws sso login`"
-
 _LOGIN = "run `aws sso login` or `aws login`, with --profile if AWS_PROFILE is set"
-
 _ELSEWHERE = "try --zones, another --region, another --instance-type, or later"
-
 _LATER = "try again in a few minutes; see https://health.aws.amazon.com/health/status"
-
 _SUPPORT = "open a case at https://console.aws.amazon.com/support: only AWS can change that"
-
 CLOCK = "set this machine's clock (`timedatectl set-ntp true`) and try again"
-
 NETWORK = "check your network, your proxy and AWS_ENDPOINT_URL, and try again"
-
 UNKNOWN = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html explains it"
-
 _GC = (
     "`clusterctl gc` finds forgotten clusters; otherwise request a higher quota in the Service"
     " Quotas console, or use another --region"
 )
 
 _NO_CAPACITY = Known("no capacity", _ELSEWHERE, capacity=True)
-
 _NOT_OFFERED = Known("this zone does not offer that", _ELSEWHERE, capacity=True)
-
 _VCPUS = Known(
     "your quota of vCPUs is too small", "request a higher quota in the Service Quotas console"
 )
-
 _EXPIRED = Known("your AWS credentials have expired", _KEYS, account=True)
-
 _UNKNOWN_KEYS = Known(
     "AWS does not recognize your credentials",
     _KEYS,
     account=True,
 )
-
 _RIGHTS = Known(
     "your AWS user is not allowed to do that",
     "infra/ec2/policy.json lists all the rights it needs; a deny in an organization's policy can"
     " only be lifted by its administrator",
     account=True,
 )
-
 _DENIED = Known(
     _RIGHTS.what,
     "if an organization's policy demands tags, give them with --tag KEY=VALUE; any other deny can"
     " only be lifted by its administrator; infra/ec2/policy.json lists all the rights it needs",
     account=True,
 )
-
 _BARRED = Known(
     _RIGHTS.what,
     "an organization's policy denies it: if it allows only certain regions, choose one of them with"
     " --region or AWS_REGION; otherwise only its administrator can lift it",
     account=True,
 )
-
 _THROTTLED = Known("AWS is throttling your account", "try again in a minute", passing=True)
-
 _INTERNAL = Known("AWS reports an internal error", _LATER)
-
 _MFA = Known(
     "the AWS profile asks for an MFA code",
     "run `aws sts get-caller-identity` first, with the same AWS_PROFILE: it asks for the code, and"
     ' the session that it keeps is used here; or `eval "$(aws configure export-credentials --format'
     ' env)"`',
 )
-
 _IN_USE = Known(
     "something else in the VPC still uses it",
     "run the same command again; what stays is shown with its id in the EC2 console",
 )
-
 NOT_YET = Known(
     "it does not exist in AWS, or not yet", "run the same command again in a minute", passing=True
 )
-
 _KMS = Known(
     "the key that encrypts disks cannot be used",
     "the account's default EBS encryption key has to be enabled, and its key policy has to let you"
     " use it: kms:CreateGrant, Decrypt, DescribeKey, GenerateDataKeyWithoutPlaintext, ReEncrypt",
 )
-
 _TAG_POLICY = Known(
     "a tag policy of your organization does not allow this tag or its value",
     "correct it: --tag KEY=VALUE; keys and values may have to be spelled in one way",
     account=True,
 )
-
 _NETWORK_QUOTA = Known("a quota of your account for networks is used up", _GC)
 
 CODES = {
@@ -285,7 +261,6 @@ TEXTS = (
     (r"[Nn]o valid credential sources", Known("Terraform finds no AWS credentials", _NO_KEYS)),
     (r"[Cc]annot assume (IAM )?[Rr]ole|cannot be assumed", _RIGHTS),
 )
-
 """What a message says, whatever its code is: looked at first."""
 
 EXCEPTIONS = {
@@ -330,19 +305,16 @@ EXCEPTIONS = {
 MAYBE_NOT_ENABLED = frozenset(
     {"AuthFailure", "InvalidClientTokenId", "OptInRequired", "UnrecognizedClientException"}
 )
-
 """What credentials are told in a region that their account has not enabled."""
 
 PLAIN = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "RefreshWithMFAUnsupportedError"}
 )
-
 """Whose own message says no more than ours."""
 
 UNSIGNED = frozenset(
     {"AccessDenied", "AccessDeniedException", "OptInRequired", "UnauthorizedOperation"}
 )
-
 """Said to those whose signature is accepted, whatever their clock says."""
 
 REPEATED = frozenset(
@@ -356,5 +328,4 @@ REPEATED = frozenset(
         "RouteAlreadyExists",
     }
 )
-
 """What a call is told that was done before: AWS's SDK asks again where an answer got lost."""

@@ -14,14 +14,12 @@ from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
 _FREE = "Linux/UNIX"
-
 """What `PlatformDetails` says where the system costs nothing, whichever Linux it is:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/billing-info-fields.html"""
 
 _ALLOWED = (
     "images that your account does not allow are not shown: `aws ec2 get-allowed-images-settings`"
 )
-
 """Source: EC2 User Guide, "Allowed AMIs"."""
 
 _OTHERS = {
@@ -35,7 +33,6 @@ _OTHERS = {
     r"\bdebian\b": "Debian",
     r"\bbottlerocket\b": "Bottlerocket",
 }
-
 """What the name or the description of an image says of one that has no user `ubuntu`."""
 
 

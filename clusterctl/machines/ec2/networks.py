@@ -14,12 +14,10 @@ from clusterctl.machines.ec2.failures import RefusedByAws
 from clusterctl.machines.ec2.tags import TAG, as_list
 
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
-
 _WAYS = (
     *("NatGatewayId", "TransitGatewayId", "CoreNetworkArn", "InstanceId", "NetworkInterfaceId"),
     "GatewayId",
 )
-
 """What a route out of a closed subnet may lead to: also AWS Cloud WAN, an appliance, or an endpoint
 of one."""
 

@@ -15,7 +15,6 @@ from clusterctl.machines.ec2.failures import RefusedByAws
 from clusterctl.machines.ec2.tags import TAG
 
 CIDR = "10.77.0.0/16"
-
 """As infra/ec2 has it."""
 
 _OPEN_NETWORK, _NEW_OUTWARDS = "off", "block-ingress"

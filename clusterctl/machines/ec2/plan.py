@@ -18,12 +18,9 @@ from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
 LAUNCHES_AT_ONCE, LAUNCHES_PER_SECOND = 5, 2
-
 """Calls of RunInstances that EC2 accepts; Terraform makes one for each machine. Source: EC2
 Developer Guide, "Request throttling for the Amazon EC2 API"."""
-
 LONG_START = 20.0
-
 """Seconds for all launches from which the plan says so."""
 
 

@@ -170,11 +170,8 @@ def survey_cluster(
 
 
 NOTICED = 30.0
-
 """Seconds that a clock may be wrong before it is said."""
-
 _EXACT = 2.0
-
 """Seconds that an answer may take, and that its date is rounded by."""
 
 

@@ -18,9 +18,7 @@ from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
 ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
-
 NAT, NAT_TRAFFIC = "NAT gateway", "GB through a NAT gateway"
-
 """Rows of catalog.PRICES that are no instance types."""
 
 
@@ -197,7 +195,6 @@ def render_money(dollars: float | None, digits: int = 4) -> str:
 
 
 _PARTS = {"instance": "instances", "disk": "disks", "address": "public IPv4"}
-
 _SOURCES = _PARTS | dict.fromkeys(NETWORK_PARTS, "NAT gateway")
 
 

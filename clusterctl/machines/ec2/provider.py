@@ -53,7 +53,6 @@ from clusterctl.state.home import Home
 from clusterctl.terraform import binary as terraform_binary
 
 ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com")
-
 """The hosts of AWS's own registries."""
 
 

@@ -110,7 +110,6 @@ class Part:
 
 
 USUAL = 5
-
 """Every quota of PARTS, unless AWS has granted more. Source: Amazon VPC User Guide, "Quotas"."""
 
 PARTS = (
@@ -123,11 +122,8 @@ PARTS = (
         "InternetGateways",
     ),
 )
-
 """What each network of a cluster's own has one of."""
-
 ADDRESS = Part("EC2-VPC Elastic IPs", "ec2", "L-0263D0A3", "describe_addresses", "Addresses")
-
 """Of a NAT gateway; a machine's own public address is none of these."""
 
 

@@ -35,11 +35,9 @@ from clusterctl.terraform import binary
 from clusterctl.terraform import folder as terraform_folder
 
 START_LIMIT = 300.0
-
 """Seconds that stopping and starting again may take."""
 
 _NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
-
 """Their names are the cluster's id, which is all over the state: their type tells."""
 
 

@@ -14,9 +14,7 @@ from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.failures import RefusedByAws
 
 _PLATFORM, _TENANCY = "Linux/UNIX", "default"
-
 _BLOCK_ENDS = 35 * 60.0
-
 """Seconds before the end of a Capacity Block by which its machines have to be gone: EC2 ends them
 half an hour before, and programs get five minutes to save their work."""
 

@@ -14,16 +14,12 @@ from clusterctl.core.model import ClusterSpec, NodeGroup
 from clusterctl.machines.protocol import LAUNCHER, name_nodes
 
 MAX_WORKERS = 1000
-
 PARALLELISM = (10, 32)
-
 """Terraform's -parallelism: at least its default, and at most as many machines as it launches and
 waits for while EC2 accepts two launches a second (docs/adr/0018)."""
 
 LAUNCHER_DISK = 30
-
 GPU_DISK, CPU_DISK = 100, 30
-
 """GiB, as infra/ec2 has them."""
 
 

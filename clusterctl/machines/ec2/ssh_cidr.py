@@ -17,15 +17,11 @@ from clusterctl.machines.ec2 import tags
 from clusterctl.machines.ec2.api import Api
 
 WHO_AM_I = "https://checkip.amazonaws.com"
-
 ANYBODY = "0.0.0.0/0"
-
 LIMIT = 3.0
-
 """Seconds that asking for our address may take."""
 
 DESCRIPTION = "Whoever made the cluster"
-
 """Of the rules, as infra/ec2 has it."""
 
 

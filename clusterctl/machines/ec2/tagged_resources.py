@@ -23,11 +23,8 @@ from clusterctl.machines.ec2.tags import (
 from clusterctl.machines.protocol import Resource
 
 _NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
-
 """Whoever may not ask, and regions that do not know such things."""
-
 MANAGED = "GuardDutyManaged"
-
 """Tag of what GuardDuty's runtime monitoring puts into a VPC: an endpoint, and a group for it."""
 
 
@@ -90,7 +87,6 @@ class Kind:
 
 
 ENDPOINT, GATEWAY = "Instance Connect endpoint", "NAT gateway"
-
 KINDS = (
     # In the order in which they can be removed.
     Kind(
@@ -136,13 +132,9 @@ KINDS = (
     Kind(name="route table", by_vpc="vpc-id"),
     Kind(name="VPC"),
 )
-
 SCHEDULES = Kind(name=eventbridge.KIND)
-
 """The last to go: they are for machines that are not gone yet."""
-
 Found = tuple[Kind, dict[str, Any], Resource]
-
 """Its kind, what EC2 says of it, and what it is for people."""
 
 

@@ -9,7 +9,6 @@ from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.tags import TAG, as_list
 
 MOST_TAGGED = 500
-
 """Resources in one call; EC2 takes 1,000."""
 
 

@@ -12,29 +12,20 @@ from typing import Any
 from clusterctl.core.errors import UsageError
 
 TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
-
 OWNER_TAG, CLIENT_TAG, DEADLINE_TAG, SHARED_TAG = (
     "clusterctl:owner",
     "clusterctl:client",
     "clusterctl:deadline",
     "clusterctl:shared",
 )
-
 UNUSED_TAG = "clusterctl:unused"
-
 """On a NAT gateway that was removed before it was there: AWS does not bill it, and shows it as it
 shows others that were deleted."""
-
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-
 MOST = 40
-
 """EC2 takes 50 for each resource, and some are clusterctl's."""
-
 KEY, VALUE = 128, 256
-
 """Characters that EC2 takes: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html"""
-
 _OURS = "clusterctl:"
 
 
@@ -106,9 +97,7 @@ def read_deadline(tag: str) -> float | None:
 
 
 _OF_MACHINES = r"i-[0-9a-f]+|[0-9a-f]{32}|SageMaker|GitHubActions|(AWSCodeBuild|eks)-.*"
-
 """Names that AWS and its tools give to the session of a machine, a container or a service."""
-
 _SHARED_OWNER = re.compile(rf"root|assumed-role/[^/]*(/({_OF_MACHINES}))?")
 
 

@@ -80,7 +80,6 @@ def find_node(address: str) -> str:
 
 
 MANY = 16
-
 """Machines beyond which they are counted, in lines for so many at a time."""
 
 

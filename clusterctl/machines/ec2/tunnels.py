@@ -29,30 +29,18 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 SERVICE = "ec2-instance-connect"
-
 EXPIRES = 60
-
 """Seconds in which a signed address has to be used, as AWS's own tool has it."""
-
 DURATIONS = (3600, 1800, 900)
-
 """Seconds that a connection may last: AWS's limit, then less, which a policy may demand
 (`ec2-instance-connect:maxTunnelDuration`). Whoever needs it longer connects anew."""
-
 NOTICED = 10.0
-
 """Seconds that a clock differs from what is known of it, before a signature is made anew."""
-
 MESSAGE = 65_000
-
 """Bytes of a message at most, as AWS's own tool sends them."""
-
 CLOSING = 2.0
-
 """Seconds for the farewell."""
-
 DENIED = "does not let you connect through"
-
 """Of an error that no wait helps against."""
 
 
@@ -112,7 +100,6 @@ def _make_unreachable_error(endpoint: ConnectEndpoint, why: str) -> ProviderErro
 
 
 Opened = tuple[ExitStack, "ClientConnection"]
-
 """A connection, and what closes it."""
 
 

@@ -11,7 +11,6 @@ from clusterctl.machines.ec2.answers import InstanceType
 from clusterctl.machines.ec2.api import Api
 
 _TOO_OLD = frozenset({"K520", "K80", "M60", "V100"})
-
 """NVIDIA's GPUs before Turing, as EC2 names them. The driver of the Deep Learning image begins with
 Turing (https://github.com/NVIDIA/open-gpu-kernel-modules), and so do PyTorch's wheels for CUDA 13
 (https://github.com/pytorch/pytorch/issues/159779)."""

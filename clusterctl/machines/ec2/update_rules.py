@@ -28,11 +28,9 @@ _FIXED = {
     "instance_connect": "--instance-connect",
     "file_system": "--shared",
 }
-
 """What EC2 or Terraform would make other machines for."""
 
 _OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
-
 """How regions begin whose accounts, images and prices are none of the others'."""
 
 

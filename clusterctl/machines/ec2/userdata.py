@@ -13,13 +13,10 @@ from clusterctl.core.keys import KeyPair
 from clusterctl.machines import deadlines
 
 AGENT = f"/etc/clusterctl/{deadlines.AGENT}"
-
 UNIT = "clusterctl-deadline.service"
-
 END = "shutdown -P now || poweroff -f"
 
 LIMIT = 16384
-
 """Bytes of user data that EC2 takes."""
 
 

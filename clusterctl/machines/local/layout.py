@@ -13,17 +13,12 @@ from clusterctl.machines import protocol
 from clusterctl.machines.protocol import LAUNCHER
 
 MAX_WORKERS = 200
-
 """A cluster gets a /24 (or 127.0.0.x), which also holds the launcher and this machine's own end."""
 
 SWITCH = "switch"
-
 STARTER = "starter"
-
 REAPER = "reaper"
-
 SCRATCH = Path("/tmp")
-
 """Where the nodes' TMPDIRs lie. Fixed and short: a socket's path may have 107 characters."""
 
 

@@ -54,7 +54,6 @@ from clusterctl.machines.networks import Endpoint, probe
 
 
 _NODE_PATIENCE = 10.0
-
 """Seconds for any one step of a start; a healthy machine needs milliseconds."""
 
 
@@ -237,7 +236,6 @@ def find_remnants(site: Site, networks: Iterable[int]) -> list[str]:
 # -------------------------------------------------------------------------------------------------
 
 _ATTEMPTS = 3
-
 """A loopback port that was free a moment ago may be taken when sshd wants it."""
 
 
@@ -378,16 +376,13 @@ def _start(
 
 
 NAMESPACES = "namespaces"
-
 LOOPBACK = "loopback"
-
 VARIABLE = "CLUSTERCTL_LOCAL_MODE"
 
 UNSHARE = (
     *("unshare", "--net", "--uts", "--ipc", "--mount", "--pid"),
     *("--fork", "--kill-child", "--propagation", "private"),
 )
-
 _TRIAL = """
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -399,11 +394,8 @@ ip link add name br0 type bridge
 ip -4 -j address >/dev/null
 exec ip link add name one master br0 type veth peer name two
 """
-
 _TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
-
 _CAPABILITIES = {21: "CAP_SYS_ADMIN", 12: "CAP_NET_ADMIN"}
-
 """What a node needs, by bit (linux/capability.h)."""
 
 
@@ -468,9 +460,7 @@ def explain_mode(trial: NodeResult, status: str) -> str:
 
 
 _PORT = 22
-
 _ROUTES = ("-4", "-j", "route", "show", "table", "all")
-
 _PATIENCE = 5.0
 
 
@@ -647,11 +637,9 @@ def _list_needed() -> tuple[Path, ...]:
 
 
 _PRIVSEP = Path("/run/sshd")
-
 """Compiled into sshd: when root runs it, its unprivileged half is locked up in there."""
 
 _OURS = 0o711
-
 """Permissions of that folder if we made it; the distribution's service makes (and resets) 0755."""
 
 

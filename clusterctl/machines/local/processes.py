@@ -28,12 +28,9 @@ from clusterctl.machines.local.layout import REAPER, Site
 from clusterctl.state.home import write_atomic
 
 PROCESS_PATIENCE = 30.0
-
 """Seconds that killed processes have to be gone: a busy machine needs some, one of them that waits
 for a disk may never be."""
-
 _LOOK = 1.0
-
 """Seconds until we look again for what a dying process may have started."""
 
 _PROC = Path("/proc")
@@ -191,7 +188,6 @@ def _await_ends(dying: set[Process], deadline: Deadline) -> None:
 
 
 REAPER_PATIENCE = 120.0
-
 """Seconds after the deadline in which a cluster is gone, as a rule: half of it is for saving."""
 
 

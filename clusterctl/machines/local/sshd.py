@@ -24,16 +24,13 @@ from clusterctl.machines.networks import Endpoint
 SEARCH = os.pathsep.join(
     (os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin")
 )
-
 """Where tools are looked for: an ordinary user's PATH often lacks the sbin folders."""
 
 _PACKAGES = (
     "install it: apt-get install openssh-server (Debian, Ubuntu), "
     "dnf install openssh-server (Fedora, RHEL)"
 )
-
 _SYSTEMS = {"darwin": "macOS"}
-
 _SHADOW = Path("/etc/shadow")
 
 
