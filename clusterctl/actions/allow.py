@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterctl.actions import ended_workers
+from clusterctl.actions import running_costs
 from clusterctl.actions.common import open_store, require_owned
 from clusterctl.core.errors import ClusterctlError, NodeUnreachable, UsageError
 from clusterctl.core.model import Cluster, Reporter
@@ -54,7 +54,7 @@ def explain_allowed(error: NodeUnreachable) -> ClusterctlError:
     try:
         store = open_store()
         cluster = store.read_cluster(error.cluster)
-        if ended := ended_workers.explain_ended_workers(store, cluster):
+        if ended := running_costs.explain_ended_workers(store, cluster):
             return ended
         why = explain_lockout(store, cluster, error.message)
     except ClusterctlError:

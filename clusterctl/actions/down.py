@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.actions import data, ended_workers, outputs
+from clusterctl.actions import data, outputs, running_costs
 from clusterctl.actions.common import (
     check_name,
     open_pool,
@@ -101,7 +101,7 @@ def take_down(
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
-        cluster = ended_workers.settle(store, cluster, report)
+        cluster = running_costs.settle(store, cluster, report)
         living = _list_living(store, cluster, report) if cluster.charges else None
         saved = outputs.Saved()
         if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
@@ -309,7 +309,7 @@ def stop(
             with report_failure(cluster, report, "nothing was stopped"):
                 provider.check_pausing(cluster, folder)
                 require_machines(cluster, providers.list_living(cluster, folder, clock()))
-            cluster = ended_workers.settle(store, cluster, report)
+            cluster = running_costs.settle(store, cluster, report)
             open_jobs = store.list_open_jobs(cluster)
             numbers = ", ".join(str(job.id) for job in open_jobs)
             if open_jobs and not ask(f"job {numbers} is still running; end it?"):

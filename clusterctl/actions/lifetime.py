@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.actions import allow, ended_workers
+from clusterctl.actions import allow, running_costs
 from clusterctl.actions.common import require_machines, require_owned
 from clusterctl.actions.running_costs import report_failure
 from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
@@ -48,7 +48,7 @@ def extend(
         cluster = require_owned(store.read_cluster(name))
         provider = _load(cluster)
         folder = store.locate_folder(name)
-        cluster = ended_workers.settle(store, cluster, report, clock)
+        cluster = running_costs.settle(store, cluster, report, clock)
         now = clock()
         with report_failure(cluster, report, "the deadline was not changed"):
             _require_whole(cluster, folder, now)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl.actions import ended_workers
+from clusterctl.actions import running_costs
 from clusterctl.actions.running_costs import describe_doubts, list_machines
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
@@ -137,8 +137,8 @@ def find_charges(
             seen = providers.settle(cluster, store.locate_folder(name), now)
             more = _warn_of_outliving if over else _warn_of_stopping
             return seen.charges, (*describe_doubts(seen, now), *more(seen, seen.charges))
-        if ended_workers.may_have_ended(store, cluster, now):
-            found = ended_workers.look(store, cluster, now)
+        if running_costs.may_have_ended(store, cluster, now):
+            found = running_costs.look(store, cluster, now)
             return found.charges, found.lines
     except ClusterctlError as error:
         why = describe_reason(error)
@@ -273,7 +273,7 @@ def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.list_clusters(), time.time()
     if not any(
-        _is_overdue(c, now) or _is_unfinished(c) or ended_workers.may_have_ended(store, c, now)
+        _is_overdue(c, now) or _is_unfinished(c) or running_costs.may_have_ended(store, c, now)
         for c in clusters
     ):
         return tuple(read_status(store, cluster) for cluster in clusters)

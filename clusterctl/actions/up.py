@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from clusterctl.actions import ended_workers, run
+from clusterctl.actions import run, running_costs
 from clusterctl.actions.common import check_name, open_pool
 from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.actions.up_bootstrap import (
@@ -209,9 +209,9 @@ def _bring_up(
     clock = Clock(phases)
     with clock.time_phase("plan"):
         old = find_owned(store, spec)
-        if old and ended_workers.may_have_ended(store, old, time.time()):
+        if old and running_costs.may_have_ended(store, old, time.time()):
             with ClusterLock(store.home, spec.name, "up", report):
-                ended_workers.settle(store, store.read_cluster(spec.name), report)
+                running_costs.settle(store, store.read_cluster(spec.name), report)
         # Before anything is written: most of what cannot be done is found out here.
         intent = intend(spec, find_owned(store, spec), report, store.home.path)
         if consent is not _agree:
@@ -224,7 +224,7 @@ def _bring_up(
                 _build(intent.plan.recipes, report)
         intent, cluster = _write_record(store, spec, intent, report, consent, wall)
         if intent.old:
-            ended_workers.count_as_used(store, intent.old)
+            running_costs.count_as_used(store, intent.old)
         with clock.time_phase("create"):
             cluster, created = _create(store, cluster, intent, report, phases)
         store.add_event(cluster.name, "created", nodes=len(cluster.nodes))

@@ -17,10 +17,9 @@ from typing import Any
 
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.variables import may_see_secrets
-from clusterctl.machines.ec2 import failures
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.client import choose_region
-from clusterctl.machines.ec2.credentials import Credentials
+from clusterctl.machines.ec2 import refusals
+from clusterctl.machines.ec2.account import Credentials
+from clusterctl.machines.ec2.api import Api, choose_region
 
 TIMEOUT = 30.0
 TOKEN = "CLUSTERCTL_HTTPS_TOKEN"
@@ -291,8 +290,8 @@ class Bucket:
             if isinstance(error.__context__, ClientError):
                 said = error.__context__.response.get("Error", {})
                 code, message = str(said.get("Code", "")), str(said.get("Message", ""))
-                raise failures.make_refusal(doing, code, message, self._api.region) from error
-            raise failures.make_unanswered_error(doing, type(error).__name__, str(error)) from error
+                raise refusals.make_refusal(doing, code, message, self._api.region) from error
+            raise refusals.make_unanswered_error(doing, type(error).__name__, str(error)) from error
 
 
 # -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from clusterctl.core import assets
 from clusterctl.core import keys as core_keys
 from clusterctl.core.errors import NodeUnreachable
 from clusterctl.core.model import Node, Role
-from clusterctl.machines.ec2.host_key_rotation import HostKeys
+from clusterctl.machines.ec2.host_keys import HostKeys
 from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(300)]
@@ -28,7 +28,7 @@ import os, signal, sys
 from pathlib import Path
 import msgspec
 from clusterctl.core.model import Node
-from clusterctl.machines.ec2.host_key_rotation import HostKeys
+from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.transport.pool import Pool
 
 folder, dies = Path(sys.argv[1]), int(sys.argv[3])

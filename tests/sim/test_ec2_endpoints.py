@@ -21,16 +21,8 @@ from botocore.exceptions import ClientError
 from clusterctl.core import assets
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, Node, NodeGroup
-from clusterctl.machines.ec2 import (
-    cleanup,
-    endpoints,
-    networks,
-    preflight,
-    tagged_resources,
-    tunnels,
-)
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.tags import TAG
+from clusterctl.machines.ec2 import network, preflight, remove, tunnels
+from clusterctl.machines.ec2.api import TAG, Api
 from clusterctl.machines.ec2.tunnels import ConnectEndpoint
 from clusterctl.transport.protocol import Tunnel
 from tests.e2e.cli import wait_for
@@ -69,10 +61,10 @@ def spec(**cloud: Any) -> ClusterSpec:
     return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
 
 
-def check(api: Api, id: str = "", **cloud: Any) -> tuple[endpoints.Existing | None, list[str]]:
+def check(api: Api, id: str = "", **cloud: Any) -> tuple[tunnels.Existing | None, list[str]]:
     """What is known before money is spent, and what is reported."""
     said: list[str] = []
-    return endpoints.check_endpoints(api, spec(**cloud), id, said.append, there=False), said
+    return tunnels.check_endpoints(api, spec(**cloud), id, said.append, there=False), said
 
 
 def behind(lab: Lab, id: str) -> Node:
@@ -108,12 +100,12 @@ def test_an_endpoint_holds_its_network_until_it_is_gone(lab: Lab, api: Api) -> N
         lab.api.delete_security_group(GroupId=group)
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_subnet(SubnetId=lab.subnet)
-    kinds = [left.kind for left in tagged_resources.find_tagged(api, "lab-1")]
+    kinds = [left.kind for left in remove.find_tagged(api, "lab-1")]
     assert kinds == ["Instance Connect endpoint", "security group"]
     said: list[str] = []
-    cleanup.remove_all(api, "lab-1", said.append)
+    remove.remove_all(api, "lab-1", said.append)
     assert "1 Instance Connect endpoint, 1 security group; removing" in said[0]
-    assert tagged_resources.find_tagged(api, "lab-1") == ()
+    assert remove.find_tagged(api, "lab-1") == ()
 
 
 def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, api: Api) -> None:
@@ -123,7 +115,7 @@ def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, 
     lab.api.create_tags(Resources=[group], Tags=[{"Key": TAG, "Value": "lab-1"}])
     lab.ec2.policy(older)
     try:
-        assert [left.id for left in tagged_resources.find_tagged(api, "lab-1")] == [group]
+        assert [left.id for left in remove.find_tagged(api, "lab-1")] == [group]
     finally:
         lab.ec2.policy(None)
 
@@ -137,7 +129,7 @@ def test_the_endpoint_of_a_network_of_theirs_is_used(lab: Lab, api: Api) -> None
                 assert found
                 assert found.endpoint.id == id
                 assert len(found.groups) == 1
-                assert id in endpoints.describe_endpoints(found)
+                assert id in tunnels.describe_endpoints(found)
         with endpoint(lab, subnet, **{TAG: "lab-2"}):
             with pytest.raises(UsageError, match=r"of cluster lab-2 .* serves that cluster alone"):
                 check(api, vpc=vpc)
@@ -174,9 +166,9 @@ def test_an_endpoint_that_is_being_made_is_removed_when_it_is_there(lab: Lab, ap
             InstanceConnectEndpointId=made["InstanceConnectEndpointId"]
         )
     said: list[str] = []
-    cleanup.remove_all(api, "lab-1", said.append)
+    remove.remove_all(api, "lab-1", said.append)
     assert f"AWS is still creating {made['InstanceConnectEndpointId']}" in said[1]
-    assert tagged_resources.find_tagged(api, "lab-1") == ()
+    assert remove.find_tagged(api, "lab-1") == ()
 
 
 def test_who_may_make_no_endpoint_is_told_before_it_costs(lab: Lab, api: Api) -> None:
@@ -196,7 +188,7 @@ def test_who_may_make_no_endpoint_is_told_before_it_costs(lab: Lab, api: Api) ->
 
 def test_a_region_with_as_many_as_are_usual_is_reported(lab: Lab, api: Api) -> None:
     lab.ec2.fault("quota", code="L-F678F1CE", value=20)
-    subnets = [lab.network() for _ in range(endpoints.USUAL)]
+    subnets = [lab.network() for _ in range(tunnels.USUAL)]
     made = [endpoint(lab, subnet) for subnet in subnets]
     for one in made:
         one.__enter__()
@@ -220,11 +212,11 @@ def test_machines_without_public_addresses_need_one_closed_subnet_alone(lab: Lab
         with_nat(lab.api, public, vpc, "us-east-1a", cidr) as (closed, nat),
     ):
         hidden = spec(vpc=vpc, private=True).cloud
-        found = networks.choose_network(api, hidden, 2, name="lab")
-        assert found == {"us-east-1a": networks.ZoneSubnets(closed, closed, nat)}
+        found = network.choose_network(api, hidden, 2, name="lab")
+        assert found == {"us-east-1a": network.ZoneSubnets(closed, closed, nat)}
         alone = replace(hidden, vpc="", subnet=(public,))
         with pytest.raises(UsageError, match=f"{public} has a route to an internet gateway"):
-            networks.choose_network(api, alone, 2, name="lab")
+            network.choose_network(api, alone, 2, name="lab")
 
 
 def test_bytes_go_both_ways_for_whoever_may(lab: Lab, api: Api) -> None:

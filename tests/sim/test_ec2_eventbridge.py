@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from clusterctl.core.errors import ProviderError
-from clusterctl.machines.ec2 import cleanup, eventbridge, tagged_resources
+from clusterctl.machines.ec2 import deadline as ec2_deadline
+from clusterctl.machines.ec2 import remove
 from clusterctl.machines.ec2.api import Api
 from tests.ec2.conftest import policy
 from tests.sim.lab import Lab
@@ -26,7 +27,7 @@ def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     yield made
     lab.ec2.policy(None)
     for group in lab.ec2.schedules:
-        eventbridge.remove_schedule(made, group)
+        ec2_deadline.remove_schedule(made, group)
 
 
 def launch(lab: Lab, name: str, cluster: str = "lab-1") -> str:
@@ -36,13 +37,13 @@ def launch(lab: Lab, name: str, cluster: str = "lab-1") -> str:
 
 
 def arm(api: Api, ids: list[str], deadline: float) -> None:
-    eventbridge.prepare(api, "lab-1")
-    eventbridge.schedule_ends(api, "lab-1", ids, deadline)
+    ec2_deadline.prepare(api, "lab-1")
+    ec2_deadline.schedule_ends(api, "lab-1", ids, deadline)
 
 
 def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> None:
     """Also where one of them is long gone, whose id AWS does not know any more."""
-    assert eventbridge.check_schedule(api) == "AWS terminates what still runs one minute later"
+    assert ec2_deadline.check_schedule(api) == "AWS terminates what still runs one minute later"
     ids = [launch(lab, "launcher"), launch(lab, "worker-1"), f"i-{'0' * 17}"]
     deadline = time.time() + 3600
     arm(api, ids, deadline)
@@ -51,7 +52,7 @@ def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> Non
     assert {round(when - deadline) for when in schedules.values()} <= {60, 61}
 
     later = deadline + 3600
-    eventbridge.schedule_ends(api, "lab-1", ids, later)
+    ec2_deadline.schedule_ends(api, "lab-1", ids, later)
     lab.ec2.turn_the_scheduler_ahead(3600 + 120)
     time.sleep(0.5)
     assert lab.states() == ["running", "running"], "the deadline was moved"
@@ -65,11 +66,11 @@ def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> Non
 
 def test_tags_of_a_group_that_is_there_change(lab: Lab, api: Api) -> None:
     """With the rights of infra/ec2/policy.json: those of one that is gone are no failure."""
-    eventbridge.prepare(api, "lab-1", {"clusterctl:deadline": "early", "team": "ml"})
-    eventbridge.prepare(api, "lab-1", {"clusterctl:deadline": "late"})
+    ec2_deadline.prepare(api, "lab-1", {"clusterctl:deadline": "early", "team": "ml"})
+    ec2_deadline.prepare(api, "lab-1", {"clusterctl:deadline": "late"})
     tags = {"clusterctl:cluster": "lab-1", "clusterctl:deadline": "late", "team": "ml"}
     assert lab.ec2.group_tags == {"clusterctl-lab-1": tags}
-    eventbridge.label_schedule(api, "gone-1", {"clusterctl:deadline": "late"})
+    ec2_deadline.label_schedule(api, "gone-1", {"clusterctl:deadline": "late"})
 
 
 def test_machines_that_left_the_cluster_have_no_schedule(lab: Lab, api: Api) -> None:
@@ -93,11 +94,11 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
             TagSpecifications=[{"ResourceType": "natgateway", "Tags": tags}],
         )["NatGateway"]["NatGatewayId"]
         ids[cluster] = (gateway, address)
-    said = eventbridge.check_schedule(api, nat=True)
+    said = ec2_deadline.check_schedule(api, nat=True)
     assert said == "AWS terminates what still runs one minute later, and removes the NAT gateway"
     deadline = time.time() + 3600
-    eventbridge.prepare(api, "lab-1", nat=True)
-    eventbridge.schedule_ends(api, "lab-1", [], deadline, nat=True)
+    ec2_deadline.prepare(api, "lab-1", nat=True)
+    ec2_deadline.schedule_ends(api, "lab-1", [], deadline, nat=True)
     [schedules] = lab.ec2.schedules.values()
     assert set(schedules) == set(ids["lab-1"])
 
@@ -122,15 +123,15 @@ def test_a_role_of_an_earlier_version_gets_the_rights_for_a_nat_gateway(lab: Lab
     rule = {"Effect": "Allow", "Action": "ec2:TerminateInstances", "Resource": "*"}
     old = {"Version": "2012-10-17", "Statement": [rule]}
     iam.put_role_policy(
-        RoleName=eventbridge.ROLE, PolicyName=eventbridge.POLICY, PolicyDocument=json.dumps(old)
+        RoleName=ec2_deadline.ROLE, PolicyName=ec2_deadline.POLICY, PolicyDocument=json.dumps(old)
     )
-    assert eventbridge.check_schedule(api) == "AWS terminates what still runs one minute later"
-    assert "the NAT gateway keeps costing money" in eventbridge.check_schedule(api, nat=True)
-    eventbridge.prepare(api, "lab-1", nat=True)
-    assert "the NAT gateway keeps costing money" in eventbridge.check_schedule(api, nat=True)
+    assert ec2_deadline.check_schedule(api) == "AWS terminates what still runs one minute later"
+    assert "the NAT gateway keeps costing money" in ec2_deadline.check_schedule(api, nat=True)
+    ec2_deadline.prepare(api, "lab-1", nat=True)
+    assert "the NAT gateway keeps costing money" in ec2_deadline.check_schedule(api, nat=True)
     lab.ec2.policy(None)
-    eventbridge.prepare(api, "lab-1", nat=True)
-    assert "and removes the NAT gateway" in eventbridge.check_schedule(api, nat=True)
+    ec2_deadline.prepare(api, "lab-1", nat=True)
+    assert "and removes the NAT gateway" in ec2_deadline.check_schedule(api, nat=True)
 
 
 def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:
@@ -143,30 +144,30 @@ def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:
 
 def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: Api) -> None:
     arm(api, [f"i-{7:017}"], time.time() + 3600)
-    [left] = [item for item in tagged_resources.find_tagged(api) if item.kind == eventbridge.KIND]
+    [left] = [item for item in remove.find_tagged(api) if item.kind == ec2_deadline.KIND]
     assert (left.id, left.cluster) == ("clusterctl-lab-1", "lab-1")
-    cleanup.remove_cluster(api, "lab-1", print)
+    remove.remove_cluster(api, "lab-1", print)
     assert lab.ec2.schedules == {}
-    assert tagged_resources.find_tagged(api, "lab-1") == ()
+    assert remove.find_tagged(api, "lab-1") == ()
 
 
 def test_whoever_may_make_roles_makes_this_one_once(lab: Lab, api: Api) -> None:
     """A role that is new is not known everywhere at once; without the right nothing is made."""
     lab.ec2.remove_role()
-    assert "if you may create the role clusterctl-deadline" in eventbridge.check_schedule(api)
+    assert "if you may create the role clusterctl-deadline" in ec2_deadline.check_schedule(api)
     with pytest.raises(ProviderError, match=r"not allowed to do that.*iam:CreateRole"):
-        eventbridge.prepare(api, "lab-1")
+        ec2_deadline.prepare(api, "lab-1")
     assert lab.ec2.schedules == {}
     lab.ec2.policy(None)
     lab.ec2.fault("late", seconds=1.5)
     arm(api, [f"i-{7:017}"], time.time() + 3600)
     assert len(lab.ec2.schedules["clusterctl-lab-1"]) == 1
     lab.ec2.policy(policy())
-    assert eventbridge.check_schedule(api) == "AWS terminates what still runs one minute later"
+    assert ec2_deadline.check_schedule(api) == "AWS terminates what still runs one minute later"
 
 
 def test_without_the_rights_there_is_nothing_to_find(lab: Lab, api: Api) -> None:
     lab.ec2.policy({"Statement": [{"Effect": "Allow", "Action": "ec2:*", "Resource": "*"}]})
     with pytest.raises(ProviderError, match="not allowed to do that"):
-        eventbridge.check_schedule(api)
-    assert eventbridge.find_schedule(api, "lab-1") == []
+        ec2_deadline.check_schedule(api)
+    assert ec2_deadline.find_schedule(api, "lab-1") == []

@@ -16,8 +16,7 @@ from clusterctl.core import assets
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.machines.ec2 import preflight
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.tags import TAG
+from clusterctl.machines.ec2.api import TAG, Api
 from tests.sim.lab import Lab, their_network
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]

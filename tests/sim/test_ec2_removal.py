@@ -11,10 +11,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from clusterctl.core import assets
-from clusterctl.machines.ec2 import cleanup, prices, reconcile, tagged_resources
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.instances import find_instances, terminate_instances
-from clusterctl.machines.ec2.tags import UNUSED_TAG
+from clusterctl.machines.ec2 import create, prices, remove
+from clusterctl.machines.ec2.api import UNUSED_TAG, Api, find_instances, terminate_instances
 from clusterctl.terraform.folder import Terraform
 from tests.sim.lab import UBUNTU, Lab
 from tests.sim.test_ec2_strict import api, tagged
@@ -48,7 +46,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An endpoint and a group, which keep the subnet and the VPC."""
-    monkeypatch.setattr(cleanup, "PAUSE", 0.05)
+    monkeypatch.setattr(remove, "PAUSE", 0.05)
     vpc, subnet, own = network(lab)
     tags = [{"Key": "GuardDutyManaged", "Value": "true"}]
     group = lab.api.create_security_group(
@@ -57,7 +55,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
         VpcId=vpc,
         TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
     )["GroupId"]
-    assert not tagged_resources.is_managed(api, "lab-1")
+    assert not remove.is_managed(api, "lab-1")
     lab.api.create_vpc_endpoint(
         VpcEndpointType="Interface",
         VpcId=vpc,
@@ -68,22 +66,16 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     )
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_subnet(SubnetId=subnet)
-    assert tagged_resources.is_managed(api, "lab-1"), (
-        "so that Terraform is not asked to remove the rest"
-    )
-    found = {left.kind: left.managed for left in tagged_resources.find_tagged(api, "lab-1")}
+    assert remove.is_managed(api, "lab-1"), "so that Terraform is not asked to remove the rest"
+    found = {left.kind: left.managed for left in remove.find_tagged(api, "lab-1")}
     assert found["VPC endpoint"]
-    keep = reconcile.make_is_known(cast(Terraform, Unknowing()))
-    kept = {
-        left.kind: keep(left)
-        for left in tagged_resources.find_tagged(api, "lab-1")
-        if left.id != own
-    }
+    keep = create.make_is_known(cast(Terraform, Unknowing()))
+    kept = {left.kind: keep(left) for left in remove.find_tagged(api, "lab-1") if left.id != own}
     assert kept.pop("VPC endpoint")
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"
     assert not any(kept.values())
     lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
-    cleanup.remove_cluster(api, "lab-1", lambda line: None)
+    remove.remove_cluster(api, "lab-1", lambda line: None)
     assert lab.ec2.left() == []
 
 
@@ -91,7 +83,7 @@ def test_a_network_is_removed_when_its_machines_are_gone(
     lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take a while, and hold it meanwhile."""
-    monkeypatch.setattr(cleanup, "PAUSE", 0.2)
+    monkeypatch.setattr(remove, "PAUSE", 0.2)
     _, subnet, group = network(lab)
     lab.ec2.fault("never_boot")
     lab.ec2.fault("slow_end", seconds=1.5)
@@ -109,7 +101,7 @@ def test_a_network_is_removed_when_its_machines_are_gone(
     assert found["State"]["Name"] == "shutting-down"
     with pytest.raises(ClientError, match="DependencyViolation"):
         lab.api.delete_security_group(GroupId=group)
-    cleanup.remove_cluster(api, "lab-1", lambda line: None)
+    remove.remove_cluster(api, "lab-1", lambda line: None)
     assert lab.ec2.left() == []
 
 
@@ -136,16 +128,16 @@ def test_what_was_made_just_before_is_found_though_its_tags_are_late(
     lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an `up` that was cut off, `down` looks until AWS has had time to show everything."""
-    monkeypatch.setattr(cleanup, "PAUSE", 0.1)
+    monkeypatch.setattr(remove, "PAUSE", 0.1)
     lab.ec2.fault("never_boot")
     lab.ec2.fault("late", seconds=3600)
     id = lab.launch("worker-1", TagSpecifications=tagged("worker-1"))
     with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
         lab.api.describe_instances(InstanceIds=[id])
-    assert tagged_resources.find_tagged(api, "lab-1") == ()
+    assert remove.find_tagged(api, "lab-1") == ()
     shown = threading.Timer(0.3, lab.ec2.fault, ("late",), {"seconds": 0})
     shown.start()
-    cleanup.remove_cluster(api, "lab-1", lambda line: None, settle=3.0)
+    remove.remove_cluster(api, "lab-1", lambda line: None, settle=3.0)
     shown.join()
     [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
     assert found["State"]["Name"] == "terminated"
@@ -157,7 +149,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
 ) -> None:
     """AWS says AuthFailure for the address of one that goes, as if we had no rights. Whether it
     deletes one that comes, its documents do not say."""
-    monkeypatch.setattr(cleanup, "PAUSE", 0.05)
+    monkeypatch.setattr(remove, "PAUSE", 0.05)
     lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
     lab.ec2.fault("slow_end", seconds=1)
     make = api.call
@@ -191,9 +183,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
         with pytest.raises(ClientError, match=code):
             getattr(lab.api, action)(**arguments)
     priced = [
-        one
-        for one in tagged_resources.find_priced(api, prices.find_rates)
-        if one.kind == "NAT gateway"
+        one for one in remove.find_priced(api, prices.find_rates) if one.kind == "NAT gateway"
     ]
     assert sorted(one.hourly or 0 for one in priced) == [0, pytest.approx(0.045)]
     waits: list[str] = []
@@ -203,8 +193,8 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
             waits.append(line)
             lab.ec2.fault("slow_gateway", seconds=600, kept=False)
 
-    cleanup.remove_cluster(api, "lab-1", hear)
-    assert tagged_resources.find_tagged(api, "lab-1") == ()
+    remove.remove_cluster(api, "lab-1", hear)
+    assert remove.find_tagged(api, "lab-1") == ()
     assert len(waits) == kept
     marked = [
         {tag["Key"] for tag in one["Tags"]} for one in make("describe_nat_gateways")["NatGateways"]

@@ -20,17 +20,8 @@ from botocore.exceptions import ClientError
 from clusterctl.core import assets
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.machines.ec2 import (
-    cleanup,
-    failures,
-    networks,
-    preflight,
-    reconcile,
-    ssh_cidr,
-    tagged_resources,
-)
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.tags import TAG
+from clusterctl.machines.ec2 import create, network, preflight, refusals, remove
+from clusterctl.machines.ec2.api import TAG, Api
 from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -53,8 +44,8 @@ def test_a_stopped_machine_has_no_public_address_and_is_started_again(lab: Lab, 
     before = lab.instance("worker-1")
     marker = lab.ssh("worker-1", "echo here >~/file && cat ~/file")
     told: list[str] = []
-    reconcile.stop(api, "lab-1", told.append)
-    reconcile.stop(api, "lab-1", told.append)
+    create.stop(api, "lab-1", told.append)
+    create.stop(api, "lab-1", told.append)
     assert told == ["stopping worker-1"], "what is stopped stays so"
     stopped = lab.instance("worker-1")
     assert stopped["State"]["Name"] == "stopped"
@@ -62,14 +53,14 @@ def test_a_stopped_machine_has_no_public_address_and_is_started_again(lab: Lab, 
     assert "Association" not in stopped["NetworkInterfaces"][0], "what the provider reads"
 
     told.clear()
-    reconcile.start_stopped(api, "lab-1", told.append)
+    create.start_stopped(api, "lab-1", told.append)
     assert told == ["worker-1: stopped; starting again"]
     after = lab.instance("worker-1")
     assert after["State"]["Name"] == "running"
     assert after["PublicIpAddress"] != before["PublicIpAddress"]
     lab.ec2.wait(1)
     assert lab.ssh("worker-1", "cat ~/file") == marker, "the same disk, and the same host key"
-    reconcile.start_stopped(api, "lab-1", told.append)
+    create.start_stopped(api, "lab-1", told.append)
     assert len(told) == 1
 
 
@@ -78,7 +69,7 @@ def test_a_stopped_machine_that_does_not_start_is_named(lab: Lab, api: Api) -> N
     lab.api.stop_instances(InstanceIds=[id])
     lab.ec2.fault("error", action="StartInstances", code="InsufficientInstanceCapacity", status=500)
     with pytest.raises(ProviderError, match="worker-1 was stopped and cannot be started") as caught:
-        reconcile.start_stopped(api, "lab-1", print)
+        create.start_stopped(api, "lab-1", print)
     assert "no machine was replaced" in caught.value.hint
 
 
@@ -159,7 +150,7 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
     ):
         found = survey(api, subnet=(in_b, in_a))
         assert found.zones == ("us-east-1b", "us-east-1a"), "in the order of the subnets"
-        of_b, of_a = networks.ZoneSubnets(in_b, in_b), networks.ZoneSubnets(in_a, in_a)
+        of_b, of_a = network.ZoneSubnets(in_b, in_b), network.ZoneSubnets(in_a, in_a)
         assert found.subnets == {"us-east-1b": of_b, "us-east-1a": of_a}
         assert list(survey(api, vpc=vpc).subnets) == ["us-east-1a", "us-east-1b"]
         assert survey(api, vpc=vpc, zones=("us-east-1b",)).zones == ("us-east-1b",)
@@ -191,7 +182,7 @@ def test_down_removes_nothing_from_a_network_of_theirs(
 ) -> None:
     """Neither their machine beside ours, nor what GuardDuty has put there; and that takes no more
     rights than infra/ec2/policy.json gives."""
-    monkeypatch.setattr(cleanup, "PAUSE", 0.05)
+    monkeypatch.setattr(remove, "PAUSE", 0.05)
     lab.ec2.fault("never_boot")
     lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
     with their_network(lab.api, "us-east-1a") as (vpc, subnet):
@@ -210,8 +201,8 @@ def test_down_removes_nothing_from_a_network_of_theirs(
             TagSpecifications=tagged("lab", "security-group"),
         )["GroupId"]
         lab.launch("worker-1", subnet=subnet, TagSpecifications=tagged("worker-1", "instance"))
-        assert not tagged_resources.is_managed(api, "lab-1")
-        cleanup.remove_cluster(api, "lab-1", lambda line: None)
+        assert not remove.is_managed(api, "lab-1")
+        remove.remove_cluster(api, "lab-1", lambda line: None)
         groups = lab.api.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [vpc]}])
         assert group not in [one["GroupId"] for one in groups["SecurityGroups"]]
         assert lab.instance("worker-1")["State"]["Name"] == "terminated"
@@ -270,7 +261,7 @@ def test_a_key_of_the_account_encrypts_disks_with_the_rights_of_the_policy(
     ended = launch_encrypted(lab, api)
     assert ended["State"]["Name"] == "terminated"
     code = ended["StateReason"]["Code"]
-    assert "encrypts disks" in failures.make_refusal("starting one", code, "", "us-east-1").message
+    assert "encrypts disks" in refusals.make_refusal("starting one", code, "", "us-east-1").message
 
 
 def test_an_account_that_keeps_its_networks_closed_is_named(lab: Lab, api: Api) -> None:
@@ -459,19 +450,19 @@ def test_another_address_is_let_in_without_terraform(lab: Lab, api: Api) -> None
             ["203.0.113.7/32", "198.51.100.0/24"],
             ["203.0.113.9/32"],
         ):
-            ssh_cidr.change(api, "lab-1", wanted)
+            network.change(api, "lab-1", wanted)
             [found] = lab.api.describe_security_groups(GroupIds=[group])["SecurityGroups"]
             [rule] = found["IpPermissions"]
             assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 22, 22)
             assert {one["CidrIp"] for one in rule["IpRanges"]} == set(wanted)
-            assert {one["Description"] for one in rule["IpRanges"]} == {ssh_cidr.DESCRIPTION}
+            assert {one["Description"] for one in rule["IpRanges"]} == {network.DESCRIPTION}
         lab.ec2.forget_calls()
-        ssh_cidr.change(api, "lab-1", ["203.0.113.9/32"])
+        network.change(api, "lab-1", ["203.0.113.9/32"])
         assert lab.ec2.actions == {"ec2:DescribeSecurityGroups"}
     finally:
         lab.api.delete_security_group(GroupId=group)
     with pytest.raises(ProviderError, match="lab-1-ssh is gone"):
-        ssh_cidr.change(api, "lab-1", ["203.0.113.9/32"])
+        network.change(api, "lab-1", ["203.0.113.9/32"])
 
 
 def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
@@ -485,7 +476,7 @@ def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
                 survey(api, private=True, **cloud)
             assert "--subnet PUBLIC,CLOSED" in caught.value.hint
         with with_nat(lab.api, in_a, vpc, "us-east-1a", "10.99.0.128/28") as (closed, nat):
-            place = {"us-east-1a": networks.ZoneSubnets(closed, in_a, nat)}
+            place = {"us-east-1a": network.ZoneSubnets(closed, in_a, nat)}
             for cloud in ({"vpc": vpc}, {"subnet": (in_a, closed)}, {"subnet": (closed, in_a)}):
                 assert survey(api, private=True, **cloud).subnets == place
             with pytest.raises(UsageError, match=f"{closed} has no route to an internet gateway"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.core.model import Cluster, Reporter
-from clusterctl.machines.ec2.answers import LIVING, Instance
+from clusterctl.machines.ec2.api import LIVING, Instance
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.test_ec2_again import Market
 

@@ -9,9 +9,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from clusterctl.core.errors import ProviderError
-from clusterctl.machines.ec2 import failures
-from clusterctl.machines.ec2.answers import Image, Instance, InstanceType
-from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2 import refusals as ec2_refusals
+from clusterctl.machines.ec2.api import Api, Image, Instance, InstanceType
 
 ACCOUNT = "123456789012"
 LAUNCHED = 1.7e9
@@ -63,7 +62,7 @@ class FakeApi(Api):
     def _checked(self, action: str) -> None:
         self._cloud.calls.append(action)
         if refusal := self._cloud.refusals.get(action):
-            raise failures.make_refusal(action.replace("_", " "), *refusal, self.region)
+            raise ec2_refusals.make_refusal(action.replace("_", " "), *refusal, self.region)
 
     def find_account(self) -> str:
         self._checked("get_caller_identity")

@@ -15,9 +15,8 @@ from clusterctl.actions.lifetime import extend
 from clusterctl.core import keys
 from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import Cluster, Role
-from clusterctl.machines.ec2 import ssh_cidr
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.tags import TAG
+from clusterctl.machines.ec2 import network
+from clusterctl.machines.ec2.api import TAG, Api
 from tests.unit.calling import Call
 from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
@@ -190,22 +189,22 @@ def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:
     ],
 )
 def test_the_address_of_now_is_compared_with_the_rule(allowed: str, shut: bool) -> None:
-    said = ssh_cidr.explain_shut_out(allowed, lambda: "203.0.113.9")
+    said = network.explain_shut_out(allowed, lambda: "203.0.113.9")
     assert ("203.0.113.9" in said) is bool(said) is shut
 
     def unknown() -> str:
         raise OSError("no network")
 
-    assert ssh_cidr.explain_shut_out(allowed, unknown) == ""
+    assert network.explain_shut_out(allowed, unknown) == ""
 
 
 def test_several_networks_are_one_option() -> None:
     assert (
-        ssh_cidr.parse_networks("--ssh-cidr", "203.0.113.7, 198.51.100.9/24,203.0.113.7")
+        network.parse_networks("--ssh-cidr", "203.0.113.7, 198.51.100.9/24,203.0.113.7")
         == "203.0.113.7/32,198.51.100.0/24"
     )
     with pytest.raises(UsageError, match="clusters on EC2 have no IPv6 addresses"):
-        ssh_cidr.parse_networks("--ssh-cidr", "203.0.113.7,2001:db8::7/64")
+        network.parse_networks("--ssh-cidr", "203.0.113.7,2001:db8::7/64")
 
 
 class Groups:
@@ -234,7 +233,7 @@ class Groups:
     def call(self, action: str, *, GroupId: str, IpPermissions: Any) -> None:
         [rule] = IpPermissions
         assert (GroupId, rule["IpProtocol"], rule["ToPort"]) == ("sg-2", "tcp", 22)
-        assert all(item["Description"] == ssh_cidr.DESCRIPTION for item in rule["IpRanges"])
+        assert all(item["Description"] == network.DESCRIPTION for item in rule["IpRanges"])
         rules = {(rule["FromPort"], item["CidrIp"]) for item in rule["IpRanges"]}
         self.calls.append(action)
         if action == "authorize_security_group_ingress":
@@ -249,15 +248,15 @@ def test_networks_are_let_in_before_others_are_shut_out() -> None:
     groups = Groups((22, "203.0.113.7/32"), (22, "198.51.100.0/24"), (8080, "192.0.2.0/24"))
     api = cast("Api", groups)
     wanted = ["203.0.113.9/32", "198.51.100.0/24"]
-    ssh_cidr.change(api, "lab-1", wanted)
+    network.change(api, "lab-1", wanted)
     assert groups.rules == {(8080, "192.0.2.0/24"), *((22, one) for one in wanted)}
     assert [call.partition("_")[0] for call in groups.calls] == ["authorize", "revoke"]
-    ssh_cidr.change(api, "lab-1", wanted)
+    network.change(api, "lab-1", wanted)
     assert len(groups.calls) == 2, "nothing has to be changed"
 
 
 def test_a_security_group_that_is_gone_is_named() -> None:
     api = cast("Api", Groups(name="lab-1-efa"))
     with pytest.raises(ProviderError, match="lab-1-ssh is gone") as caught:
-        ssh_cidr.change(api, "lab-1", ["203.0.113.9/32"])
+        network.change(api, "lab-1", ["203.0.113.9/32"])
     assert caught.value.hint

@@ -10,7 +10,8 @@ import pytest
 
 from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Cluster, NodeGroup, Phase
-from clusterctl.machines.ec2 import client, preflight, tagged_resources
+from clusterctl.machines.ec2 import api as ec2_api
+from clusterctl.machines.ec2 import preflight, remove
 from clusterctl.machines.ec2.api import Api
 from tests.unit.answering import answering
 from tests.unit.test_ec2_refusals import wanted
@@ -24,12 +25,12 @@ def go_on(api: Api) -> object:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("ask", [Api.find_account, tagged_resources.find_tagged, go_on])
+@pytest.mark.parametrize("ask", [Api.find_account, remove.find_tagged, go_on])
 def test_an_endpoint_that_is_silent_is_told_soon(
     ask: Callable[[Api], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The usual patience would take a minute and more, without a word."""
-    monkeypatch.setitem(client.LIMITS, "sts", (0.2, 0.2, 2))
+    monkeypatch.setitem(ec2_api.LIMITS, "sts", (0.2, 0.2, 2))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nobody")
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from clusterctl.core.errors import ProviderError
-from clusterctl.machines.ec2 import failures
-from clusterctl.machines.ec2.failures import CapacityError, RefusedByAws
+from clusterctl.machines.ec2 import refusals
+from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,7 +41,7 @@ def check(error: ProviderError, case: dict[str, Any]) -> None:
     ],
 )
 def test_an_answer_of_many_lines_becomes_one(answer: str, said: str) -> None:
-    error = failures.make_refusal("tag resource", "500", answer, "us-east-1")
+    error = refusals.make_refusal("tag resource", "500", answer, "us-east-1")
     assert said in error.message
     assert "\n" not in error.message
 
@@ -54,11 +54,11 @@ def test_there_are_many_and_each_has_a_source() -> None:
 
 @pytest.mark.parametrize("case", [*cases("answer"), *cases("documented")])
 def test_an_answer_of_the_api(case: dict[str, Any]) -> None:
-    error = failures.make_refusal("run instances", case["code"], case["text"], "us-east-1")
+    error = refusals.make_refusal("run instances", case["code"], case["text"], "us-east-1")
     check(error, case)
     assert case["text"] in error.message, "people search for AWS's own words"
     quoted = f"creating EC2 Instance: api error {case['code']}: {case['text']}"
-    known = failures.from_terraform([quoted])
+    known = refusals.from_terraform([quoted])
     assert known
     check(known, case)
     assert isinstance(known, CapacityError) == isinstance(error, CapacityError)
@@ -66,7 +66,7 @@ def test_an_answer_of_the_api(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases("terraform"))
 def test_a_diagnostic_of_terraform(case: dict[str, Any]) -> None:
-    known = failures.from_terraform([case["text"]])
+    known = refusals.from_terraform([case["text"]])
     assert known
     check(known, case)
 
@@ -88,22 +88,22 @@ def test_what_was_denied_and_by_whom_is_on_the_line() -> None:
     """Not the number of the request, nor what AWS repeats in a code of a thousand letters."""
     denied = f"api error UnauthorizedOperation: {DENIED} {CODED}"
     quoted = f'aws_instance.this["worker-1"]: creating EC2 Instance: {SENT}, {denied}'
-    known = failures.from_terraform([quoted])
+    known = refusals.from_terraform([quoted])
     assert known
-    asked = failures.make_refusal("run instances", "UnauthorizedOperation", f"{DENIED} {CODED}", "")
+    asked = refusals.make_refusal("run instances", "UnauthorizedOperation", f"{DENIED} {CODED}", "")
     for error in (known, asked):
         assert DENIED in error.message
         assert "g4oZ" not in error.message
     assert "RequestID" not in known.message
     old = "You are not authorized to perform this operation."
-    asked = failures.make_refusal("run instances", "UnauthorizedOperation", f"{old} {CODED}", "")
+    asked = refusals.make_refusal("run instances", "UnauthorizedOperation", f"{old} {CODED}", "")
     assert CODED in asked.message, "all that AWS has said"
 
 
 @pytest.mark.parametrize("case", cases("exception"))
 def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
     check(
-        failures.make_unanswered_error("checking your AWS credentials", case["code"], case["text"]),
+        refusals.make_unanswered_error("checking your AWS credentials", case["code"], case["text"]),
         case,
     )
 
@@ -121,15 +121,15 @@ def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
 )
 def test_what_a_dry_run_tells_about_the_account(code: str, text: str, account: bool) -> None:
     """Anything else depends on what is not made yet."""
-    refused: RefusedByAws = failures.make_refusal("run instances", code, text, "us-east-1")
-    assert failures.is_account_error(refused) is account
+    refused: RefusedByAws = refusals.make_refusal("run instances", code, text, "us-east-1")
+    assert refusals.is_account_error(refused) is account
 
 
 def test_what_may_be_different_in_a_moment() -> None:
     throttled = "RunInstances, api error RequestLimitExceeded: Request limit exceeded."
     unknown = "api error InvalidInstanceID.NotFound: The instance ID 'i-1' does not exist"
     final = "api error VpcLimitExceeded: The maximum number of VPCs has been reached."
-    assert failures.is_transient([throttled, unknown])
-    assert not failures.is_transient([throttled, final])
-    assert not failures.is_transient(["nothing that we know"])
-    assert not failures.is_transient([])
+    assert refusals.is_transient([throttled, unknown])
+    assert not refusals.is_transient([throttled, final])
+    assert not refusals.is_transient(["nothing that we know"])
+    assert not refusals.is_transient([])

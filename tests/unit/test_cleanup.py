@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.core.errors import LeftoverError, ProviderError
-from clusterctl.machines.ec2 import cleanup
+from clusterctl.machines.ec2 import remove
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.fake_ec2 import Cloud, FakeApi
 
@@ -16,14 +16,14 @@ BUSY = ("DependencyViolation", "has dependencies")
 
 def removed(cloud: Cloud) -> list[str]:
     told: list[str] = []
-    cleanup.remove_cluster(FakeApi(cloud), "lab-1", told.append)
+    remove.remove_cluster(FakeApi(cloud), "lab-1", told.append)
     return told
 
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     """A launcher and a worker."""
-    monkeypatch.setattr(cleanup, "PAUSE", 0.0)
+    monkeypatch.setattr(remove, "PAUSE", 0.0)
     made = Cloud()
     made.make("lab-1", "launcher", "worker-1")
     return made
@@ -79,7 +79,7 @@ def test_what_passes_is_asked_again(cloud: Cloud) -> None:
                 cloud.refusals = {}
             return super().call(action, *more, **arguments)
 
-    cleanup.remove_cluster(Busy(cloud), "lab-1", print)
+    remove.remove_cluster(Busy(cloud), "lab-1", print)
     assert (cloud.left(), Busy.left) == ([], 0)
 
 

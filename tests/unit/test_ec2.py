@@ -16,19 +16,11 @@ from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.insight import cost
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines import deadlines
-from clusterctl.machines.ec2 import (
-    cleanup,
-    failures,
-    plan,
-    prices,
-    spec,
-    tagged_resources,
-    userdata,
-)
-from clusterctl.machines.ec2.failures import CapacityError
-from clusterctl.machines.ec2.host_key_rotation import HostKeys
+from clusterctl.machines.ec2 import create, plan, prices, refusals, remove, spec
+from clusterctl.machines.ec2.create import make_is_known
+from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.prices import Quote
-from clusterctl.machines.ec2.reconcile import make_is_known
+from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.protocol import Resource
 from clusterctl.terraform.binary import Binary
 from clusterctl.terraform.folder import Terraform
@@ -258,22 +250,22 @@ def test_the_plan_shows_a_question_mark_where_nobody_knows_the_price() -> None:
 def test_what_terraform_quotes_from_aws_is_understood(
     text: str, kind: type[ProviderError], said: str
 ) -> None:
-    error = failures.from_terraform(["something else", text])
+    error = refusals.from_terraform(["something else", text])
     assert type(error) is kind
     assert said in error.message + error.hint
-    assert failures.from_terraform(["no such thing"]) is None
+    assert refusals.from_terraform(["no such thing"]) is None
 
 
 def test_what_is_there_without_terraforms_knowing_is_told_from_other_failures() -> None:
     repeated = "aws_security_group.ssh: api error InvalidPermission.Duplicate: the rule"
-    assert failures.is_repeated(["something else", repeated])
-    assert failures.is_repeated(["api error RouteAlreadyExists: a route"])
-    assert not failures.is_repeated(["api error InvalidPermission.Malformed: no"])
-    assert not failures.is_repeated(["a rule of that name is a Duplicate"])
+    assert refusals.is_repeated(["something else", repeated])
+    assert refusals.is_repeated(["api error RouteAlreadyExists: a route"])
+    assert not refusals.is_repeated(["api error InvalidPermission.Malformed: no"])
+    assert not refusals.is_repeated(["a rule of that name is a Duplicate"])
 
 
 def test_a_capacity_error_wins() -> None:
-    error = failures.from_terraform(
+    error = refusals.from_terraform(
         ["api error UnauthorizedOperation: x", "api error InsufficientInstanceCapacity: y"]
     )
     assert isinstance(error, CapacityError)
@@ -281,21 +273,21 @@ def test_a_capacity_error_wins() -> None:
 
 def test_user_data_is_small_valid_and_armed() -> None:
     pair = keys.generate()
-    text = userdata.render_userdata(
+    text = create.render_userdata(
         host_key=pair, authorized="ssh-ed25519 A", deadline=1e9 + 0.7, root="/home/u/r", spot=True
     )
-    assert len(text) < userdata.LIMIT
+    assert len(text) < create.LIMIT
     first, body = text.split("\n", 1)
     assert first == "#cloud-config"
     config = json.loads(body)
     assert config["ssh_keys"]["ed25519_private"] == pair.private
     files = {item["path"]: item["content"] for item in config["write_files"]}
     assert files[deadlines.FILE] == "1000000000\n"
-    script = files[userdata.AGENT]
+    script = files[create.AGENT]
     assert "spot/instance-action" in script
     done = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
-    unit = files[f"/etc/systemd/system/{userdata.UNIT}"]
+    unit = files[f"/etc/systemd/system/{create.UNIT}"]
     [after] = [line for line in unit.splitlines() if line.startswith("After=")]
     assert "cloud-init.service" in after, "in an image of a node, the agent would see its deadline"
 
@@ -386,9 +378,9 @@ def test_a_nat_gateway_that_terraform_would_replace_is_removed_first(tmp_path: P
 
 def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
     """Terraform may have been stopped between the two: a disk in use cannot be removed anyway."""
-    kinds = {kind.name: kind for kind in tagged_resources.KINDS}
+    kinds = {kind.name: kind for kind in remove.KINDS}
 
-    def thing(kind: str, id: str, **item: Any) -> tagged_resources.Found:
+    def thing(kind: str, id: str, **item: Any) -> remove.Found:
         return kinds[kind], item, Resource(kind, id)
 
     found = [
@@ -402,5 +394,5 @@ def test_the_parts_of_a_kept_instance_stay_with_it() -> None:
         thing("spot request", "sir-1", InstanceId="i-1"),
         thing("spot request", "sir-2"),
     ]
-    left = cleanup.drop_kept(found, lambda left: left.id == "i-1")
+    left = remove.drop_kept(found, lambda left: left.id == "i-1")
     assert [item.id for _, _, item in left] == ["i-2", "vol-2", "vol-3", "eni-2", "sir-2"]

@@ -13,11 +13,10 @@ import pytest
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.machines import ledger
-from clusterctl.machines.ec2 import failures, provider_state, reconcile
-from clusterctl.machines.ec2.answers import Instance, name_owner
+from clusterctl.machines.ec2 import create, refusals, terraform_module
+from clusterctl.machines.ec2.api import Instance, name_owner
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.provider_state import ProviderState
-from clusterctl.machines.ec2.terraform_module import make_reporter
+from clusterctl.machines.ec2.terraform_module import ProviderState, make_reporter
 from clusterctl.machines.protocol import ProviderPlan
 from clusterctl.state.home import Home
 from clusterctl.terraform.binary import Diagnostic, ResourceChange, TerraformError
@@ -42,7 +41,7 @@ class Market(Allowing):
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
         if action in self.refused:
             said = f"User x is not authorized to perform: {service}"
-            raise failures.make_refusal(action, "AccessDenied", said, self.region)
+            raise refusals.make_refusal(action, "AccessDenied", said, self.region)
         return {}
 
     def find_account(self) -> str:
@@ -200,7 +199,7 @@ def test_nodes_get_no_later_deadline_than_aws_keeps(
 ) -> None:
     """Whoever lacks rights or credentials by now is told so, and no node is asked."""
     cluster = attempted(provider.plan(wish()), "launcher", ago=HOUR)
-    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
     market.refused = ("list_schedules", "get_role_policy", "create_schedule_group")
     with pytest.raises(ProviderError, match="not allowed to do that"):
         provider.extend(cluster, tmp_path, NOW + DAY)
@@ -219,11 +218,11 @@ def test_a_cluster_that_others_have_removed_is_not_extended(
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
             if action == "list_schedules":
                 code = "ResourceNotFoundException"
-                raise failures.make_refusal("list schedules", code, "no such group", "us-east-1")
+                raise refusals.make_refusal("list schedules", code, "no such group", "us-east-1")
             return {}
 
     Gone.living = living
-    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
     with pytest.raises(ProviderError, match=said) as caught:
         Ec2Provider(Gone).extend(cluster(account="123456789012"), tmp_path, NOW + DAY)
     assert "clusterctl up lab" in caught.value.hint
@@ -247,7 +246,7 @@ def test_schedules_of_aws_are_moved_where_nothing_here_tells_of_them(
         def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             raise ProviderError("that is far enough")
 
-    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
     path = tmp_path / "ec2" / "memory.json"
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(ProviderError, match="that is far enough"):
@@ -259,10 +258,10 @@ def test_spot_workers_cannot_be_stopped(
     provider: Ec2Provider, market: type[Market], tmp_path: Path
 ) -> None:
     cluster = attempted(provider.plan(wish()), "launcher", ago=HOUR)
-    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", spot=True))
+    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", spot=True))
     with pytest.raises(UsageError, match="EC2 does not stop"):
         provider.check_pausing(cluster, tmp_path)
-    provider_state.save(tmp_path, ProviderState(id="lab-1", region="us-east-1"))
+    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1"))
     provider.check_pausing(cluster, tmp_path)  # they fell back to on-demand
 
 
@@ -467,7 +466,7 @@ class Halting:
 def apply(runner: Halting) -> list[str]:
     told: list[str] = []
     variables = {"user_data": {}}
-    reconcile.apply(
+    create.apply(
         cast(Terraform, runner),
         variables,
         Market("x"),
@@ -587,7 +586,7 @@ def test_what_has_just_gone_keeps_no_other_from_its_tag(
         def call(self, action: str, **arguments: Any) -> Any:
             if "vol-gone" in arguments["Resources"]:
                 said = "The volume 'vol-gone' does not exist"
-                raise failures.make_refusal(action, "InvalidVolume.NotFound", said, self.region)
+                raise refusals.make_refusal(action, "InvalidVolume.NotFound", said, self.region)
             labelled.extend(arguments["Resources"])
 
     Ec2Provider(Tagged).label_deadline(cluster(provider="ec2"), tmp_path, NOW)

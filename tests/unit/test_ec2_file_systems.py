@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.machines.ec2 import failures, file_systems, preflight
+from clusterctl.machines.ec2 import preflight, refusals, storage
 from clusterctl.machines.ec2.preflight import Survey
 from tests.unit.fake_ec2 import Offering
 
@@ -53,7 +53,7 @@ class Region(Offering):
         self.asked.append(f"{service}:{action}")
         if service == self._ask_account.denied:
             code, text = "AccessDeniedException", "User: me is not authorized to perform: that"
-            raise failures.make_refusal(action.replace("_", " "), code, text, self.region)
+            raise refusals.make_refusal(action.replace("_", " "), code, text, self.region)
         found = getattr(self, f"_{service}")(key, arguments)
         values = {
             value
@@ -94,7 +94,7 @@ class Region(Offering):
     def _efs(self, key: str, arguments: Any) -> list[Any]:
         if arguments["FileSystemId"] != EFS:
             text = "File system 'fs-1' does not exist."
-            raise failures.make_refusal(
+            raise refusals.make_refusal(
                 "describe file systems", "FileSystemNotFound", text, self.region
             )
         return [
@@ -126,7 +126,7 @@ class Region(Offering):
             return [{"Endpoints": {"Nfs": {"DNSName": f"svm-00000000000000001.{FSX}.fsx.example"}}}]
         if arguments["FileSystemIds"] != [FSX] or not self._ask_account.fsx:
             text = "File system 'fs-1' does not exist."
-            raise failures.make_refusal(
+            raise refusals.make_refusal(
                 "describe file systems", "FileSystemNotFound", text, self.region
             )
         return [
@@ -162,10 +162,8 @@ def test_the_cluster_goes_where_the_file_system_is() -> None:
         " encryption; its cost is not included, and `down` leaves it as it is"
     )
     spec = ClusterSpec(name="lab", provider="ec2", groups=(NodeGroup(count=1),))
-    assert file_systems.fill_in_network(spec, theirs).cloud.vpc == "vpc-00000001", (
-        "as it is on record"
-    )
-    mine = file_systems.fill_in_network(spec, None).cloud
+    assert storage.fill_in_network(spec, theirs).cloud.vpc == "vpc-00000001", "as it is on record"
+    mine = storage.fill_in_network(spec, None).cloud
     assert mine.vpc == "", "a cluster without one makes its own network"
 
 
@@ -266,15 +264,13 @@ def test_a_security_group_that_keeps_the_nodes_out_is_named(
 
 
 def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
-    found = file_systems.find_file_system(Region(Account()), EFS)
-    other = file_systems.FileSystem(
-        wanted=EFS, kind="EFS", vpc="vpc-00000002", targets=found.targets
-    )
+    found = storage.find_file_system(Region(Account()), EFS)
+    other = storage.FileSystem(wanted=EFS, kind="EFS", vpc="vpc-00000002", targets=found.targets)
     places = survey(Account(), vpc="vpc-00000001").subnets
     with pytest.raises(
         UsageError, match="can be mounted in vpc-00000002, and subnet-0000000a is in vpc-00000001"
     ):
-        file_systems.keep_reachable(Region(Account()), other, ("us-east-1a",), places, there=False)
+        storage.keep_reachable(Region(Account()), other, ("us-east-1a",), places, there=False)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec
-from clusterctl.machines.ec2 import failures, networks
+from clusterctl.machines.ec2 import network, refusals
 from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.networks import ZoneSubnets
+from clusterctl.machines.ec2.network import ZoneSubnets
 
 CLOUD = CloudSpec(region="us-east-1", vpc="vpc-1", private=True)
 
@@ -68,7 +68,7 @@ WAN = "arn:aws:networkmanager::123456789012:core-network/core-network-0123456789
 
 
 def choose(machines: int, *there: str, **free: int) -> dict[str, ZoneSubnets]:
-    return networks.choose_network(Region(**free), CLOUD, machines, there)
+    return network.choose_network(Region(**free), CLOUD, machines, there)
 
 
 def test_private_workers_and_their_launcher_are_in_subnets_of_one_zone() -> None:
@@ -95,10 +95,10 @@ def test_a_network_of_dedicated_machines_is_refused() -> None:
             return "dedicated"
 
     with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
-        networks.choose_network(Dedicated(public=1, closed=3), CLOUD, 3)
+        network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3)
     assert "aws ec2 modify-vpc-tenancy --vpc-id vpc-1" in caught.value.hint
     there = ("public", "closed")
-    assert networks.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there)
+    assert network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there)
 
 
 def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
@@ -108,14 +108,14 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
     class Kept(Region):
         def check_right(self, action: str, **arguments: Any) -> None:
             asked.append({"action": action, **arguments})
-            raise failures.make_refusal("create security group", "UnauthorizedOperation", "no", "r")
+            raise refusals.make_refusal("create security group", "UnauthorizedOperation", "no", "r")
 
     cloud = replace(CLOUD, tag=("team=ml",))
     with pytest.raises(ProviderError, match=r"vpc-1: create security group: .*not allowed") as told:
-        networks.choose_network(Kept(public=1, closed=3), cloud, 3, name="lab")
+        network.choose_network(Kept(public=1, closed=3), cloud, 3, name="lab")
     assert told.value.hint.startswith("clusterctl makes two security groups there; ")
     [ask] = asked
     assert (ask["action"], ask["VpcId"]) == ("create_security_group", "vpc-1")
     assert {"Key": "team", "Value": "ml"} in ask["TagSpecifications"][0]["Tags"]
-    assert networks.choose_network(Kept(public=1, closed=3), cloud, 2, ("public", "closed"))
+    assert network.choose_network(Kept(public=1, closed=3), cloud, 2, ("public", "closed"))
     assert len(asked) == 1

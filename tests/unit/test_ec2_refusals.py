@@ -14,10 +14,10 @@ import pytest
 from clusterctl.core import keys
 from clusterctl.core.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.machines.ec2 import failures, host_key_rotation, preflight, spec, type_checks
-from clusterctl.machines.ec2.answers import Instance, InstanceType
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.host_key_rotation import HostKeys
+from clusterctl.machines.ec2 import host_keys as ec2_host_keys
+from clusterctl.machines.ec2 import preflight, quotas, refusals, spec
+from clusterctl.machines.ec2.api import Api, Instance, InstanceType
+from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering
@@ -56,10 +56,10 @@ def test_gpus_before_turing_need_a_driver_and_an_image(
         wanted(NodeGroup(count=1, instance_type=kind.name), ami=ami), image=image, images=images
     )
     if not refused:
-        type_checks.check_types(Offering("us-east-1"), wish, {kind.name: kind})
+        quotas.check_types(Offering("us-east-1"), wish, {kind.name: kind})
         return
     with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
-        type_checks.check_types(Offering("us-east-1"), wish, {kind.name: kind})
+        quotas.check_types(Offering("us-east-1"), wish, {kind.name: kind})
     assert "--ami" in caught.value.hint
 
 
@@ -70,7 +70,7 @@ def test_workers_that_run_outlive_their_reservation(gone: bool) -> None:
     class Ended(Offering):
         def call(self, action: str, **arguments: Any) -> Any:
             if gone:
-                raise failures.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
+                raise refusals.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
             row = {
                 "InstanceType": "c7i.xlarge",
                 "InstancePlatform": "Linux/UNIX",
@@ -97,7 +97,7 @@ def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Pa
         def call(self, action: str, **arguments: Any) -> Any:
             assert arguments == {"CapacityReservationIds": ["cr-1"]}
             if kind == "gone":
-                raise failures.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
+                raise refusals.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
             end = datetime.now(timezone.utc) + timedelta(hours=4)
             row = {"ReservationType": kind, "EndDate": end, "AvailabilityZone": "us-east-1b"}
             return {"CapacityReservations": [row]}
@@ -252,7 +252,7 @@ def test_who_waits_for_a_node_hears_which_one_and_why(
     def report(text: str) -> None:
         raise Heard(text)
 
-    monkeypatch.setattr(host_key_rotation, "TOLD_AFTER", 0.0)
+    monkeypatch.setattr(ec2_host_keys, "TOLD_AFTER", 0.0)
     folder = tmp_path / "red"
     keys.ensure(folder / "ssh" / "user")
     said = "no SSH answer yet, waiting up to 600 s: worker-1: nothing listens on port 1"
@@ -275,7 +275,7 @@ def test_a_node_that_no_packet_reaches_may_be_behind_a_firewall_of_ones_own(
 ) -> None:
     """Companies and VPNs let no SSH out, or from another address: the cluster's name lets the
     command line look at that."""
-    monkeypatch.setattr(host_key_rotation, "ATTEMPT", 0.5)
+    monkeypatch.setattr(ec2_host_keys, "ATTEMPT", 0.5)
     keys.ensure(tmp_path / "red" / "ssh" / "user")
     with deaf_port() as port:
         deaf = node("launcher", address="127.0.0.1", ssh_port=port)
@@ -468,10 +468,10 @@ def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str,
 )
 def test_codes_with_dots_are_understood(code: str, said: str) -> None:
     """From AWS to us, and as Terraform quotes it."""
-    asked = failures.make_refusal(
+    asked = refusals.make_refusal(
         "starting instances", code, "The provided credentials", "us-east-1"
     )
-    quoted = failures.from_terraform([f"RunInstances, api error {code}: The provided credentials"])
+    quoted = refusals.from_terraform([f"RunInstances, api error {code}: The provided credentials"])
     assert quoted
     assert said in asked.message
     assert said in quoted.message
@@ -479,5 +479,5 @@ def test_codes_with_dots_are_understood(code: str, said: str) -> None:
 
 def test_the_role_for_spot_instances_says_how_to_make_it() -> None:
     code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
-    error = failures.make_refusal("starting instances", code, "", "us-east-1")
+    error = refusals.make_refusal("starting instances", code, "", "us-east-1")
     assert "create-service-linked-role --aws-service-name spot.amazonaws.com" in error.hint

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.core.errors import UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.machines.ec2 import eventbridge, failures, preflight, tags, update_rules
+from clusterctl.machines.ec2 import api, deadline, preflight, refusals, update
 from clusterctl.machines.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster
@@ -22,7 +22,7 @@ def wish(*tag: str) -> ClusterSpec:
 
 
 def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
-    assert tags.parse_tags(["team=ml", "project=a=b", "empty="]) == {
+    assert api.parse_tags(["team=ml", "project=a=b", "empty="]) == {
         "team": "ml",
         "project": "a=b",
         "empty": "",
@@ -44,18 +44,18 @@ def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
 )
 def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        update_rules.resolve_rules(wish(text), None)
+        update.resolve_rules(wish(text), None)
 
 
 def test_more_tags_than_ec2_takes_are_refused() -> None:
     with pytest.raises(UsageError, match="41 tags"):
-        tags.parse_tags(f"key-{number}=x" for number in range(41))
+        api.parse_tags(f"key-{number}=x" for number in range(41))
 
 
 def test_a_further_up_adds_tags_and_removes_none() -> None:
     """The rights of policy.json remove no tags."""
     before = replace(cluster(provider="ec2"), spec=wish("team=ml", "stage=test"))
-    found = update_rules.resolve_rules(wish("stage=live", "cost=7"), before)
+    found = update.resolve_rules(wish("stage=live", "cost=7"), before)
     assert found.cloud.tag == ("team=ml", "stage=live", "cost=7")
 
 
@@ -99,7 +99,7 @@ def test_schedules_have_them() -> None:
             made.update({action: arguments})
             return {}
 
-    eventbridge.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml", "empty": ""})
+    deadline.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml", "empty": ""})
     assert made["create_schedule_group"]["Tags"] == [
         {"Key": "team", "Value": "ml"},
         {"Key": "clusterctl:cluster", "Value": "lab-1"},
@@ -118,12 +118,12 @@ def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
         def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
             asked.append((action, arguments))
             if action == "create_schedule_group":
-                raise failures.make_refusal(action, "ConflictException", "exists", "us-east-1")
+                raise refusals.make_refusal(action, "ConflictException", "exists", "us-east-1")
             if action == "tag_resource" and refused:
-                raise failures.make_refusal(action, "AccessDeniedException", "no", "us-east-1")
+                raise refusals.make_refusal(action, "AccessDeniedException", "no", "us-east-1")
             return {}
 
-    eventbridge.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
+    deadline.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
     action, arguments = asked[-1]
     assert action == "tag_resource"
     arn = "arn:aws:scheduler:us-east-1:123456789012:schedule-group/clusterctl-lab-1"
@@ -132,7 +132,7 @@ def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
 
 def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
     text = "The tag policy does not allow the specified value for the following tag key: 'team'."
-    error = failures.make_refusal("run instances", "TagPolicyViolation", text, "us-east-1")
+    error = refusals.make_refusal("run instances", "TagPolicyViolation", text, "us-east-1")
     assert "tag policy" in error.message
     assert "'team'" in error.message
     assert "--tag" in error.hint

@@ -15,10 +15,10 @@ from clusterctl.actions.common import open_store
 from clusterctl.core.errors import LeftoverError, ProviderError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, Reporter
-from clusterctl.machines.ec2 import failures, provider_state
+from clusterctl.machines.ec2 import refusals, terraform_module
 from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.provider_state import ProviderState
+from clusterctl.machines.ec2.terraform_module import ProviderState
 from clusterctl.machines.protocol import Resource
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
@@ -116,7 +116,7 @@ def test_a_cluster_without_a_record_that_can_be_read_stays(
     """`down` knows it still, by what the provider keeps."""
     another_up()
     folder = open_store().locate_folder("lab")
-    provider_state.save(folder, ProviderState(id=cluster().id, region="us-east-1"))
+    terraform_module.save(folder, ProviderState(id=cluster().id, region="us-east-1"))
     damage(folder / "cluster.json")
     said = call("gc", "--yes", "--json")
     assert said.document["found"] == said.document["removed"] == account.removed == []
@@ -150,7 +150,7 @@ def test_a_cluster_that_another_works_on_stays(account: Account, call: Call) -> 
 def test_machines_whose_record_alone_is_gone_can_be_taken_back(
     account: Account, call: Call
 ) -> None:
-    provider_state.save(
+    terraform_module.save(
         open_store().locate_folder("lab"), ProviderState(id=cluster().id, region="us-east-1")
     )
     assert call("gc", "--adopt", "lab").code == 0
@@ -292,7 +292,7 @@ def test_regions_that_hang_and_that_refuse_at_once_are_both_named(
     def closed(region: str) -> None:
         if region == "me-south-1":
             said = "You are not authorized to perform this operation. User: x is not authorized"
-            raise failures.make_refusal("describe tags", "UnauthorizedOperation", said, region)
+            raise refusals.make_refusal("describe tags", "UnauthorizedOperation", said, region)
 
     monkeypatch.setattr(gc, "SEARCH_LIMIT", 1.0)
     account.enabled, account.hangs, account.meanwhile = REGIONS, "ap-south-1", closed

@@ -16,11 +16,9 @@ import pytest
 from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Charge, Cluster, Phase, Thing
 from clusterctl.insight.cost import make_receipt, sum_dollars
 from clusterctl.machines import ledger
-from clusterctl.machines.ec2.answers import Instance
-from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.api import UNUSED_TAG, Api, Instance
 from clusterctl.machines.ec2.prices import merge
 from clusterctl.machines.ec2.sightings import list_things
-from clusterctl.machines.ec2.tags import UNUSED_TAG
 from tests.unit.making import cluster as make_cluster
 
 JUNE = 1_782_000_000.0

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.core import assets
 from clusterctl.machines import ec2
-from clusterctl.machines.ec2.tagged_resources import KINDS
+from clusterctl.machines.ec2.remove import KINDS
 from tests.sim.ec2.authorization import asks
 from tests.sim.ec2.iam import allows
 from tests.sim.ec2.wire import Request

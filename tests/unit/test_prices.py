@@ -12,8 +12,8 @@ from clusterctl.core.model import NETWORK_PARTS, Charge
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2.prices import Quote
+from clusterctl.machines.ec2.remove import Rates
 from clusterctl.machines.ec2.spec import PlannedMachine
-from clusterctl.machines.ec2.tagged_resources import Rates
 from clusterctl.machines.protocol import LAUNCHER
 
 KNOWN = "g4dn.xlarge"

@@ -36,7 +36,7 @@ from clusterctl.jobs import follow, mirror, outputs, records
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
 from clusterctl.machines import hosts as machines_hosts
 from clusterctl.machines.docker import containers
-from clusterctl.machines.ec2 import answers, failures
+from clusterctl.machines.ec2 import api, refusals
 from clusterctl.machines.local import sshd
 from clusterctl.machines.sge import SgeProvider
 from clusterctl.machines.slurm import SlurmProvider
@@ -399,7 +399,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("torch==2.13.0 \\", "    --hash=sha256:00", "# by uv", "-e .", "a @ https://h", "²==1"),
     ),
     "end of an instance": (
-        lambda text: answers.read_instance(
+        lambda text: api.read_instance(
             {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
         ),
         ("User initiated (2026-11-22 21:30:00 GMT)", "(2026-13-99 21:30:00 GMT)", "(² GMT)"),
@@ -432,8 +432,8 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("slurm 22.05.8", "pmix", "SGE 8.1.9"),
     ),
     "Terraform's diagnostics": (
-        lambda text: (failures.from_terraform([text]), failures.is_transient([text]),
-                      failures.is_repeated([text])),
+        lambda text: (refusals.from_terraform([text]), refusals.is_transient([text]),
+                      refusals.is_repeated([text])),
         ("api error UnauthorizedOperation: no", "InsufficientInstanceCapacity", "StatusCode: 503",
          "Encoded authorization failure message: x", "operation error EC2: RunInstances, https"),
     ),
@@ -557,5 +557,5 @@ def test_what_a_registry_answers_is_read_or_refused(manifest: dict[str, Any]) ->
 @given(st.lists(st.one_of(JSON.map(json.dumps), TEXT, st.just("[" * 5000)), max_size=3))
 def test_a_price_is_a_sum_of_money_or_unknown(rows: list[str]) -> None:
     with suppress(ValueError):
-        price = answers.find_highest_price(rows)
+        price = api.find_highest_price(rows)
         assert price is None or 0 < price < math.inf

@@ -15,7 +15,7 @@ from clusterctl.actions import check as actions_check
 from clusterctl.actions.common import open_store
 from clusterctl.core.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Runtime, Thing
-from clusterctl.machines.ec2.answers import InstanceType
+from clusterctl.machines.ec2.api import InstanceType
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import ProviderPlan
 from tests.unit.fake_ec2 import Offering

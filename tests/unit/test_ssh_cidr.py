@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 
 from clusterctl.core.errors import UsageError
-from clusterctl.machines.ec2 import ssh_cidr
+from clusterctl.machines.ec2 import network as ec2_network
 from tests.unit.answering import answering
 
 
@@ -24,7 +24,7 @@ from tests.unit.answering import answering
 )
 def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
     told: list[str] = []
-    ssh_cidr.resolve_ssh_cidr(said, "", lambda: "203.0.113.7", told.append)
+    ec2_network.resolve_ssh_cidr(said, "", lambda: "203.0.113.7", told.append)
     assert [line for line in told if "open to the whole internet (0.0.0.0/0)" in line] == told
     assert len(told) == warned
 
@@ -47,7 +47,7 @@ def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
             raise OSError("no network")
         return answer
 
-    assert ssh_cidr.resolve_ssh_cidr(said, remembered, ask, print) == network
+    assert ec2_network.resolve_ssh_cidr(said, remembered, ask, print) == network
 
 
 def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
@@ -55,7 +55,7 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
         raise OSError("no network")
 
     with pytest.raises(UsageError, match="did not return this machine's public address") as caught:
-        ssh_cidr.resolve_ssh_cidr("", "", ask, print)
+        ec2_network.resolve_ssh_cidr("", "", ask, print)
     assert "--ssh-cidr" in caught.value.hint
 
 
@@ -63,7 +63,7 @@ def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
 def test_a_network_is_one_of_ipv4(said: str) -> None:
     """AWS takes another argument for IPv6, and `2001:db8::7/32` is not one address."""
     with pytest.raises(UsageError, match=r"--ssh-cidr .* is not an? (IPv4 )?network") as caught:
-        ssh_cidr.resolve_ssh_cidr(said, "", lambda: "203.0.113.7", print)
+        ec2_network.resolve_ssh_cidr(said, "", lambda: "203.0.113.7", print)
     assert caught.value.hint
 
 
@@ -73,7 +73,9 @@ def test_a_remembered_address_is_named_where_ours_is_not_known() -> None:
     def ask() -> str:
         raise OSError("no network")
 
-    assert ssh_cidr.resolve_ssh_cidr("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
+    assert (
+        ec2_network.resolve_ssh_cidr("", "198.51.100.9/32", ask, told.append) == "198.51.100.9/32"
+    )
     assert "198.51.100.9/32" in "".join(told)
 
 
@@ -95,17 +97,17 @@ def test_our_address_is_one_ipv4_address(
 ) -> None:
     """`2001:db8::7/32` would be the network of a whole provider."""
     with answering(repeat(body)) as place:
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
+        monkeypatch.setattr(ec2_network, "WHO_AM_I", place)
         if address:
-            assert ssh_cidr.ask_my_address() == address
+            assert ec2_network.ask_my_address() == address
             return
         with pytest.raises(ValueError, match=why):
-            ssh_cidr.ask_my_address()
+            ec2_network.ask_my_address()
 
 
 def test_our_address_is_not_that_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """SSH would not come from there. Where nothing else answers, a proxy is better than nobody."""
-    monkeypatch.setattr(ssh_cidr, "LIMIT", 5.0)
+    monkeypatch.setattr(ec2_network, "LIMIT", 5.0)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with (
@@ -115,18 +117,18 @@ def test_our_address_is_not_that_of_a_proxy(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("http_proxy", proxy)
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", place)
-        assert ssh_cidr.ask_my_address() == "203.0.113.7"
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        assert ssh_cidr.ask_my_address() == "198.51.100.1"
+        monkeypatch.setattr(ec2_network, "WHO_AM_I", place)
+        assert ec2_network.ask_my_address() == "203.0.113.7"
+        monkeypatch.setattr(ec2_network, "WHO_AM_I", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert ec2_network.ask_my_address() == "198.51.100.1"
         monkeypatch.delenv("http_proxy")
         with pytest.raises(OSError, match="refused"):
-            ssh_cidr.ask_my_address()
+            ec2_network.ask_my_address()
 
 
 def test_our_address_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(ssh_cidr, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(ssh_cidr, "LIMIT", 0.05)
+        monkeypatch.setattr(ec2_network, "WHO_AM_I", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(ec2_network, "LIMIT", 0.05)
         with pytest.raises(OSError, match="timed out"):
-            ssh_cidr.ask_my_address()
+            ec2_network.ask_my_address()

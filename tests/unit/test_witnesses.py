@@ -15,9 +15,9 @@ import pytest
 
 from clusterctl.actions.common import open_store
 from clusterctl.core.model import Charge, NodeGroup, Runtime
-from clusterctl.machines.ec2 import cleanup, provider_state
+from clusterctl.machines.ec2 import remove, terraform_module
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.provider_state import ProviderState
+from clusterctl.machines.ec2.terraform_module import ProviderState
 from tests.unit.calling import Call
 from tests.unit.fake_ec2 import ACCOUNT, LAUNCHED, Allowing, Cloud, FakeApi
 from tests.unit.making import cluster, node, note_machines
@@ -47,7 +47,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setattr(cleanup, "PAUSE", 0.0)
+    monkeypatch.setattr(remove, "PAUSE", 0.0)
     made = Cloud(region=REGION)
     provide(monkeypatch, "ec2", Ec2Provider(lambda region: Whole(made, region)))
     return made
@@ -76,7 +76,7 @@ def arrange(
     store.save(replace(made, spec=spec))
     folder = store.locate_folder("lab")
     path = folder / "cluster.json"
-    provider_state.save(folder, ProviderState(id=ID, region=REGION))
+    terraform_module.save(folder, ProviderState(id=ID, region=REGION))
     (folder / "terraform").mkdir()
     rows = [
         {

@@ -6,25 +6,502 @@ Every call has a time limit; whatever goes wrong becomes a ProviderError that sa
 from __future__ import annotations
 
 import base64
+import calendar
+import json
+import math
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from email.utils import parsedate_to_datetime
 from typing import Any
 
-from clusterctl.machines.ec2 import failures
-from clusterctl.machines.ec2.answers import (
-    LIVING,
-    Image,
-    Instance,
-    InstanceType,
-    find_highest_price,
-    read_image,
-    read_instance,
-    read_instance_type,
+from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.machines.ec2 import refusals
+from clusterctl.machines.ec2.account import LEASE, Credentials
+from clusterctl.machines.ec2.refusals import MAYBE_NOT_ENABLED, RefusedByAws
+
+# -------------------------------------------------------------------------------------------------
+# What AWS's answers say, as values: instance types, images, instances, prices, clocks. Pure.
+
+
+_DRAWN = re.compile(r"/[A-Za-z-]*\d{9,}$")
+"""The name of a session that an SDK has made up from the time."""
+
+
+def name_owner(arn: str) -> str:
+    """Who that is, as a tag may have it: `user/ana`, `assumed-role/Train/ana@example.org`."""
+    who = _DRAWN.sub("", arn.split(":", 5)[-1])
+    return re.sub(r"[^\w +=.:/@-]", "_", who)[:256]
+
+
+_MARKETS, _ROOT, _EFA = ("on-demand", "spot"), "/dev/sda1", "efa"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceType:
+    """What EC2 says about a type. `gpu_maker` and `gpu`, what they are called, are empty without
+    GPUs."""
+
+    name: str
+    vcpus: int
+    gpus: int = 0
+    gpu_maker: str = ""
+    gpu: str = ""
+    clusters: bool = False
+    """Whether it may be in a cluster placement group."""
+    efa: tuple[str, ...] = ()
+    """What the interface of each network card is where Elastic Fabric Adapters are used, as
+    infra/ec2 has it; () without any."""
+    architectures: tuple[str, ...] = ("x86_64",)
+    markets: tuple[str, ...] = _MARKETS
+    """How it can be bought; also `capacity-block`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
+    `device`: what the root disk is called; `windows`: what it runs; `platform`: what is billed for
+    its system; `owner`: an account, or `amazon`."""
+
+    id: str
+    architecture: str = "x86_64"
+    disk: int = 0
+    device: str = _ROOT
+    windows: bool = False
+    name: str = ""
+    description: str = ""
+    platform: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One instance. `node` is the value of its tag; `address` is empty without a public one."""
+
+    id: str
+    node: str
+    type: str
+    state: str
+    zone: str
+    address: str
+    private_address: str
+    launched: float
+    spot: bool = False
+    subnet: str = ""
+    ended: float | None = None
+    """When it stopped or was terminated, if EC2 says so."""
+    born: float | None = None
+    """When its first disk was attached: `launched` is when it was started last."""
+    why: str = ""
+    """EC2's code for that, such as Server.SpotInstanceTermination, else who did it."""
+    shared: str = ""
+    """The folder that it shares with the other nodes of its cluster."""
+
+
+LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
+STOPPED = ("stopping", "stopped")
+ENDED = ("shutting-down", "terminated")
+
+
+def find_highest_price(texts: Iterable[str], usage: str = "") -> float | None:
+    """In US dollars, of rows of AWS's price list whose type of usage ends so; None without any.
+    Raises ValueError for what is no such row."""
+    try:
+        prices = [
+            float(dimension["pricePerUnit"]["USD"])
+            for text in texts
+            for row in (json.loads(text),)
+            if row.get("product", {}).get("attributes", {}).get("usagetype", "").endswith(usage)
+            for term in row.get("terms", {}).get("OnDemand", {}).values()
+            for dimension in term["priceDimensions"].values()
+            if "USD" in dimension.get("pricePerUnit", {})
+        ]
+    except (AttributeError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return max((price for price in prices if 0 < price < math.inf), default=None)
+
+
+def read_skew(response: Any) -> float:
+    """Seconds that this machine's clock is ahead of that of whoever answered."""
+    sent = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return time.time() - parsedate_to_datetime(sent).timestamp()
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def read_instance_type(item: dict[str, Any]) -> InstanceType:
+    gpus = item.get("GpuInfo", {}).get("Gpus", ())
+    return InstanceType(
+        name=item["InstanceType"],
+        vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
+        gpus=sum(int(gpu.get("Count", 1)) for gpu in gpus),
+        gpu_maker=gpus[0].get("Manufacturer", "") if gpus else "",
+        gpu=gpus[0].get("Name", "") if gpus else "",
+        clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
+        efa=_choose_efa_cards(item.get("NetworkInfo", {})),
+        architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
+        markets=tuple(item.get("SupportedUsageClasses", _MARKETS)),
+    )
+
+
+def _choose_efa_cards(network: dict[str, Any]) -> tuple[str, ...]:
+    """The first card has an address of its own, and the others none: with many they would use up a
+    subnet, and confuse Linux about the way back. Source: EC2 User Guide, "Maximize network
+    bandwidth on Amazon EC2 instances with multiple network cards"."""
+    if not network.get("EfaSupported"):
+        return ()
+    cards = sorted(network.get("NetworkCards", ()), key=lambda card: int(card["NetworkCardIndex"]))
+    # Without a word about a card, it has what its type has.
+    can = [_EFA in card.get("InterfaceTypes", (_EFA,)) for card in cards] or [True]
+    others = [f"{_EFA}-only" for card in can[1:] if card]
+    most = int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", len(can)))
+    return (_EFA if can[0] else "interface", *others[: most - can[0]])
+
+
+def read_image(item: dict[str, Any]) -> Image:
+    root = item.get("RootDeviceName", "")
+    disks = [
+        int(disk["Ebs"].get("VolumeSize", 0))
+        for disk in item.get("BlockDeviceMappings", ())
+        if disk.get("DeviceName") == root and "Ebs" in disk
+    ]
+    return Image(
+        id=item["ImageId"],
+        architecture=item.get("Architecture", "x86_64"),
+        disk=max(disks, default=0),
+        device=root or _ROOT,
+        windows=item.get("Platform", "") == "windows",
+        name=item.get("Name", ""),
+        description=item.get("Description", ""),
+        platform=item.get("PlatformDetails", ""),
+        owner=item.get("ImageOwnerAlias") or item.get("OwnerId", ""),
+    )
+
+
+def _read_end(reason: str) -> float | None:
+    """`User initiated (2026-11-22 21:30:00 GMT)`, or `Service initiated`; else there is no time."""
+    found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)", reason)
+    with suppress(ValueError):
+        return calendar.timegm(time.strptime(found[1], "%Y-%m-%d %H:%M:%S")) if found else None
+    return None
+
+
+def read_instance(item: dict[str, Any]) -> Instance:
+    tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+    launched = item.get("LaunchTime")
+    reason = str(item.get("StateTransitionReason", ""))
+    disks = [disk.get("Ebs", {}) for disk in item.get("BlockDeviceMappings", ())]
+    return Instance(
+        id=item["InstanceId"],
+        node=tags.get("clusterctl:node", ""),
+        shared=tags.get("clusterctl:shared", ""),
+        type=item.get("InstanceType", ""),
+        state=item["State"]["Name"],
+        zone=item.get("Placement", {}).get("AvailabilityZone", ""),
+        address=item.get("PublicIpAddress", ""),
+        private_address=item.get("PrivateIpAddress", ""),
+        launched=launched.timestamp() if launched else 0.0,
+        spot=item.get("InstanceLifecycle") == "spot",
+        subnet=item.get("SubnetId", ""),
+        ended=_read_end(reason),
+        born=min((d["AttachTime"].timestamp() for d in disks if "AttachTime" in d), default=None),
+        why=item.get("StateReason", {}).get("Code", "") or reason.partition(" (")[0],
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Tags: clusterctl's own, by which all of a cluster is found again, and those of --tag, which some
+# organizations demand of whatever is made. Pure.
+
+
+TAG, NAME_TAG = "clusterctl:cluster", "clusterctl:name"
+OWNER_TAG, CLIENT_TAG, DEADLINE_TAG, SHARED_TAG = (
+    "clusterctl:owner",
+    "clusterctl:client",
+    "clusterctl:deadline",
+    "clusterctl:shared",
 )
-from clusterctl.machines.ec2.client import Client
-from clusterctl.machines.ec2.failures import RefusedByAws
-from clusterctl.machines.ec2.tags import as_list
+UNUSED_TAG = "clusterctl:unused"
+"""On a NAT gateway that was removed before it was there: AWS does not bill it, and shows it as it
+shows others that were deleted."""
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+MOST = 40
+"""EC2 takes 50 for each resource, and some are clusterctl's."""
+KEY, VALUE = 128, 256
+"""Characters that EC2 takes: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html"""
+_OURS = "clusterctl:"
+
+
+def parse_tags(texts: Iterable[str]) -> dict[str, str]:
+    """`KEY=VALUE` of --tag; of equal keys the last counts. Raises UsageError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key, value = key.strip(), value.strip()
+        if not equals or not key:
+            raise UsageError(f"--tag {text!r} is not KEY=VALUE", hint="for example --tag team=ml")
+        if key.lower().startswith("aws:"):
+            raise UsageError(
+                f"--tag {text!r}: keys that begin with aws: are reserved by AWS",
+                hint="choose another key",
+            )
+        if key.lower().startswith(_OURS) or key == "Name":
+            raise UsageError(
+                f"--tag {text!r}: {key} is one of the tags that clusterctl sets itself",
+                hint="choose another key",
+            )
+        if len(key) > KEY or len(value) > VALUE:
+            raise UsageError(
+                f"--tag {text[:40]!r}…: EC2 takes keys of up to {KEY} and values of up to {VALUE}"
+                " characters",
+                hint="shorten it",
+            )
+        found[key] = value
+    if len(found) > MOST:
+        raise UsageError(
+            f"{len(found)} tags with --tag: {MOST} are possible, because EC2 takes 50 for each"
+            " resource, including clusterctl's own",
+            hint="leave some out",
+        )
+    return found
+
+
+def render_tags(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """As --tag has them."""
+    return tuple(f"{key}={value}" for key, value in tags.items())
+
+
+def add(before: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    """Those of a cluster with more: tags can be added and changed, not removed."""
+    return render_tags({**parse_tags(before), **parse_tags(more)})
+
+
+def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """As calls of the API take them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def filter_by_cluster(cluster_id: str) -> dict[str, Any]:
+    """The filter for what belongs to that cluster."""
+    return {"Name": f"tag:{TAG}", "Values": [cluster_id]}
+
+
+def render_deadline(deadline: float) -> str:
+    """As the tag has it: 2026-11-22T21:30:00Z."""
+    return time.strftime(_TIME, time.gmtime(deadline))
+
+
+def read_deadline(tag: str) -> float | None:
+    """Seconds since the epoch; None for what is no time."""
+    try:
+        return float(calendar.timegm(time.strptime(tag, _TIME)))
+    except ValueError:
+        return None
+
+
+_OF_MACHINES = r"i-[0-9a-f]+|[0-9a-f]{32}|SageMaker|GitHubActions|(AWSCodeBuild|eks)-.*"
+"""Names that AWS and its tools give to the session of a machine, a container or a service."""
+_SHARED_OWNER = re.compile(rf"root|assumed-role/[^/]*(/({_OF_MACHINES}))?")
+
+
+def is_shared(owner: str) -> bool:
+    """Whether the tag of an owner may mean several people: those without a name for their session,
+    and all who log in to a machine with a role."""
+    return bool(_SHARED_OWNER.fullmatch(owner))
+
+
+# -------------------------------------------------------------------------------------------------
+# How we ask AWS, beside Terraform: boto3, with time limits and with errors that say what to do.
+# boto3 comes with the first question.
+
+
+DEFAULT_REGION = "us-east-1"
+
+USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
+"""Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
+that is known within a quarter of a minute."""
+LIMITS = {
+    "sts": FIRST,
+    "pricing": FIRST,
+    "iam": (2.0, 4.0, 2),
+    "scheduler": (2.0, 4.0, 2),
+}
+"""By service. Nobody waits long for what a cluster can do without, or for what is in a table."""
+
+
+def choose_region() -> str:
+    """As AWS's own tools choose it: the environment, then the profile; else us-east-1. Raises
+    ProviderError for a configuration that makes no sense."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        if os.environ.get(name):
+            return os.environ[name]
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return botocore.session.get_session().get_config_variable("region") or DEFAULT_REGION
+    except BotoCoreError as error:
+        doing = "reading your AWS configuration"
+        raise refusals.make_unanswered_error(doing, type(error).__name__, str(error)) from error
+
+
+class Client:
+    """AWS in one region, with the credentials that the environment and ~/.aws give. Safe to use
+    from many threads. `hurried`: one attempt of a few seconds for each question."""
+
+    owner = ""
+    """Who the credentials belong to; known with the account."""
+    ahead = 0.0
+    """Seconds that this machine's clock is ahead of AWS's; known with the account."""
+
+    def __init__(self, region: str, *, hurried: bool = False) -> None:
+        self.region = region
+        self._hurried = hurried
+        self._credentials: Credentials | None = None
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._making = threading.Lock()
+
+    def _get_client(self, service: str, region: str = "") -> Any:
+        """Made once: that takes longer than many an answer."""
+        key = service, region or self.region
+        # A session may make clients for one thread at a time.
+        with self._making, self._explain_errors(f"talking to {service}"):
+            if key not in self._clients:
+                self._clients[key] = self._make(*key)
+            return self._clients[key]
+
+    def _make(self, service: str, region: str) -> Any:
+        from botocore.config import Config
+
+        session = self._find_credentials().session
+        connect, read, attempts = HURRIED if self._hurried else LIMITS.get(service, USUAL)
+        limits = Config(
+            connect_timeout=connect,
+            read_timeout=read,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            max_pool_connections=16,
+            user_agent_extra="clusterctl",
+        )
+        try:
+            return session.client(service, region_name=region, config=limits)
+        except ValueError as error:  # an AWS_ENDPOINT_URL that is none
+            raise refusals.make_unanswered_error(
+                f"talking to {service}", "ValueError", str(error)
+            ) from error
+
+    def _find_credentials(self) -> Credentials:
+        if self._credentials is None:
+            self._credentials = Credentials(self.region)
+        return self._credentials
+
+    @contextmanager
+    def lend_credentials(self, lease: float = LEASE) -> Iterator[dict[str, str]]:
+        """Our credentials for a program, by its environment, as long as the block runs. It asks for
+        them again after `lease` seconds, where they end. Raises ProviderError."""
+        with ExitStack() as stack:
+            with self._making, self._explain_errors("reading your AWS credentials"):
+                environment = stack.enter_context(self._find_credentials().lend(lease))
+            yield environment
+
+    @contextmanager
+    def _explain_errors(self, doing: str) -> Iterator[None]:
+        """Around a question and the reading of its answer."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        try:
+            yield
+        except ClientError as error:
+            said = error.response.get("Error", {})
+            raise refusals.make_refusal(
+                doing,
+                str(said.get("Code", "")),
+                str(said.get("Message", "")),
+                self.region,
+                read_skew(error.response),
+            ) from error
+        except BotoCoreError as error:
+            raise refusals.make_unanswered_error(doing, type(error).__name__, str(error)) from error
+        except (ResponseParserError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise refusals.make_unreadable_error(
+                doing, f"{type(error).__name__}: {error}"
+            ) from error
+
+    def sign(self, service: str, address: str, seconds: int) -> str:
+        """An address for a GET without a body, signed for so many seconds of AWS's time, as far as
+        `ahead` is known. Raises ProviderError."""
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import NoCredentialsError
+
+        from clusterctl.machines.ec2.account import ShiftedQueryAuth
+
+        with self._making, self._explain_errors("reading your AWS credentials"):
+            found = self._find_credentials().session.get_credentials()
+            if found is None:
+                raise NoCredentialsError
+            request = AWSRequest("GET", address)
+            keys = found.get_frozen_credentials()
+            signer = ShiftedQueryAuth(keys, service, self.region, seconds)
+            signer.ahead = self.ahead
+            signer.add_auth(request)
+            return str(request.url)
+
+    def find_ca_bundle(self) -> str | None:
+        """The file with the authorities that AWS's certificates are checked by, where somebody has
+        named one."""
+        with self._making, self._explain_errors("reading your AWS configuration"):
+            return self._find_credentials().ca_bundle
+
+    def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+        """One call, such as `terminate_instances`. Raises ProviderError."""
+        client = self._get_client(service)
+        with self._explain_errors(action.replace("_", " ")):
+            return getattr(client, action)(**arguments)
+
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
+        """All pages of one `describe_…` or `list_…` call."""
+        client = self._get_client(service)
+        with self._explain_errors(action.replace("_", " ")):
+            if not client.can_paginate(action):
+                return list(getattr(client, action)(**arguments).get(key, ()))
+            pages = client.get_paginator(action).paginate(**arguments)
+            return [item for page in pages for item in page.get(key, ())]
+
+    def find_account(self) -> str:
+        """The account that the credentials belong to: the cheapest proof that they work.
+
+        In a region that the account has not enabled, good credentials look like wrong ones: then
+        another region is asked, too.
+        """
+        try:
+            return self._ask_account(self.region)
+        except RefusedByAws as refused:
+            if self.region == DEFAULT_REGION or refused.code not in MAYBE_NOT_ENABLED:
+                raise
+            try:
+                self._ask_account(DEFAULT_REGION)
+            except ProviderError:
+                raise refused from None
+            raise refusals.make_not_enabled_error(self.region) from refused
+
+    def _ask_account(self, region: str) -> str:
+        client = self._get_client("sts", region)
+        with self._explain_errors("checking your AWS credentials"):
+            found = client.get_caller_identity()
+            self.owner = name_owner(str(found["Arn"]))
+            self.ahead = read_skew(found)
+            return str(found["Account"])
+
+
+# -------------------------------------------------------------------------------------------------
 
 PRICING_REGION = "us-east-1"
 """The pricing API lives in three regions only, and knows the prices of all."""
@@ -170,7 +647,7 @@ class Api(Client):
         try:
             self.call(action, DryRun=True, **arguments)
         except RefusedByAws as refused:
-            if failures.is_account_error(refused):
+            if refusals.is_account_error(refused):
                 raise
 
     def find_tenancy(self, vpc: str) -> str:
@@ -275,3 +752,71 @@ class Api(Client):
             for row in sorted(rows, key=lambda row: row["Timestamp"]):
                 newest[row["AvailabilityZone"]] = float(row["SpotPrice"])
             return max(newest.values(), default=None)
+
+
+# -------------------------------------------------------------------------------------------------
+# The instances of a cluster, by its tag.
+
+
+SETTLE = 10.0
+"""Seconds that AWS may not yet show what was made just before, by its tags:
+https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html"""
+AT_A_TIME = 1000
+"""Machines that one call may end."""
+
+
+def find_instances(api: Api, cluster_id: str) -> list[Instance]:
+    """Those of a cluster that run, or can be started again."""
+    return api.list_instances(
+        filter_by_cluster(cluster_id), states=("pending", "running", "stopping", "stopped")
+    )
+
+
+def terminate_instances(api: Api, cluster_id: str) -> None:
+    """Begins to end all machines of a cluster at once, as far as AWS lets us. What is refused (a
+    protected machine) is for who ends them one by one."""
+    ids = [item.id for item in find_instances(api, cluster_id)]
+    for first in range(0, len(ids), AT_A_TIME):
+        with suppress(ProviderError):
+            api.call("terminate_instances", InstanceIds=ids[first : first + AT_A_TIME])
+
+
+# -------------------------------------------------------------------------------------------------
+# Puts tags on what a cluster has already.
+
+
+MOST_TAGGED = 500
+"""Resources in one call; EC2 takes 1,000."""
+
+
+def label(api: Api, cluster_id: str, key: str, value: str) -> None:
+    """Gives all that carries a cluster's tag another tag, whatever else it has."""
+    mine = [{"Name": "key", "Values": [TAG]}, {"Name": "value", "Values": [cluster_id]}]
+    ids = [item["ResourceId"] for item in api.list_all("describe_tags", "Tags", Filters=mine)]
+    _label(api, ids, {key: value})
+
+
+def label_resource(api: Api, id: str, key: str, value: str) -> None:
+    """Gives one resource a tag, where it is still there."""
+    _label_if_there(api, id, as_list({key: value}))
+
+
+def _label(api: Api, ids: Sequence[str], tags: Mapping[str, str]) -> None:
+    for first in range(0, len(ids), MOST_TAGGED):
+        some = ids[first : first + MOST_TAGGED]
+        try:
+            api.call("create_tags", Resources=some, Tags=as_list(tags))
+        except refusals.RefusedByAws as refused:
+            if not refused.code.endswith(".NotFound"):
+                raise
+            # One that is gone, and whose tags are still shown, keeps the others from theirs.
+            for id in some:
+                _label_if_there(api, id, as_list(tags))
+
+
+def _label_if_there(api: Api, id: str, tags: list[dict[str, str]]) -> None:
+    try:
+        api.call("create_tags", Resources=[id], Tags=tags)
+    except refusals.RefusedByAws as refused:
+        if not refused.code.endswith(".NotFound"):
+            raise

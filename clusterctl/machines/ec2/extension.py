@@ -9,18 +9,12 @@ from pathlib import Path
 from clusterctl.core.errors import NodeUnreachable, ProviderError
 from clusterctl.core.model import GATEWAY, Cluster, Reporter, fold
 from clusterctl.machines import deadlines
-from clusterctl.machines.ec2 import (
-    eventbridge,
-    host_key_rotation,
-    preflight,
-    provider_state,
-    reservations,
-    tagging,
-    tags,
-)
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.failures import RefusedByAws, WrongClock
-from clusterctl.machines.ec2.instances import find_instances
+from clusterctl.machines.ec2 import api as ec2_api
+from clusterctl.machines.ec2 import deadline as ec2_deadline
+from clusterctl.machines.ec2 import host_keys as ec2_host_keys
+from clusterctl.machines.ec2 import preflight, prices, terraform_module
+from clusterctl.machines.ec2.api import Api, find_instances
+from clusterctl.machines.ec2.refusals import RefusedByAws, WrongClock
 
 _NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0
@@ -28,7 +22,7 @@ EXTEND_TIMEOUT = 30.0
 
 def measure_clock(folder: Path, report: Reporter, connect: Callable[[], Api]) -> float:
     """As the protocol says. Where AWS keeps no deadline it does not have to answer."""
-    state = provider_state.load_state(folder)
+    state = terraform_module.load_state(folder)
     try:
         return preflight.check_clock(connect().ahead, report)
     except WrongClock:
@@ -42,8 +36,8 @@ def measure_clock(folder: Path, report: Reporter, connect: Callable[[], Api]) ->
 def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[], Api]) -> None:
     """`connect`: what AWS is asked with. Raises as the protocol says."""
     if reserved := cluster.spec.cloud.reservation:
-        reservations.check_end(connect(), reserved, deadline)
-    state = provider_state.load_state(folder)
+        prices.check_end(connect(), reserved, deadline)
+    state = terraform_module.load_state(folder)
     guarded = state.guarded if state else None
     try:
         # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
@@ -55,7 +49,7 @@ def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[]
             raise
     text = f"{int(deadline)}"
     command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
-    host_keys = host_key_rotation.HostKeys(folder)
+    host_keys = ec2_host_keys.HostKeys(folder)
     with host_keys.open_pool(cluster.nodes) as pool:
         failed = [r for r in pool.run(command, timeout=EXTEND_TIMEOUT) if not r.ok]
     if failed:
@@ -73,11 +67,11 @@ def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[]
 
 def label(cluster: Cluster, folder: Path, deadline: float, api: Api) -> None:
     """As the protocol says: all that EC2 has of the cluster, and the group of its schedules."""
-    value = tags.render_deadline(deadline)
-    tagging.label(api, cluster.id, tags.DEADLINE_TAG, value)
-    state = provider_state.load_state(folder)
+    value = ec2_api.render_deadline(deadline)
+    ec2_api.label(api, cluster.id, ec2_api.DEADLINE_TAG, value)
+    state = terraform_module.load_state(folder)
     if state and state.guarded:
-        eventbridge.label_schedule(api, cluster.id, {tags.DEADLINE_TAG: value})
+        ec2_deadline.label_schedule(api, cluster.id, {ec2_api.DEADLINE_TAG: value})
 
 
 def _extend_in_aws(
@@ -87,11 +81,11 @@ def _extend_in_aws(
     in any case: it knows the time. Raises ProviderError; WrongClock."""
     api = connect()
     preflight.check_clock(api.ahead)
-    if guarded or (guarded is None and eventbridge.find_schedule(api, cluster.id)):
+    if guarded or (guarded is None and ec2_deadline.find_schedule(api, cluster.id)):
         there = [item.id for item in find_instances(api, cluster.id)]
         nat = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
         try:
-            eventbridge.schedule_ends(api, cluster.id, there, deadline, nat=nat)
+            ec2_deadline.schedule_ends(api, cluster.id, there, deadline, nat=nat)
         except RefusedByAws as refused:
             if refused.code != "ResourceNotFoundException":
                 raise

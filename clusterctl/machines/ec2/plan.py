@@ -10,9 +10,9 @@ from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runtime, shorten
 from clusterctl.core.text import count, format_span, format_time
 from clusterctl.machines import charges as machines_charges
-from clusterctl.machines.ec2 import eventbridge, machine_images, prices
-from clusterctl.machines.ec2.answers import Instance
-from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2 import deadline as ec2_deadline
+from clusterctl.machines.ec2 import images, prices
+from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
@@ -139,7 +139,7 @@ def describe_place(
     if found.file_system:
         yield found.file_system.describe(found.zones[0])
     if found.theirs:
-        yield machine_images.describe_image(found.theirs)
+        yield images.describe_image(found.theirs)
     if tag:
         yield f"tags of all that is made: {', '.join(tag)}"
 
@@ -249,8 +249,8 @@ def _describe_idle(seconds: float | None) -> str:
 def _describe_guard(api: Api, nat: bool) -> str:
     """Of the plan: whether AWS ends what the nodes' own agents do not."""
     try:
-        return eventbridge.check_schedule(api, nat=nat)
+        return ec2_deadline.check_schedule(api, nat=nat)
     except ProviderError as error:
         stays = "; the NAT gateway keeps costing money then" * nat
-        why = f"{error.message}): {eventbridge.UNGUARDED}"
+        why = f"{error.message}): {ec2_deadline.UNGUARDED}"
         return f"AWS itself terminates none of them ({why}{stays}"

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
+from typing import TypeVar
 
 from clusterctl.core import catalog
-from clusterctl.core.clock import run_in_background
+from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Cluster, ClusterSpec, Reporter
-from clusterctl.machines.ec2 import (
-    endpoints,
-    failures,
-    file_systems,
-    machine_images,
-    networks,
-    new_networks,
-    quotas,
-    reservations,
-    spec,
-    tags,
-    type_checks,
-    update_rules,
+from clusterctl.machines.ec2 import api as ec2_api
+from clusterctl.machines.ec2 import images, prices, quotas, refusals, spec, storage, tunnels, update
+from clusterctl.machines.ec2 import network as ec2_network
+from clusterctl.machines.ec2.api import (
+    Api,
+    Image,
+    Instance,
+    InstanceType,
+    choose_region,
+    find_instances,
 )
-from clusterctl.machines.ec2.answers import Image, Instance, InstanceType
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.endpoints import Existing
-from clusterctl.machines.ec2.file_systems import FileSystem
-from clusterctl.machines.ec2.instances import find_instances
-from clusterctl.machines.ec2.networks import ZoneSubnets
-from clusterctl.machines.ec2.reservations import Reservation
+from clusterctl.machines.ec2.network import ZoneSubnets
+from clusterctl.machines.ec2.prices import Reservation
 from clusterctl.machines.ec2.spec import PlannedMachine
-from clusterctl.machines.protocol import LAUNCHER
+from clusterctl.machines.ec2.storage import FileSystem
+from clusterctl.machines.ec2.tunnels import Existing
+from clusterctl.machines.protocol import LAUNCHER, CheckRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,24 +78,22 @@ def survey(
     account = run_in_background(api.find_account)
     known = run_in_background(lambda: _find_types(api, options))
     wanted = options.cloud.file_system
-    shared = run_in_background(
-        lambda: file_systems.find_file_system(api, wanted) if wanted else None
-    )
+    shared = run_in_background(lambda: storage.find_file_system(api, wanted) if wanted else None)
     running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
     zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
     by_account, types, share = account.result(), known.result(), shared.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present))
-    type_checks.check_types(api, options, types)
-    amis = run_in_background(lambda: machine_images.choose_image(api, options, machines))
+    quotas.check_types(api, options, types)
+    amis = run_in_background(lambda: images.choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     workers = sum(machine.name != LAUNCHER for machine in new)
-    reserved = run_in_background(partial(reservations.check_reservation, api, options, workers))
-    placed, settled = file_systems.fill_in_network(options, share), bool(present)
+    reserved = run_in_background(partial(prices.check_reservation, api, options, workers))
+    placed, settled = storage.fill_in_network(options, share), bool(present)
     where = placed.cloud, len(new), there, options.name
-    subnets = run_in_background(partial(networks.choose_network, api, *where))
+    subnets = run_in_background(partial(ec2_network.choose_network, api, *where))
     endpoint = run_in_background(
-        partial(endpoints.check_endpoints, api, placed, id, report, there=settled)
+        partial(tunnels.check_endpoints, api, placed, id, report, there=settled)
     )
     network = run_in_background(partial(_check_network, api, placed, id, new, there=settled))
     rights = run_in_background(
@@ -108,7 +102,7 @@ def survey(
     quotas.check_quotas(api, options, machines, types, present, running, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
-    found_zones = file_systems.keep_reachable(api, share, found_zones, found_subnets, there=settled)
+    found_zones = storage.keep_reachable(api, share, found_zones, found_subnets, there=settled)
     rights.result()
     network.result()
     return Survey(
@@ -135,7 +129,7 @@ def _check_network(
     api: Api, options: ClusterSpec, id: str, new: Collection[PlannedMachine], *, there: bool
 ) -> None:
     if new:
-        new_networks.check_new_network(api, options, id, there=there)
+        ec2_network.check_new_network(api, options, id, there=there)
 
 
 def survey_cluster(
@@ -147,13 +141,13 @@ def survey_cluster(
     """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        update_rules.check_account(current, api.find_account())
+        update.check_account(current, api.find_account())
     running = find_instances(api, current.id) if current else []
     instances = [item for item in running if item.node]
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)
     if current and instances:
-        update_rules.check_settings(options, current, zone if settled else "")
+        update.check_settings(options, current, zone if settled else "")
     there = {item.subnet for item in instances} if settled else set()
     hidden = options.cloud.private and not options.cloud.instance_connect
     if there and (options.cloud.vpc or options.cloud.subnet) and not hidden:
@@ -178,10 +172,10 @@ _EXACT = 2.0
 def check_clock(ahead: float, report: Reporter = lambda line: None) -> float:
     """Seconds to take off this machine's clock, to have AWS's time: `ahead`, unless that is next to
     nothing. Raises WrongClock beyond what AWS accepts."""
-    if abs(ahead) > failures.SKEW:
-        raise failures.make_clock_error(ahead)
+    if abs(ahead) > refusals.SKEW:
+        raise refusals.make_clock_error(ahead)
     if abs(ahead) > NOTICED:
-        report(f"{failures.describe_skew(ahead)}: the deadline is computed with AWS's time")
+        report(f"{refusals.describe_skew(ahead)}: the deadline is computed with AWS's time")
     return ahead if abs(ahead) > _EXACT else 0.0
 
 
@@ -227,7 +221,7 @@ def _check_rights(
                 cluster=options.name,
                 subnet=place.workers if worker else place.launcher,
                 public=public,
-                more_tags=tags.parse_tags(options.cloud.tag),
+                more_tags=ec2_api.parse_tags(options.cloud.tag),
             )
         )
     for answer in asked.values():
@@ -292,3 +286,173 @@ def _choose_reserved(zones: tuple[str, ...], reservation: Reservation | None) ->
             hint="correct --zones, --subnet or --launcher-type, or choose another --reservation",
         )
     return (reservation.zone,)
+
+
+# -------------------------------------------------------------------------------------------------
+# `check` for EC2: what `up` would look at, as rows for people. Nothing is made.
+#
+# Every question has one short attempt, and all of them together a deadline: without a network this
+# is told, not waited for.
+
+
+LIMIT = 12.0
+"""Seconds for everything together."""
+
+WORKERS = 2
+"""As many as `up` makes where nobody says it."""
+
+T = TypeVar("T")
+
+
+class _Asked:
+    """Answers by the deadline; what goes wrong is a finding."""
+
+    def __init__(self, subject: str, end: Deadline) -> None:
+        self._subject = subject
+        self._end = end
+        self.wrong: CheckRow | None = None
+
+    def get(self, future: Future[T]) -> T | None:
+        try:
+            return self._end.await_result(future)
+        except ProviderError as error:
+            self.wrong = CheckRow("warning", self._subject, error.message, error.hint)
+        except TimeoutError:
+            self.wrong = CheckRow(
+                "warning",
+                self._subject,
+                f"AWS did not answer within {LIMIT:g} s",
+                "check your network, your proxy and AWS_ENDPOINT_URL",
+            )
+        return None
+
+
+def diagnose() -> tuple[CheckRow, ...]:
+    """Credentials; then every quota, and for every family its zones and its machine image."""
+    end = Deadline(LIMIT)
+    asked = _Asked("AWS", end)
+    region = asked.get(run_in_background(choose_region))
+    api = Api(region or "", hurried=True)
+    account = asked.get(run_in_background(api.find_account)) if region else None
+    if account is None:
+        assert asked.wrong
+        return (_make_row(asked.wrong),)
+    names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
+    types = run_in_background(partial(api.list_instance_types, names))
+    used = run_in_background(
+        lambda: quotas.count_used(api, api.list_instances(states=("pending", "running")))
+    )
+    rows: list[Callable[[], CheckRow]] = []
+    others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
+    for quota in catalog.QUOTAS:
+        if quota.spot:
+            name = quota.spot_name or quota.name
+            others["spot quotas"][name.partition(" (")[0]] = quota.spot
+        if any(catalog.find_quota(name) == quota for name in names):
+            limit = run_in_background(partial(api.find_quota, quota.on_demand))
+            rows.append(partial(_check_quota, api, quota, limit, types, used, end))
+        else:
+            others["quotas of other types"][quota.name] = quota.on_demand
+    found_others = run_in_background(
+        lambda: [_describe_quotas(api, codes) for codes in others.values()]
+    )
+    rows += [
+        partial(_check_others, found_others, n, subject, end) for n, subject in enumerate(others)
+    ]
+    for family in catalog.FAMILIES.values():
+        zones = run_in_background(
+            partial(api.list_zones, (family.instance_type, catalog.LAUNCHER_TYPE))
+        )
+        image = catalog.MACHINE_IMAGES[family.image]
+        found = run_in_background(partial(api.find_image, image.owner, image.name))
+        rows.append(partial(_check_family, api, family, zones, found, end))
+    return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
+
+
+def _make_row(finding: CheckRow) -> CheckRow:
+    text = f"{finding.text}; needed for clusters on EC2"
+    return CheckRow(finding.level, finding.subject, text, finding.hint)
+
+
+def _check_quota(
+    api: Api,
+    quota: catalog.Quota,
+    limit: Future[float],
+    types: Future[dict[str, InstanceType]],
+    used: Future[dict[str, int]],
+    end: Deadline,
+) -> CheckRow:
+    """Whether the largest of the default clusters that count towards it would fit."""
+    subject = f"quota {quota.name.partition(' (')[0]}"
+    asked = _Asked(subject, end)
+    vcpus, known, running = asked.get(limit), asked.get(types), asked.get(used)
+    if vcpus is None or known is None or running is None:
+        assert asked.wrong
+        return asked.wrong
+    taken = running.get(quota.on_demand, 0)
+    command, needs = max(_list_defaults(quota, known), key=lambda row: row[1], default=("", 0))
+    text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
+    if taken + needs <= vcpus:
+        return CheckRow("ok", subject, text)
+    hint = quotas.render_request(quota.on_demand, taken + needs)
+    return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)
+
+
+def _describe_quotas(api: Api, codes: dict[str, str]) -> str:
+    """What these quotas are, one asked after the other: AWS lets few such questions through at a
+    time, and what a default cluster needs is asked beside them."""
+    said = []
+    for name, code in codes.items():
+        try:
+            said.append(f"{name} {api.find_quota(code):g}")
+        except ProviderError:
+            said.append(f"{name} ?")
+    return ", ".join(said)
+
+
+def _check_others(found: Future[list[str]], row: int, subject: str, end: Deadline) -> CheckRow:
+    """Quotas that no cluster needs which people make by default."""
+    asked = _Asked(subject, end)
+    texts = asked.get(found)
+    if texts is None:
+        assert asked.wrong
+        return asked.wrong
+    return CheckRow("ok", subject, f"vCPUs: {texts[row]}")
+
+
+def _list_defaults(
+    quota: catalog.Quota, known: dict[str, InstanceType]
+) -> Iterable[tuple[str, int]]:
+    """What a person would type, and the vCPUs that it counts towards this quota."""
+    for family in catalog.FAMILIES.values():
+        option = f"--cpu {family.instance_type}" if family.name == "cpu" else f"--gpu {family.name}"
+        counted = [
+            number * known[name].vcpus
+            for name, number in ((family.instance_type, WORKERS), (catalog.LAUNCHER_TYPE, 1))
+            if name in known and catalog.find_quota(name) == quota
+        ]
+        yield f"clusterctl up {option}", sum(counted)
+
+
+def _check_family(
+    api: Api,
+    family: catalog.Family,
+    zones: Future[tuple[str, ...]],
+    image: Future[str],
+    end: Deadline,
+) -> CheckRow:
+    subject = f"EC2 {family.name}"
+    asked = _Asked(subject, end)
+    offering, ami = asked.get(zones), asked.get(image)
+    if offering is None or ami is None:
+        assert asked.wrong
+        return asked.wrong
+    if not offering:
+        text = f"no zone of {api.region} offers {family.instance_type}"
+        return CheckRow("warning", subject, text, "choose another --region or --instance-type")
+    where = f"{family.instance_type} in {', '.join(offering)}"
+    if not ami:
+        row = catalog.MACHINE_IMAGES[family.image]
+        text = f"{where}, but no machine image {row.name!r} of {row.owner}"
+        return CheckRow("warning", subject, text, "name one with --ami, or choose another --region")
+    return CheckRow("ok", subject, f"{where}; image {ami}")

@@ -22,31 +22,23 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.machines import charges, ledger
+from clusterctl.machines.ec2 import api as ec2_api
+from clusterctl.machines.ec2 import create as ec2_create
 from clusterctl.machines.ec2 import (
-    adoption,
-    cleanup,
-    creation,
-    diagnostics,
-    endpoints,
     extension,
-    file_systems,
+    network,
     preflight,
     prices,
-    provider_state,
-    reconcile,
     sightings,
-    ssh_cidr,
-    tagged_resources,
-    tags,
+    storage,
     terraform_module,
-    update_rules,
-    userdata,
+    tunnels,
+    update,
 )
 from clusterctl.machines.ec2 import plan as ec2_plan
-from clusterctl.machines.ec2.answers import STOPPED
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.client import choose_region
-from clusterctl.machines.ec2.creation import Planned
+from clusterctl.machines.ec2 import remove as ec2_remove
+from clusterctl.machines.ec2.api import STOPPED, Api, choose_region
+from clusterctl.machines.ec2.create import Planned
 from clusterctl.machines.protocol import CheckRow, Created, Features, ProviderPlan, Resource
 from clusterctl.machines.registry import RegistryLogin
 from clusterctl.state.home import Home
@@ -64,7 +56,7 @@ class Ec2Provider:
         worker_family="cpu",
         fresh_machines=True,
         shared_folder=f"{SHARED} on the launcher's disk, by NFS; `down` deletes it",
-        deadline_unit=userdata.UNIT,
+        deadline_unit=ec2_create.UNIT,
         bootstrap_timeout=1800.0,  # it installs Docker and pulls gigabytes
     )
 
@@ -72,7 +64,7 @@ class Ec2Provider:
         self,
         connect: Callable[[str], Api] = Api,
         clock: Callable[[], float] = time.time,
-        my_address: Callable[[], str] = ssh_cidr.ask_my_address,
+        my_address: Callable[[], str] = network.ask_my_address,
     ) -> None:
         """`connect`: makes what we ask AWS with, in a region."""
         self._connect = connect
@@ -92,16 +84,16 @@ class Ec2Provider:
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        update_rules.require_record(current)
-        options = update_rules.resolve_rules(spec, current)
+        update.require_record(current)
+        options = update.resolve_rules(spec, current)
         binary = terraform_binary.find_terraform()
         address = self._ask_address(options)
         init_cache = terraform_module.prefetch(Home(ahead), binary) if ahead else None
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, report)
-        options = file_systems.fill_in_network(options, found.file_system)
+        options = storage.fill_in_network(options, found.file_system)
         present = {item.node: item.type for item in instances}
-        update_rules.check_kept(options, current, found.machines, present)
+        update.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, report)
@@ -117,9 +109,9 @@ class Ec2Provider:
             *(api, found, options.cloud, old, now), spot=spot, on_demand=restarted, report=report
         )
         charges.check_hourly(options.cloud.max_hourly, cost.dear)
-        update_rules.check_stopped(current, present, stopped, now)
+        update.check_stopped(current, present, stopped, now)
         latest = found.reservation.latest if found.reservation else None
-        deadline = update_rules.choose_deadline(options, current, present, cost.dear, now, latest)
+        deadline = update.choose_deadline(options, current, present, cost.dear, now, latest)
         if init_cache:
             self._planned[options.name] = Planned(options, found, api, init_cache, address, spot)
         return ProviderPlan(
@@ -132,9 +124,9 @@ class Ec2Provider:
                 options,
                 cost,
                 binary=binary.name,
-                ssh=endpoints.describe_endpoints(found.endpoint)
+                ssh=tunnels.describe_endpoints(found.endpoint)
                 if options.cloud.instance_connect
-                else ssh_cidr.describe_ssh_cidr(
+                else network.describe_ssh_cidr(
                     options.cloud.ssh_cidr, address.result, old=bool(current)
                 ),
                 new=sum(machine.name not in present for machine in found.machines),
@@ -153,12 +145,12 @@ class Ec2Provider:
         )
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
-        creation.check_state(cluster, folder)
+        ec2_create.check_state(cluster, folder)
         planned = self._planned.get(cluster.name) or self._replan(cluster, folder, report)
-        return creation.create(planned, cluster, folder, self._nodes, report)
+        return ec2_create.create(planned, cluster, folder, self._nodes, report)
 
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
-        return tagged_resources.find_tagged(self._open_api(cluster, folder), cluster.id)
+        return ec2_remove.find_tagged(self._open_api(cluster, folder), cluster.id)
 
     def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
         return sightings.list_things(self._open_api(cluster, folder), cluster, folder)
@@ -193,7 +185,7 @@ class Ec2Provider:
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         self._open_api(cluster, folder)
-        state = provider_state.load_state(folder)
+        state = terraform_module.load_state(folder)
         if state.spot if state else cluster.spec.cloud.spot:
             raise UsageError(
                 f"the workers of cluster {cluster.name} are spot instances, and EC2 does not stop"
@@ -202,7 +194,7 @@ class Ec2Provider:
             )
 
     def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        reconcile.stop(self._open_api(cluster, folder), cluster.id, report)
+        ec2_create.stop(self._open_api(cluster, folder), cluster.id, report)
 
     def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
         if cluster.spec.cloud.instance_connect:
@@ -212,25 +204,25 @@ class Ec2Provider:
                 hint="there is nothing to allow: your rights in AWS let you in, whatever your"
                 " address is",
             )
-        said = ssh_cidr.parse_networks("network", ",".join(networks)) if networks else ""
+        said = network.parse_networks("network", ",".join(networks)) if networks else ""
         try:
             wanted = said or f"{self._my_address()}/32"
         except (OSError, ValueError) as error:
             raise ProviderError(
-                f"{ssh_cidr.WHO_AM_I} did not return this machine's public address: {error}",
+                f"{network.WHO_AM_I} did not return this machine's public address: {error}",
                 hint="give it: clusterctl allow 203.0.113.7/32",
             ) from error
-        ssh_cidr.change(self._open_api(cluster, folder), cluster.id, wanted.split(","))
-        if state := provider_state.load_state(folder):
+        network.change(self._open_api(cluster, folder), cluster.id, wanted.split(","))
+        if state := terraform_module.load_state(folder):
             state.ssh_cidr = wanted
-            provider_state.save(folder, state)
+            terraform_module.save(folder, state)
         return tuple(wanted.split(","))
 
     def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
-        state = provider_state.load_state(folder)
+        state = terraform_module.load_state(folder)
         if state is None or cluster.spec.cloud.instance_connect:
             return ""
-        return ssh_cidr.explain_shut_out(state.ssh_cidr, self._my_address)
+        return network.explain_shut_out(state.ssh_cidr, self._my_address)
 
     def find_usual_region(self) -> str:
         return choose_region()
@@ -246,25 +238,25 @@ class Ec2Provider:
         return api.owner
 
     def is_shared(self, owner: str) -> bool:
-        return tags.is_shared(owner)
+        return ec2_api.is_shared(owner)
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         extension.label(cluster, folder, deadline, self._open_api(cluster, folder))
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return tagged_resources.find_priced(self._connect(region), prices.find_rates)
+        return ec2_remove.find_priced(self._connect(region), prices.find_rates)
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
-        cleanup.remove_all(self._connect(region), cluster_id, report)
+        ec2_remove.remove_all(self._connect(region), cluster_id, report)
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
-        return adoption.adopt(self._connect(region), cluster_id, name)
+        return update.adopt(self._connect(region), cluster_id, name)
 
     def diagnose(self) -> tuple[CheckRow, ...]:
-        return diagnostics.diagnose()
+        return preflight.diagnose()
 
     def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        state = provider_state.load_state(folder)
+        state = terraform_module.load_state(folder)
         if cluster.phase is not Phase.STOPPED or (state and state.guarded):
             return ""  # each node keeps its own deadline
         return "stopped machines keep no deadline, and AWS does not remove their disks"
@@ -278,7 +270,7 @@ class Ec2Provider:
         )
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        reconcile.destroy(self._open_api(cluster, folder), cluster, folder, report)
+        ec2_create.destroy(self._open_api(cluster, folder), cluster, folder, report)
 
     def _ask_address(self, options: ClusterSpec) -> Future[str]:
         """This machine's, as the internet sees it; "" where nobody has to know."""
@@ -287,7 +279,7 @@ class Ec2Provider:
         return run_in_background(lambda: "" if known else self._my_address())
 
     def _replan(self, cluster: Cluster, folder: Path, report: Reporter) -> Planned:
-        options = update_rules.resolve_rules(cluster.spec, cluster)
+        options = update.resolve_rules(cluster.spec, cluster)
         address = self._ask_address(options)
         init_cache = terraform_module.prefetch(
             Home(folder.parent.parent), terraform_binary.find_terraform()
@@ -302,5 +294,5 @@ class Ec2Provider:
         known = terraform_module.identify(folder)
         region = known.region if known else cluster.spec.cloud.region or choose_region()
         api = self._connect(region)
-        update_rules.check_account(cluster, api.find_account())
+        update.check_account(cluster, api.find_account())
         return api

@@ -13,10 +13,16 @@ from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Cluster, Thing
 from clusterctl.core.text import format_time
 from clusterctl.machines import ledger
-from clusterctl.machines.ec2 import prices, provider_state
-from clusterctl.machines.ec2.answers import ENDED, LIVING, STOPPED, Instance
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.tags import UNUSED_TAG, filter_by_cluster
+from clusterctl.machines.ec2 import prices, terraform_module
+from clusterctl.machines.ec2.api import (
+    ENDED,
+    LIVING,
+    STOPPED,
+    UNUSED_TAG,
+    Api,
+    Instance,
+    filter_by_cluster,
+)
 from clusterctl.machines.protocol import LAUNCHER
 
 
@@ -24,7 +30,7 @@ def list_things(api: Api, cluster: Cluster, folder: Path | None) -> tuple[Thing,
     """All that costs money, also what has ended while EC2 shows it. Workers of a cluster of spot
     instances have a price where the ledger has none: they may be on demand, or in another zone."""
     found = api.list_instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
-    memory = provider_state.load_state(folder) if folder else None
+    memory = terraform_module.load_state(folder) if folder else None
     guarded = bool(memory and memory.guarded)
     machines = [_read(item, guarded) for item in found if item.node]
     if cluster.spec.cloud.spot:

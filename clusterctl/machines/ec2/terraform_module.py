@@ -12,12 +12,51 @@ import msgspec
 from clusterctl.core import assets
 from clusterctl.core.model import Reporter
 from clusterctl.core.progress import BOOTING, NodePhases
-from clusterctl.machines.ec2 import provider_state
 from clusterctl.machines.ec2.api import Api
-from clusterctl.state.home import Home
+from clusterctl.state.home import Home, write_atomic
 from clusterctl.state.locks import find_held
 from clusterctl.terraform import binary as terraform_binary
 from clusterctl.terraform import folder as terraform_folder
+
+# -------------------------------------------------------------------------------------------------
+# What is kept between two attempts to make a cluster: a file in its folder.
+
+
+class ProviderState(msgspec.Struct, kw_only=True):
+    """`zone` and `spot` are those of the last attempt, `ssh_cidr` is from where SSH is open;
+    `unfinished`: an attempt has begun, and nobody has seen its end; `guarded`: AWS itself ends the
+    machines after their deadline."""
+
+    id: str
+    region: str
+    zone: str = ""
+    ssh_cidr: str = ""
+    spot: bool = False
+    on_demand: tuple[str, ...] = ()
+    """The workers that are none where the others are spot instances."""
+    unfinished: bool = False
+    guarded: bool = False
+
+
+def load_state(folder: Path) -> ProviderState | None:
+    """None where nothing was tried yet."""
+    try:
+        return msgspec.json.decode(_locate_file(folder).read_bytes(), type=ProviderState)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def save(folder: Path, state: ProviderState) -> None:
+    path = _locate_file(folder)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(path, msgspec.json.encode(state))
+
+
+def _locate_file(folder: Path) -> Path:
+    return folder / "ec2" / "memory.json"
+
+
+# -------------------------------------------------------------------------------------------------
 
 
 def find_module() -> Path:
@@ -65,7 +104,7 @@ class Identity(msgspec.Struct):
 
 def identify(folder: Path) -> Identity | None:
     """From what is kept here, else from Terraform's variables; None where neither can be read."""
-    if state := provider_state.load_state(folder):
+    if state := load_state(folder):
         return Identity(state.id, state.region)
     try:
         variables = (folder / "terraform" / terraform_folder.VARIABLES).read_bytes()

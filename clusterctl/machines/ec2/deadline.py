@@ -19,9 +19,8 @@ from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.errors import ProviderError
 from clusterctl.machines.charges import LATER, RELEASE
-from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.failures import RefusedByAws
-from clusterctl.machines.ec2.tags import as_list
+from clusterctl.machines.ec2.api import Api, as_list
+from clusterctl.machines.ec2.refusals import RefusedByAws
 from clusterctl.machines.protocol import Resource
 
 ROLE = "clusterctl-deadline"

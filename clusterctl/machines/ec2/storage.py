@@ -14,8 +14,8 @@ from clusterctl.core.clock import run_in_background
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import SHARED, ClusterSpec
 from clusterctl.machines.ec2.api import Api
-from clusterctl.machines.ec2.failures import RefusedByAws
-from clusterctl.machines.ec2.networks import ZoneSubnets
+from clusterctl.machines.ec2.network import ZoneSubnets
+from clusterctl.machines.ec2.refusals import RefusedByAws
 
 NFS = 2049
 _UNKNOWN = "FileSystemNotFound"

@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from clusterctl.machines.ec2 import failures
+from botocore.auth import SIGV4_TIMESTAMP, SigV4QueryAuth
+
+from clusterctl.machines.ec2 import refusals
 
 CLI_CACHE = "~/.aws/cli/cache"
 """Where `aws` keeps the sessions of roles: an MFA code that it has asked for counts for us, too."""
@@ -148,7 +150,7 @@ def _open_cache() -> Any:
 
 
 def _refuse(prompt: str) -> str:
-    raise failures.make_unanswered_error(
+    raise refusals.make_unanswered_error(
         "reading your AWS credentials", "RefreshWithMFAUnsupportedError", ""
     )
 
@@ -203,3 +205,19 @@ class _Answer(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: stderr is for people."""
+
+
+# -------------------------------------------------------------------------------------------------
+# Signatures by AWS's clock instead of this machine's. Loads botocore.
+
+
+class ShiftedQueryAuth(SigV4QueryAuth):  # type: ignore[misc]
+    """botocore corrects no clock: what it signs for a minute is of no use a minute late."""
+
+    ahead = 0.0
+    """Seconds that this machine's clock is ahead of AWS's."""
+
+    def _modify_request_before_signing(self, request: Any) -> None:
+        now = datetime.now(timezone.utc) - timedelta(seconds=self.ahead)
+        request.context["timestamp"] = now.strftime(SIGV4_TIMESTAMP)
+        super()._modify_request_before_signing(request)

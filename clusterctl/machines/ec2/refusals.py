@@ -5,7 +5,12 @@ tests/unit/aws_errors.toml has AWS's own texts, each with its source and what be
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from clusterctl.core.errors import ProviderError
+from clusterctl.machines.protocol import NoCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,3 +334,166 @@ REPEATED = frozenset(
     }
 )
 """What a call is told that was done before: AWS's SDK asks again where an answer got lost."""
+
+
+# -------------------------------------------------------------------------------------------------
+# What AWS answers, in words that help: errors by the tables of `known_failures`. Pure.
+
+
+class RefusedByAws(ProviderError):
+    """AWS said no, with this code."""
+
+    code = ""
+
+
+class WrongClock(RefusedByAws):
+    """This machine's clock is so wrong that AWS does not accept what it signs."""
+
+
+class CapacityError(RefusedByAws, NoCapacity):
+    """No machines of the wanted kind in a zone: another may have some."""
+
+
+SKEW = 300.0
+"""Seconds that a signature may be from AWS's own time."""
+
+
+def make_refusal(
+    doing: str, code: str, message: str, region: str, skew: float = 0.0
+) -> RefusedByAws:
+    """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
+    ahead of AWS's, negative where it is behind."""
+    message = _make_readable(message)
+    known, kind = _find_known(code, message), RefusedByAws
+    if known and known.account and abs(skew) > SKEW and code not in UNSIGNED:
+        known = Known(describe_skew(skew), CLOCK, account=True)
+    if known and known.hint == CLOCK:
+        kind = WrongClock
+    if known is None:
+        error = RefusedByAws(f"{doing} failed in {region}: {code}: {message}", hint=UNKNOWN)
+    else:
+        kind = CapacityError if known.capacity else kind
+        error = kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
+    error.code = code
+    return error
+
+
+def describe_skew(seconds: float) -> str:
+    """`this machine's clock is 4 min behind AWS's`; `seconds` that it is ahead."""
+    late = abs(seconds)
+    far = f"{late / 3600:.1f} h" if late >= 5400 else f"{late / 60:.0f} min"
+    if late < 90:
+        far = f"{late:.0f} s"
+    return f"this machine's clock is {far} {'ahead of' if seconds > 0 else 'behind'} AWS's"
+
+
+def make_clock_error(skew: float) -> WrongClock:
+    """The error for a clock that no deadline can be computed with."""
+    return WrongClock(describe_skew(skew), hint=CLOCK)
+
+
+def make_not_enabled_error(region: str) -> ProviderError:
+    """The error for a region that the account has to opt in to first."""
+    known = CODES["OptInRequired"]
+    return ProviderError(f"{region}: {known.what}", hint=known.hint)
+
+
+def _find_known(code: str, message: str = "") -> Known | None:
+    """The row of what the message says, else of a code such as `AuthFailure.Detail`: its own, or
+    that of what it begins with. The reason why a machine has ended begins with whose fault it is
+    (`Client.VolumeLimitExceeded`)."""
+    for pattern, known in TEXTS:
+        if re.search(pattern, message):
+            return known
+    if code not in CODES and re.fullmatch(r"Invalid\w+\.NotFound", code):
+        return NOT_YET
+    parts = (code if code in CODES else re.sub(r"^(Client|Server)\.", "", code)).split(".")
+    shorter = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((CODES[one] for one in shorter if one in CODES), None)
+
+
+def is_permanent(error: ProviderError) -> bool:
+    """Whether asking again cannot help: not before a person has changed something."""
+    if not isinstance(error, RefusedByAws):
+        return False
+    return error.code == "OperationNotPermitted" or is_account_error(error)
+
+
+def is_account_error(refused: RefusedByAws) -> bool:
+    """Whether this user would be told the same about anything else."""
+    known = _find_known(refused.code, refused.message)
+    return known is not None and known.account
+
+
+def make_unreadable_error(doing: str, what: str) -> ProviderError:
+    """The error for an answer that is not what AWS sends, such as the login page of a network."""
+    return ProviderError(
+        f"{doing}: the answer cannot be read ({what}), so it is probably not from AWS",
+        hint="check your network, your proxy and AWS_ENDPOINT_URL, and try again",
+        transient=True,
+    )
+
+
+def make_unanswered_error(doing: str, exception: str, message: str) -> ProviderError:
+    """The error for a call that did not get through."""
+    known = EXCEPTIONS.get(exception) or _find_known("", message)
+    if known is None:
+        return ProviderError(
+            f"{doing}: AWS did not answer: {message}", hint=NETWORK, transient=True
+        )
+    said = "" if exception in PLAIN else f" ({message})"
+    # What was to be done matters no more where nothing can be.
+    what = known.what if "credentials" in known.what else f"{doing}: {known.what}"
+    return ProviderError(f"{what}{said}", hint=known.hint, transient=known.passing)
+
+
+def is_repeated(texts: Iterable[str]) -> bool:
+    """Whether Terraform failed over a call of its own whose answer had got lost: the thing is
+    there, and Terraform does not know."""
+    said = " ".join(" ".join(texts).split())
+    return not REPEATED.isdisjoint(re.findall(r"api error ([\w.]+\w)", said))
+
+
+def is_transient(texts: Iterable[str]) -> bool:
+    """Whether Terraform failed over nothing but what may be different in a moment."""
+    found = [known for text in texts for known in _find_in_terraform(text)]
+    return bool(found) and all(known.passing for known in found)
+
+
+def from_terraform(texts: Iterable[str]) -> ProviderError | None:
+    """The first thing that we know in what Terraform said; a capacity error goes first."""
+    found = []
+    for text in texts:
+        flat = " ".join(text.split())
+        for known in _find_in_terraform(text):
+            kind = CapacityError if known.capacity else ProviderError
+            found.append(kind(f"{known.what} ({_make_readable(flat)[:500]})", hint=known.hint))
+    return next((item for item in found if isinstance(item, CapacityError)), None) or next(
+        iter(found), None
+    )
+
+
+def _make_readable(message: str) -> str:
+    """Without what only fills the line: the number of a request, and what AWS has told in words
+    already, in a code that takes a right of its own to read. In one line."""
+    if "<html" in message.lower():
+        return "received a web page instead of an answer, perhaps from a proxy"
+    message = re.sub(r"https? response error StatusCode: \d+, RequestID: [\w-]*, ", "", message)
+    if "not authorized to perform: " in message:
+        message = re.sub(r"\s*Encoded authorization failure message: \S{64,}", "", message)
+    return re.sub(r"\s*\n\s*", " ", message.strip())
+
+
+_QUOTED = re.compile(
+    r"api error ([\w.]*\w)"
+    r"|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b"
+    rf"|\b({'|'.join(map(re.escape, sorted(CODES, key=len, reverse=True)))})(?:\.\w+)?:"
+)
+
+
+def _find_in_terraform(text: str) -> list[Known]:
+    flat = " ".join(text.split())
+    if said := _find_known("", flat):
+        return [said]
+    codes = ("".join(code) for code in _QUOTED.findall(flat))
+    return [known for code in codes if (known := _find_known(code))]

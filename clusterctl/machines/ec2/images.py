@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from clusterctl.core import catalog
 from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import ClusterSpec
-from clusterctl.machines.ec2.answers import Image
-from clusterctl.machines.ec2.api import Api
+from clusterctl.machines.ec2.api import Api, Image
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 

@@ -1,0 +1,718 @@
+"""From a plan to machines that answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clusterctl.core import assets, catalog, keys
+from clusterctl.core.clock import Deadline
+from clusterctl.core.errors import ProviderError
+from clusterctl.core.keys import KeyPair
+from clusterctl.core.model import (
+    SHARED,
+    Accelerator,
+    Cluster,
+    ClusterSpec,
+    Node,
+    Reporter,
+    Role,
+    Runtime,
+    shorten,
+)
+from clusterctl.core.progress import NodePhases
+from clusterctl.machines import deadlines
+from clusterctl.machines.ec2 import api as ec2_api
+from clusterctl.machines.ec2 import deadline as ec2_deadline
+from clusterctl.machines.ec2 import host_keys as ec2_host_keys
+from clusterctl.machines.ec2 import (
+    network,
+    plan,
+    prices,
+    refusals,
+    remove,
+    sightings,
+    spec,
+    terraform_module,
+    tunnels,
+)
+from clusterctl.machines.ec2.api import (
+    SETTLE,
+    STOPPED,
+    Api,
+    Instance,
+    find_instances,
+    terminate_instances,
+)
+from clusterctl.machines.ec2.host_keys import HostKeys
+from clusterctl.machines.ec2.network import ZoneSubnets
+from clusterctl.machines.ec2.preflight import Survey
+from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
+from clusterctl.machines.ec2.terraform_module import ProviderState
+from clusterctl.machines.ec2.tunnels import ConnectEndpoint
+from clusterctl.machines.protocol import LAUNCHER, Created, Resource
+from clusterctl.terraform import binary
+from clusterctl.terraform import folder as terraform_folder
+from clusterctl.transport.ssh import preload
+
+# -------------------------------------------------------------------------------------------------
+# Terraform's state against the cloud: what a cluster has without Terraform's knowing.
+#
+# It is made where Terraform is stopped in the middle of a call, and where AWS's answer gets lost.
+# So the end of a cluster, too, is first Terraform's, and then by tag.
+
+
+START_LIMIT = 300.0
+"""Seconds that stopping and starting again may take."""
+
+_NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
+"""Their names are the cluster's id, which is all over the state: their type tells."""
+
+
+def apply(
+    runner: terraform_folder.Terraform,
+    variables: dict[str, Any],
+    api: Api,
+    cluster_id: str,
+    report: Reporter,
+    may_go: Callable[[], Collection[str]],
+    nodes: NodePhases | None = None,
+) -> dict[str, Any]:
+    """Terraform's outputs. Asks again where AWS was too busy for a part, as long as each attempt
+    makes something; and once without what it failed over because it is there already.
+    `may_go`: the addresses of the machines that may be destroyed or replaced, asked for before each
+    attempt: what the last one has half made is among them. `nodes` is told which of them run.
+
+    Raises TerraformError, and LeftoverError as `remove_unknown` does.
+    """
+
+    new = len(variables["user_data"])
+
+    def apply_once() -> dict[str, Any]:
+        return runner.apply(
+            variables,
+            terraform_module.make_reporter(report, new, nodes),
+            parallelism=spec.choose_parallelism(new),
+            may_go=may_go(),
+        )
+
+    known, tidied = len(runner.list_resources()), False
+    while True:
+        try:
+            return apply_once()
+        except binary.TerraformError as error:
+            said = [item.text for item in error.diagnostics]
+            before, known = known, len(runner.list_resources())
+            if isinstance(refusals.from_terraform(said), CapacityError):
+                raise
+            if refusals.is_transient(said) and known > before:
+                report(f"{refusals.from_terraform(said)}: continuing")
+            elif refusals.is_repeated(said) and not tidied:
+                report(
+                    "AWS already has resources that are not in Terraform's state:"
+                    " creating them again"
+                )
+                remove_unknown(api, cluster_id, runner, report)
+                tidied = True
+            else:
+                raise
+
+
+def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
+    """Starts machines again that were stopped, in the console or by EC2. Terraform would replace
+    them: a stopped one has no public address, and that cannot be given to it. Raises ProviderError
+    naming those that do not start."""
+    end = Deadline(START_LIMIT)
+    asked: dict[str, str] = {}
+    while True:
+        found = find_instances(api, cluster_id)
+        down = [item for item in found if item.state in STOPPED]
+        if not down and not any(item.id in asked and item.state == "pending" for item in found):
+            return
+        if end.passed:
+            names = shorten(sorted(item.node or item.id for item in down))
+            raise ProviderError(
+                f"{names} was stopped and does not start again within {START_LIMIT:g} s",
+                hint="check it in the EC2 console, and run the same command again",
+            )
+        fresh = [item for item in down if item.state == "stopped" and item.id not in asked]
+        if fresh:
+            names = shorten(sorted(item.node or item.id for item in fresh))
+            report(f"{names}: stopped; starting again")
+            try:
+                api.call("start_instances", InstanceIds=[item.id for item in fresh])
+            except ProviderError as error:
+                raise ProviderError(
+                    f"{names} was stopped and cannot be started again: {error.message}",
+                    hint=f"{error.hint}; no machine was replaced",
+                ) from error
+            asked |= {item.id: item.node for item in fresh}
+        time.sleep(remove.PAUSE)
+
+
+def stop(api: Api, cluster_id: str, report: Reporter) -> None:
+    """Stops all machines: from then on only disks cost money. Raises ProviderError naming those
+    that do not stop."""
+    found = [item for item in find_instances(api, cluster_id) if item.state not in STOPPED]
+    if found:
+        report(f"stopping {shorten(sorted(item.node or item.id for item in found))}")
+        api.call("stop_instances", InstanceIds=[item.id for item in found])
+    end = Deadline(START_LIMIT)
+    while going := [i for i in find_instances(api, cluster_id) if i.state != "stopped"]:
+        if end.passed:
+            names = shorten(sorted(item.node or item.id for item in going))
+            raise ProviderError(
+                f"{names} does not stop within {START_LIMIT:g} s",
+                hint="check it in the EC2 console, and run the same command again",
+            )
+        time.sleep(remove.PAUSE)
+
+
+def remove_unknown(
+    api: Api, cluster_id: str, runner: terraform_folder.Terraform, report: Reporter
+) -> None:
+    """Removes what the cluster has without Terraform's knowing. Raises LeftoverError."""
+    remove.remove_cluster(api, cluster_id, report, keep=make_is_known(runner))
+    state = runner.state
+    tables = api.list_all(
+        "describe_route_tables", "RouteTables", Filters=[ec2_api.filter_by_cluster(cluster_id)]
+    )
+    # Associations have no tags of their own.
+    for link in (link for table in tables for link in table.get("Associations", ())):
+        name = link["RouteTableAssociationId"]
+        if not link.get("Main") and name not in state:
+            api.call("disassociate_route_table", AssociationId=name)
+
+
+def make_is_known(runner: terraform_folder.Terraform) -> Callable[[Resource], bool]:
+    """Whether Terraform's state speaks of a thing, or it never made such a one: schedules are ours,
+    and AWS and people may have put endpoints into the network. A NAT gateway that Terraform would
+    replace is not known: `cleanup` notes whether it was there, and so is to be paid for."""
+    state = runner.state
+    types = {address.partition(".")[0] for address in runner.list_resources()}
+    tainted = terraform_folder.find_tainted(state)
+    return lambda left: (
+        left.managed
+        or left.kind in ("VPC endpoint", ec2_deadline.KIND)
+        or (
+            _NAMED_BY_US[left.kind] in types
+            if left.kind in _NAMED_BY_US
+            else left.id in state and not (left.kind == remove.GATEWAY and left.id in tainted)
+        )
+    )
+
+
+def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
+    """Raises ProviderError, and LeftoverError where something is left."""
+    _destroy_known(api, cluster, folder, report)
+    if not find_instances(api, cluster.id):
+        with suppress(ProviderError):  # the search below finds what is left
+            ec2_deadline.remove_schedule(api, ec2_deadline.name_group(cluster.id))
+    state = terraform_module.load_state(folder)
+    # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
+    settle = SETTLE if state and state.unfinished else 0.0
+    remove.remove_all(api, cluster.id, report, settle=settle)
+
+
+def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
+    """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
+    try:
+        runner = terraform_module.open_terraform(api, folder, cluster.name, report)
+        resources = runner.list_resources()
+        if not resources:
+            return
+        if remove.is_managed(api, cluster.id):
+            report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
+            return
+        state = terraform_module.load_state(folder)
+        if state and state.unfinished:
+            # Terraform would wait for a network that is held by what it does not know.
+            report(
+                "the last `up` did not finish: AWS may have more than Terraform knows; removing by"
+                " tag"
+            )
+            return
+        if unknown := [i for i in find_instances(api, cluster.id) if i.id not in runner.state]:
+            names = shorten(sorted(item.node or item.id for item in unknown))
+            report(f"{names}: not in Terraform's state; removing by tag")
+            return
+        runner.init()
+        at_a_time = spec.choose_parallelism(len(resources))
+        if len(resources) > at_a_time:
+            # Terraform waits for each: the others would be billed meanwhile.
+            terminate_instances(api, cluster.id)
+        machines = sum(map(bool, map(terraform_module.find_node, resources)))
+        runner.destroy(terraform_module.make_reporter(report, machines), parallelism=at_a_time)
+    except ProviderError as error:
+        report(f"{error.message}; removing by tag")
+
+
+# -------------------------------------------------------------------------------------------------
+# What a node does at its first boot: cloud-init's configuration, as JSON. Pure.
+#
+# JSON is YAML, and cannot be badly indented: a private key that is leaves a node without sshd and
+# cloud-init's status `done`.
+
+
+AGENT = f"/etc/clusterctl/{deadlines.AGENT}"
+UNIT = "clusterctl-deadline.service"
+END = "shutdown -P now || poweroff -f"
+
+LIMIT = 16384
+"""Bytes of user data that EC2 takes."""
+
+
+def render_userdata(
+    *, host_key: KeyPair, authorized: str, deadline: float, root: str, spot: bool
+) -> str:
+    """`root`: the node root, where the agent finds jobs; `deadline`: seconds since the epoch."""
+    config = {
+        "disable_root": True,
+        "ssh_pwauth": False,
+        "ssh_deletekeys": True,
+        "ssh_keys": {
+            "ed25519_private": host_key.private,
+            "ed25519_public": host_key.public,
+        },
+        "ssh_authorized_keys": [authorized],
+        "write_files": [
+            {
+                "path": AGENT,
+                "permissions": "0755",
+                "content": deadlines.render_agent(root=root, end=END, metadata=True, spot=spot),
+            },
+            {"path": deadlines.FILE, "permissions": "0644", "content": f"{int(deadline)}\n"},
+            {
+                "path": f"/etc/systemd/system/{UNIT}",
+                "permissions": "0644",
+                "content": assets.render("ec2/deadline.service.j2", agent=AGENT),
+            },
+        ],
+        "runcmd": [
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "enable", "--now", UNIT],
+        ],
+    }
+    return "#cloud-config\n" + json.dumps(config)
+
+
+# -------------------------------------------------------------------------------------------------
+# Makes the machines of a cluster where there is room for all of them: in one zone of the region,
+# on the spot market or on demand.
+
+
+class CreateAttempt(NamedTuple):
+    spot: bool
+    zone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What has to be made, and what is known of it. `state` is changed, and kept in `folder`;
+    `rate`: what the cluster costs per hour with these workers on-demand, for people."""
+
+    cluster: Cluster
+    options: ClusterSpec
+    found: Survey
+    api: Api
+    folder: Path
+    state: ProviderState
+    host_keys: HostKeys
+    rate: Callable[[Collection[str]], str]
+    nodes: NodePhases = field(default_factory=NodePhases)
+
+
+def list_attempts(
+    options: ClusterSpec, zones: Sequence[str], state: ProviderState
+) -> list[CreateAttempt]:
+    """In this order. The zones before the one that an earlier attempt got to had no room."""
+    first = zones.index(state.zone) if state.zone in zones else 0
+    markets = (True, False) if state.spot and options.cloud.spot_fallback else (state.spot,)
+    return [CreateAttempt(spot, zone) for spot in markets for zone in zones[first:]]
+
+
+def make_attempts(
+    order: Order, runner: terraform_folder.Terraform, report: Reporter
+) -> list[dict[str, Any]]:
+    """Terraform's list of nodes. Raises CapacityError where no zone has room for all; what runs
+    already never moves."""
+    state = order.state
+    running = find_instances(order.api, order.cluster.id)
+    settled = any(order.cluster.has(item.node) for item in running)
+    if settled:
+        state.spot = state.spot or any(item.spot for item in running)
+    elif not running:
+        # What an earlier attempt came to says nothing about today.
+        state.zone, state.spot = "", order.options.cloud.spot
+    keeps_spot = settled and state.spot
+    todo = list_attempts(order.options, order.found.zones, state)
+    for attempt, following in zip_longest(todo, todo[1:]):
+        state.zone, state.spot = attempt.zone, attempt.spot or keeps_spot
+        state.on_demand = _list_on_demand(order, attempt, running) if keeps_spot else ()
+        state.unfinished = True
+        terraform_module.save(order.folder, state)
+        try:
+            return _try(order, runner, running, report)
+        except binary.TerraformError as error:
+            known = _require_capacity_error(error)
+            sightings.note(order.api, order.cluster, order.folder)  # what goes now costs, too
+            if following is None:
+                raise _make_last_error(order, todo, known, settled) from error
+        running = find_instances(order.api, order.cluster.id)
+        if settled:
+            there = {item.node for item in running}
+            new = [n for n in _list_on_demand(order, following, running) if n not in there]
+            report(
+                f"{attempt.zone} has no capacity for spot ({known.message}): {shorten(new)}"
+                f" on-demand instead, the cluster then costs {order.rate(new)}/h"
+            )
+            continue
+        report(
+            f"{attempt.zone} has no capacity{' for spot' * attempt.spot} ({known.message}):"
+            f" the whole cluster moves to {following.zone}"
+            + ("" if following.spot == attempt.spot else ", on-demand")
+        )
+    raise ProviderError("no zone to try", hint="name some with --zones")
+
+
+def _try(
+    order: Order, runner: terraform_folder.Terraform, running: Sequence[Instance], report: Reporter
+) -> list[dict[str, Any]]:
+    """One attempt. Raises TerraformError, also where there is no room."""
+    made = apply(
+        runner,
+        _build_variables(order, running),
+        order.api,
+        order.cluster.id,
+        report,
+        may_go=partial(_list_removable, order, runner),
+        nodes=order.nodes,
+    )
+    order.state.unfinished = False
+    terraform_module.save(order.folder, order.state)
+    nodes: list[dict[str, Any]] = made["nodes"]
+    return nodes
+
+
+def _make_last_error(
+    order: Order,
+    tried: Sequence[CreateAttempt],
+    why: CapacityError,
+    settled: bool,
+) -> CapacityError:
+    """The error after the last attempt. `settled`: some workers run, which stay where they are."""
+    state = order.state
+    if settled:
+        state.unfinished = False  # the refusal is all that EC2 made of it
+        terraform_module.save(order.folder, state)
+        return CapacityError(
+            f"{state.zone} has no capacity for more: {why.message}",
+            hint=f"running nodes are unchanged: try later, {_suggest_instead(order)}",
+        )
+    zones = ", ".join(dict.fromkeys(zone for _, zone in tried))
+    hint = why.hint + (", or --spot-fallback" if state.spot else "")
+    # The next `up` finds another day, and begins anew.
+    state.zone, state.spot = "", order.options.cloud.spot
+    terraform_module.save(order.folder, state)
+    return CapacityError(
+        f"no zone has capacity for the whole cluster (tried {zones}): {why.message}", hint=hint
+    )
+
+
+def _list_on_demand(
+    order: Order, attempt: CreateAttempt, running: Sequence[Instance]
+) -> tuple[str, ...]:
+    """The workers of a cluster of spot instances that are none: those that run so, and the new
+    ones of an attempt on demand."""
+    spot = {item.node: item.spot for item in running}
+    workers = [machine.name for machine in order.found.machines if machine.name != LAUNCHER]
+    return tuple(name for name in workers if not spot.get(name, attempt.spot))
+
+
+def _suggest_instead(order: Order) -> str:
+    """Of the hint where a zone is full: what else can be done."""
+    if not order.state.spot or order.options.cloud.spot_fallback:
+        return "or with fewer --workers"
+    return f"or `clusterctl up {order.cluster.name} --spot-fallback` starts on-demand ones instead"
+
+
+def _list_removable(order: Order, runner: terraform_folder.Terraform) -> list[str]:
+    """The machines that Terraform may destroy or replace: surplus ones, whose removal was agreed
+    to, and those that never became nodes, on which nothing ever ran."""
+    nodes = {node.machine for node in order.cluster.nodes}
+    wanted = {machine.name for machine in order.found.machines}
+    return [
+        address
+        for address, machine in runner.list_resources().items()
+        if (name := terraform_module.find_node(address))
+        and (machine not in nodes or name not in wanted)
+    ]
+
+
+def _require_capacity_error(error: binary.TerraformError) -> CapacityError:
+    """What is wrong, where it is that; raises anything else."""
+    known = refusals.from_terraform(item.text for item in error.diagnostics)
+    if isinstance(known, CapacityError):
+        return known
+    raise known or error from error
+
+
+def _make_tags(order: Order) -> dict[str, str]:
+    """Tags of all that is made: the user's own, the cluster's name, and who made it."""
+    names = (ec2_api.NAME_TAG, ec2_api.OWNER_TAG, ec2_api.CLIENT_TAG)
+    values = (order.cluster.name, order.cluster.owner, order.cluster.client)
+    ours = {name: value for name, value in zip(names, values, strict=True) if value}
+    return {**ec2_api.parse_tags(order.options.cloud.tag), **ours}
+
+
+def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
+    """Terraform's. Machines that boot get host keys of ours with their user data."""
+    cluster, found, state = order.cluster, order.found, order.state
+    deadline = cluster.deadline or time.time() + catalog.DEFAULT_TTL
+    living = {item.node for item in running}
+    booted = living - order.host_keys.booting
+    booting = [machine for machine in found.machines if machine.name not in booted]
+    pairs = order.host_keys.make_boot_keys([machine.name for machine in booting], living)
+    public_key = keys.ensure(order.folder / "ssh" / "user")
+    place = found.subnets.get(state.zone, ZoneSubnets("", ""))
+    disks = {machine.disk for machine in found.machines if machine.name != LAUNCHER}
+    reserved = found.reservation
+    cloud = order.options.cloud
+    return {
+        "cluster_id": cluster.id,
+        "cluster_name": cluster.name,
+        "owner": cluster.owner,
+        "client": cluster.client,
+        "shared": SHARED if cluster.spec.makes_folder else "",
+        "deadline": ec2_api.render_deadline(deadline),
+        "tags": ec2_api.parse_tags(cloud.tag),
+        "region": order.api.region,
+        "zone": state.zone,
+        "groups": spec.group_machines(found.machines, found.placement),
+        "launcher_type": found.machines[0].instance_type,
+        "amis": dict(found.amis),
+        "disk": disks.pop() if len(disks) == 1 else 0,
+        "spot": state.spot,
+        "on_demand": sorted(state.on_demand),
+        "reservation": {
+            "id": reserved.id,
+            "block": reserved.block,
+            "placement_group": reserved.group,
+        }
+        if reserved
+        else None,
+        "efa": cloud.efa,
+        # Of types with several network cards.
+        "efa_cards": {
+            name: list(kind.efa)
+            for name, kind in found.types.items()
+            if cloud.efa and len(kind.efa) > 1
+        },
+        "private": cloud.private,
+        "cidr": spec.choose_cidr(cluster.id),
+        "subnet_id": place.workers,
+        "launcher_subnet_id": place.launcher,
+        "ssh_cidr": state.ssh_cidr,
+        "instance_connect": cloud.instance_connect,
+        "endpoint_groups": list(found.endpoint.groups) if found.endpoint else [],
+        "public_key": public_key,
+        "user_data": {
+            machine.name: render_userdata(
+                host_key=pairs[machine.name],
+                authorized=public_key,
+                deadline=deadline,
+                root=spec.name_root(machine, cluster.id),
+                spot=state.spot and machine.name not in (LAUNCHER, *state.on_demand),
+            )
+            for machine in booting
+        },
+        # Whole minutes, so that asking again plans no change; and never nothing.
+        "ttl_hours": max(1, round((deadline - time.time()) / 60)) / 60,
+    }
+
+
+def schedule_ends(order: Order, made: set[str], report: Reporter) -> None:
+    """Gives the machines that there are an end outside of themselves.
+
+    `made`: instances that Terraform knows of, which AWS may not yet find by their tags.
+    """
+    state, api, id = order.state, order.api, order.cluster.id
+    guarded = state.guarded
+    try:
+        there = made | {item.id for item in find_instances(api, id)}
+        nat = order.found.nat
+        # A NAT gateway costs money without machines, and ends itself even less.
+        if not order.cluster.deadline or not (
+            there or (nat and ec2_deadline.find_network(api, id))
+        ):
+            return
+        until = {ec2_api.DEADLINE_TAG: ec2_api.render_deadline(order.cluster.deadline)}
+        ec2_deadline.prepare(api, id, {**_make_tags(order), **until}, nat=nat)
+        state.guarded = True
+        terraform_module.save(order.folder, state)
+        ec2_deadline.schedule_ends(api, id, there, order.cluster.deadline, nat=nat)
+    except ProviderError as error:
+        if isinstance(error, RefusedByAws) and refusals.is_account_error(error):
+            state.guarded = guarded
+            terraform_module.save(order.folder, state)
+        report(
+            f"AWS itself does not terminate the machines ({error.message}):"
+            f" {ec2_deadline.UNGUARDED}"
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+
+JOB_PORT = 2222
+"""Where the node container's sshd listens, beside the machine's own on 22."""
+
+_ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
+"""What the machine image is for. The facts tell later whether it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is known when `create` begins."""
+
+    options: ClusterSpec
+    found: Survey
+    api: Api
+    init_cache: binary.InitCache
+    address: Future[str]
+    """This machine's, as the internet sees it; "" where nobody has to know."""
+    spot: bool
+    """Whether new workers are priced as spot instances."""
+
+
+def check_state(cluster: Cluster, folder: Path) -> None:
+    """Raises ProviderError where Terraform would make all machines a second time."""
+    state_folder = folder / "terraform"
+    if not terraform_folder.list_resources(state_folder, cluster.name) and cluster.nodes:
+        raise ProviderError(
+            f"the Terraform state of cluster {cluster.name} is lost: its folder"
+            f" {state_folder} holds none",
+            hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes"
+            " it without the state",
+        )
+
+
+def create(
+    planned: Planned, cluster: Cluster, folder: Path, phases: NodePhases, report: Reporter
+) -> Created:
+    """Makes what is missing, and waits until it answers. Raises ProviderError, NodeUnreachable."""
+    options, found, api = planned.options, planned.found, planned.api
+    runner = terraform_module.open_terraform(api, folder, cluster.name, report)
+    known = terraform_module.load_state(folder)
+    state = known or ProviderState(id=cluster.id, region=api.region)
+    if not options.cloud.instance_connect:
+        state.ssh_cidr = network.resolve_ssh_cidr(
+            options.cloud.ssh_cidr, state.ssh_cidr, planned.address.result, report
+        )
+    _check_nodes(api, cluster, runner)
+    runner.copy(terraform_module.find_module())
+    runner.init(planned.init_cache)
+    if known:
+        _remove_unknown(api, cluster, folder, runner, report)
+        start_stopped(api, cluster.id, report)
+    host_keys = ec2_host_keys.HostKeys(folder, partial(tunnels.open_tunnel, api))
+    preload()
+    order = Order(
+        cluster=cluster,
+        options=options,
+        found=found,
+        api=api,
+        folder=folder,
+        state=state,
+        host_keys=host_keys,
+        rate=lambda names: prices.render_rate(
+            plan.requote(api, found, cluster.charges, names, "", report)
+        ),
+        nodes=phases,
+    )
+    made: list[dict[str, Any]] = []
+    try:
+        made = make_attempts(order, runner, report)
+    finally:
+        # What came to be in an `up` that breaks off has its end, too.
+        schedule_ends(order, {str(row["id"]) for row in made}, report)
+    nodes = tuple(_build_node(row, options, found, cluster.id) for row in made)
+    host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
+    final, pool = host_keys.settle(
+        nodes,
+        limit=options.cloud.boot_timeout,
+        report=report,
+        phases=phases,
+    )
+    reason = plan.name_mode(api.region, state.spot, state.on_demand)
+    return Created(
+        nodes=nodes,
+        host_keys=final,
+        pool=pool,
+        mode_reason=reason,
+        shared=SHARED if cluster.spec.shared else "",
+        shared_source=found.file_system.name_source(state.zone) if found.file_system else "",
+    )
+
+
+def _check_nodes(api: Api, cluster: Cluster, runner: terraform_folder.Terraform) -> None:
+    """Raises ProviderError where a node runs that Terraform does not know: what is unknown is
+    removed, and jobs may run on nodes."""
+    state = runner.state
+    nodes = {node.machine: node.name for node in cluster.nodes if node.machine not in state}
+    if lost := [nodes[item.id] for item in find_instances(api, cluster.id) if item.id in nodes]:
+        raise ProviderError(
+            f"{shorten(lost)} of cluster {cluster.name} is not in Terraform's state, which `up`"
+            " needs; nothing was changed",
+            hint=f"`clusterctl fetch` saves outputs, then `clusterctl down {cluster.name}` removes"
+            " the whole cluster",
+        )
+
+
+def _remove_unknown(
+    api: Api, cluster: Cluster, folder: Path, runner: terraform_folder.Terraform, report: Reporter
+) -> None:
+    """What was being made when Terraform was stopped may exist without its knowing. It goes into
+    the ledger with its beginning before it is removed, and with its end then: nobody else will be
+    told."""
+    sightings.note(api, cluster, folder)
+    remove_unknown(api, cluster.id, runner, report)
+    sightings.note(api, cluster, folder)
+
+
+def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> str:
+    """What SSH to the launcher goes through: the endpoint of the VPC, else that of the cluster."""
+    if found.endpoint:
+        return str(found.endpoint.endpoint)
+    return str(ConnectEndpoint.parse(f"{options.cloud.region}/{row['endpoint']}"))
+
+
+def _build_node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:
+    machine = next(item for item in found.machines if item.name == row["name"])
+    launcher = machine.name == LAUNCHER
+    kind = found.types[machine.instance_type]
+    image = catalog.MACHINE_IMAGES[machine.image]
+    hidden = options.cloud.instance_connect
+    return Node(
+        name=machine.name,
+        role=Role.LAUNCHER if launcher else Role.WORKER,
+        address=row["address"] if launcher and not hidden else row["private_address"],
+        private_address=row["private_address"],
+        ssh_port=22,
+        job_port=JOB_PORT if options.runtime is Runtime.DOCKER else 22,
+        user=image.user,
+        root=spec.name_root(machine, cluster_id),
+        via="" if launcher else LAUNCHER,
+        tunnel=_find_tunnel(row, options, found) if launcher and hidden else "",
+        slots=1 if launcher else kind.gpus or kind.vcpus,
+        accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
+        instance_type=row["instance_type"],
+        machine=row["id"],
+    )
