@@ -266,9 +266,9 @@ def download_on_nodes(
 
 def _find(url: str) -> Source:
     def list_remote(bucket: str, prefix: str) -> Sequence[Remote]:
-        from clusterctl.data import sources
+        from clusterctl.data import s3
 
-        return sources.list_objects(bucket, prefix)
+        return s3.list_objects(bucket, prefix)
 
     return sources.find_source(url, list_remote)
 

@@ -37,7 +37,7 @@ from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.insight import cost
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Discovery, Pausing, Recovering
+from clusterctl.machines.protocol import Discovery, Pausing
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
@@ -216,9 +216,7 @@ def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
             phase=Phase.DELETING,
             created=time.time(),
         )
-        for provider in providers.PROVIDERS
-        if isinstance(loaded := providers.load_provider(provider), Recovering)
-        for id in sorted(loaded.find_ids(folder))
+        for provider, id in providers.find_ids(folder)
     )
 
 

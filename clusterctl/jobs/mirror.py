@@ -35,7 +35,7 @@ from clusterctl.transport import copying
 from clusterctl.transport.pool import Pool
 
 if TYPE_CHECKING:
-    from clusterctl.data.sources import Bucket
+    from clusterctl.data.s3 import Bucket
 
 
 # -------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def make_url(job: Job) -> str:
 
 
 def _open(job: Job) -> Bucket:
-    from clusterctl.data.sources import Bucket  # not for every `run`
+    from clusterctl.data.s3 import Bucket  # not for every `run`
 
     return Bucket(make_url(job))
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from clusterctl.core.model import Cluster
 from clusterctl.machines import ledger
 from clusterctl.machines.attached import BatchSite
 from clusterctl.machines.ledger import Sighting
-from clusterctl.machines.protocol import Billing, Creator, Provider
+from clusterctl.machines.protocol import Billing, Creator, Provider, Recovering
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.table import PROVIDER_OPTIONS
 
@@ -57,6 +57,21 @@ def _load(name: str, table: Mapping[str, str]) -> Provider:
         raise UsageError(f"unknown provider {name!r}", hint=f"choose one of: {', '.join(table)}")
     module, _, attribute = table[name].partition(":")
     return cast(Provider, getattr(import_module(module), attribute)())
+
+
+_KNOWN_BY_FOLDER = frozenset({"ec2"})
+"""Providers that know a cluster without a record by what is in its folder, and by nothing else."""
+
+
+def find_ids(folder: Path) -> Iterator[tuple[str, str]]:
+    """Clusters of that folder as their machines tell it: the provider and the id of each. Raises
+    RecordError where there was one, and nothing tells which."""
+    kept = folder.is_dir() and any(folder.iterdir())
+    for name in PROVIDERS:
+        if kept or name not in _KNOWN_BY_FOLDER:
+            loaded = load_provider(name)
+            if isinstance(loaded, Recovering):
+                yield from ((name, id) for id in sorted(loaded.find_ids(folder)))
 
 
 def load_billing(cluster: Cluster) -> Billing:

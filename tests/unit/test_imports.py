@@ -99,6 +99,13 @@ def test_looking_at_the_record_is_light(verb: str, tmp_path: Path) -> None:
     }
 
 
+def test_one_provider_loads_no_other(tmp_path: Path) -> None:
+    modules, done = loaded("-m", "clusterctl", "up", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {name for name in modules if name.startswith("clusterctl.machines.local")}
+    assert not {name for name in modules if name.startswith("clusterctl.machines.ec2")}
+
+
 def test_no_module_of_a_verb_hides_the_function_that_runs_them() -> None:
     """Importing a module `cli.execute` would put it where the function of that name is."""
     for name in {verb.module for verb in VERBS.values()}:

@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from clusterctl.core.errors import UsageError
 from clusterctl.data import sources
-from clusterctl.data.sources import list_objects
+from clusterctl.data.s3 import list_objects
 from tests.unit.calling import Call
 from tests.unit.staged import Staged
 from tests.unit.test_download import CONTENT, HASTY, data, give_python, ok
