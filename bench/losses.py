@@ -13,17 +13,14 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.machines import providers
-from clusterctl.machines.protocol import Breakable, Harm
-from clusterctl.state.home import Home
-from clusterctl.state.store import Store
-from tests.e2e.cli import Cli, Traces
+from tests.e2e.cli import Cli, Traces, kill_node
 
 PAUSE, EVERY = 0.25, 5
 """Seconds that each step sleeps (so that a busy machine takes hardly longer than an idle one), and
@@ -86,8 +83,6 @@ class Loss:
     """What followed a kill, in seconds. `repeated`: from the snapshot until the kill; `back`: from
     the kill until the ranks had taken a step again."""
 
-    node: str
-    harm: Harm
     step: int
     resumed: int
     repeated: float
@@ -106,20 +101,15 @@ def run_undisturbed(cli: Cli, steps: int) -> Ended:
     return Ended(time.monotonic() - began, find_weights(done.out))
 
 
-def harm(cli: Cli, node: str, how: Harm) -> None:
-    store = Store(Home(cli.home))
-    cluster = store.read_cluster("lab")
-    provider = providers.load_provider(cluster.spec.provider)
-    assert isinstance(provider, Breakable)
-    provider.inject(cluster, store.locate_folder("lab"), node, how)
-
-
-def lose(cli: Cli, node: str, how: Harm, step: int, steps: int) -> Loss:
+def lose(cli: Cli, node: str, disk: bool, step: int, steps: int) -> Loss:
+    (root,) = (item["root"] for item in cli.status("lab")["nodes"] if item["name"] == node)
     began = time.monotonic()
     running = cli.start("run", "-c", "lab", "program/program.py", steps)
     running.until(f"[0] step {step} ", seconds=60 + steps * PAUSE * 4)
     killed = time.time()
-    harm(cli, node, how)
+    kill_node(cli, node, "lab")
+    if disk:
+        shutil.rmtree(root)
     done = running.wait(120 + steps * PAUSE * 8)
     ended = Ended(time.monotonic() - began, find_weights(done.out))
     assert done.code == 0, done
@@ -133,7 +123,7 @@ def lose(cli: Cli, node: str, how: Harm, step: int, steps: int) -> Loss:
     # The undisturbed run has the pause before it, too, or, at its beginning, that connecting.
     first = min(float(when) for _, when in taken if float(when) >= began_again)
     again = first - PAUSE if resumed else began_again
-    return Loss(node, how, max(times), resumed, killed - saved, again - killed, ended)
+    return Loss(max(times), resumed, killed - saved, again - killed, ended)
 
 
 def main() -> int:
@@ -156,17 +146,17 @@ def main() -> int:
               + "|---" * 10 + "|")  # fmt: skip
         for number in range(given.moments):
             node = chance.choice(("worker-1", "worker-2"))
-            how = Harm.LOSE if number % 2 else Harm.KILL
+            disk = bool(number % 2)
             step = chance.randrange(given.steps // 10, given.steps * 9 // 10)
-            loss = lose(cli, node, how, step, given.steps)
+            loss = lose(cli, node, disk, step, given.steps)
             after = run_undisturbed(cli, given.steps)  # by what the machine can do just then
             most = max(before.seconds, after.seconds) + loss.repeated + loss.back
             excess = loss.ended.seconds - most
             same = len(after.weights) == 1 and loss.ended.weights == before.weights == after.weights
-            disk = "lost" if how is Harm.LOSE else "kept"
-            print(f"| {node} | {disk} | {loss.step} | {loss.resumed} | {loss.repeated:.1f} s |"
-                  f" {loss.back:.1f} s | {loss.ended.seconds:.1f} s | {before.seconds:.1f} s,"
-                  f" {after.seconds:.1f} s | {excess:.1f} s | {'equal' if same else 'differ'} |",
+            print(f"| {node} | {'lost' if disk else 'kept'} | {loss.step} | {loss.resumed} |"
+                  f" {loss.repeated:.1f} s | {loss.back:.1f} s | {loss.ended.seconds:.1f} s |"
+                  f" {before.seconds:.1f} s, {after.seconds:.1f} s | {excess:.1f} s |"
+                  f" {'equal' if same else 'differ'} |",
                   flush=True)  # fmt: skip
             if not same:
                 misses.append(f"moment {number}: weights {loss.ended.weights}, {after.weights}")

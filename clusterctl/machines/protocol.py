@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -200,31 +199,6 @@ class Timekeeping(Protocol):
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
         """Seconds that this machine's clock is ahead of that one, which is reported where it is
         much. Raises ProviderError where it is too much, or nobody answers who has to."""
-
-
-class Harm(Enum):
-    """A fault that `inject` causes on a node, or the end of one."""
-
-    KILL = "kill"
-    """All its processes are killed; its disk stays."""
-    LOSE = "lose"
-    """The same, and its disk is deleted."""
-    REBOOT = "reboot"
-    """The same as KILL, and it starts again at once."""
-    FREEZE = "freeze"
-    THAW = "thaw"
-    CUT = "cut"
-    """Disconnects it from its network."""
-    JOIN = "join"
-    """Connects it again."""
-
-
-@runtime_checkable
-class Breakable(Protocol):
-    """Its nodes can be broken on purpose, for `drill`."""
-
-    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
-        """Injects that into a node. `create` repairs it. Raises UsageError, ProviderError."""
 
 
 @runtime_checkable

@@ -7,7 +7,6 @@ from itertools import zip_longest
 from clusterctl.options import batch_systems, table
 from clusterctl.options.table import (
     ARGUMENTS,
-    BREAKABLE,
     DEFAULT_NAME,
     GENERAL,
     OPTIONS,
@@ -245,34 +244,6 @@ class Verify(Named, heading=CLUSTERS, module="insight"):
     examples = ("clusterctl verify", "clusterctl verify lab --quick")
     quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM, no all-reduce")
     now = flag("--now", OPTIONS, "Measure even while a job runs")
-
-
-class Drill(Named, heading=CLUSTERS, module="drill"):
-    """Inject faults into a test cluster while a program runs, and report what was lost.
-
-    Exit code 8 if anything was lost, or if a wrong reason was reported.
-    """
-
-    examples = ("clusterctl drill", "clusterctl drill --faults kill-node,partition --seed 7")
-    name = name_argument("drill")
-    cluster = cluster_option(help="Name of the cluster (default: drill, removed at the end)")
-    provider = choice(
-        "--provider",
-        OPTIONS,
-        "Provider of a new cluster (default: local)",
-        *BREAKABLE,
-    )
-    workers = number("--workers", OPTIONS, "Number of workers of a new cluster (default: 2)")
-    faults = Option[tuple[str, ...]](
-        "--faults", OPTIONS, "Faults to inject (default: all)", "A,B", empty=(), check=names
-    )
-    rounds = number("--rounds", OPTIONS, "How often each fault is injected (default: 1)")
-    seed = number(
-        "--seed", OPTIONS, "Random seed for nodes and times (default: 0)", check=integer(0)
-    )
-    steps = number("--steps", OPTIONS, "Steps of the program, 0.1 s each (default: 450)")
-    dry_run = flag("--dry-run", GENERAL, "Print the plan and break nothing")
-    yes = YES
 
 
 class Attach(Named, heading=CLUSTERS, module="attach"):

@@ -58,7 +58,7 @@ class Jobs(Common, heading=JOBS, module="jobs"):
         empty=(),
         check=names,
     )
-    all = flag("--all", OPTIONS, "Also those of verify, bench, drill and up, which have ended")
+    all = flag("--all", OPTIONS, "Also those of verify, bench and up, which have ended")
     cluster = cluster_option(help="Show only this cluster")
 
 
@@ -291,7 +291,6 @@ VERBS: dict[str, type[Verb]] = {
     "status": clusters.Status,
     "list": clusters.List,
     "verify": clusters.Verify,
-    "drill": clusters.Drill,
     "attach": clusters.Attach,
     "detach": clusters.Detach,
     "extend": clusters.Extend,

@@ -36,19 +36,15 @@ class ProviderOptions(NamedTuple):
     """Its name for people."""
     shares: frozenset[str] = frozenset()
     """The options of other providers that have an effect with it, too, as `--region`."""
-    breakable: bool = False
-    """`drill` can break its nodes: see `Breakable` in `clusterctl.machines.protocol`."""
 
 
 PROVIDER_OPTIONS: dict[str, ProviderOptions] = {
-    "local": ProviderOptions(title="local", breakable=True),
-    "docker": ProviderOptions(title="Docker", breakable=True),
+    "local": ProviderOptions(title="local"),
+    "docker": ProviderOptions(title="Docker"),
     "ec2": ProviderOptions(title="EC2", shares=frozenset({"--image"})),
 }
 """The row that makes a provider known. By the same name, `providers` has NAME/provider.py with a
 class NameProvider."""
-BREAKABLE = tuple(name for name, row in PROVIDER_OPTIONS.items() if row.breakable)
-"""Those whose clusters `drill` can make."""
 
 
 def list_takers(owner: str, flag: str) -> list[str]:

@@ -8,8 +8,12 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from clusterctl.machines.providers import load_provider
+from clusterctl.state.home import Home
+from clusterctl.state.store import Store
 from tests.chaos.site import Site
-from tests.e2e.cli import Done, Running
+from tests.e2e.cli import Done, Running, kill_node
+from tests.e2e.test_dead_worker import TRAINS, undisturbed
 
 SECONDS = 20
 """How long a link drops packets."""
@@ -134,9 +138,36 @@ def attack_rotated_key(site: Site) -> None:
     site.expect_end()
 
 
+def attack_restart(site: Site) -> None:
+    """A worker restarts while it runs a job, which goes on there; then the launcher is gone with
+    its disk. The job comes to the end of an undisturbed run, to the last bit."""
+    site.make()
+    node = site.chance.choice(("worker-1", "worker-2"))
+    site.cli.script("trains.py", TRAINS)
+    running = site.cli.start("run", "-c", "lab", "trains.py")
+    running.until("step 20\n", times=2)
+    kill_node(site.cli, node, "lab")
+    store = Store(Home(site.cli.home))
+    where = store.read_cluster("lab"), store.locate_folder("lab")
+    load_provider("local").create(*where, lambda text: None)
+    running.until("from", times=4, seconds=90)
+    if not site.cli.job(1)["reason"].startswith(f"{node} restarted"):
+        site.misses.append(f"{node} restarted: {site.cli.job(1)}")
+    kill_node(site.cli, "launcher", "lab")
+    shutil.rmtree(folder_of(site, "launcher") / "root")
+    site.expect(running.wait(90), (4,), "lost launcher")
+    site.expect(site.cli("up", "lab", code=None), (0,))
+    done = site.expect(site.cli("rerun", 2, "--resume", code=None), (0,))
+    begun = int(done.of(0)[0].split()[1])
+    if begun < 20 or done.of(0)[-1] != undisturbed() or done.of(1)[-1] != undisturbed():
+        site.misses.append(f"another end than that of an undisturbed run: {done}")
+    site.expect_end()
+
+
 ATTACKS: Mapping[str, Callable[[Site], None]] = {
     "sshd": attack_sshd,
     "loss": attack_loss,
     "node-clock": attack_node_clock,
     "rotated-key": attack_rotated_key,
+    "restart": attack_restart,
 }

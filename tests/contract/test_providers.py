@@ -21,8 +21,7 @@ from clusterctl.core.keys import name_host
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
 from clusterctl.core.text import format_time
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Attesting, Breakable, Created
-from clusterctl.options.table import PROVIDER_OPTIONS
+from clusterctl.machines.protocol import Attesting, Created
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 from tests.scheduling import seldom
@@ -245,7 +244,6 @@ def test_every_row_can_be_loaded(name: str) -> None:
     provider = providers.load_provider(name)
     for verb in ("plan", "create", "describe", "destroy"):
         assert callable(getattr(provider, verb))
-    assert isinstance(provider, Breakable) is PROVIDER_OPTIONS[name].breakable
 
 
 def test_an_unknown_provider_is_named() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,15 @@ def tagged(mark: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def kill_node(cli: Cli, node: str, cluster: str = "default") -> None:
+    """The machine is gone, with all that ran there. Its disk stays."""
+    mark = f"CLUSTERCTL_NODE={cli.status(cluster)['id']}/{node}"
+    while found := tagged(mark):
+        for line in found:
+            with suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
 def of_job(cluster: str, job: int) -> list[str]:

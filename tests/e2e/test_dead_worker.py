@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 import subprocess
-from contextlib import suppress
 
 import pytest
 
-from tests.e2e.cli import Cli, tagged
+from tests.e2e.cli import Cli, kill_node, tagged
 
 pytestmark = [pytest.mark.netns, pytest.mark.mpi]
 
@@ -20,14 +17,6 @@ open("made", "w").write(os.environ["RANK"])
 print("here", flush=True)
 time.sleep(300)
 """
-
-
-def kill(cli: Cli, node: str) -> None:
-    """The machine is gone, with all that ran there."""
-    mark = f"CLUSTERCTL_NODE={cli.status()['id']}/{node}"
-    for line in tagged(mark):
-        with suppress(ProcessLookupError):
-            os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
 @pytest.mark.all
@@ -40,7 +29,7 @@ def test_a_worker_that_dies(own: Cli) -> None:
     root = next(node["root"] for node in own.status()["nodes"] if node["name"] == "launcher")
     copy = f"{root}/jobs/{number}/mirror/worker-2/made"
     own("ssh", "--json", "launcher", "--", f"until [ -e {copy} ]; do sleep 1; done")
-    kill(own, "worker-2")
+    kill_node(own, "worker-2")
     done = running.wait(90)
     assert done.code not in (0, 6, 130)
     assert "worker-2 does not answer, its output is missing: " in done.err
@@ -106,7 +95,7 @@ def test_a_job_goes_on_without_the_worker_it_has_lost(own: Cli) -> None:
     own.script("trains.py", TRAINS)
     running = own.start("run", "trains.py")
     running.until("step 20", times=2)
-    kill(own, "worker-1")
+    kill_node(own, "worker-1")
     done = running.wait(120)
     assert done.code == 0, done
     assert "lost worker-1: starting it again, then continuing job 1" in done.err
@@ -121,7 +110,7 @@ def test_a_job_goes_on_without_the_worker_it_has_lost(own: Cli) -> None:
     given = ("--keep-files", "snapshot", "--resume-args", "--resume {snapshot}")
     running = own.start("run", "--on-node-loss", "shrink", *given, "asks.py")
     running.until("step 20", times=2)
-    kill(own, "worker-2")
+    kill_node(own, "worker-2")
     done = running.wait(120)
     assert done.code == 0, done
     assert "lost worker-2: continuing job 3 with 1 rank on the others" in done.err

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import Cli, Traces, tagged, wait_for
+from tests.e2e.cli import Cli, Traces, kill_node, tagged, wait_for
 from tests.e2e.conftest import MakeCli
 
 pytestmark = pytest.mark.sshd
@@ -100,10 +98,8 @@ def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
 @pytest.mark.netns  # each node a host of its own
 def test_up_repairs_a_dead_node(own: Cli) -> None:
     """A node that died is said to be dead, and comes back with `up`."""
-    made = own.json("up")
-    for line in tagged(f"CLUSTERCTL_NODE={made['id']}/worker-2"):
-        with suppress(ProcessLookupError):
-            os.kill(int(line.split()[0]), signal.SIGKILL)
+    own("up")
+    kill_node(own, "worker-2")
 
     def dead() -> bool:
         nodes = own.status("--live")["nodes"]

@@ -19,8 +19,6 @@ from clusterctl.machines import providers
 from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import build_archive, find_supported
 from clusterctl.machines.docker.provider import DockerProvider
-from clusterctl.machines.protocol import Harm
-from tests.unit import making
 
 SUBNET = IPv4Network("198.18.5.0/24")
 
@@ -374,33 +372,3 @@ def test_subnets_of_all_networks(docker: Path) -> None:
     ]
     write(docker, f"case $2 in ls) echo a;; inspect) echo '{json.dumps(rows)}';; esac")
     assert containers.list_subnets() == (IPv4Network("172.17.0.0/16"),)
-
-
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (Harm.KILL, "kill c1"),
-        (Harm.LOSE, "rm --force --volumes c1"),
-        (Harm.REBOOT, "restart --time 0 c1"),
-        (Harm.FREEZE, "pause c1"),
-        (Harm.THAW, "unpause c1"),
-        (Harm.CUT, "network disconnect lab-net c1"),
-        (Harm.JOIN, "network connect --ip 10.0.0.11 lab-net c1"),
-    ],
-)
-def test_what_a_drill_asks_of_the_engine(
-    harm: Harm, words: str, docker: Path, tmp_path: Path
-) -> None:
-    labels = {containers.NODE: "worker-1", containers.DIGEST: "d"}
-    row = {"Id": "c1", "Name": "/c1", "Config": {"Labels": labels}, "State": {"Status": "running"}}
-    write(
-        docker,
-        f"""echo "$*" >>{tmp_path}/asked
-        case "$1 $2" in "ps "*) echo c1 ;; "network ls") echo lab-net ;;
-        inspect*) echo '{json.dumps([row])}' ;; esac""",
-    )
-    where = making.cluster(provider="docker")
-    DockerProvider().inject(where, tmp_path, "worker-1", harm)
-    assert (tmp_path / "asked").read_text().splitlines()[-1] == words
-    with pytest.raises(ProviderError, match="worker-9 is gone"):
-        DockerProvider().inject(where, tmp_path, "worker-9", harm)

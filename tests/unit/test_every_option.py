@@ -156,7 +156,6 @@ def scenes() -> list[Scene]:
         Scene("check"),
         Scene("check", ("--real",), circumstances=frozenset({"real"})),
         Scene("cost"),
-        Scene("drill", ("--dry-run", "--json")),
         Scene("ssh-config"),
         Scene("init"),
         Scene("allow", ("203.0.113.7/32",), "ec2"),
@@ -284,7 +283,6 @@ OTHER: dict[tuple[str, str], tuple[str, ...]] = {
     ("direct", "--ranks"): ("4",),
     ("slurm", "--ranks"): ("4",),
     ("gc", "--cluster"): ("nope",),
-    ("drill", "--provider"): ("docker",),
     ("ec2", "--runtime"): ("host",),
 }
 """Where the value has to be another: by circumstance or verb."""
@@ -334,7 +332,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     reaches the actions."""
     reached: list[str] = []
     store = open_store()
-    if scene.verb not in ("up", "attach", "gc", "launch", "drill"):
+    if scene.verb not in ("up", "attach", "gc", "launch"):
         for name in ("lab", "other"):
             store.save(replace(recorded(scene.provider, name), **money(scene, name)))
         monkeypatch.setenv("CLUSTERCTL_CLUSTER", "lab")

@@ -23,7 +23,7 @@ from clusterctl.machines import deadlines, networks
 from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import Container, NodePlan
 from clusterctl.machines.networks import probe
-from clusterctl.machines.protocol import LAUNCHER, Created, Features, Harm, ProviderPlan, name_span
+from clusterctl.machines.protocol import LAUNCHER, Created, Features, ProviderPlan, name_span
 
 MODE = "containers"
 PULL_LIMIT = 3600.0
@@ -32,7 +32,7 @@ QUICK = {"launcher", "cpu"}
 
 
 class DockerProvider:
-    """Implements `Creator`, `Expiring`, `Recovering` and `Breakable` of `providers.protocol`."""
+    """Implements `Creator`, `Expiring` and `Recovering` of `providers.protocol`."""
 
     # A node is its image: nothing to install.
     features = Features(
@@ -179,25 +179,6 @@ class DockerProvider:
 
     def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""  # each node keeps its own deadline
-
-    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
-        found = next(
-            (item for item in containers.list_containers(cluster.id) if item.node == name), None
-        )
-        if found is None:
-            raise ProviderError(f"{name} is gone: no such container")
-        (network,) = containers.list_networks(f"{containers.CLUSTER}={cluster.id}")
-        address = cluster.node(name).address
-        words = {
-            Harm.KILL: ("kill", found.id),
-            Harm.LOSE: ("rm", "--force", "--volumes", found.id),
-            Harm.REBOOT: ("restart", "--time", "0", found.id),
-            Harm.FREEZE: ("pause", found.id),
-            Harm.THAW: ("unpause", found.id),
-            Harm.CUT: ("network", "disconnect", network, found.id),
-            Harm.JOIN: ("network", "connect", "--ip", address, network, found.id),
-        }[harm]
-        containers.need(*words, what=f"{harm.value} {name}")
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         containers.require()

@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
 
-from clusterctl import process as process_module
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import LeftoverError, ProviderError, UsageError
+from clusterctl.core.errors import LeftoverError, ProviderError
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
 from clusterctl.core.text import count
 from clusterctl.machines import deadlines
@@ -28,11 +26,11 @@ from clusterctl.machines.local.nodes import (
     drop_privsep,
 )
 from clusterctl.machines.networks import Endpoint, probe
-from clusterctl.machines.protocol import LAUNCHER, Created, Features, Harm, ProviderPlan, name_span
+from clusterctl.machines.protocol import LAUNCHER, Created, Features, ProviderPlan, name_span
 
 
 class LocalProvider:
-    """Implements `Creator`, `Expiring`, `Recovering` and `Breakable` of `providers.protocol`."""
+    """Implements `Creator`, `Expiring` and `Recovering` of `providers.protocol`."""
 
     features = Features(
         # They see this machine's files: the Python that runs clusterctl has what programs need.
@@ -156,33 +154,6 @@ class LocalProvider:
             log = processes.locate_log(site)
             return f"it could not be taken down at its deadline ({log} has the reason)"
         return ""
-
-    def inject(self, cluster: Cluster, folder: Path, name: str, harm: Harm) -> None:
-        if cluster.mode != nodes.NAMESPACES:
-            raise UsageError(
-                "the nodes of this cluster share this machine's processes and network",
-                hint="run as root, or use --provider docker",
-            )
-        site = layout.make_site(cluster.id, folder)
-        if harm in (Harm.KILL, Harm.LOSE, Harm.REBOOT):
-            processes.end(site, lambda process: process.node == name)
-            if harm is Harm.LOSE:
-                nodes.remove_tree(site.locate(name).root)
-            elif harm is Harm.REBOOT:
-                self.create(cluster, folder, lambda text: None)
-            return
-        mine = [process for process in processes.scan(site) if process.node == name]
-        if harm in (Harm.FREEZE, Harm.THAW):
-            for found in mine:
-                with suppress(ProcessLookupError):
-                    os.kill(found.pid, SIGSTOP if harm is Harm.FREEZE else SIGCONT)
-            return
-        here, state = processes.find_network(), "down" if harm is Harm.CUT else "up"
-        pid = next((found.pid for found in mine if found.network not in (here, 0)), 0)
-        words = ("nsenter", "-t", str(pid), "-n", "ip", "link", "set", "eth0", state)
-        if not pid or not (result := process_module.run(words, timeout=10)).ok:
-            why = result.text if pid else "it has no process"
-            raise ProviderError(f"the network of {name} could not be set {state}: {why}")
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         site = layout.make_site(cluster.id, folder)
