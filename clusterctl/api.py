@@ -19,11 +19,11 @@ from clusterctl.actions import verify as actions_verify
 from clusterctl.actions.node_loss import find_dead
 from clusterctl.actions.outputs import Unfetched
 from clusterctl.actions.run import Prepared
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster as ClusterRecord
 from clusterctl.core.model import Node
 from clusterctl.core.variables import read_variables
+from clusterctl.errors import UsageError
 from clusterctl.jobs import submit
 from clusterctl.options.clusters import Up
 from clusterctl.options.run import Run
@@ -48,7 +48,7 @@ class Cluster:
 
     The end of a `with` block removes a cluster that `up` has created, and keeps one that existed
     before. Nothing is printed: `report` is called with the lines that the command line shows as
-    progress. Errors are those of `clusterctl.core.errors`, each with a `message` and a `hint`.
+    progress. Errors are those of `clusterctl.errors`, each with a `message` and a `hint`.
 
     Do not use one object from several threads at the same time.
     """

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from clusterctl.actions import running_costs
 from clusterctl.actions.common import open_store, require_owned
-from clusterctl.core.errors import ClusterctlError, NodeUnreachable, UsageError
 from clusterctl.core.model import Cluster, Reporter
+from clusterctl.errors import ClusterctlError, NodeUnreachable, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import Guarded
 from clusterctl.state.locks import ClusterLock

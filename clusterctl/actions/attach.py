@@ -16,14 +16,6 @@ from clusterctl.actions import access as actions_access
 from clusterctl.actions.common import check_name, open_pool, write_known_hosts
 from clusterctl.batch import scheduler
 from clusterctl.core import assets, catalog, keys
-from clusterctl.core.errors import (
-    BootstrapError,
-    ClusterctlError,
-    LaunchError,
-    NodeUnreachable,
-    RecordError,
-    UsageError,
-)
 from clusterctl.core.model import (
     Cluster,
     ClusterSpec,
@@ -36,6 +28,14 @@ from clusterctl.core.model import (
     fold,
 )
 from clusterctl.core.text import MAX_HOST_LINE, count, read_input
+from clusterctl.errors import (
+    BootstrapError,
+    ClusterctlError,
+    LaunchError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+)
 from clusterctl.launch import network as launch_network
 from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.machines import bootstrap, facts, hosts, providers

@@ -13,10 +13,10 @@ import msgspec
 from clusterctl.actions import call, run, verify
 from clusterctl.actions.common import open_pool
 from clusterctl.actions.run import Printed, run_quietly
-from clusterctl.core.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
 from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Accelerator, Cluster, Reporter
 from clusterctl.core.text import count
+from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
 from clusterctl.insight import cost, scaling
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.scaling import Curve, Curves

@@ -7,9 +7,9 @@ from typing import Any
 
 from clusterctl.actions.common import open_pool
 from clusterctl.actions.jobs import require_cluster
-from clusterctl.core.errors import JobError, UsageError
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster
+from clusterctl.errors import JobError, UsageError
 from clusterctl.jobs.submit import PYTHON, RankOutcome, read_outcomes
 from clusterctl.state.store import Store
 

@@ -25,9 +25,9 @@ from clusterctl.actions.down import take_down
 from clusterctl.actions.outputs import Unfetched
 from clusterctl.actions.up import bring_up
 from clusterctl.core import catalog
-from clusterctl.core.errors import ClusterctlError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
 from clusterctl.core.text import format_bytes
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import CheckRow, Diagnosing
 from clusterctl.state.home import write_atomic

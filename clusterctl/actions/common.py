@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from clusterctl.core import keys as core_keys
-from clusterctl.core.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.core.model import NAME_PATTERN, Cluster, Node, Phase, Reporter
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
+from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.machines import tunnels
 from clusterctl.state.home import find_home, write_atomic
 from clusterctl.state.store import Store

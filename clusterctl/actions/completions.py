@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from clusterctl.actions.common import choose_cluster, open_store
 from clusterctl.actions.jobs import choose_own
-from clusterctl.core.errors import ClusterctlError
 from clusterctl.data.datasets import DATASETS
+from clusterctl.errors import ClusterctlError
 from clusterctl.project.program import list_bundled
 
 

@@ -17,12 +17,12 @@ from typing import Any
 from clusterctl import process
 from clusterctl.actions.common import choose_cluster, connect_or_report, open_pool, require_ready
 from clusterctl.core import assets
-from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import Cluster, Node, NodeResult, Phase, Reporter
 from clusterctl.core.text import count, format_bytes
 from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import DATASETS, Dataset, Progress
 from clusterctl.data.sources import Remote, Source
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.jobs.outputs import put_folder
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import LocalChannel, Pool

@@ -18,11 +18,11 @@ from clusterctl.batch import system
 from clusterctl.core import assets, clock
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import UsageError, make_write_error
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Phase, Reporter
 from clusterctl.core.stacks import Folded
 from clusterctl.core.text import count
+from clusterctl.errors import UsageError, make_write_error
 from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, waits
 from clusterctl.insight.doctor import findings as doctor_findings

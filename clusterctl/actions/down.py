@@ -25,7 +25,9 @@ from clusterctl.actions.running_costs import (
     report_left,
     report_price,
 )
-from clusterctl.core.errors import (
+from clusterctl.core.job import JobState
+from clusterctl.core.model import Cluster, ClusterSpec, Consent, Phase, Reporter
+from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,
     NewerRecordError,
@@ -33,8 +35,6 @@ from clusterctl.core.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.core.job import JobState
-from clusterctl.core.model import Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.insight import cost
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import Discovery, Pausing

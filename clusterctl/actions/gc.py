@@ -11,8 +11,8 @@ from pathlib import Path
 
 from clusterctl.actions.common import check_name
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.errors import ProviderError, RecordError, UsageError
 from clusterctl.core.model import ID_PATTERN, Cluster, Reporter
+from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import Discovery, Resource, describe_resources
 from clusterctl.state.home import name_client

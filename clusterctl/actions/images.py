@@ -22,10 +22,10 @@ from typing import Any
 
 from clusterctl import process
 from clusterctl.core import catalog
-from clusterctl.core.errors import ProviderError, UsageError, describe_reason
 from clusterctl.core.model import ClusterSpec, Reporter
 from clusterctl.core.progress import COPIED
 from clusterctl.data.datasets import hash_file
+from clusterctl.errors import ProviderError, UsageError, describe_reason
 from clusterctl.machines import registry
 from clusterctl.machines.docker import containers
 

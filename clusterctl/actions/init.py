@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.core.errors import UsageError, make_write_error
+from clusterctl.errors import UsageError, make_write_error
 from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import FILE
 from clusterctl.project import own_project

@@ -11,15 +11,15 @@ from pathlib import Path
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions.run import FindDeadNodes, open_follower
 from clusterctl.batch import system, verdict
-from clusterctl.core.errors import (
+from clusterctl.core.job import Hang, Job, JobState
+from clusterctl.core.model import Cluster, Phase, Reporter
+from clusterctl.errors import (
     ClusterctlError,
     NodeUnreachable,
     RecordError,
     UsageError,
     make_write_error,
 )
-from clusterctl.core.job import Hang, Job, JobState
-from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import (
     MetricPoint,

@@ -10,10 +10,10 @@ from clusterctl.actions import data
 from clusterctl.actions.common import connect_or_report, open_pool
 from clusterctl.actions.jobs import fetch_from
 from clusterctl.actions.launch_mark import find_folder
-from clusterctl.core.errors import NodeUnreachable, ProviderError
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import count, format_time
+from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.insight import cost
 from clusterctl.jobs import control
 from clusterctl.state.store import Store

@@ -10,10 +10,10 @@ from pathlib import Path
 from clusterctl.actions import allow, running_costs
 from clusterctl.actions.common import require_machines, require_owned
 from clusterctl.actions.running_costs import report_failure
-from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, shorten
 from clusterctl.core.text import format_time
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.machines import charges, providers
 from clusterctl.machines.protocol import Expiring, Guarded, Labelling, Timekeeping

@@ -18,16 +18,16 @@ from clusterctl.batch.verdict import (
     note_restart,
 )
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import (
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase, Reporter
+from clusterctl.core.text import count
+from clusterctl.errors import (
     ClusterctlError,
     LaunchError,
     NodeUnreachable,
     RecordError,
     UsageError,
 )
-from clusterctl.core.job import Job, JobState
-from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase, Reporter
-from clusterctl.core.text import count
 from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import Attesting

@@ -12,10 +12,10 @@ from clusterctl.actions.common import connect_or_report, open_pool
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.running_costs import report_price
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ClusterctlError, UsageError, describe_reason
 from clusterctl.core.job import GRACE, Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
 from clusterctl.core.text import count, format_bytes
+from clusterctl.errors import ClusterctlError, UsageError, describe_reason
 from clusterctl.jobs import control, outputs
 from clusterctl.jobs.connections import Interrupts, find_saved
 from clusterctl.jobs.follow import Follower

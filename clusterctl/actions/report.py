@@ -11,10 +11,10 @@ from pathlib import Path
 
 from clusterctl.actions import bench, cost, jobs, verify
 from clusterctl.actions.common import choose_cluster
-from clusterctl.core.errors import ClusterctlError, make_write_error
 from clusterctl.core.job import Job, JobState, Provenance
 from clusterctl.core.model import Cluster, Reporter
 from clusterctl.core.text import count, format_seconds, format_time
+from clusterctl.errors import ClusterctlError, make_write_error
 from clusterctl.insight import cost as insight_cost
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.page import Table

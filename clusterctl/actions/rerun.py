@@ -15,10 +15,10 @@ from clusterctl.actions.common import check_name, connect_or_report, open_pool, 
 from clusterctl.actions.jobs import make_lost_cluster_error
 from clusterctl.actions.run import FindDeadNodes, OnJob, OnOutput, Prepared, plan_job, run
 from clusterctl.batch import system
-from clusterctl.core.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.core.job import Job, JobSpec
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
+from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, mirror, outputs, records
 from clusterctl.jobs.records import Files
 from clusterctl.jobs.submit import Carry, list_nodes, list_rank_nodes

@@ -18,7 +18,10 @@ from clusterctl.actions.common import connect_or_report, open_pool, require_read
 from clusterctl.batch import system as batch_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
-from clusterctl.core.errors import (
+from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
+from clusterctl.core.model import Cluster, Node, NodeResult, Reporter, make_error
+from clusterctl.core.text import count
+from clusterctl.errors import (
     BootstrapError,
     ClusterctlError,
     LaunchError,
@@ -26,9 +29,6 @@ from clusterctl.core.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
-from clusterctl.core.model import Cluster, Node, NodeResult, Reporter, make_error
-from clusterctl.core.text import count
 from clusterctl.insight import messages, metrics, top
 from clusterctl.insight.top import Look
 from clusterctl.jobs import control, mirror, records

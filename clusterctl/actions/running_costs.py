@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from clusterctl.actions.common import open_pool
-from clusterctl.core.errors import ClusterctlError, ProviderError, RecordError, describe_reason
 from clusterctl.core.model import NETWORK_PARTS, Charge, Cluster, Phase, Reporter, shorten
 from clusterctl.core.text import count, format_span, format_time
+from clusterctl.errors import ClusterctlError, ProviderError, RecordError, describe_reason
 from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, ledger, providers
 from clusterctl.state.store import Store

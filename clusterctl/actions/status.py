@@ -10,10 +10,10 @@ from clusterctl.actions import running_costs
 from clusterctl.actions.running_costs import describe_doubts, list_machines
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ClusterctlError, describe_reason
 from clusterctl.core.job import Job
 from clusterctl.core.model import GATEWAY, Charge, Cluster, Node, Phase, shorten
 from clusterctl.core.text import count, format_span
+from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.insight import cost, top
 from clusterctl.insight.top import GpuLook
 from clusterctl.machines import providers

@@ -33,9 +33,9 @@ from clusterctl.actions.up_plan import (
 )
 from clusterctl.core import keys
 from clusterctl.core import progress as core_progress
-from clusterctl.core.errors import ClusterctlError
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.core.progress import NodePhases
+from clusterctl.errors import ClusterctlError
 from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, providers
 from clusterctl.machines import charges as machines_charges

@@ -14,7 +14,6 @@ from clusterctl.actions.images import NodeImage
 from clusterctl.actions.running_costs import report_unknown
 from clusterctl.core import catalog, keys
 from clusterctl.core import progress as core_progress
-from clusterctl.core.errors import BootstrapError, ClusterctlError, NodeUnreachable
 from clusterctl.core.model import (
     GATEWAY,
     Accelerator,
@@ -28,6 +27,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count, format_time
+from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable
 from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines.bootstrap import StepReporter

@@ -17,13 +17,6 @@ from clusterctl.actions.images import NodeImage
 from clusterctl.actions.outputs import LOOK_LIMIT, find_unfetched, save_logs
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import (
-    NodeUnreachable,
-    ProviderError,
-    RecordError,
-    UsageError,
-    describe_reason,
-)
 from clusterctl.core.job import Job
 from clusterctl.core.model import (
     CloudSpec,
@@ -36,6 +29,13 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.core.text import count, format_bytes, format_span, format_time
+from clusterctl.errors import (
+    NodeUnreachable,
+    ProviderError,
+    RecordError,
+    UsageError,
+    describe_reason,
+)
 from clusterctl.jobs import control
 from clusterctl.machines import charges, providers
 from clusterctl.machines.protocol import (

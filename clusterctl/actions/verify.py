@@ -20,16 +20,16 @@ from clusterctl.actions.run import run_quietly
 from clusterctl.batch import scheduler
 from clusterctl.core import assets, clock
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import (
+from clusterctl.core.job import JobSpec, JobState
+from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Reporter
+from clusterctl.core.text import count
+from clusterctl.errors import (
     ClusterctlError,
     NodeUnreachable,
     RecordError,
     UsageError,
     describe_reason,
 )
-from clusterctl.core.job import JobSpec, JobState
-from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Reporter
-from clusterctl.core.text import count
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, LeftOut, Link, Measurements, NodeFigures, Reduction
 from clusterctl.state.store import Store

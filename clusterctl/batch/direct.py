@@ -12,9 +12,9 @@ from typing import Any
 from clusterctl import __version__
 from clusterctl.batch import verdict
 from clusterctl.core import assets
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, LaunchPlan
 from clusterctl.core.model import Cluster, Node
+from clusterctl.errors import UsageError
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.options.resume_args import SNAPSHOTS, list_predicates, name_predicate
 

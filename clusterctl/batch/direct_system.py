@@ -12,9 +12,9 @@ from clusterctl.batch.direct import ASK_TIMEOUT, STAGE_TIMEOUT, render_command_l
 from clusterctl.batch.system import Preview, check_options
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement, Program
 from clusterctl.core.model import Cluster, Node, NodeResult, make_error
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.launch.hostfile import place

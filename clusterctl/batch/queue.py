@@ -20,11 +20,11 @@ from clusterctl import __version__
 from clusterctl.batch import direct, verdict
 from clusterctl.core import assets
 from clusterctl.core.catalog import FAST
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, Reason
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import fold_runs
 from clusterctl.core.variables import SBATCH, write_unset
+from clusterctl.errors import UsageError
 from clusterctl.launch.compiling import plan_compilation
 
 # -------------------------------------------------------------------------------------------------

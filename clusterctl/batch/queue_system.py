@@ -13,9 +13,9 @@ from dataclasses import replace
 from clusterctl.batch import queue, scheduler
 from clusterctl.batch.system import Preview, check_options
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import UNPLACED, Job, JobSpec, LaunchPlan, Placement, parse_concurrency
 from clusterctl.core.model import Cluster, Node
+from clusterctl.errors import UsageError
 from clusterctl.launch import launcher, torchrun
 from clusterctl.options import jobs as options_jobs
 from clusterctl.transport.pool import Pool

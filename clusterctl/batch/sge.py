@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.batch import queue
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, JobSpec, JobState, parse_concurrency
 from clusterctl.core.text import count
+from clusterctl.errors import UsageError
 
 OPTIONS = {
     "pe": "-pe",

@@ -8,9 +8,9 @@ from dataclasses import replace
 from signal import Signals
 
 from clusterctl.batch import queue
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, JobSpec, JobState, parse_concurrency
 from clusterctl.core.text import count
+from clusterctl.errors import UsageError
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""

@@ -13,9 +13,9 @@ from typing import Protocol, cast
 
 from clusterctl.batch.scheduler import Scheduler
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
+from clusterctl.errors import UsageError
 from clusterctl.launch.launcher import Request
 from clusterctl.options import jobs as options_jobs
 from clusterctl.transport.pool import Pool

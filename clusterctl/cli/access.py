@@ -10,8 +10,8 @@ from clusterctl.actions import check as actions_check
 from clusterctl.actions import common
 from clusterctl.actions import init as actions_init
 from clusterctl.cli.console import Console, format_table, pick
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import CloudSpec, Runtime
+from clusterctl.errors import UsageError
 from clusterctl.options.clusters import Allow, Check, Cp, Forward, Init, Ssh, SshConfig
 
 

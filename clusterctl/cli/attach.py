@@ -8,8 +8,8 @@ from clusterctl.actions import attach as actions_attach
 from clusterctl.actions import common
 from clusterctl.cli.clusters import document_removed, remove
 from clusterctl.cli.console import Console, ago, make_plain, pick
-from clusterctl.core.errors import UsageError
 from clusterctl.core.text import count
+from clusterctl.errors import UsageError
 from clusterctl.options.clusters import Attach, Detach
 from clusterctl.options.table import DEFAULT_NAME
 

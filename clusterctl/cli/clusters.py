@@ -10,10 +10,10 @@ import typer
 from clusterctl.cli import progress
 from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.cli.output import document_fetched, note_fetched
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Cluster
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count, format_time
+from clusterctl.errors import UsageError
 from clusterctl.options.clusters import Detach, Down, Up
 from clusterctl.options.table import DEFAULT_NAME
 

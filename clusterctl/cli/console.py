@@ -13,9 +13,9 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.core.errors import ClusterctlError, UsageError
 from clusterctl.core.progress import Speedometer
 from clusterctl.core.text import format_seconds
+from clusterctl.errors import ClusterctlError, UsageError
 
 SILENCE = 2.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word

@@ -10,9 +10,9 @@ import typer
 from clusterctl.actions import common, data, images
 from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.cli.progress import Transfer
-from clusterctl.core.errors import UsageError
 from clusterctl.core.text import format_bytes
 from clusterctl.data import sources
+from clusterctl.errors import UsageError
 from clusterctl.options.clusters import (
     DataGet,
     DataIndex,

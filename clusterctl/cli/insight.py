@@ -20,10 +20,10 @@ from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
 from clusterctl.cli.output import choose_number
 from clusterctl.cli.run import read_program
 from clusterctl.core import stacks
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import JobState
 from clusterctl.core.text import count
 from clusterctl.core.variables import redact
+from clusterctl.errors import UsageError
 from clusterctl.insight import scaling
 from clusterctl.insight import verify as insight_verify
 from clusterctl.insight.scaling import SPLIT, Curve, Curves, Row, ScalingStep

@@ -32,9 +32,9 @@ from clusterctl.cli.output import (
     quote_command,
 )
 from clusterctl.cli.output import document as job_document
-from clusterctl.core.errors import NodeUnreachable, UsageError
 from clusterctl.core.job import Job, JobState, Provenance
 from clusterctl.core.variables import read_variables, redact, redact_arguments
+from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.insight import metrics as insight_metrics
 from clusterctl.jobs.records import Choice
 from clusterctl.options.jobs import Cancel, Fetch, Jobs, Logs

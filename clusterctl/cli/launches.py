@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from clusterctl.cli.console import Console
-from clusterctl.core.errors import ClusterctlError, describe_reason
+from clusterctl.errors import ClusterctlError, describe_reason
 from clusterctl.options.clusters import CLUSTERS, Down
 from clusterctl.options.run import Launch
 from clusterctl.options.table import JOBS, Verb

@@ -12,8 +12,8 @@ from clusterctl.actions import common, down, lifetime
 from clusterctl.actions import gc as actions_gc
 from clusterctl.cli import clusters
 from clusterctl.cli.console import Console, ago, format_table, pick
-from clusterctl.core.errors import ClusterctlError, UsageError
 from clusterctl.core.text import count, format_time
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.options.clusters import Extend, Gc, Start, Stop, Up
 from clusterctl.state.store import Store
 

@@ -23,14 +23,14 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__
 from clusterctl.cli.console import Console, encode_ascii, escape
-from clusterctl.core.errors import (
+from clusterctl.core.variables import redact, redact_arguments
+from clusterctl.errors import (
     ClusterctlError,
     NodeUnreachable,
     ProviderError,
     RecordError,
     UsageError,
 )
-from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.options import table
 from clusterctl.options.jobs import FAMILIES, VERBS
 from clusterctl.options.table import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix

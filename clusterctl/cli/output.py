@@ -23,10 +23,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from clusterctl.cli.console import Console, ago, escape, make_plain, pick
-from clusterctl.core.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
 from clusterctl.core.text import count
 from clusterctl.core.variables import redact, redact_arguments
+from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched

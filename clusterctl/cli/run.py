@@ -38,11 +38,11 @@ from clusterctl.cli.output import (
     report_result,
     show_staging,
 )
-from clusterctl.core.errors import ClusterctlError, RecordError, UsageError
 from clusterctl.core.job import Job, JobSpec, Program, ProgramKind
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import read_variables
+from clusterctl.errors import ClusterctlError, RecordError, UsageError
 from clusterctl.options import batch_systems, table
 from clusterctl.options import jobs as options_jobs
 from clusterctl.options.clusters import Down, Up

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Accelerator, NodeGroup
+from clusterctl.errors import UsageError
 
 # -------------------------------------------------------------------------------------------------
 # Instance types by the family of their GPU, and what their processors can do.

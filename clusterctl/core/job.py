@@ -10,7 +10,7 @@ from itertools import product
 from signal import Signals
 from typing import NamedTuple
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 
 # -------------------------------------------------------------------------------------------------
 # `--sweep` and `--array`: which points a job has, what each is told. Pure.

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 
-from clusterctl.core.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 from clusterctl.core.text import fold_runs
+from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 
 # -------------------------------------------------------------------------------------------------
 # What the parts of a cluster cost: plain values, and how providers bill them.

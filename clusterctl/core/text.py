@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 
 
 def fold_runs(numbers: Iterable[int]) -> tuple[range, ...]:

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from shlex import quote
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.text import read_input
+from clusterctl.errors import UsageError
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Names of variables whose values are nobody's business."""

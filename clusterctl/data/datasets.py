@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.core.errors import ProviderError, UsageError, make_local_error
+from clusterctl.errors import ProviderError, UsageError, make_local_error
 from clusterctl.transport.copying import UnsafeArchive, unpack
 
 CHUNK = 1 << 18

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.data.sources import Remote
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import refusals
 from clusterctl.machines.ec2.account import Credentials
 from clusterctl.machines.ec2.api import Api, choose_region

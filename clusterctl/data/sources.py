@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.variables import may_see_secrets
+from clusterctl.errors import ProviderError, UsageError
 
 TIMEOUT = 30.0
 TOKEN = "CLUSTERCTL_HTTPS_TOKEN"

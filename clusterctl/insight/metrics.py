@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 
 LONGEST = 2000
 """Bytes of such a line. What is longer is none."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

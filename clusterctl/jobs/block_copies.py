@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.core import assets
-from clusterctl.core.errors import ClusterctlError
 from clusterctl.core.model import NodeResult
+from clusterctl.errors import ClusterctlError
 from clusterctl.project import tree
 from clusterctl.transport import copying
 from clusterctl.transport.protocol import PARTS, Transport

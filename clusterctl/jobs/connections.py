@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from clusterctl.core import assets
 from clusterctl.core.clock import now, run_in_background
-from clusterctl.core.errors import ClusterctlError, NodeUnreachable
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, NodeResult, Reporter, shorten
+from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.jobs.submit import list_nodes
 from clusterctl.options.table import MIN_IDLE
 from clusterctl.process import ENDING, Terminated

@@ -11,10 +11,10 @@ from clusterctl.batch import direct, verdict
 from clusterctl.batch import system as batch_system
 from clusterctl.batch.direct import ASK_TIMEOUT
 from clusterctl.core.clock import NEVER, Deadline, now
-from clusterctl.core.errors import NodeUnreachable
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
+from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import submit
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.transport.pool import Pool

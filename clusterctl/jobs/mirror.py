@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 from clusterctl.batch import system
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline, now, run_in_background
-from clusterctl.core.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, make_error
 from clusterctl.core.text import count, format_bytes, format_time
+from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.jobs import block_copies
 from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.project import tree

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ClusterctlError, RecordError
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
+from clusterctl.errors import ClusterctlError, RecordError
 from clusterctl.jobs import block_copies, mirror
 from clusterctl.jobs.records import read_state
 from clusterctl.jobs.submit import list_rank_nodes

@@ -20,11 +20,11 @@ import msgspec
 
 from clusterctl import process
 from clusterctl.batch.direct import LEAST_OUTPUT, OUTPUT
-from clusterctl.core.errors import RecordError
 from clusterctl.core.job import Job, LaunchPlan, Machine, Provenance
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_bytes
 from clusterctl.core.variables import redact_patch
+from clusterctl.errors import RecordError
 from clusterctl.project import environment
 from clusterctl.project import tree as project_tree
 from clusterctl.project.tree import KEPT_JOBS

@@ -30,7 +30,6 @@ from clusterctl.batch.direct import (
     STAGE_TIMEOUT,
 )
 from clusterctl.core import assets
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind
 from clusterctl.core.model import (
     MEMORY,
@@ -42,6 +41,7 @@ from clusterctl.core.model import (
     make_error,
 )
 from clusterctl.core.text import format_bytes
+from clusterctl.errors import UsageError
 from clusterctl.jobs import block_copies
 from clusterctl.options.resume_args import SNAPSHOTS, quote_words
 from clusterctl.project import tree as project_tree

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clusterctl.core import assets
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Program
+from clusterctl.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

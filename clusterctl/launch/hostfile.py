@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.core import text
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.job import JobSpec, Placement
 from clusterctl.core.model import Cluster, Node, render_hostfile_mark
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.launcher import Request
 
 

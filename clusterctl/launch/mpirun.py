@@ -13,7 +13,6 @@ from ipaddress import ip_address, ip_network
 from shlex import quote
 
 from clusterctl.core import assets
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.job import (
     BatchMpirun,
     JobSpec,
@@ -24,6 +23,7 @@ from clusterctl.core.job import (
     Reason,
 )
 from clusterctl.core.model import Cluster, Mpi, Node
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch import network as launch_network
 from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.launch.hostfile import (

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv4Network
 
-from clusterctl.core.errors import LaunchError
 from clusterctl.core.job import Reason
 from clusterctl.core.model import Accelerator, Interface, Node
+from clusterctl.errors import LaunchError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

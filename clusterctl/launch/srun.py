@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clusterctl.core.errors import LaunchError
 from clusterctl.core.job import LaunchPlan, Reason
+from clusterctl.errors import LaunchError
 from clusterctl.launch import environment, torchrun
 from clusterctl.launch.environment import build_variables
 from clusterctl.launch.launcher import Request

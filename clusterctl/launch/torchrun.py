@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.job import JobSpec, LaunchPlan, Placement, Reason, parse_concurrency
 from clusterctl.core.model import Cluster, Node
 from clusterctl.core.text import count
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.environment import OF_RANKS, build_environment, list_program
 from clusterctl.launch.hostfile import choose_workers
 from clusterctl.launch.launcher import Request

@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from clusterctl.core import assets
-from clusterctl.core.errors import LeftoverError
 from clusterctl.core.model import (
     MEMORY,
     Cluster,
@@ -19,6 +18,7 @@ from clusterctl.core.model import (
     render_hostfile_mark,
     shorten,
 )
+from clusterctl.errors import LeftoverError
 from clusterctl.machines.protocol import Features, Queue
 from clusterctl.transport.pool import Pool
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from clusterctl.core import assets, catalog, progress
-from clusterctl.core.errors import BootstrapError, NodeUnreachable
 from clusterctl.core.keys import KeyPair
 from clusterctl.core.model import (
     Accelerator,
@@ -28,6 +27,7 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.core.progress import NodePhases
+from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.machines import facts, registry
 from clusterctl.machines.registry import RegistryLogin
 from clusterctl.transport.pool import Pool

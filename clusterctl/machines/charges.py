@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import (
     GATEWAY,
     HOURS_PER_MONTH,
@@ -15,6 +14,7 @@ from clusterctl.core.model import (
     ClusterSpec,
 )
 from clusterctl.core.text import format_time
+from clusterctl.errors import UsageError
 
 
 def sum_hourly(charges: Iterable[Charge]) -> tuple[float, tuple[str, ...]]:

@@ -16,8 +16,8 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Node, Role
+from clusterctl.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _RANGE = re.compile(r"(.*?)\[(\w+):(\w+)\](.*)")

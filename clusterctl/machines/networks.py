@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 
 POOL = IPv4Network("198.18.0.0/15")
 """Reserved for tests inside one's own walls (RFC 2544): routed nowhere, rarely used by VPNs."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, Node, Reporter, Runtime, Thing
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.registry import RegistryLogin
 from clusterctl.transport.pool import Pool
 

@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from clusterctl.core.errors import RecordError, UsageError
 from clusterctl.core.model import Cluster
+from clusterctl.errors import RecordError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.attached import BatchSite
 from clusterctl.machines.ledger import Sighting

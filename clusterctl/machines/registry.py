@@ -24,8 +24,8 @@ from typing import Any
 from clusterctl import process
 from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.errors import ProviderError, UsageError, describe_reason
 from clusterctl.core.variables import may_see_secrets
+from clusterctl.errors import ProviderError, UsageError, describe_reason
 
 HUB = "docker.io"
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"

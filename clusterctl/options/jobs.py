@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems, clusters, run, table
 from clusterctl.options.run import Run, Started, copy_options
 from clusterctl.options.table import (

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 
 PLACES = {"snapshot": '"$cctl_snapshot"', "folder": '"${cctl_snapshot%/*}"'}
 """What may stand between braces, and what it is in templates/job/rank.sh.j2."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.core import job as core_job
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems, table
 from clusterctl.options import resume_args as options_resume_args
 from clusterctl.options.clusters import Up, join_shared

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.text import read_input
+from clusterctl.errors import UsageError
 
 # -------------------------------------------------------------------------------------------------
 # What providers of `up` have on the command line, known without loading one of them.

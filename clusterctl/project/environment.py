@@ -24,11 +24,11 @@ from typing import NamedTuple
 import msgspec
 
 from clusterctl.core import assets
-from clusterctl.core.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Cluster, Node, Python, make_error
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import count, format_bytes
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.options import table as options_table
 from clusterctl.project import own_project, uv
 from clusterctl.project import tree as project_tree

@@ -24,9 +24,9 @@ from zipfile import ZipFile
 import msgspec
 
 from clusterctl import process
-from clusterctl.core.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.core.job import Program, ProgramKind
 from clusterctl.core.model import Node
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.options import table as options_table
 from clusterctl.project import tree as project_tree
 from clusterctl.project import uv

@@ -13,9 +13,9 @@ from shutil import which
 
 from clusterctl import process
 from clusterctl.core.catalog import BUNDLED
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
 from clusterctl.core.model import Cluster, Mpi
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import LANGUAGES
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree

@@ -22,10 +22,10 @@ from shlex import join, quote
 
 from clusterctl import process
 from clusterctl.core import assets
-from clusterctl.core.errors import FULL, LaunchError, UsageError, make_write_error
 from clusterctl.core.job import PYTHONS, Program
 from clusterctl.core.model import Node, shorten
 from clusterctl.core.text import count, format_bytes
+from clusterctl.errors import FULL, LaunchError, UsageError, make_write_error
 from clusterctl.state.home import Home, find_home
 from clusterctl.state.store import Store
 

@@ -17,8 +17,8 @@ from typing import Any
 from zipfile import ZipFile
 
 from clusterctl import process
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.model import Node
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.options import table as options_table
 
 # -------------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import PYTHONS, SHELLS, JobSpec
 from clusterctl.core.model import Cluster, Node
 from clusterctl.core.text import MAX_HOST_LINE, read_input
 from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
+from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import find_workers
 from clusterctl.project.launchers import (
     IGNORED,

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.core.errors import UsageError, make_write_error
+from clusterctl.errors import UsageError, make_write_error
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

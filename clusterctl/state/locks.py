@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import RecordError
 from clusterctl.core.model import Reporter
+from clusterctl.errors import RecordError
 from clusterctl.state.home import Home, explain_write_errors
 
 ORPHAN_LIMIT = 3600.0

@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import NewerRecordError, RecordError
 from clusterctl.core.job import Job, Provenance
 from clusterctl.core.model import Cluster, Phase, Role
+from clusterctl.errors import NewerRecordError, RecordError
 from clusterctl.state.home import Home, explain_write_errors, write_atomic
 
 # -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import process
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.state.home import make_private, write_atomic
 
 OLDEST = (1, 5, 0)

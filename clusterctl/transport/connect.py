@@ -20,7 +20,7 @@ import paramiko
 from clusterctl import process
 from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import WATCHDOG, Deadline, run_in_background
-from clusterctl.core.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.transport import config, diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
 from clusterctl.transport.session import LOST, Connection, Socket, abort_at

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from clusterctl.core.assets import render
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED, Copy
+from clusterctl.errors import UsageError
 from clusterctl.transport import shell
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.protocol import PARTS, OnStdout

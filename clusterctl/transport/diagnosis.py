@@ -10,8 +10,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.core.errors import ClusterctlError, NodeUnreachable
 from clusterctl.core.model import Node, NodeResult
+from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.transport.protocol import OpenTunnel
 
 

@@ -17,8 +17,8 @@ from secrets import token_hex
 
 from clusterctl import process
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.errors import FULL, UsageError
 from clusterctl.core.model import Cluster, Node, NodeResult
+from clusterctl.errors import FULL, UsageError
 from clusterctl.transport.diagnosis import FAILURES, Target, make_failed_result
 from clusterctl.transport.protocol import OnStdout, OpenTunnel, Transport
 from clusterctl.transport.ssh import SshTransport

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from clusterctl.core import keys
-from clusterctl.core.errors import ClusterctlError, UsageError
 from clusterctl.core.keys import name_host
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Role, Runtime
 from clusterctl.core.text import format_time
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import Attesting, Created
 from clusterctl.transport.diagnosis import Target

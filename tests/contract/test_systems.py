@@ -12,9 +12,9 @@ from clusterctl.batch import system as batch_system
 from clusterctl.batch.scheduler import SCHEDULERS
 from clusterctl.batch.system import JobSystem
 from clusterctl.core.clock import NEVER
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, Role
+from clusterctl.errors import UsageError
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node, spec
 

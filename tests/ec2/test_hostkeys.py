@@ -14,8 +14,8 @@ import pytest
 
 from clusterctl.core import assets
 from clusterctl.core import keys as core_keys
-from clusterctl.core.errors import NodeUnreachable
 from clusterctl.core.model import Node, Role
+from clusterctl.errors import NodeUnreachable
 from clusterctl.machines.ec2.host_keys import HostKeys
 from tests.sim.lab import Lab
 

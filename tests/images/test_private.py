@@ -11,8 +11,8 @@ import bcrypt
 import pytest
 
 from clusterctl.core import catalog, keys
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Runtime
+from clusterctl.errors import ProviderError
 from clusterctl.machines import bootstrap, registry
 from tests.conftest import Need
 from tests.sim import registry as registries

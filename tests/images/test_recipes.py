@@ -16,7 +16,7 @@ from clusterctl.actions import images
 from clusterctl.cli import main
 from clusterctl.core import catalog
 from clusterctl.core.catalog import NODE_PACKAGES
-from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from tests.conftest import Need
 from tests.unit.calling import ROOT, clusterctl

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import clusterctl.machines.local
-from clusterctl.core.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError
 from clusterctl.machines.local.provider import LocalProvider
 from tests.local.lab import cluster, folder_of
 

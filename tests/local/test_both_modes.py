@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import LeftoverError, UsageError
 from clusterctl.core.model import Role
+from clusterctl.errors import LeftoverError, UsageError
 from clusterctl.machines.local import processes
 from clusterctl.machines.local.processes import Process
 from clusterctl.machines.local.provider import LocalProvider

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import ClusterSpec, NodeGroup, NodeResult
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks
 from clusterctl.machines.local import layout, nodes, sshd
 from clusterctl.machines.local.provider import LocalProvider

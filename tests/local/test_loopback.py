@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Node
+from clusterctl.errors import ProviderError
 from clusterctl.machines.local.nodes import Loopback, converge, find_free_endpoint
 from clusterctl.machines.local.sshd import Server, find_server
 from clusterctl.machines.networks import probe
@@ -86,7 +86,7 @@ def ordinary(public: Path, tmp_path: Path, need: Callable[..., str]) -> Iterator
         other = Other((need("setpriv"), *ids), lab)
         own = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
         for other.python in (sys.executable, own):
-            argv = [*other.argv("", 0, "")[:-6], "-c", "import clusterctl.keys, cryptography"]
+            argv = [*other.argv("", 0, "")[:-6], "-c", "import clusterctl.core.keys, cryptography"]
             if subprocess.run(argv, capture_output=True).returncode == 0:
                 break
         else:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import LeftoverError
+from clusterctl.errors import LeftoverError
 from clusterctl.machines import networks as machines_networks
 from clusterctl.machines.local import processes as local_processes
 from clusterctl.machines.local.sshd import read_endpoint

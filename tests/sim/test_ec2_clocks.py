@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2.api import Api
 from tests.sim.lab import Lab
 from tests.unit.calling import clusterctl

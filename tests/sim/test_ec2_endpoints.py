@@ -19,8 +19,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from clusterctl.core import assets
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, Node, NodeGroup
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import network, preflight, remove, tunnels
 from clusterctl.machines.ec2.api import TAG, Api
 from clusterctl.machines.ec2.tunnels import ConnectEndpoint

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2 import deadline as ec2_deadline
 from clusterctl.machines.ec2 import remove
 from clusterctl.machines.ec2.api import Api

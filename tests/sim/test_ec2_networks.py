@@ -13,8 +13,8 @@ from botocore.exceptions import ClientError
 
 from clusterctl.actions import up_plan
 from clusterctl.core import assets
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import preflight
 from clusterctl.machines.ec2.api import TAG, Api
 from tests.sim.lab import Lab, their_network

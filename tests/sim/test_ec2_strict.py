@@ -18,8 +18,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from clusterctl.core import assets
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import create, network, preflight, refusals, remove
 from clusterctl.machines.ec2.api import TAG, Api
 from tests.sim.lab import UBUNTU, Lab, their_network, with_nat

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import NodeUnreachable
+from clusterctl.errors import NodeUnreachable
 from clusterctl.transport.ssh import SshTransport
 from tests.transport.lab import Sshd, free_port, make_node, write_key
 

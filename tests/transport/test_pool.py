@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Node, NodeResult, fold
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Tunnel
 from tests.e2e.cli import wait_for

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import NodeUnreachable
 from clusterctl.core.model import NodeResult
+from clusterctl.errors import NodeUnreachable
 from clusterctl.transport import session
 from clusterctl.transport.protocol import Channel
 from clusterctl.transport.ssh import SshTransport

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import NodeUnreachable, UsageError
+from clusterctl.errors import NodeUnreachable, UsageError
 from tests.transport.lab import Sshd, free_port, make_node, write_key
 
 pytestmark = pytest.mark.sshd

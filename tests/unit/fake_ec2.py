@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2 import refusals as ec2_refusals
 from clusterctl.machines.ec2.api import Api, Image, Instance, InstanceType
 

@@ -13,8 +13,8 @@ from clusterctl.actions.allow import explain_allowed
 from clusterctl.actions.common import open_pool, open_store
 from clusterctl.actions.lifetime import extend
 from clusterctl.core import keys
-from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import Cluster, Role
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import network
 from clusterctl.machines.ec2.api import TAG, Api
 from tests.unit.calling import Call

@@ -20,9 +20,9 @@ import clusterctl
 from clusterctl.actions import call
 from clusterctl.actions.common import open_store
 from clusterctl.api import Cluster
-from clusterctl.core.errors import JobError, RecordError, UsageError
 from clusterctl.core.job import Job, JobState, Program, ProgramKind, RankFailure
 from clusterctl.core.model import Python
+from clusterctl.errors import JobError, RecordError, UsageError
 from clusterctl.jobs import submit
 from clusterctl.project import tree as project_tree
 from tests.unit import making

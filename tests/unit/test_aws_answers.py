@@ -8,8 +8,8 @@ from itertools import repeat
 
 import pytest
 
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Cluster, NodeGroup, Phase
+from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import preflight, remove
 from clusterctl.machines.ec2.api import Api

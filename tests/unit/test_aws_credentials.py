@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2.api import Api
 from tests.sim import logins
 from tests.sim.logins import PROCESS, ROLES, SSO, Aws, keep_session, log_in_with_sso, printed

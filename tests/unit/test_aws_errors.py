@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2 import refusals
 from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
 

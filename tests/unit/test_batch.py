@@ -13,9 +13,9 @@ from clusterctl.actions.common import open_store
 from clusterctl.actions.run import describe_attempt, plan_job
 from clusterctl.batch import scheduler, sge, slurm
 from clusterctl.batch import system as batch_system
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Job, JobSpec, JobState, Placement
 from clusterctl.core.model import Cluster, Role
+from clusterctl.errors import UsageError
 from clusterctl.launch import launcher
 from clusterctl.machines.protocol import Queue
 from clusterctl.machines.providers import load_site

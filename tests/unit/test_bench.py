@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import JobError
+from clusterctl.errors import JobError
 from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import Figure, HardwareLimit

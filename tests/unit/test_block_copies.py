@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pytest
 
-from clusterctl.core.errors import NodeUnreachable
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import NodeResult
+from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import mirror, outputs
 from clusterctl.jobs.outputs import ATTEMPTS
 from clusterctl.transport.pool import LocalTransport, Pool

@@ -15,8 +15,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from clusterctl.actions import rerun
-from clusterctl.core.errors import ProviderError, RecordError, UsageError
 from clusterctl.core.job import Job, JobState
+from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.jobs import mirror
 from clusterctl.transport.copying import UnsafeArchive
 from tests.unit.making import job

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.errors import UsageError
 from clusterctl.machines import charges
 
 HOUR = 3600.0

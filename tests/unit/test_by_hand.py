@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.batch import system as batch_system
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Cluster, render_hostfile_mark
+from clusterctl.errors import UsageError
 from clusterctl.launch import mpirun
 from clusterctl.launch.hostfile import render_whole_hostfile
 from clusterctl.launch.mpirun import Mpirun

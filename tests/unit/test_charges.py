@@ -13,8 +13,8 @@ from clusterctl.actions import status as actions_status
 from clusterctl.actions.common import open_store
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.outputs import describe_loss
-from clusterctl.core.errors import LeftoverError, ProviderError
 from clusterctl.core.model import GATEWAY, Charge, Cluster, Phase, Thing
+from clusterctl.errors import LeftoverError, ProviderError
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide

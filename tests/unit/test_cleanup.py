@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.core.errors import LeftoverError, ProviderError
+from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines.ec2 import remove
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.fake_ec2 import Cloud, FakeApi

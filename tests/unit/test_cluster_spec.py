@@ -9,8 +9,8 @@ import pytest
 
 from clusterctl.actions import up_plan
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.errors import UsageError
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.local.provider import LocalProvider
 from clusterctl.machines.protocol import Features, ProviderPlan

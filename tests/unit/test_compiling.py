@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import Program, ProgramKind
+from clusterctl.errors import UsageError
 from clusterctl.launch.compiling import FORTRAN, C, plan_compilation, suggest_repair
 from tests.conftest import Need
 from tests.unit.making import program

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.options import table as options_table
 from clusterctl.options.table import Group, cluster_option, flag, text, texts
 from clusterctl.state.home import Home

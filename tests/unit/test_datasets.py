@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import data
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.data import datasets
 from clusterctl.data.datasets import Dataset, File
+from clusterctl.errors import ProviderError, UsageError
 
 CONTENT = bytes(range(256)) * 4000
 

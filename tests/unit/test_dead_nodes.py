@@ -9,8 +9,8 @@ import pytest
 
 from clusterctl.actions.common import open_store
 from clusterctl.actions.node_loss import find_dead
-from clusterctl.core.errors import RecordError
 from clusterctl.core.model import Cluster, Phase
+from clusterctl.errors import RecordError
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit import making
 from tests.unit.provided import provide

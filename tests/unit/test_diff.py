@@ -9,8 +9,8 @@ import pytest
 
 from clusterctl.actions import compare
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import RecordError
 from clusterctl.core.job import Job, JobState, RankFailure
+from clusterctl.errors import RecordError
 from clusterctl.insight import compare as insight_compare
 from clusterctl.project import tree
 from tests.unit.calling import Call

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from clusterctl.cli import main
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import build_archive, find_supported

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.data import require_copied
-from clusterctl.core.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import NodeResult
 from clusterctl.data import sources
+from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from tests.unit.calling import Call, Said
 from tests.unit.staged import Staged, lab
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from clusterctl.core import catalog, keys
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines import deadlines

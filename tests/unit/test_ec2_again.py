@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.ec2 import create, refusals, terraform_module
 from clusterctl.machines.ec2.api import Instance, name_owner

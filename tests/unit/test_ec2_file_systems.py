@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import preflight, refusals, storage
 from clusterctl.machines.ec2.preflight import Survey
 from tests.unit.fake_ec2 import Offering

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import images, network, preflight
 from clusterctl.machines.ec2.api import Api, Image
 from clusterctl.machines.ec2.spec import PlannedMachine

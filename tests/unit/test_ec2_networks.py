@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import network, refusals
 from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.network import ZoneSubnets

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from clusterctl.core import keys
-from clusterctl.core.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
+from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
 from clusterctl.machines.ec2 import preflight, quotas, refusals, spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import api, deadline, preflight, refusals, update
 from clusterctl.machines.ec2.api import Api
 from tests.unit.fake_ec2 import Offering

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import preflight, prices, spec, update
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.prices import Quote

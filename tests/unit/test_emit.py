@@ -14,8 +14,8 @@ from clusterctl import __version__
 from clusterctl.actions.run import Prepared, emit
 from clusterctl.batch.direct import Direct
 from clusterctl.core import assets
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import LaunchPlan, ProgramKind
+from clusterctl.errors import UsageError
 from clusterctl.launch import launcher
 from clusterctl.project.tree import Tree
 from tests.unit.making import cluster, job, node, program, request, spec

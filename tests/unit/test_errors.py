@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.core import errors
+from clusterctl import errors
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ from clusterctl.actions import (
 )
 from clusterctl.actions.common import open_store
 from clusterctl.cli import clusters, run
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, Role
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import ProviderPlan, Resource

@@ -14,10 +14,10 @@ import pytest
 
 from clusterctl.actions import lifetime
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, Reporter, Thing
 from clusterctl.core.text import format_time
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec

@@ -15,8 +15,8 @@ import pytest
 
 from clusterctl.actions.common import open_store
 from clusterctl.actions.outputs import save_logs
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import JobState
+from clusterctl.errors import UsageError
 from clusterctl.jobs import follow
 from clusterctl.jobs.connections import Interrupts
 from clusterctl.jobs.follow import Follower

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from clusterctl.core.errors import NodeUnreachable, ProviderError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import NodeResult
+from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.jobs import connections, follow
 from clusterctl.jobs.records import is_complete
 from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool

@@ -12,9 +12,9 @@ import pytest
 
 from clusterctl.actions import gc
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import LeftoverError, ProviderError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, Reporter
+from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines.ec2 import refusals, terraform_module
 from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.provider import Ec2Provider

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Role
+from clusterctl.errors import UsageError
 from clusterctl.machines.hosts import Host, build_nodes, parse_hosts
 
 

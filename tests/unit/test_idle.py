@@ -15,9 +15,9 @@ import pytest
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.outputs import save_logs
 from clusterctl.batch import direct
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, Thing
 from clusterctl.core.text import format_time
+from clusterctl.errors import ProviderError
 from clusterctl.jobs.records import is_complete, read_stored
 from clusterctl.machines import bootstrap
 from clusterctl.machines.local.provider import LocalProvider

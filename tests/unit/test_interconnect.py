@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.core.errors import LaunchError
 from clusterctl.core.model import Node
+from clusterctl.errors import LaunchError
 from clusterctl.launch import network
 from tests.unit.making import node
 

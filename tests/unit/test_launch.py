@@ -21,9 +21,9 @@ import pytest
 
 from clusterctl.batch import system
 from clusterctl.batch.direct import render_command_line
-from clusterctl.core.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.core.job import ProgramKind
 from clusterctl.core.model import Accelerator, Mpi, Python, Role
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch import launcher as launch_launcher
 from tests.unit.launch_cases import (
     CASES,

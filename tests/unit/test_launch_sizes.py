@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import drop_unknown_hosts, place
 from clusterctl.project.words import fill, translate
 from tests.unit.calling import Call

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.project.words import translate
 from tests.unit.calling import Call
 

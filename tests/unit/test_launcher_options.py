@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.project.words import Asked, translate
 
 CASES = Path(__file__).parents[1] / "cases" / "launchers"

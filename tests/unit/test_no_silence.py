@@ -10,8 +10,8 @@ import pytest
 
 from clusterctl.actions.common import open_store
 from clusterctl.cli import console
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Charge, CloudSpec, Cluster, Thing
+from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import ProviderPlan, Resource
 from tests.unit.calling import Call

@@ -13,8 +13,8 @@ from clusterctl.actions import up_plan
 from clusterctl.actions.common import open_store
 from clusterctl.cli import main
 from clusterctl.core import catalog
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import ClusterSpec, NodeGroup, Runtime
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import ProviderPlan

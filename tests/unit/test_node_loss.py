@@ -15,9 +15,9 @@ import pytest
 from clusterctl.actions import node_loss
 from clusterctl.actions.run import prepare, resolve_run
 from clusterctl.actions.run import run as run_once
-from clusterctl.core.errors import LaunchError, NodeUnreachable, UsageError
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Charge
+from clusterctl.errors import LaunchError, NodeUnreachable, UsageError
 from tests.unit.calling import Call
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab

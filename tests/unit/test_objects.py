@@ -14,9 +14,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from clusterctl.core.errors import UsageError
 from clusterctl.data import sources
 from clusterctl.data.s3 import list_objects
+from clusterctl.errors import UsageError
 from tests.unit.calling import Call
 from tests.unit.staged import Staged
 from tests.unit.test_download import CONTENT, HASTY, data, give_python, ok

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import duration, name_prefix
 from tests.unit.calling import Call, clusterctl, judge

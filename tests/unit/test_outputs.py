@@ -13,9 +13,9 @@ from typing import ClassVar
 import pytest
 
 from clusterctl.actions import jobs
-from clusterctl.core.errors import NodeUnreachable, RecordError
 from clusterctl.core.job import Job
 from clusterctl.core.model import NodeResult
+from clusterctl.errors import NodeUnreachable, RecordError
 from clusterctl.jobs import outputs
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import Transport

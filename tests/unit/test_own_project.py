@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import LaunchError
 from clusterctl.core.job import ProgramKind
 from clusterctl.core.model import Python
+from clusterctl.errors import LaunchError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import Resolved, resolve_program

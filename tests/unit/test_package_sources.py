@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.core.model import Python
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import environment
 from clusterctl.project.program import resolve_command, resolve_program
 from clusterctl.state.home import find_home

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import LaunchError, UsageError
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.project import environment, uv
 from clusterctl.project.program import resolve_program
 from clusterctl.state.home import find_home

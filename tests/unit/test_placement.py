@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.core.job import Placement
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch.hostfile import MOST_ON_LOCAL, is_oversubscribed, place
 from tests.unit.making import cluster, job, node, spec
 

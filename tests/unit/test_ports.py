@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.attach import check_ports
-from clusterctl.core.errors import NodeUnreachable
 from clusterctl.core.model import Cluster, Role
+from clusterctl.errors import NodeUnreachable
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node
 

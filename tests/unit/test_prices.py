@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from clusterctl.core import catalog
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import NETWORK_PARTS, Charge
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2.prices import Quote

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.job import ProgramKind
 from clusterctl.core.model import Mpi, Python
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.project.program import (
     check_program,
     may_use_mpi,

@@ -28,8 +28,8 @@ from clusterctl.actions.common import check_name
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.scheduler import load_batch
 from clusterctl.core import assets, keys, stacks
-from clusterctl.core.errors import ProviderError, RecordError, UsageError
 from clusterctl.core.job import JobState
+from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import messages, metrics, node_views, top, verify
 from clusterctl.insight.verify import GPU_FIELDS
 from clusterctl.jobs import follow, mirror, outputs, records

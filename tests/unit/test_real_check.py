@@ -13,8 +13,8 @@ import pytest
 
 from clusterctl.actions import check as actions_check
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Runtime, Thing
+from clusterctl.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.machines.ec2.api import InstanceType
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import ProviderPlan

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from clusterctl.machines.registry import RegistryLogin
 from tests.sim import hub as hubs

@@ -15,8 +15,8 @@ import pytest
 
 from clusterctl.actions import rerun as actions_rerun
 from clusterctl.actions.rerun import Changes, rerun
-from clusterctl.core.errors import RecordError, UsageError
 from clusterctl.core.job import JobState, Placement
+from clusterctl.errors import RecordError, UsageError
 from clusterctl.jobs import mirror as jobs_mirror
 from clusterctl.project import tree as project_tree
 from tests.unit.calling import Call, judge

@@ -11,9 +11,9 @@ import pytest
 
 from clusterctl.actions import up, up_plan
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, NodeGroup, Thing
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.protocol import Created, Features, ProviderPlan
 from tests.unit import making, staged
 from tests.unit.provided import provide

@@ -14,9 +14,9 @@ import pytest
 
 from clusterctl.actions import cost, status
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Charge, Cluster, Thing
+from clusterctl.errors import ProviderError
 from clusterctl.insight import cost as insight_cost
 from clusterctl.state.store import Store
 from tests.unit.calling import Call

@@ -7,7 +7,7 @@ from itertools import repeat
 
 import pytest
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import network as ec2_network
 from tests.unit.answering import answering
 

@@ -15,8 +15,8 @@ import pytest
 from clusterctl.actions import access
 from clusterctl.actions.common import mend_known_hosts, write_known_hosts
 from clusterctl.core import assets, keys
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import Phase, Role
+from clusterctl.errors import UsageError
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 from tests.conftest import Need

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import JobState
+from clusterctl.errors import UsageError
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import resolve_program
 from clusterctl.project.tree import END_OF_ARCHIVE, Tree, find_tree, write_archive

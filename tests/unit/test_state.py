@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import NewerRecordError, RecordError, UsageError
 from clusterctl.core.job import Hang, HungRanks, JobState, RankFailure
 from clusterctl.core.model import Accelerator, Phase
+from clusterctl.errors import NewerRecordError, RecordError, UsageError
 from clusterctl.state.home import Home, find_home
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import VERSION, Store

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.state.home import Home, replace_file, write_atomic
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
@@ -141,7 +141,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_record(
 
 LIMITED = """
 import resource, sys
-from clusterctl.core.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError
 from clusterctl.state.home import Home
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store

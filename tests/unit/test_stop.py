@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Charge, Cluster, Phase, Reporter, Thing
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.local.provider import LocalProvider
 from tests.unit.calling import Call, judge
 from tests.unit.provided import provide

@@ -15,9 +15,9 @@ from clusterctl.actions.common import open_store
 from clusterctl.actions.run import Prepared, follow_to_end, stop_on_interrupt, submit
 from clusterctl.cli.console import Console
 from clusterctl.cli.output import document, format_duration, report_result
-from clusterctl.core.errors import NodeUnreachable, ProviderError
 from clusterctl.core.job import JobState
 from clusterctl.core.model import NodeResult
+from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.jobs.connections import StartSignals
 from clusterctl.launch import launcher
 from clusterctl.project.tree import Tree

@@ -11,9 +11,9 @@ import pytest
 from clusterctl.batch import scheduler, verdict
 from clusterctl.batch import system as batch_system
 from clusterctl.core import assets
-from clusterctl.core.errors import UsageError
 from clusterctl.core.job import MOST, Job, JobState, list_points, parse_concurrency
 from clusterctl.core.model import Accelerator, Cluster, Role
+from clusterctl.errors import UsageError
 from clusterctl.jobs import submit
 from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, spec

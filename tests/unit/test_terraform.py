@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clusterctl import process
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.terraform import binary
 from clusterctl.terraform import folder as terraform_folder
 from clusterctl.terraform.binary import Binary, Diagnostic, Outputs, ResourceChange

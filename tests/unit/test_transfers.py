@@ -12,8 +12,8 @@ from clusterctl.actions import common, images
 from clusterctl.cli.console import Console
 from clusterctl.cli.progress import Transfer
 from clusterctl.core import progress
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.progress import Meter
+from clusterctl.errors import ProviderError
 from tests.terminal import Terminal as Pty
 from tests.unit.calling import ROOT
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.errors import LaunchError, UsageError
 from clusterctl.core.job import Program, ProgramKind
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.project import tree
 from clusterctl.project.tree import find_tree
 from tests.unit.making import cluster

@@ -11,7 +11,6 @@ import pytest
 
 from clusterctl.actions import up, up_bootstrap, up_plan
 from clusterctl.actions.common import open_store
-from clusterctl.core.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import (
     GATEWAY,
     Charge,
@@ -24,6 +23,7 @@ from clusterctl.core.model import (
     Thing,
 )
 from clusterctl.core.text import format_time
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.protocol import Created, Features, NoCapacity, ProviderPlan, Resource
 from tests.unit.making import cluster, node
 from tests.unit.provided import NothingLeft, provide

@@ -14,9 +14,9 @@ from clusterctl.actions import verify
 from clusterctl.actions.common import open_store
 from clusterctl.actions.verify import measure_after_up
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import NodeUnreachable
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, NodeResult
+from clusterctl.errors import NodeUnreachable
 from tests.unit.making import cluster, job, node, spec
 
 SOUND = {

@@ -17,8 +17,8 @@ from clusterctl.actions import cost, lifetime, status
 from clusterctl.actions import down as actions_down
 from clusterctl.actions.common import open_store
 from clusterctl.actions.down import finish_down
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.errors import UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.ec2 import terraform_module
 from clusterctl.machines.ec2.terraform_module import ProviderState

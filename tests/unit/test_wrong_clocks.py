@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from clusterctl.actions import status
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.errors import ProviderError
 from clusterctl.machines import bootstrap, deadlines
 from clusterctl.machines.ec2 import terraform_module
 from clusterctl.machines.ec2.provider import Ec2Provider

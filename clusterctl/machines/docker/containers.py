@@ -18,8 +18,8 @@ from typing import Any
 from clusterctl import process
 from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import SHARED, Accelerator, Cluster, ClusterSpec, NodeResult, Reporter
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import deadlines, networks, protocol
 from clusterctl.machines.networks import probe
 from clusterctl.machines.protocol import LAUNCHER

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.core import catalog, keys
-from clusterctl.core.errors import LeftoverError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.core.model import SHARED, Cluster, ClusterSpec, Node, Reporter, Role, Runtime
 from clusterctl.core.text import count
+from clusterctl.errors import LeftoverError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines import deadlines, networks
 from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import Container, NodePlan

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from clusterctl.core.errors import ProviderError, UsageError
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import refusals
 from clusterctl.machines.ec2.account import LEASE, Credentials
 from clusterctl.machines.ec2.refusals import MAYBE_NOT_ENABLED, RefusedByAws

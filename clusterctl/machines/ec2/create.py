@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from clusterctl.core import assets, catalog, keys
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.keys import KeyPair
 from clusterctl.core.model import (
     SHARED,
@@ -29,6 +28,7 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.core.progress import NodePhases
+from clusterctl.errors import ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import deadline as ec2_deadline

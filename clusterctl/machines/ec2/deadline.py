@@ -17,7 +17,7 @@ from typing import Any
 
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.machines.charges import LATER, RELEASE
 from clusterctl.machines.ec2.api import Api, as_list
 from clusterctl.machines.ec2.refusals import RefusedByAws

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.core.errors import NodeUnreachable, ProviderError
 from clusterctl.core.model import GATEWAY, Cluster, Reporter, fold
+from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import deadline as ec2_deadline

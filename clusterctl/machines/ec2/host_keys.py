@@ -21,10 +21,10 @@ from pathlib import Path
 
 from clusterctl.core import assets, keys
 from clusterctl.core.clock import now
-from clusterctl.core.errors import ClusterctlError, NodeUnreachable
 from clusterctl.core.keys import name_host
 from clusterctl.core.model import Node, NodeResult, Reporter, fold
 from clusterctl.core.progress import CONNECTED, CONNECTING, NodePhases
+from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.machines.ec2.tunnels import DENIED
 from clusterctl.state.home import write_atomic
 from clusterctl.transport.pool import Pool

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from clusterctl.core import catalog
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import ClusterSpec
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2.api import Api, Image
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER

@@ -11,8 +11,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any
 
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import CloudSpec, ClusterSpec, Reporter
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import quotas
 from clusterctl.machines.ec2.api import TAG, Api, as_list

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterctl.core import catalog
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runtime, shorten
 from clusterctl.core.text import count, format_span, format_time
+from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import deadline as ec2_deadline
 from clusterctl.machines.ec2 import images, prices

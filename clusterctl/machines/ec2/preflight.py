@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import Cluster, ClusterSpec, Reporter
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import images, prices, quotas, refusals, spec, storage, tunnels, update
 from clusterctl.machines.ec2 import network as ec2_network

@@ -10,7 +10,6 @@ from typing import Any
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import (
     GATEWAY,
     HOURS_PER_MONTH,
@@ -20,6 +19,7 @@ from clusterctl.core.model import (
     Reporter,
 )
 from clusterctl.core.text import count, format_time
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import remove
 from clusterctl.machines.ec2.api import Api

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.errors import ProviderError, RecordError, UsageError
 from clusterctl.core.model import (
     SHARED,
     Charge,
@@ -21,6 +20,7 @@ from clusterctl.core.model import (
     Thing,
 )
 from clusterctl.core.progress import NodePhases
+from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import charges, ledger
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import create as ec2_create

@@ -9,9 +9,9 @@ from functools import partial
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import ClusterSpec, Reporter, Runtime
 from clusterctl.core.text import count
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2.api import TAG, Api, Instance, InstanceType
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import LeftoverError, ProviderError
 from clusterctl.core.model import Reporter
 from clusterctl.core.text import pluralize
+from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import deadline, refusals
 from clusterctl.machines.ec2.api import (

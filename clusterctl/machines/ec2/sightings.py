@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.core.errors import ProviderError
 from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Cluster, Thing
 from clusterctl.core.text import format_time
+from clusterctl.errors import ProviderError
 from clusterctl.machines import ledger
 from clusterctl.machines.ec2 import prices, terraform_module
 from clusterctl.machines.ec2.api import (

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 from clusterctl.core import catalog
-from clusterctl.core.errors import UsageError
 from clusterctl.core.model import ClusterSpec, NodeGroup
+from clusterctl.errors import UsageError
 from clusterctl.machines.protocol import LAUNCHER, name_nodes
 
 MAX_WORKERS = 1000

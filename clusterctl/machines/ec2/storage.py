@@ -11,8 +11,8 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import SHARED, ClusterSpec
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.refusals import RefusedByAws

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import ClusterSpec, Node, Reporter
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2.api import TAG, Api
 from clusterctl.machines.ec2.refusals import RefusedByAws

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.core import catalog
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import (
     Charge,
     CloudSpec,
@@ -23,6 +22,7 @@ from clusterctl.core.model import (
     Role,
 )
 from clusterctl.core.text import format_time
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network, prices

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.core.errors import UsageError
+from clusterctl.errors import UsageError
 from clusterctl.machines import protocol
 from clusterctl.machines.protocol import LAUNCHER
 

@@ -24,8 +24,8 @@ from typing import Protocol
 from clusterctl import process as process_module
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import ProviderError, UsageError
 from clusterctl.core.model import NodeResult
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks as machines_networks
 from clusterctl.machines.local import layout, processes, sshd
 from clusterctl.machines.local.layout import STARTER, SWITCH, Place, Site

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from clusterctl.core.clock import Deadline
-from clusterctl.core.errors import LeftoverError, ProviderError
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
 from clusterctl.core.text import count
+from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.local import layout, nodes, processes, sshd
 from clusterctl.machines.local.nodes import (

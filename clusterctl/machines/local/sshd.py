@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.core import assets, keys
-from clusterctl.core.errors import ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.machines.local.layout import SCRATCH, Place, Site
 from clusterctl.machines.networks import Endpoint
 
