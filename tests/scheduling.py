@@ -37,7 +37,7 @@ ALONE = (
 """Tests that take long and share nothing that does not start fast in every process."""
 
 COSTLY = (
-    r"tests/unit/test_(batch_scripts|block_copies|bootstrap|buckets|completing|download|down)\.|"
+    r"tests/unit/test_(batch_scripts|bootstrap|buckets|completing|cut_copies|download|down)\.|"
     r"tests/unit/test_(encoding|follower\w*|idle|logging|mutation|node_loss|outputs|package\w*)\.|"
     r"tests/unit/test_(properties|rank|report|rerun|resume|shellcheck|silent_queue|skips)\.|"
     r"tests/unit/test_(supervise\w*|survey|warm|whole_snapshots)\.|"

@@ -27,12 +27,12 @@ from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, make_error
 from clusterctl.core.text import count, format_bytes, format_time
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
-from clusterctl.jobs import block_copies
 from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.project import tree
 from clusterctl.state.home import explain_write_errors, make_private, write_atomic
 from clusterctl.transport import copying
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from clusterctl.data.s3 import Bucket
@@ -168,6 +168,7 @@ def _name(node: str, path: str) -> str:
 # -------------------------------------------------------------------------------------------------
 
 LIST_TIMEOUT = 60.0
+LINK_TIMEOUT = 60.0
 COPY_TIMEOUT = 3600.0
 INTERVAL = 60.0
 """Seconds between two looks for copies to bring here, at least."""
@@ -237,11 +238,10 @@ def copy(
     name: str,
     paths: Sequence[str],
     target: Path,
-    old: Path,
-    parts: Path,
+    begun: Path,
 ) -> NodeResult:
-    """Copies the copies of these files of a node into the folder `target`. `old` and `parts`: as
-    for `block_copies.get`."""
+    """Copies the copies of these files of a node into the folder `target`. `begun`: as for
+    `get_linked`."""
     launcher = cluster.launcher.name
     # A folder of links gives the transport one tree that holds them and nothing else.
     links = f"{_locate_folder(job, cluster)}/.{name}.{secrets.token_hex(4)}"
@@ -251,23 +251,76 @@ def copy(
         f" xargs -0 -r cp -lP --parents -t {held}"
     )
     transport = pool.find_transport(launcher)
-    script = f"{cluster.launcher.root}/jobs/{job.id}/blocks.sh"
     try:
-        got = block_copies.get(
-            transport,
-            command,
-            links,
-            paths,
-            script=script,
-            old=old,
-            parts=parts,
-            target=target,
-            timeout=COPY_TIMEOUT,
-        )
+        got = get_linked(transport, command, links, paths, target, begun, timeout=COPY_TIMEOUT)
         return replace(got, node=name)
     finally:
         with suppress(ClusterctlError, OSError):
             transport.run(f"rm -rf {held}", timeout=LIST_TIMEOUT)
+
+
+def get_linked(
+    transport: Transport,
+    command: str,
+    links: str,
+    paths: Sequence[str],
+    target: Path,
+    begun: Path,
+    *,
+    timeout: float,
+) -> NodeResult:
+    """Copies files of a node into the folder `target`. `command` makes the folder `links` there of
+    those whose paths it reads, each with a zero byte behind it. Where the copy breaks off, the
+    beginning of a file waits in the folder `begun`, and the next call brings the rest."""
+    linked = transport.run(command, stdin=_render_paths(paths), timeout=LINK_TIMEOUT)
+    if not linked.ok:
+        return linked
+    got = _get_rests(transport, linked, links, set(paths), target, begun, timeout)
+    if got.ok:
+        got = transport.get(links, target, timeout=timeout, begun=begun)
+    if got.ok:
+        shutil.rmtree(begun, ignore_errors=True)
+    return replace(got, stderr=linked.stdout + got.stderr)
+
+
+def _render_paths(paths: Collection[str]) -> bytes:
+    return b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+
+
+def _get_rests(
+    transport: Transport,
+    got: NodeResult,
+    links: str,
+    wanted: Collection[str],
+    target: Path,
+    begun: Path,
+    timeout: float,
+) -> NodeResult:
+    """Brings the rest of files whose beginning is here, and removes their links. One that is not
+    what it was stays among the links, and comes whole with them. `got`: the node's last answer."""
+    found = [file for file in begun.rglob("*") if file.is_file() and not file.is_symlink()]
+    # Not the other way round: a node may list paths that lead out of the folder.
+    here = {path: file for file in found if (path := str(file.relative_to(begun))) in wanted}
+    whole = []
+    try:
+        for path, file in here.items():
+            with tempfile.TemporaryDirectory(dir=begun.parent, prefix=".clusterctl-") as scratch:
+                source = f"{links}/{path}"
+                got = transport.get(source, Path(scratch, path), timeout=timeout, begun=file)
+                if got.exit_code is None:
+                    return got
+                file.unlink(missing_ok=True)
+                if got.ok:
+                    whole.append(path)
+                    target.mkdir(parents=True, exist_ok=True)
+                    copying.move_into(Path(scratch), target)
+    except (OSError, UsageError) as error:
+        errno = getattr(error, "errno", 0) or 0
+        return replace(got, exit_code=None, error=describe_reason(error), errno=errno)
+    if not here:
+        return got
+    command = f"cd {shlex.quote(links)} && xargs -0 -r rm -f"
+    return transport.run(command, stdin=_render_paths(whole), timeout=LINK_TIMEOUT)
 
 
 def describe_mirror(copies: Mapping[str, Copies]) -> list[str]:
@@ -451,8 +504,8 @@ def _bring_node(
     with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
         if wanted:
             paths = [path for path, _, _ in wanted]
-            new, parts = Path(scratch, name), target / f".parts-{name}"
-            got = copy(job, cluster, pool, name, paths, new, target / name, parts)
+            new, begun = Path(scratch, name), target / f".parts-{name}"
+            got = copy(job, cluster, pool, name, paths, new, begun)
         left = {path for path, _, _ in files}
         for path, _, _ in had:
             if path not in left:

@@ -19,14 +19,14 @@ from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.errors import ClusterctlError, RecordError
-from clusterctl.jobs import block_copies, mirror
+from clusterctl.jobs import mirror
 from clusterctl.jobs.records import read_state
 from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.project import tree
 from clusterctl.state.home import Home, explain_write_errors, write_atomic
 from clusterctl.transport import shell
 from clusterctl.transport.pool import Pool
-from clusterctl.transport.protocol import PARTS, Transport
+from clusterctl.transport.protocol import Transport
 from clusterctl.transport.ssh import CONNECT_LIMIT
 
 # -------------------------------------------------------------------------------------------------
@@ -109,6 +109,8 @@ def _list_whole(transport: Transport, source: Path, target: str) -> Sequence[str
 # -------------------------------------------------------------------------------------------------
 
 FETCH_TIMEOUT = 3600.0
+BEGUN = ".clusterctl-parts"
+"""Beside the files of a node, the folder with the beginning of one whose copy has broken off."""
 
 _ET_CORE = 4
 """The kind of an ELF file that is a core dump."""
@@ -343,21 +345,16 @@ def copy(
     def get_files(name: str, mine: Collection[Output]) -> NodeResult:
         # A folder of links gives the transport one tree that holds the outputs and nothing else.
         paths, here = [output.path for output in mine], target / name
-        parts = here / PARTS
+        begun = here / BEGUN
         if any(output.copied for output in mine):
-            return mirror.copy(job, cluster, pool, name, paths, here, here, parts)
+            return mirror.copy(job, cluster, pool, name, paths, here, begun)
         command = f"exec /bin/sh {_quote_script(job, cluster, name)} link"
-        folder = _locate_folder(job, cluster, name)
-        return block_copies.get(
+        links, transport = (
+            f"{_locate_folder(job, cluster, name)}/outputs",
             pool.find_transport(name),
-            command,
-            f"{folder}/outputs",
-            paths,
-            script=f"{folder}/blocks.sh",
-            old=here,
-            parts=parts,
-            target=here,
-            timeout=FETCH_TIMEOUT,
+        )
+        return mirror.get_linked(
+            transport, command, links, paths, here, begun, timeout=FETCH_TIMEOUT
         )
 
     return pool.call_each(get, sorted({output.node for output in wanted}))

@@ -42,7 +42,6 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.text import format_bytes
 from clusterctl.errors import UsageError
-from clusterctl.jobs import block_copies
 from clusterctl.options.resume_args import SNAPSHOTS, quote_words
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import Resolved
@@ -158,7 +157,6 @@ def make_node_files(
         )
         files[name] = {
             "processes.sh": (script, 0o755),
-            "blocks.sh": (block_copies.render_script(MIRROR_RESERVE), 0o755),
         }
         if job.spec.hang_timeout:
             files[name]["stacks.sh"] = (

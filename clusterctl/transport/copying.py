@@ -5,6 +5,7 @@ Twice as fast as SFTP, which waits for an answer to every 32 KiB and to every fi
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import posixpath
@@ -26,7 +27,7 @@ from clusterctl.core.progress import COPIED, Copy
 from clusterctl.errors import UsageError
 from clusterctl.transport import shell
 from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.protocol import PARTS, OnStdout
+from clusterctl.transport.protocol import OnStdout
 
 if TYPE_CHECKING:
     from clusterctl.transport.session import Session
@@ -292,14 +293,17 @@ def _make_plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return member
 
 
-def get(start: StartCommand, source: str, target: Path, partly: bool = False) -> NodeResult:
+def get(start: StartCommand, source: str, target: Path, begun: Path | None = None) -> NodeResult:
     """Raises FAILURES."""
     mark = "clusterctl-" + secrets.token_hex(8)
-    command = render("transport/get.sh.j2", source=shell.quote_path(source), mark=mark)
+    beginning = begun if begun and begun.is_file() and not begun.is_symlink() else None
+    had, digest = _sum_up(beginning) if beginning else (0, "")
+    values = {"source": shell.quote_path(source), "mark": mark, "had": had, "digest": digest}
+    command = render("transport/get.sh.j2", **values)
     with start(command, collect=False) as session, COPIED.count_copy(None) as copy:
         stream = io.BufferedReader(_Stream(session, copy), CHUNK)
         # What the login shell's start files print may stand before it, in the same line, too.
-        header = re.compile(rf"{mark} (?:folder|file ([0-7]+) (\d+))\n".encode())
+        header = re.compile(rf"{mark} (?:folder|file ([0-7]+) (\d+) (-?\d{{1,11}}))\n".encode())
         lines = iter(partial(stream.readline, 1 << 16), b"")  # of a host that may send no newline
         found = next(filter(None, map(header.search, lines)), None)
         if not found:
@@ -307,8 +311,8 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
             if result.error:
                 return result
             raise Failure("the node sent nothing")
-        mode, size = found.groups()
-        copy.size = int(size) if mode else None
+        mode, size, modified = found.groups()
+        copy.size = int(size) - had if mode else None
         with _explain_errors(target, "written"):
             if target.exists() and target.is_dir() == bool(mode):
                 raise Failure(f"{target} is a {'folder' if mode else 'file'} here")
@@ -318,25 +322,39 @@ def get(start: StartCommand, source: str, target: Path, partly: bool = False) ->
             with tempfile.TemporaryDirectory(
                 dir=near, prefix=".clusterctl-", ignore_cleanup_errors=True
             ) as scratch:
-                part, broken = Path(scratch, "part"), Path(scratch, "broken")
+                part, broken = beginning or Path(scratch, "part"), Path(scratch, "broken")
                 try:
-                    came = _receive(stream, part, mode, size, broken if partly else None)
+                    came = _receive(stream, part, mode, size, broken if begun else None)
                     result = _finish_receiving(session, *came)
                 except OSError:  # of the connection, or of a disk here
-                    if partly and part.is_dir():
+                    if begun and part.is_dir():
                         target.mkdir(exist_ok=True)
                         move_into(part, target)
                         if broken.is_dir():
-                            (target / PARTS).mkdir(exist_ok=True)
-                            move_into(broken, target / PARTS)
+                            shutil.rmtree(begun, ignore_errors=True)
+                            begun.mkdir(parents=True, exist_ok=True)
+                            move_into(broken, begun)
                     raise
                 if result.error:
                     return result
                 if near == target:
                     move_into(part, target)
                 else:
+                    if mode:
+                        part.chmod(int(mode, 8) & 0o777)
+                    if beginning:
+                        os.utime(part, (int(modified), int(modified)))
                     part.replace(target)
                 return result
+
+
+def _sum_up(path: Path) -> tuple[int, str]:
+    """Its bytes, how many and their SHA-256."""
+    summed = hashlib.sha256()
+    with _explain_errors(path, "read"), path.open("rb") as file:
+        while data := file.read(CHUNK):
+            summed.update(data)
+        return file.tell(), summed.hexdigest()
 
 
 def _receive(
@@ -345,9 +363,8 @@ def _receive(
     """What was left out, and what is wrong with what came. Without `mode` it is a folder. `broken`
     gets the beginning of the file in it at which the copy breaks off."""
     if mode:
-        with part.open("xb") as file:
+        with part.open("ab") as file:
             shutil.copyfileobj(stream, file, CHUNK)
-            os.fchmod(file.fileno(), int(mode, 8) & 0o777)
             written = file.tell()
         return [], "" if written == int(size) else f"{written} of {int(size)} bytes arrived"
     part.mkdir()

@@ -60,7 +60,9 @@ class LocalTransport:
     ) -> NodeResult:
         return self._copy(source, Path(target), timeout)
 
-    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
+    def get(
+        self, source: str, target: Path, *, timeout: float, begun: Path | None = None
+    ) -> NodeResult:
         return self._copy(Path(source), target, timeout)
 
     def _copy(self, source: Path, target: Path, timeout: float) -> NodeResult:

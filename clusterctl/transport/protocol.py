@@ -13,8 +13,6 @@ from typing import Protocol
 
 from clusterctl.core.model import Node, NodeResult
 
-PARTS = ".clusterctl-parts"
-
 OnStdout = Callable[[bytes], None]
 """Called with each piece of a command's stdout, in another thread. It must be quick."""
 
@@ -84,12 +82,16 @@ class Transport(Protocol):
         `error`.
         """
 
-    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
+    def get(
+        self, source: str, target: Path, *, timeout: float, begun: Path | None = None
+    ) -> NodeResult:
         """Copies a file or a folder of the node to the path `target` here.
 
         As `put`; in a folder, links that lead out of it and special files are left out and named
-        in `stderr`. `partly`: of a folder whose copy breaks off, the files stay that came whole,
-        and in the folder PARTS of `target` the beginning of the next one.
+        in `stderr`. `begun`: of a folder whose copy breaks off, the files stay that came whole,
+        and the beginning of the next one in the folder `begun`. Of a file, its beginning: the
+        rest is added to it. That fails on the node, with an exit code, if the file there no longer
+        begins so, or is written to meanwhile; `begun` is of no use then.
         """
 
     def close(self) -> None:

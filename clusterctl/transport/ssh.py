@@ -91,8 +91,10 @@ class SshTransport:
     ) -> NodeResult:
         return self._run_action(lambda start: copying.put(start, source, target, without), timeout)
 
-    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
-        return self._run_action(lambda start: copying.get(start, source, target, partly), timeout)
+    def get(
+        self, source: str, target: Path, *, timeout: float, begun: Path | None = None
+    ) -> NodeResult:
+        return self._run_action(lambda start: copying.get(start, source, target, begun), timeout)
 
     def close(self) -> None:
         sock, self._socket = self._socket, None

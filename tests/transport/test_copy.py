@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.jobs.mirror import get_linked
 from clusterctl.jobs.outputs import put_folder
-from clusterctl.transport.protocol import PARTS
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd
@@ -262,14 +262,16 @@ def test_full_disk_here(transport: SshTransport, tmp_path: Path) -> None:
     try:
         file = transport.get(str(tmp_path / "source/file"), target, timeout=10)
         folder = transport.get(str(tmp_path / "source"), target, timeout=10)
-        part = transport.get(str(tmp_path / "source"), tmp_path / "kept", timeout=10, partly=True)
+        part = transport.get(
+            str(tmp_path / "source"), tmp_path / "kept", timeout=10, begun=tmp_path / "begun"
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     assert file.error == folder.error == f"{target} cannot be written: File too large"
     assert file.errno == folder.errno == part.errno == errno.EFBIG
-    assert sorted(os.listdir(tmp_path)) == ["kept", "source"]
-    assert 0 < (tmp_path / "kept" / PARTS / "file").stat().st_size <= 1_000_000
+    assert sorted(os.listdir(tmp_path)) == ["begun", "kept", "source"]
+    assert 0 < (tmp_path / "begun/file").stat().st_size <= 1_000_000
 
 
 def test_copy_over_a_connection_that_is_lost(
@@ -342,7 +344,7 @@ def test_a_folder_is_sent_on_after_its_connection_was_lost(
 def test_the_files_that_came_whole_stay(
     relayed: SshTransport, relay: Relay, tmp_path: Path
 ) -> None:
-    source, here = tmp_path / "source", tmp_path / "here"
+    source, here, rest = (tmp_path / name for name in ("source", "here", "rest"))
     source.mkdir()
     names = [str(number) for number in range(8)]
     for name in names:
@@ -350,16 +352,77 @@ def test_the_files_that_came_whole_stay(
             file.truncate(20 << 20)
     relayed.connect(10)
     thread = cut_when(relay, lambda: len(list(tmp_path.glob(".clusterctl-*/part/*"))) > 2)
-    result = relayed.get(str(source), here, timeout=200, partly=True)
+    result = relayed.get(str(source), here, timeout=200, begun=rest)
     thread.join()
     assert (result.error, result.cut) == ("the connection was lost", True)
-    begun = [path.stat().st_size for path in (here / PARTS).iterdir()]
+    begun = [path.stat().st_size for path in rest.iterdir()]
     assert len(begun) == 1
     assert begun[0] < 20 << 20
     sizes = {path.name: path.stat().st_size for path in here.iterdir() if path.is_file()}
     assert len(sizes) >= 2
     assert set(sizes) < set(names)
     assert set(sizes.values()) == {20 << 20}
+
+
+def begin_again(
+    transport: SshTransport, source: Path, begun: dict[str, bytes], folder: Path
+) -> tuple[Path, dict[str, int]]:
+    """Copies a folder of which some files have begun to come; the inodes of these beginnings."""
+    rest, inodes = folder / "rest", {}
+    for name, data in begun.items():
+        (rest / name).parent.mkdir(parents=True, exist_ok=True)
+        (rest / name).write_bytes(data)
+        inodes[name] = (rest / name).stat().st_ino
+    links, here = folder / "links", folder / "here"
+    command = f"cd {source} && mkdir {links} && xargs -0 cp -lP --parents -t {links}"
+    paths = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
+    got = get_linked(transport, command, str(links), paths, here, rest, timeout=100)
+    assert got.ok, got
+    assert not rest.exists()
+    return here, inodes
+
+
+def test_a_file_goes_on_only_if_it_still_begins_as_what_has_come(
+    transport: SshTransport, tmp_path: Path
+) -> None:
+    source, data = tmp_path / "source", os.urandom(3_000_000)
+    parts = {
+        "a  b/it's $a\nname": data[:2_000_000],
+        "nothing": b"",
+        "all": data,
+        "other": b"x" + data[1:2_000_000],
+        "shorter": data + b"x",
+    }
+    for name in parts:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+        (source / name).chmod(0o640)
+        os.utime(source / name, (1_700_000_000, 1_700_000_000))
+    here, inodes = begin_again(transport, source, parts, tmp_path)
+    for name in parts:
+        state = (here / name).stat()
+        assert (here / name).read_bytes() == data, name
+        assert (state.st_mode & 0o777, int(state.st_mtime)) == (0o640, 1_700_000_000), name
+    went_on = {name for name, inode in inodes.items() if (here / name).stat().st_ino == inode}
+    assert went_on == {"a  b/it's $a\nname", "nothing", "all"}
+
+
+def test_a_file_that_is_written_to_while_its_rest_is_read_comes_whole(
+    start_sshd: Callable[..., Sshd], tmp_path: Path
+) -> None:
+    source, bin_ = tmp_path / "source", tmp_path / "bin"
+    source.mkdir()
+    bin_.mkdir()
+    old, new = os.urandom(2_000_000), os.urandom(2_000_000)
+    (source / "file").write_bytes(old)
+    (tmp_path / "new").write_bytes(new)
+    write = f"cat {tmp_path}/new >{source}/file"  # in place, so what is linked changes, too
+    (bin_ / "tail").write_text(f'#!/bin/sh\n{write}\nexec /usr/bin/tail "$@"\n')
+    (bin_ / "tail").chmod(0o755)
+    command = f"""PATH={bin_}:$PATH; export PATH; sh -c "$SSH_ORIGINAL_COMMAND" """
+    with closing(start_sshd(extra=f"ForceCommand {command}\n").transport()) as node:
+        here, _ = begin_again(node, source, {"file": old[:1_000_000]}, tmp_path)
+    assert (here / "file").read_bytes() == new
 
 
 def test_copy_that_takes_too_long(relayed: SshTransport, relay: Relay, tmp_path: Path) -> None:
@@ -418,7 +481,7 @@ def test_stream_that_is_cut_short(start_sshd: Callable[..., Sshd], tmp_path: Pat
     """The node says 5 bytes and sends 3; it says folder and sends no archive; it says no size."""
     script = tmp_path / "short.py"
     for name, header, words in (
-        ("file", "file 644 5", "3 of 5 bytes"),
+        ("file", "file 644 5 0", "3 of 5 bytes"),
         ("folder", "folder", "archive is damaged"),
         ("neither", "file", "the node sent nothing"),
         ("letters", "file -rw-r--r-- 5", "the node sent nothing"),

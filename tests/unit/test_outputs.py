@@ -194,7 +194,9 @@ class Broken(LocalTransport):
     left = 0
     asked: ClassVar[list[list[str]]] = []
 
-    def get(self, source: str, target: Path, *, timeout: float, partly: bool = False) -> NodeResult:
+    def get(
+        self, source: str, target: Path, *, timeout: float, begun: Path | None = None
+    ) -> NodeResult:
         names = sorted(os.listdir(source))
         self.asked.append(names)
         if type(self).left:
@@ -256,7 +258,7 @@ def test_two_at_once_do_not_fetch_to_one_folder(
 
     class Meanwhile(Broken):
         def get(
-            self, source: str, target: Path, *, timeout: float, partly: bool = False
+            self, source: str, target: Path, *, timeout: float, begun: Path | None = None
         ) -> NodeResult:
             with pytest.raises(RecordError, match="another clusterctl is fetching to"):
                 fetch(here, job, tmp_path / "got")
