@@ -304,7 +304,7 @@ def _get_rests(
     whole = []
     try:
         for path, file in here.items():
-            with tempfile.TemporaryDirectory(dir=begun.parent, prefix=".clusterctl-") as scratch:
+            with tempfile.TemporaryDirectory(dir=begun.parent, prefix=".part-") as scratch:
                 source = f"{links}/{path}"
                 got = transport.get(source, Path(scratch, path), timeout=timeout, begun=file)
                 if got.exit_code is None:
