@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, NoReturn
+from typing import IO
 
 from clusterctl.core import variables
 from clusterctl.core.clock import Deadline, now
@@ -82,12 +82,13 @@ def run(
             return True
         return False
 
-    with _raise_what_ends_us():
+    with _raise_what_ends_us() as watch:
         try:
             process = _start(argv, subprocess.PIPE, subprocess.PIPE, cwd, env)
         except OSError as error:
             return NodeResult(node="", error=f"{argv[0]}: {error.strerror}")
         try:
+            watch(process)
             if not Deadline(timeout).wait(communicate):
                 kill_group(process.pid)
                 out, err = process.communicate()
@@ -101,22 +102,37 @@ def run(
 
 
 @contextmanager
-def _raise_what_ends_us() -> Iterator[None]:
+def _raise_what_ends_us() -> Iterator[Callable[[Spawned], None]]:
     """A signal that would end us at once is raised as Terminated: what was started is in a session
-    of its own, and would stay."""
+    of its own, and would stay. It gives what is to be called with that process: a signal that
+    comes while it starts is raised then, and ends it."""
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    came: list[int] = []
+    started: list[Spawned] = []
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if started:
+            # Python may drop what is raised here (as where it collects garbage); not this end.
+            if started[0].returncode is None:
+                kill_group(started[0].pid)
+            raise Terminated(number)
+
+    def watch(process: Spawned) -> None:
+        started.append(process)
+        if came:
+            raise Terminated(came[0])
+
     for number in ours:
-        signal.signal(number, _raise_terminated)
+        signal.signal(number, heed)
     try:
-        yield
+        yield watch
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated(number)
+    if came:
+        raise Terminated(came[0])
 
 
 def spawn(

@@ -182,7 +182,7 @@ def test_more_than_sshd_allows_wait_for_their_turn(transport: SshTransport) -> N
 def test_sshd_that_allows_no_session(
     start_sshd: Callable[..., Sshd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "PATIENCE", 0.05)
+    monkeypatch.setattr(session, "SESSION_PATIENCE", 0.05)
     with closing(start_sshd(extra="MaxSessions 0\n").transport()) as transport:
         assert "MaxSessions" in transport.run("true", timeout=10).error
 

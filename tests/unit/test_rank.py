@@ -300,7 +300,7 @@ children = [
 ]
 time.sleep(0.2 if children else 0)
 children or print("up", flush=True)
-time.sleep(2)
+[child.wait() for child in children] or time.sleep(2)
 """
 
 
