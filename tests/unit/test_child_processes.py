@@ -13,8 +13,10 @@ import pytest
 from tests.unit.scripts import until
 
 WAITING = """
-import sys
+import signal, sys
 from clusterctl import process
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP, and who starts the tests may, too
 try:
     process.run(["sh", "-c", "echo $$ >started; exec sleep 100"], timeout=100)
 except KeyboardInterrupt as stopped:
