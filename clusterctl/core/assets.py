@@ -6,9 +6,11 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterctl.core import variables
+
+T = TypeVar("T")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -21,6 +23,14 @@ def find_folder(name: str) -> Path:
     """
     inside = _PACKAGE / "_assets" / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def load_table(name: str, kind: type[T]) -> T:
+    """A table of ours, the file clusterctl/NAME (TOML), as a value of that type, which its rows
+    have to fit."""
+    from msgspec import toml
+
+    return toml.decode((_PACKAGE / name).read_bytes(), type=kind)
 
 
 @cache

@@ -1,24 +1,52 @@
-"""What libraries print when something is wrong, its cause, and what to do next.
-
-Rows of one table stand in the order in which they are tried. A row with `after` is what a rank
-prints because another one has already gone: it explains a failure only if no other row does.
-"""
+"""What libraries print when something is wrong, its cause, and what to do next."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
+from clusterctl.core import assets
 from clusterctl.core.job import Job
-from clusterctl.insight import known_messages
-from clusterctl.insight.known_messages import Message
 
-MESSAGES: tuple[Message, ...] = (
-    *known_messages.MACHINE_MESSAGES,
-    *known_messages.MESSAGES,
-    *known_messages.MPI_MESSAGES,
-)
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A row. `advice`: clauses with `; ` between them, of which those are left out that recommend
+    what the job already has; `source`: where the message and its cause are described; `after`: a
+    rank prints it because another one has already gone."""
+
+    name: str
+    pattern: str
+    cause: str
+    advice: str
+    source: str
+    after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How programs in that language, or that kind of program, say why they end."""
+
+    language: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """messages.toml. `exits`: what to do about exit codes of programs that have said nothing that
+    the table knows."""
+
+    messages: tuple[Message, ...]
+    exits: dict[int, str]
+    endings: tuple[Ending, ...]
+
+
+@cache
+def load_tables() -> Tables:
+    return assets.load_table("insight/messages.toml", Tables)
+
 
 MEETINGS = frozenset({"gloo-size", "mpi-truncated"})
 """Rows that ranks print when they have met in a collective and do not fit together."""
@@ -38,8 +66,9 @@ class Match:
 def find_known_message(text: str) -> Match | None:
     """The row for the first line that has one; a row that is only `after` yields to any other."""
     fallback: Match | None = None
+    messages = load_tables().messages
     for line in text.splitlines():
-        for message in MESSAGES:
+        for message in messages:
             if re.search(message.pattern, line):
                 match = Match(message, line.strip())
                 if not message.after:
@@ -72,19 +101,6 @@ def advise(advice: str, job: Job) -> str:
     return "; ".join(clause for clause in advice.split("; ") if not is_set(clause))
 
 
-EXITS = {
-    137: "SIGKILL comes from the kernel when memory runs out, or from a user or a limit; use a"
-    " smaller batch or larger machines; use fewer ranks on each (--ranks-per-node)",
-    139: "a segmentation fault is a bug in native code, or in a package built for another version;"
-    " its output has the Python line at which that happened",
-    142: "SIGALRM comes from a timer that the program, or what it uses, has set with signal.alarm",
-    153: "SIGXFSZ comes from the kernel when a file grows beyond `ulimit -f`",
-    127: "the program, or one that it starts, was not found on the node; check its name and PATH",
-    126: "the program may not be executed there; check its mode, and what its #! line names",
-}
-"""What to do about exit codes of programs that have said nothing that the table knows."""
-
-
 def explain_exit(code: int, job: Job) -> str:
     """A hint for that exit code of a job's rank; "" where it says nothing."""
-    return advise(EXITS.get(code, ""), job)
+    return advise(load_tables().exits.get(code, ""), job)

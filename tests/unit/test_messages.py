@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.insight import messages
-from clusterctl.insight.known_messages import Message
+from clusterctl.insight.messages import Message
 from tests.unit.making import cluster, job, program, spec
 
 if sys.version_info >= (3, 11):
@@ -36,8 +36,8 @@ def test_a_module_that_python_is_to_start_is_explained_too() -> None:
 
 
 def test_every_row_has_a_case_a_source_and_advice() -> None:
-    assert [row.name for row in messages.MESSAGES] == list(CASES)
-    for row in messages.MESSAGES:
+    assert [row.name for row in messages.load_tables().messages] == list(CASES)
+    for row in messages.load_tables().messages:
         assert row.source.startswith("https://")
         assert row.cause
         assert row.advice
@@ -46,7 +46,7 @@ def test_every_row_has_a_case_a_source_and_advice() -> None:
 SET = {"NCCL_DEBUG": "WARN", "CUDA_LAUNCH_BLOCKING": "1", "PYTHONBREAKPOINT": "0"}
 
 
-@pytest.mark.parametrize("row", messages.MESSAGES, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", messages.load_tables().messages, ids=lambda row: row.name)
 def test_no_hint_recommends_what_the_job_has(row: Message) -> None:
     """And something is left to do."""
     words = program("--backend=gloo", "--device=cpu")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from clusterctl.insight.messages import load_tables
+
 PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What PyTorch puts before each line of an exception, once there is a process group."""
 WORK = re.compile(r'"[^"]*/jobs/\d+/work/')
@@ -54,32 +56,6 @@ _NEXT = re.compile(
 """A line that is not of a message any more."""
 _LINES, _WIDTH, _LENGTH = 6, 200, 400
 """Lines of a message that are told, and characters of each and of all."""
-
-
-_FORMS = (
-    r"^terminate called after throwing an instance of '(?P<a>.+)'(?:\n  what\(\):  (?P<b>.*))?",
-    r"^libc\+\+abi: terminating due to (?P<a>uncaught exception of type .+)",
-    r"^(?P<a>At line \d+ of file .+)\n(?P<b>Fortran runtime error: .+)",
-    r"^(?P<a>Fortran runtime error: .+|ERROR STOP\b.*|forrtl: (?:severe|error) .+)",
-    r"^(?P<a>Error(?: in .+)?:(?:\n +)?.+)(?:(?:\n.*){0,9}?\n(?P<b>  .+))?(?:\n.*){0,9}"
-    r"\nExecution halted",  # R
-    r"^Exception in thread \"[^\"]+\" (?P<a>.+)(?:(?:\n.*){0,99}\n(?P<b>Caused by: .+))?",  # Java
-    r"^ERROR: (?P<a>.+)(?=(?:\n.*){0,9}\nStacktrace:)",  # Julia
-    r"^(?P<a>panic: .+)(?=(?:\n.*){0,9}\ngoroutine )",  # Go
-    r"^thread '[^']*'.* panicked at (?P<a>.+?):?(?:\n(?P<b>(?!note: |stack ).+))?$",  # Rust
-    r"^(?:Uncaught )?(?P<a>\w*Error\b.*)(?=\n    at )",  # JavaScript
-    r"^(?P<a>.+ Assertion [`'].+' failed\.?)$",
-    r"^(?P<a>\*\*\* .+ \*\*\*: terminated|(?:free|malloc|realloc|munmap_chunk|malloc_\w+)\(\): .+"
-    r"|double free or corruption.*|corrupted .+)$",
-    r"^=+\d+=+ERROR: (?P<a>\w+Sanitizer: .+?)(?: at pc .*)?$",
-    r"^F\d{4,8} \S+ +\d+ (?P<a>\S+:\d+\] .+)",  # glog
-    r"\*\*\* An error occurred in (?P<a>MPI_\w+)$(?:\n.*){0,4}?\n.*\*\*\* (?P<b>MPI_ERR\w*.*)",
-    r"^usage: .+(?:\n.*){0,99}?\n(?P<a>\S.*: error: .+)",  # argparse
-    r"^Usage: .+(?:\n.*){0,9}?\nError: (?P<a>.+)",  # click
-    r"^╭─ Error ─+╮\n│ (?P<a>.+?) *│$",  # typer
-    r"^(?P<a>\S+: line \d+: .+|bash: \S+: .+|sh: \d+: .+)",
-)
-"""How programs in other languages, and parsers of arguments, say why they end."""
 _LAST_WORDS = re.compile(r"(?!\[[\w.-]+:\d+\]|[-*=]{3}|#\d+ |\s*$).*\w")
 
 
@@ -112,7 +88,7 @@ def find_last_error(text: str) -> tuple[str, ...]:
 def find_fatal(text: str) -> str:
     """What a program that is not Python's says of its end; "" where it does not."""
     text = PREFIX.sub("", _COLOUR.sub("", text))
-    found = (re.search(form, text, re.MULTILINE) for form in _FORMS)
+    found = (re.search(e.pattern, text, re.MULTILINE) for e in load_tables().endings)
     first = min((match for match in found if match), key=lambda match: match.start(), default=None)
     if not first:
         return ""
