@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import UsageError
 
@@ -88,3 +90,28 @@ def read_input(path: Path, what: str, *, hint: str, max_line: int = MAX_LINE) ->
         if why:
             raise UsageError(f"{what} cannot be read: line {number} {why}", hint=hint)
     return text
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises UsageError for a file that is no TOML or cannot be read."""
+    return parse_toml(read_input(path, str(path), hint="it has to be readable text"), str(path))
+
+
+def parse_toml(text: str, name: str) -> dict[str, Any]:
+    """`name`: what people call it. Raises UsageError for what is no TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    try:
+        settings: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is not valid TOML: {error}", hint="correct that line") from error
+    except RecursionError as error:
+        raise UsageError(f"{name} is nested too deeply", hint="no table needs that") from error
+    return settings
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """A table of this package: NAME.toml beside this module."""
+    return parse_toml(Path(__file__).with_name(f"{name}.toml").read_text("utf-8"), name)

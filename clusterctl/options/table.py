@@ -13,7 +13,6 @@ import copy
 import os
 import re
 import shlex
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -22,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
-from clusterctl.core.text import read_input
+from clusterctl.core.text import read_toml
 from clusterctl.errors import UsageError
 
 # -------------------------------------------------------------------------------------------------
@@ -1046,23 +1045,3 @@ def _check_known(path: Path, name: str, what: str, known: set[str]) -> None:
         f"{path}: unknown {what} {name!r}",
         hint=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}",
     )
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Raises UsageError for a file that is no TOML or cannot be read."""
-    return parse_toml(read_input(path, str(path), hint="it has to be readable text"), str(path))
-
-
-def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """`name`: what people call it. Raises UsageError for what is no TOML."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-    try:
-        settings: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{name} is not valid TOML: {error}", hint="correct that line") from error
-    except RecursionError as error:
-        raise UsageError(f"{name} is nested too deeply", hint="no table needs that") from error
-    return settings

@@ -27,9 +27,8 @@ from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Cluster, Node, Python, make_error
 from clusterctl.core.progress import COPIED
-from clusterctl.core.text import count, format_bytes
+from clusterctl.core.text import count, format_bytes, read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.options import table as options_table
 from clusterctl.project import own_project, uv
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import Resolved, find_closest
@@ -638,7 +637,7 @@ def _read_project(folder: Path, tree: project_tree.Tree, *, asked: bool) -> Want
     source = own_project.find_file(folder)
     if not source:
         return None
-    whole = options_table.read_toml(folder / PROJECT) if (folder / PROJECT).is_file() else {}
+    whole = read_toml(folder / PROJECT) if (folder / PROJECT).is_file() else {}
     table = whole.get("project", {})
     if "dependencies" in table:
         texts, lines = {PROJECT: _read_text(folder / PROJECT)}, list(table["dependencies"])

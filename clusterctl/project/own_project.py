@@ -26,8 +26,8 @@ import msgspec
 from clusterctl import process
 from clusterctl.core.job import Program, ProgramKind
 from clusterctl.core.model import Node
+from clusterctl.core.text import read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.options import table as options_table
 from clusterctl.project import tree as project_tree
 from clusterctl.project import uv
 from clusterctl.project.uv import NONE, hash_parts
@@ -242,9 +242,7 @@ def _has_build(folder: Path) -> bool:
     if find_file(folder) != OWN_PROJECT:
         return True
     with suppress(UsageError):
-        return (folder / "setup.py").is_file() or "build-system" in options_table.read_toml(
-            folder / OWN_PROJECT
-        )
+        return (folder / "setup.py").is_file() or "build-system" in read_toml(folder / OWN_PROJECT)
     return False
 
 
@@ -406,7 +404,7 @@ def _describe(tree: project_tree.Tree, folder: Path) -> Project:
 def list_sources(folder: Path, root: Path) -> Iterator[str]:
     """The folders that `[tool.uv.sources]` names, by a path or as members of the workspace."""
     try:
-        tool = _filter_tables(options_table.read_toml(folder / OWN_PROJECT)).get("tool", {})
+        tool = _filter_tables(read_toml(folder / OWN_PROJECT)).get("tool", {})
     except (UsageError, OSError):
         return
     sources = _filter_tables(_filter_tables(tool).get("uv")).get("sources", {})
@@ -434,7 +432,7 @@ def _read_own_project(path: Path) -> Mapping[str, Any]:
     understood, which is said where its packages are looked for."""
     whole: Mapping[str, Any] = {}
     with suppress(UsageError, OSError):
-        whole = options_table.read_toml(path)
+        whole = read_toml(path)
     tables = _filter_tables(whole)
     return tables.get("project") or _filter_tables(tables.get("tool")).get("poetry", {})
 

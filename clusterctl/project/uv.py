@@ -18,8 +18,8 @@ from zipfile import ZipFile
 
 from clusterctl import process
 from clusterctl.core.model import Node
+from clusterctl.core.text import parse_toml
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.options import table as options_table
 
 # -------------------------------------------------------------------------------------------------
 # What a program asks for, as uv is told.
@@ -108,7 +108,7 @@ def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
             text = "".join(re.sub("^# ?", "", line) for line in block)
         elif name != "pyproject.toml":
             continue
-        tool: dict[str, Any] = options_table.parse_toml(text, name).get("tool", {})
+        tool: dict[str, Any] = parse_toml(text, name).get("tool", {})
         table: dict[str, Any] = tool.get("uv", {})
         found += (
             f"{'--index-url' if index.get('default') else '--extra-index-url'} {index['url']}"

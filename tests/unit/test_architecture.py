@@ -80,7 +80,7 @@ MAY_USE: dict[str, set[str]] = {
     "jinja2": {"core"},
     "cryptography": {"core", "transport"},
     "msgspec": set(MAY_IMPORT) - {"__init__", "errors"},
-    "tomli": {"options"},
+    "tomli": {"core"},
     "matplotlib": {"insight"},  # the extra `report`
     "tensorboardX": {"insight"},  # the extra `tensorboard`
     "pathspec": {"project"},
