@@ -10,7 +10,7 @@ from clusterctl.actions.common import open_store, require_owned
 from clusterctl.core.model import Cluster, Reporter
 from clusterctl.errors import ClusterctlError, NodeUnreachable, UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Guarded
+from clusterctl.machines.protocol import Cloud
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
@@ -26,7 +26,7 @@ def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) ->
     with ClusterLock(store.home, name, "allow", report):
         cluster = require_owned(store.read_cluster(name))
         provider = providers.load_provider(cluster.spec.provider)
-        if not isinstance(provider, Guarded):
+        if not isinstance(provider, Cloud):
             raise UsageError(
                 f"cluster {name} ({cluster.spec.provider}) has no firewall rules of clusterctl",
                 hint="`clusterctl status --live` shows which nodes answer",
@@ -43,9 +43,9 @@ def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) ->
 def explain_lockout(store: Store, cluster: Cluster, said: str) -> str:
     """Why the nodes do not answer this machine, as far as their provider knows; "" for nothing.
     `said` is what became of connecting to them."""
-    provider = providers.load_provider(cluster.spec.provider)
-    if "no answer" not in said or not isinstance(provider, Guarded):
+    if "no answer" not in said:
         return ""
+    provider = providers.load_provider(cluster.spec.provider)
     return provider.explain_shut_out(cluster, store.locate_folder(cluster.name))
 
 

@@ -29,7 +29,7 @@ from clusterctl.core.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Re
 from clusterctl.core.text import format_bytes
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import CheckRow, Diagnosing
+from clusterctl.machines.protocol import CheckRow
 from clusterctl.state.home import write_atomic
 from clusterctl.state.store import Store
 from clusterctl.terraform import binary as terraform_binary
@@ -40,7 +40,9 @@ SPACE = 1_000_000_000
 def check(store: Store) -> tuple[CheckRow, ...]:
     """Tools, Python packages, the state home, and whether clusters can be made here and in the
     cloud."""
-    clusters = (row for name in providers.PROVIDERS for row in _check_clusters(name))
+    clusters = (
+        row for name in providers.PROVIDERS for row in providers.load_provider(name).diagnose(name)
+    )
     return (*_check_tools(), *_check_packages(), _check_home(store), *clusters)
 
 
@@ -101,20 +103,6 @@ def _check_home(store: Store) -> CheckRow:
     if free < SPACE:
         return CheckRow("warning", "state", f"{path}: {format_bytes(free)} free", "free some space")
     return CheckRow("ok", "state", f"{path}: {format_bytes(free)} free")
-
-
-def _check_clusters(name: str) -> tuple[CheckRow, ...]:
-    """What the provider says against clusters, else whether one can be planned."""
-    provider = providers.load_creator(name)
-    if isinstance(provider, Diagnosing):
-        return provider.diagnose()
-    subject = provider.features.subject or name
-    try:
-        plan = provider.plan(ClusterSpec(name="check", provider=name, groups=(NodeGroup(count=2),)))
-    except ClusterctlError as error:
-        return (CheckRow(provider.features.if_missing, subject, error.message, error.hint),)
-    text = plan.mode + (f" ({plan.mode_reason})" if plan.mode_reason else "")
-    return (CheckRow("ok", subject, text),)
 
 
 # -------------------------------------------------------------------------------------------------

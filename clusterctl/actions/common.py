@@ -188,7 +188,7 @@ def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
 
     mend_known_hosts(store, cluster)
     folder = store.locate_folder(cluster.name) / "ssh"
-    with Pool.of(cluster, folder, tunnels.find(cluster)) as pool:
+    with Pool.of(cluster, folder, tunnels.find_tunnel(cluster)) as pool:
         try:
             yield pool
         except NodeUnreachable as error:

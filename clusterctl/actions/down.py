@@ -37,7 +37,7 @@ from clusterctl.errors import (
 )
 from clusterctl.insight import cost
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Discovery, Pausing
+from clusterctl.machines.protocol import Cloud
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
@@ -242,7 +242,7 @@ def _take_down_unrecorded(
         return None
     for cluster in found:
         report(f"found {cluster.id} by its tags")
-        if isinstance(providers.load_provider(cluster.spec.provider), Discovery):
+        if isinstance(providers.load_provider(cluster.spec.provider), Cloud):
             report(
                 "what it has cost was on its record: there is no receipt, and `cost` does not count"
                 " it"
@@ -278,10 +278,10 @@ class Stopped:
     """What these are, in words."""
 
 
-def require_pausing(cluster: Cluster) -> Pausing:
+def require_pausing(cluster: Cluster) -> Cloud:
     """Its provider, if that can stop and start machines; raises UsageError."""
     provider = providers.load_provider(require_owned(cluster).spec.provider)
-    if not isinstance(provider, Pausing):
+    if not isinstance(provider, Cloud):
         raise UsageError(
             f"the machines of cluster {cluster.name} ({cluster.spec.provider}) cannot be stopped"
             " and started",

@@ -14,7 +14,7 @@ from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import ID_PATTERN, Cluster, Reporter
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Discovery, Resource, describe_resources
+from clusterctl.machines.protocol import Cloud, Resource, describe_resources
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
@@ -130,7 +130,7 @@ def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
         if orphan.id in _list_known(store):
             report(f"{orphan.id} now has a record here; keeping it")
             return False
-        _load_discoveries()[orphan.provider].remove(orphan.id, orphan.region, report)
+        _load_clouds()[orphan.provider].remove(orphan.id, orphan.region, report)
     return True
 
 
@@ -195,32 +195,32 @@ def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
     name = orphan.name
     with ClusterLock(store.home, name, "gc", report):
         _require_free(store, name)
-        cluster = _load_discoveries()[orphan.provider].adopt(orphan.id, name, orphan.region)
+        cluster = _load_clouds()[orphan.provider].adopt(orphan.id, name, orphan.region)
         store.save(cluster)
         store.add_event(name, "adopted", id=orphan.id)
     return cluster
 
 
-def _load_discoveries() -> dict[str, Discovery]:
+def _load_clouds() -> dict[str, Cloud]:
     """The providers that find clusters by tag."""
     return {
         name: provider
         for name in providers.PROVIDERS
-        if isinstance(provider := providers.load_provider(name), Discovery)
+        if isinstance(provider := providers.load_provider(name), Cloud)
     }
 
 
 def _find_owner() -> str:
     """Who we are; "" where that is not told."""
     try:
-        return next(iter(_load_discoveries().values())).find_owner()
+        return next(iter(_load_clouds().values())).find_owner()
     except ProviderError:
         return ""
 
 
 def _is_shared(owner: str) -> bool:
     """Whether several people may be that owner."""
-    return any(provider.is_shared(owner) for provider in _load_discoveries().values())
+    return any(provider.is_shared(owner) for provider in _load_clouds().values())
 
 
 SEARCH_LIMIT = 45.0
@@ -228,7 +228,7 @@ SEARCH_LIMIT = 45.0
 
 
 def _search(
-    provider: Discovery, regions: Iterable[str]
+    provider: Cloud, regions: Iterable[str]
 ) -> Iterator[tuple[str, tuple[Resource, ...] | ProviderError]]:
     """What every region has, or why it could not be searched; all are asked at once."""
     asked = {region: run_in_background(partial(provider.find, region)) for region in regions}
@@ -243,7 +243,7 @@ def _search(
 
 
 def _list_regions(
-    provider: Discovery, on_record: Iterable[str]
+    provider: Cloud, on_record: Iterable[str]
 ) -> tuple[tuple[str, ...], ProviderError | None]:
     """Where to search: all regions of the account, the usual one, and those of clusters on record.
     With why it is not known which the account has: then it may have more."""
@@ -276,7 +276,7 @@ def _find_tagged(
     found = []
     failed: dict[str, ProviderError] = {}
     errors: list[ProviderError] = []
-    for name, provider in _load_discoveries().items():
+    for name, provider in _load_clouds().items():
         regions, unknown = (wanted, None) if wanted else _list_regions(provider, on_record)
         if unknown:
             errors.append(_make_partial_error(regions, unknown))
@@ -317,7 +317,7 @@ def _list_recorded(store: Store) -> set[str]:
 def _list_known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
     kept: set[str] = set()
-    for provider in _load_discoveries().values():
+    for provider in _load_clouds().values():
         for name in store.list_names():
             with suppress(RecordError):  # nothing tells which it is: it can be found here alone
                 kept |= provider.find_ids(store.locate_folder(name))

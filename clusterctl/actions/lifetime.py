@@ -16,7 +16,7 @@ from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.insight import cost
 from clusterctl.machines import charges, providers
-from clusterctl.machines.protocol import Expiring, Guarded, Labelling, Timekeeping
+from clusterctl.machines.protocol import Cloud, Provider
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
@@ -46,14 +46,18 @@ def extend(
     ProviderError where the cloud keeps the old one: then nothing has changed."""
     with ClusterLock(store.home, name, "extend", report):
         cluster = require_owned(store.read_cluster(name))
-        provider = _load(cluster)
+        if cluster.phase is Phase.STOPPED:
+            raise UsageError(
+                f"cluster {name} is stopped: its deadline cannot be changed",
+                hint=f"`clusterctl start {name}` first",
+            )
+        provider = providers.load_provider(cluster.spec.provider)
         folder = store.locate_folder(name)
         cluster = running_costs.settle(store, cluster, report, clock)
         now = clock()
         with report_failure(cluster, report, "the deadline was not changed"):
             _require_whole(cluster, folder, now)
-            if isinstance(provider, Timekeeping):
-                now -= provider.measure_clock(cluster, folder, report)
+            now -= provider.measure_clock(cluster, folder, report)
         end = float(int(now + ttl))  # as nodes keep it: none ends before the record's time
         dollars = charges.sum_until_removed(cluster.charges, end)
         charges.check_extension(cluster, end, dollars)
@@ -77,37 +81,20 @@ def extend(
         cluster = replace(cluster, deadline=end)
         store.save(cluster)
         store.add_event(name, "extended", deadline=round(end))
-        if isinstance(provider, Labelling):
-            try:
-                provider.label_deadline(cluster, folder, end)
-            except ProviderError as error:
-                report(f"the tags in the cloud still show the old deadline: {error.message}")
+        try:
+            provider.label_deadline(cluster, folder, end)
+        except ProviderError as error:
+            report(f"the tags in the cloud still show the old deadline: {error.message}")
     return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))
 
 
-def _load(cluster: Cluster) -> Expiring:
-    """Its provider. Raises UsageError where there is no deadline that could be moved."""
-    name, provider = cluster.name, providers.load_provider(cluster.spec.provider)
-    if not isinstance(provider, Expiring):
-        raise UsageError(
-            f"the nodes of cluster {name} have no deadline",
-            hint=f"`clusterctl down {name}` removes them",
-        )
-    if cluster.phase is Phase.STOPPED:
-        raise UsageError(
-            f"cluster {name} is stopped: its deadline cannot be changed",
-            hint=f"`clusterctl start {name}` first",
-        )
-    return provider
-
-
 def _let_in(
-    store: Store, cluster: Cluster, provider: Expiring, error: NodeUnreachable, consent: Consent
+    store: Store, cluster: Cluster, provider: Provider, error: NodeUnreachable, consent: Consent
 ) -> None:
     """Opens the cluster to this machine where its address has changed and that is agreed to; raises
     the error otherwise."""
     why = allow.explain_lockout(store, cluster, error.message)
-    if not why or not isinstance(provider, Guarded):
+    if not why or not isinstance(provider, Cloud):
         raise error
     explained = NodeUnreachable(f"{error.message}; {why}", hint=allow.advise(cluster.name))
     try:

@@ -30,7 +30,6 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Attesting
 from clusterctl.state.store import Store
 
 # -------------------------------------------------------------------------------------------------
@@ -44,8 +43,6 @@ def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
         why = f"cluster {cluster.name} was taken down"
         return {node.name: why for node in cluster.nodes}
     provider = providers.load_provider(cluster.spec.provider)
-    if not isinstance(provider, Attesting):
-        return {}
     return provider.list_dead(cluster, store.locate_folder(cluster.name))
 
 
@@ -259,10 +256,10 @@ def _await_end(
     report: Reporter,
 ) -> None:
     """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
-    billing, folder = providers.load_billing(cluster), store.locate_folder(cluster.name)
+    cloud, folder = providers.load_cloud(cluster), store.locate_folder(cluster.name)
     limit, told = Deadline(END_LIMIT), False
     while not limit.passed:
-        ending = billing.list_ending(cluster, folder, reclaimed)
+        ending = cloud.list_ending(cluster, folder, reclaimed)
         going = [name for name in lost if name in ending]
         if not going:
             return

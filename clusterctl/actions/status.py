@@ -27,7 +27,7 @@ from clusterctl.machines.deadlines import (
     read_clock,
     render_question,
 )
-from clusterctl.machines.protocol import Expiring, Queue
+from clusterctl.machines.protocol import Queue
 from clusterctl.state.store import Store
 
 ANSWER = 10.0
@@ -166,8 +166,6 @@ def _list_warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...
     if not cluster.deadline or cluster.phase not in (Phase.READY, Phase.STOPPED):
         return ()
     provider = providers.load_provider(cluster.spec.provider)
-    if not isinstance(provider, Expiring):
-        return ()
     trouble = provider.find_deadline_trouble(cluster, store.locate_folder(cluster.name))
     if not trouble:
         return ()

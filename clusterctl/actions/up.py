@@ -40,7 +40,7 @@ from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, providers
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.bootstrap import StepReporter
-from clusterctl.machines.protocol import LAUNCHER, Created, NoCapacity, Observable
+from clusterctl.machines.protocol import LAUNCHER, Created, NoCapacity
 from clusterctl.state.home import Home, name_client, write_atomic
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
@@ -315,8 +315,7 @@ def _watch(store: Store, cluster: Cluster, intent: Intent, phases: NodePhases) -
     names = intent.plan.nodes or (LAUNCHER, *workers)
     phases.expect({name: "launcher" if name == LAUNCHER else "worker" for name in names})
     phases.compare_with(load_phase_times(store.home, cluster))
-    if isinstance(intent.provider, Observable):
-        intent.provider.observe(phases)
+    intent.provider.observe(phases)
 
 
 def _create(

@@ -32,7 +32,7 @@ from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines.bootstrap import StepReporter
 from clusterctl.machines.ledger import list_living
-from clusterctl.machines.protocol import Features, Inventoried, describe_resources
+from clusterctl.machines.protocol import Features, describe_resources
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
@@ -255,8 +255,6 @@ def record_failed_create(
 def report_left(store: Store, cluster: Cluster, report: Reporter) -> None:
     """Names what an `up` that broke off has made without any machine: a network, say."""
     provider = providers.load_provider(cluster.spec.provider)
-    if not isinstance(provider, Inventoried):
-        return
     with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
         if left := provider.list_left(cluster, store.locate_folder(cluster.name)):
             things = describe_resources(left, ids=False)

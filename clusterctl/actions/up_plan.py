@@ -39,13 +39,9 @@ from clusterctl.errors import (
 from clusterctl.jobs import control
 from clusterctl.machines import charges, providers
 from clusterctl.machines.protocol import (
-    Creator,
-    Expiring,
     Features,
-    Labelling,
-    LogsIn,
+    Provider,
     ProviderPlan,
-    Timekeeping,
 )
 from clusterctl.options.clusters import Up
 from clusterctl.options.table import DOCKER, EC2, LAUNCHER
@@ -132,7 +128,7 @@ class Intent:
 
     old: Cluster | None
     spec: ClusterSpec
-    provider: Creator
+    provider: Provider
     plan: ProviderPlan
     images: Mapping[str, NodeImage]
     """By kind of node; none where ranks run on the machines themselves."""
@@ -273,15 +269,14 @@ def _choose_images(
     given: ClusterSpec,
     options: ClusterSpec,
     old: Cluster | None,
-    provider: Creator,
+    provider: Provider,
     kinds: Sequence[str],
 ) -> dict[str, NodeImage]:
     """What the nodes get. An --image that is given again is asked for again."""
     if not kinds:
         return {}
     known = old.images if old and not (given.image or given.images) else {}
-    logins = provider.find_registry_login if isinstance(provider, LogsIn) else lambda host: None
-    return actions_images.resolve_node_images(options, kinds, known, logins)
+    return actions_images.resolve_node_images(options, kinds, known, provider.find_registry_login)
 
 
 def find_owned(store: Store, spec: ClusterSpec) -> Cluster | None:
@@ -380,19 +375,16 @@ def keep_budget(
         cluster.spec,
         cluster.deadline,
     )
-    if not options.cloud.budget or end is None or not isinstance(provider, Expiring):
+    if not options.cloud.budget or end is None:
         return cluster
     if charges.shorten(options, cluster.charges, end, clock()) >= end:
         return cluster
     folder = store.locate_folder(cluster.name)
     try:
-        ahead = 0.0
-        if isinstance(provider, Timekeeping):
-            ahead = provider.measure_clock(cluster, folder, report)
+        ahead = provider.measure_clock(cluster, folder, report)
         sooner = charges.shorten(options, cluster.charges, end, clock() - ahead)
         provider.extend(cluster, folder, sooner)
-        if isinstance(provider, Labelling):
-            provider.label_deadline(cluster, folder, sooner)
+        provider.label_deadline(cluster, folder, sooner)
     except (NodeUnreachable, ProviderError) as error:
         report(
             f"machines in other zones have spent a part of --budget {options.cloud.budget:g}, which"

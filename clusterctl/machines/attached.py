@@ -19,7 +19,7 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.errors import LeftoverError
-from clusterctl.machines.protocol import Features, Queue
+from clusterctl.machines.protocol import Features, Provider, Queue
 from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
@@ -82,8 +82,8 @@ def render_shut_out(mark: str) -> str:
 # -------------------------------------------------------------------------------------------------
 
 
-class HostsProvider:
-    """Implements `clusterctl.machines.protocol.Provider`."""
+class HostsProvider(Provider):
+    """Machines that belong to somebody else, reached by SSH."""
 
     features = Features()
 
@@ -108,8 +108,8 @@ class HostsProvider:
 STATUS_TIMEOUT = 30.0
 
 
-class BatchSite:
-    """A Provider. A batch system says what to ask its login node, and what the answers mean: all
+class BatchSite(Provider):
+    """A batch system says what to ask its login node, and what the answers mean: all
     pure, commands are sh. `required` are programs that the login node has to have, with Debian's
     name for the package."""
 

@@ -40,7 +40,7 @@ class Sighting:
     stopping: bool = False
 
 
-def read(folder: Path | None) -> tuple[Sighting, ...]:
+def read_looks(folder: Path | None) -> tuple[Sighting, ...]:
     """All looks of a cluster, the first one first."""
     looks = []
     with suppress(OSError):
@@ -55,7 +55,7 @@ def add(
 ) -> tuple[Sighting, ...]:
     """The looks with this one, which goes into the ledger where the cluster has a `folder`: a disk
     that is full must not keep anybody from looking. `things`: all that are shown."""
-    looks = read(folder)
+    looks = read_looks(folder)
     last, gone = _list_last(looks)
     there: dict[str, Thing] = {}
     for thing in things:

@@ -1,16 +1,24 @@
-"""What providers promise: one protocol for all of them, and further ones for what only some do."""
+"""What providers promise: `Provider`, and `Cloud` of those whose machines cost money."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from clusterctl.core.model import Charge, Cluster, ClusterSpec, Node, Reporter, Runtime, Thing
+from clusterctl.core.model import (
+    Charge,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    Reporter,
+    Runtime,
+    Thing,
+)
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.machines.registry import RegistryLogin
 from clusterctl.transport.pool import Pool
 
@@ -130,165 +138,6 @@ class Created:
     shared_source: str = ""
 
 
-class Provider(Protocol):
-    """What every provider does. `folder` is the cluster's own, 0700."""
-
-    features: Features
-
-    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        """Node name → `running` or what is wrong, from the machines and not from the record."""
-
-    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        """Removes everything from any half-built state; LeftoverError if something stays. Of
-        machines that were attached only what we have put there is removed."""
-
-
-class Creator(Provider, Protocol):
-    """Makes machines. `ssh/user.pub` in the cluster's folder is the key to let in."""
-
-    def plan(
-        self,
-        spec: ClusterSpec,
-        current: Cluster | None = None,
-        report: Reporter = ...,
-        *,
-        ahead: Path | None = None,
-    ) -> ProviderPlan:
-        """Says what `create` would do; `current` is the record of what there is. `ahead` is the
-        state home where `create` is to follow: what is slow, costs nothing and serves every cluster
-        may be begun there. Raises ProviderError where it cannot be done."""
-
-    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
-        """Makes what is missing, removes what is surplus; safe to repeat after any interruption."""
-
-
-@runtime_checkable
-class Observable(Protocol):
-    """Its machines take their time, and it knows how far each of them is."""
-
-    def observe(self, nodes: NodePhases) -> None:
-        """Tell it the phases of machines that `create` makes."""
-
-
-@runtime_checkable
-class Attesting(Protocol):
-    """It knows which of its machines run, without a connection to them."""
-
-    def list_dead(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
-        """The nodes whose machines do not run, each with what is known, as `describe` says it; none
-        that may only be cut off from this machine. Raises ProviderError."""
-
-
-@runtime_checkable
-class Expiring(Protocol):
-    """Its nodes end themselves at a deadline."""
-
-    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        """Moves the deadline (seconds since the epoch) wherever it is armed. Raises NodeUnreachable
-        naming the nodes that keep the old one, and ProviderError before any node is told."""
-
-    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""
-        where nothing speaks against it. Asks no node."""
-
-
-@runtime_checkable
-class Timekeeping(Protocol):
-    """Its deadlines are by a clock that is not this machine's."""
-
-    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        """Seconds that this machine's clock is ahead of that one, which is reported where it is
-        much. Raises ProviderError where it is too much, or nobody answers who has to."""
-
-
-@runtime_checkable
-class Pausing(Protocol):
-    """Its machines can be stopped, with their disks, and `create` starts them again."""
-
-    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
-        """Raises UsageError where these machines cannot be stopped, and ProviderError where AWS
-        does not let us in: before a job is ended."""
-
-    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
-        """Stops all of them, whatever state they are in, and waits for it. Raises ProviderError."""
-
-
-@runtime_checkable
-class Guarded(Protocol):
-    """Its nodes can be connected to from certain networks only."""
-
-    def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
-        """Lets connections in from these networks, or from this machine where none are given, and
-        from no others. Returns them. Raises UsageError and ProviderError."""
-
-    def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
-        """Why this machine is not let in; "" where it is, or where that is not known."""
-
-
-@runtime_checkable
-class Labelling(Protocol):
-    """Shows in the cloud when a cluster ends."""
-
-    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        """For people and `gc`; no machine ends by it. Raises ProviderError."""
-
-
-class Billing(Protocol):
-    """Its machines cost money: whoever plans charges is one."""
-
-    def list_things(self, cluster: Cluster, folder: Path) -> Sequence[Thing]:
-        """All that costs money of a cluster, or did and is still shown. Raises ProviderError."""
-
-    def list_ending(
-        self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
-    ) -> frozenset[str]:
-        """The nodes whose machines are about to end: those that have begun to, and of `reclaimed`,
-        whose end was announced, those that still run. `create` would keep them."""
-
-
-@runtime_checkable
-class Inventoried(Protocol):
-    """Whoever makes its machines makes other things with them, and tells what there is."""
-
-    def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
-        """All that there is of a cluster, whether or not it costs money. Raises ProviderError."""
-
-
-@runtime_checkable
-class Recovering(Protocol):
-    """Finds clusters whose record was lost or damaged, so that they can be destroyed."""
-
-    def find_ids(self, folder: Path) -> frozenset[str]:
-        """The ids of the clusters of `folder`, from what there is of them and without a record.
-        Raises RecordError where there was one, and nothing tells which."""
-
-
-@runtime_checkable
-class Discovery(Recovering, Protocol):
-    """Finds clusters by tag, wherever they were made. `region` is a part of the cloud."""
-
-    def find_usual_region(self) -> str:
-        """The one in which clusters are made, unless another one is asked for."""
-
-    def list_regions(self) -> tuple[str, ...]:
-        """All that the account has enabled. Raises ProviderError where that is not told."""
-
-    def find_owner(self) -> str:
-        """Who we are there, as in `Resource.owner`. Raises ProviderError."""
-
-    def is_shared(self, owner: str) -> bool:
-        """Whether several people may be that owner, such as all who log in to a machine."""
-
-    def find(self, region: str) -> tuple[Resource, ...]:
-        """Everything in a region that carries our tag."""
-
-    def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
-        """Removes a cluster by its tag alone. Raises LeftoverError."""
-
-    def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
-        """The record of a cluster, as far as its tags tell of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class CheckRow:
     """One row of `check`. `level`: `ok`, `warning` (something is less good) or `error` (something
@@ -300,19 +149,163 @@ class CheckRow:
     hint: str = ""
 
 
-@runtime_checkable
-class LogsIn(Protocol):
-    """Has container registries of its own."""
+class Provider:
+    """What every provider does; what has a default, only some do. `folder` is the cluster's own,
+    0700. `plan` and `create` are for machines that `up` makes: attached ones are there."""
+
+    features: Features
+
+    def plan(
+        self,
+        spec: ClusterSpec,
+        current: Cluster | None = None,
+        report: Reporter = lambda line: None,
+        *,
+        ahead: Path | None = None,
+    ) -> ProviderPlan:
+        """Says what `create` would do; `current` is the record of what there is. `ahead` is the
+        state home where `create` is to follow: what is slow, costs nothing and serves every cluster
+        may be begun there. Raises ProviderError where it cannot be done."""
+        raise NotImplementedError
+
+    def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
+        """Makes what is missing, removes what is surplus; safe to repeat after any interruption.
+        `ssh/user.pub` in the folder is the key to let in."""
+        raise NotImplementedError
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        """Node name → `running` or what is wrong, from the machines and not from the record."""
+        raise NotImplementedError
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        """Removes everything from any half-built state; LeftoverError if something stays. Of
+        machines that were attached only what we have put there is removed."""
+        raise NotImplementedError
+
+    def diagnose(self, name: str) -> tuple[CheckRow, ...]:
+        """What `check` says about clusters of this provider, which is called `name`: whether one
+        can be planned."""
+        subject = self.features.subject or name
+        spec = ClusterSpec(name="check", provider=name, groups=(NodeGroup(count=2),))
+        try:
+            plan = self.plan(spec)
+        except ClusterctlError as error:
+            return (CheckRow(self.features.if_missing, subject, error.message, error.hint),)
+        reason = f" ({plan.mode_reason})" if plan.mode_reason else ""
+        return (CheckRow("ok", subject, plan.mode + reason),)
+
+    def observe(self, nodes: NodePhases) -> None:
+        """Takes the phases of the machines that `create` makes, to tell how far each is."""
+
+    def list_dead(self, cluster: Cluster, folder: Path) -> Mapping[str, str]:
+        """The nodes whose machines do not run, each with what is known, as `describe` says it; none
+        that may only be cut off from this machine. Raises ProviderError."""
+        return {}
+
+    def find_ids(self, folder: Path) -> frozenset[str]:
+        """The ids of the clusters of `folder`, from what there is of them and without a record.
+        Raises RecordError where there was one, and nothing tells which."""
+        return frozenset()
+
+    def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Moves the deadline (seconds since the epoch) wherever it is armed. Raises UsageError
+        where there is none, NodeUnreachable naming the nodes that keep the old one, and
+        ProviderError before any node is told."""
+        raise UsageError(
+            f"the nodes of cluster {cluster.name} have no deadline",
+            hint=f"`clusterctl down {cluster.name}` removes them",
+        )
+
+    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
+        """Why the cluster would outlive its deadline, as far as this machine alone can tell; ""
+        where nothing speaks against it. Asks no node."""
+        return ""
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Shows in the cloud when the cluster ends, for people and `gc`; no machine ends by it.
+        Raises ProviderError."""
+
+    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        """Seconds that this machine's clock is ahead of the one that deadlines are kept by, which
+        is reported where it is much. Raises ProviderError where it is too much, or nobody answers
+        who has to."""
+        return 0.0
+
+    def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
+        """Why this machine is not let in; "" where it is, or where that is not known."""
+        return ""
+
+    def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
+        """What there is of a cluster beside its machines, whether or not it costs money. Raises
+        ProviderError."""
+        return ()
 
     def find_registry_login(self, host: str) -> RegistryLogin | None:
-        """How to pull from that registry; None for one that is not its own."""
+        """How to pull from that container registry; None for one that is not its own."""
+        return None
 
 
-@runtime_checkable
-class Diagnosing(Protocol):
-    """Knows more of what stands against a cluster than the plan of one."""
+class Cloud(Provider):
+    """Its machines cost money, are found by their tags, and have a firewall. `region` is a part of
+    the cloud."""
 
-    def diagnose(self) -> tuple[CheckRow, ...]: ...
+    def list_things(self, cluster: Cluster, folder: Path) -> Sequence[Thing]:
+        """All that costs money of a cluster, or did and is still shown. Raises ProviderError."""
+        raise NotImplementedError
+
+    def list_ending(
+        self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
+    ) -> frozenset[str]:
+        """The nodes whose machines are about to end: those that have begun to, and of `reclaimed`,
+        whose end was announced, those that still run. `create` would keep them."""
+        raise NotImplementedError
+
+    def check_pausing(self, cluster: Cluster, folder: Path) -> None:
+        """Raises UsageError where these machines cannot be stopped, and ProviderError where AWS
+        does not let us in: before a job is ended."""
+        raise NotImplementedError
+
+    def stop(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
+        """Stops all machines, whatever state they are in, and waits for it; `create` starts them
+        again, with their disks. Raises ProviderError."""
+        raise NotImplementedError
+
+    def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
+        """Lets connections in from these networks, or from this machine where none are given, and
+        from no others. Returns them. Raises UsageError and ProviderError."""
+        raise NotImplementedError
+
+    def find_usual_region(self) -> str:
+        """The one in which clusters are made, unless another one is asked for."""
+        raise NotImplementedError
+
+    def list_regions(self) -> tuple[str, ...]:
+        """All that the account has enabled. Raises ProviderError where that is not told."""
+        raise NotImplementedError
+
+    def find_owner(self) -> str:
+        """Who we are there, as in `Resource.owner`. Raises ProviderError."""
+        raise NotImplementedError
+
+    def is_shared(self, owner: str) -> bool:
+        """Whether several people may be that owner, such as all who log in to a machine."""
+        raise NotImplementedError
+
+    def find(self, region: str) -> tuple[Resource, ...]:
+        """Everything in a region that carries our tag."""
+        raise NotImplementedError
+
+    def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
+        """Removes a cluster by its tag alone. Raises LeftoverError."""
+        raise NotImplementedError
+
+    def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
+        """The record of a cluster, as far as its tags tell of it."""
+        raise NotImplementedError
+
+
+# -------------------------------------------------------------------------------------------------
+# What `attach` takes over has queues, too.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from clusterctl.errors import RecordError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.attached import BatchSite
 from clusterctl.machines.ledger import Sighting
-from clusterctl.machines.protocol import Billing, Creator, Provider, Recovering
+from clusterctl.machines.protocol import Cloud, Provider
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.table import PROVIDER_OPTIONS
 
@@ -47,9 +47,9 @@ def load_provider(name: str) -> Provider:
     return _load(name, known)
 
 
-def load_creator(name: str) -> Creator:
+def load_creator(name: str) -> Provider:
     """The provider of that name, one that `up` can use. UsageError with the names there are."""
-    return cast(Creator, _load(name, PROVIDERS))
+    return _load(name, PROVIDERS)
 
 
 def _load(name: str, table: Mapping[str, str]) -> Provider:
@@ -69,20 +69,18 @@ def find_ids(folder: Path) -> Iterator[tuple[str, str]]:
     kept = folder.is_dir() and any(folder.iterdir())
     for name in PROVIDERS:
         if kept or name not in _KNOWN_BY_FOLDER:
-            loaded = load_provider(name)
-            if isinstance(loaded, Recovering):
-                yield from ((name, id) for id in sorted(loaded.find_ids(folder)))
+            yield from ((name, id) for id in sorted(load_provider(name).find_ids(folder)))
 
 
-def load_billing(cluster: Cluster) -> Billing:
+def load_cloud(cluster: Cluster) -> Cloud:
     """Who bills a cluster that has charges."""
-    return cast(Billing, load_provider(cluster.spec.provider))
+    return cast(Cloud, load_provider(cluster.spec.provider))
 
 
 def look(cluster: Cluster, folder: Path, now: float) -> tuple[Sighting, ...]:
     """Asks whoever bills a cluster what there is, and notes it: all looks so far. Raises the
     provider's error."""
-    return ledger.add(folder, cluster, load_billing(cluster).list_things(cluster, folder), now)
+    return ledger.add(folder, cluster, load_cloud(cluster).list_things(cluster, folder), now)
 
 
 def settle(cluster: Cluster, folder: Path, now: float) -> Cluster:

@@ -13,7 +13,7 @@ TUNNELS = {"ec2": "clusterctl.machines.ec2.tunnels:open_to"}
 """By provider."""
 
 
-def find(cluster: Cluster) -> OpenTunnel | None:
+def find_tunnel(cluster: Cluster) -> OpenTunnel | None:
     """None where no node of it needs one."""
     row = TUNNELS.get(cluster.spec.provider, "")
     if not row or not any(node.tunnel for node in cluster.nodes):

@@ -15,14 +15,12 @@ from typing import Any
 
 from clusterctl.core import keys
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
-from clusterctl.machines.protocol import Created, Features, ProviderPlan
+from clusterctl.machines.protocol import Created, Features, Provider, ProviderPlan
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
 
 
-class ProcessesProvider:
-    """Implements `Creator`."""
-
+class ProcessesProvider(Provider):
     features = Features(pythons=(sys.executable,), shares_machine=True, instant=True)
 
     def plan(self, spec: ClusterSpec, *rest: Any, ahead: Path | None = None) -> ProviderPlan:

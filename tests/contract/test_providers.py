@@ -21,7 +21,7 @@ from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Ph
 from clusterctl.core.text import format_time
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Attesting, Created
+from clusterctl.machines.protocol import Created
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 from tests.scheduling import seldom
@@ -89,9 +89,7 @@ class Machines:
     def list_dead(self, where: Cluster, otherwise: set[str]) -> set[str]:
         """The names; `otherwise` of a provider that does not know."""
         provider = providers.load_provider(self.provider)
-        if not isinstance(provider, Attesting):
-            return otherwise
-        return set(provider.list_dead(where, self.folder))
+        return set(provider.list_dead(where, self.folder)) or otherwise
 
     def destroy(self, where: Cluster) -> None:
         providers.load_provider(self.provider).destroy(where, self.folder, self.said.append)

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.core.model import Cluster, Thing
 from clusterctl.machines import providers
 from clusterctl.machines.local.provider import LocalProvider
+from clusterctl.machines.protocol import Cloud
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, name: str, provider: object) -> None:
@@ -20,7 +21,7 @@ def provide(monkeypatch: pytest.MonkeyPatch, name: str, provider: object) -> Non
     monkeypatch.setitem(providers.PROVIDERS, name, f"{module}:Provider")
 
 
-class NothingLeft:
+class NothingLeft(Cloud):
     """A provider whose machines are gone, and that knows nothing of them."""
 
     def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:

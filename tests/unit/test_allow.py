@@ -17,6 +17,7 @@ from clusterctl.core.model import Cluster, Role
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import network
 from clusterctl.machines.ec2.api import TAG, Api
+from clusterctl.machines.protocol import Cloud, Provider
 from tests.unit.calling import Call
 from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
@@ -28,7 +29,7 @@ SILENT = NodeUnreachable(
 WHY = "this machine's address is now 203.0.113.9, and SSH is open to 203.0.113.7/32"
 
 
-class Firewalled:
+class Firewalled(Cloud):
     """A provider whose nodes answer only `allowed`; this machine is at 203.0.113.9."""
 
     def __init__(self, *allowed: str) -> None:
@@ -82,7 +83,7 @@ def test_networks_are_kept_for_a_later_up(firewall: Firewalled, call: Call) -> N
 def test_machines_without_a_firewall_of_ours_have_nothing_to_allow(
     monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    provide(monkeypatch, "ec2", object())
+    provide(monkeypatch, "ec2", Provider())
     open_store().save(cluster())
     said = call("allow")
     assert said.code == 2

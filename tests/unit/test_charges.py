@@ -15,6 +15,7 @@ from clusterctl.actions.down import finish_down
 from clusterctl.actions.outputs import describe_loss
 from clusterctl.core.model import GATEWAY, Charge, Cluster, Phase, Thing
 from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.machines.protocol import Cloud
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -44,7 +45,7 @@ def forgotten(**changes: object) -> Cluster:
     return replace(made, **changes)
 
 
-class Ends:
+class Ends(Cloud):
     """A provider that bills these nodes, and takes everything down."""
 
     def __init__(self, *living: str, away: bool = False, gateway: bool = False) -> None:

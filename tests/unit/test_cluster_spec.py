@@ -13,14 +13,14 @@ from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
 from clusterctl.errors import UsageError
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.local.provider import LocalProvider
-from clusterctl.machines.protocol import Features, ProviderPlan
+from clusterctl.machines.protocol import Features, Provider, ProviderPlan
 from tests.unit.calling import Call, judge
 from tests.unit.making import cluster
 from tests.unit.provided import provide
 
 
 @dataclass
-class Refusing:
+class Refusing(Provider):
     """A provider that notes what it is asked for, and plans nothing."""
 
     features: Features

@@ -48,7 +48,7 @@ from clusterctl.core.model import Charge, Cluster, ClusterSpec, Role
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.protocol import ProviderPlan, Resource
+from clusterctl.machines.protocol import Cloud, ProviderPlan, Resource
 from clusterctl.options import jobs as options_jobs
 from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import Option, Verb
@@ -305,7 +305,7 @@ def silent(region: str) -> Any:
     raise ProviderError("AWS did not answer")
 
 
-class Planned:
+class Planned(Cloud):
     """A provider of machines that cost money, whose plan is all that it was asked for."""
 
     features = Ec2Provider.features

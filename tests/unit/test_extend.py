@@ -18,6 +18,7 @@ from clusterctl.core.job import JobState
 from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, Reporter, Thing
 from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.machines.protocol import Cloud
 from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
@@ -40,7 +41,7 @@ NODES = frozenset(("launcher", "worker-1", "worker-2"))
 
 
 @dataclass
-class Machines:
+class Machines(Cloud):
     """A provider whose `billed` machines run. `noted`: what the record said when they were told."""
 
     store: Store

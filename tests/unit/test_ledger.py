@@ -388,7 +388,7 @@ def test_the_ledger_outlives_a_kill_at_any_byte(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         looks = ledger.add(tmp_path, lab, [thing("off", until=9)], JUNE + 660)
         assert [look.things[0].state for look in looks if look.things] == ["on", "off"]
-        assert ledger.read(tmp_path) == looks, size
+        assert ledger.read_looks(tmp_path) == looks, size
     size = path.stat().st_size
     ledger.add(tmp_path, lab, [thing("off", until=9)], JUNE + 670)
     assert path.stat().st_size == size, "nothing new, and soon after"

@@ -17,7 +17,7 @@ from clusterctl.core.model import ClusterSpec, NodeGroup, Runtime
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.protocol import ProviderPlan
+from clusterctl.machines.protocol import Provider, ProviderPlan
 from clusterctl.machines.registry import RegistryLogin
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
@@ -136,7 +136,7 @@ def test_a_base_that_is_gone(hub: Hub) -> None:
             resolve(spec())
 
 
-class Machines:
+class Machines(Provider):
     """EC2 as `up` plans with it: it has what it takes, and costs money."""
 
     features = Ec2Provider.features

@@ -17,7 +17,7 @@ from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Runtime, Thin
 from clusterctl.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.machines.ec2.api import InstanceType
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.protocol import ProviderPlan
+from clusterctl.machines.protocol import Provider, ProviderPlan
 from tests.unit.fake_ec2 import Offering
 from tests.unit.provided import provide
 
@@ -27,7 +27,7 @@ def told(number: signal.Signals) -> None:
     signal.raise_signal(number)
 
 
-class Cloud:
+class Cloud(Provider):
     """A provider of machines that are never there: it says what is asked of it."""
 
     features = Ec2Provider.features

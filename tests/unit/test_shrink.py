@@ -14,7 +14,7 @@ from clusterctl.actions.common import open_store
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, NodeGroup, Thing
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.protocol import Created, Features, ProviderPlan
+from clusterctl.machines.protocol import Cloud, Created, Features, ProviderPlan
 from tests.unit import making, staged
 from tests.unit.provided import provide
 from tests.unit.staged import Staged
@@ -26,7 +26,7 @@ class Agreed(ProviderError):
     """All questions have their answer: there is nothing more to see here."""
 
 
-class Planner:
+class Planner(Cloud):
     """A provider that numbers its workers from 1, and whose machines are as they are."""
 
     features = Features()

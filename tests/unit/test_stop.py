@@ -15,14 +15,14 @@ from clusterctl.core.model import Charge, Cluster, Phase, Reporter, Thing
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.local.provider import LocalProvider
 from tests.unit.calling import Call, judge
-from tests.unit.provided import provide
+from tests.unit.provided import NothingLeft, provide
 from tests.unit.staged import Staged, lab
 
 HOURLY = {"instance": 1.0, "disk": 0.25, "address": 0.5}
 
 
 @dataclass
-class Cloud(LocalProvider):
+class Cloud(NothingLeft, LocalProvider):
     """A cloud whose machines can be stopped; `refuses`: what it says instead."""
 
     stopped: list[str] = field(default_factory=list)

@@ -24,7 +24,15 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.machines.protocol import Created, Features, NoCapacity, ProviderPlan, Resource
+from clusterctl.machines.protocol import (
+    Cloud,
+    Created,
+    Features,
+    NoCapacity,
+    Provider,
+    ProviderPlan,
+    Resource,
+)
 from tests.unit.making import cluster, node
 from tests.unit.provided import NothingLeft, provide
 
@@ -32,7 +40,7 @@ NOW = 1.7e9
 HOUR = 3600.0
 
 
-class Bills:
+class Bills(Cloud):
     """A provider that bills these machines: their names with their ids."""
 
     def __init__(self, **machines: str) -> None:
@@ -391,7 +399,7 @@ def test_a_group_without_a_number_has_as_many_as_there_are(
     assert [group.count for group in up_plan.complete(spec, None).groups] == fresh
 
 
-class Numbers:
+class Numbers(Provider):
     """A provider that numbers its workers from 1, and whose nodes cost nothing."""
 
     features = Features(runtime=Runtime.HOST)

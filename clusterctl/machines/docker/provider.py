@@ -23,7 +23,14 @@ from clusterctl.machines import deadlines, networks
 from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import Container, NodePlan
 from clusterctl.machines.networks import probe
-from clusterctl.machines.protocol import LAUNCHER, Created, Features, ProviderPlan, name_span
+from clusterctl.machines.protocol import (
+    LAUNCHER,
+    Created,
+    Features,
+    Provider,
+    ProviderPlan,
+    name_span,
+)
 
 MODE = "containers"
 PULL_LIMIT = 3600.0
@@ -31,8 +38,8 @@ QUICK = {"launcher", "cpu"}
 """Images that take minutes to build, from a few hundred megabytes."""
 
 
-class DockerProvider:
-    """Implements `Creator`, `Expiring` and `Recovering` of `providers.protocol`."""
+class DockerProvider(Provider):
+    """Containers of this machine."""
 
     # A node is its image: nothing to install.
     features = Features(
@@ -176,9 +183,6 @@ class DockerProvider:
                 hint="try again",
                 transient=True,
             )
-
-    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        return ""  # each node keeps its own deadline
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         containers.require()

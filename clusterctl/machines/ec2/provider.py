@@ -39,7 +39,7 @@ from clusterctl.machines.ec2 import plan as ec2_plan
 from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2.api import STOPPED, Api, choose_region
 from clusterctl.machines.ec2.create import Planned
-from clusterctl.machines.protocol import CheckRow, Created, Features, ProviderPlan, Resource
+from clusterctl.machines.protocol import CheckRow, Cloud, Created, Features, ProviderPlan, Resource
 from clusterctl.machines.registry import RegistryLogin
 from clusterctl.state.home import Home
 from clusterctl.terraform import binary as terraform_binary
@@ -48,8 +48,8 @@ ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazon
 """The hosts of AWS's own registries."""
 
 
-class Ec2Provider:
-    """Implements `Creator` and all optional protocols of `clusterctl.machines.protocol`."""
+class Ec2Provider(Cloud):
+    """Machines of AWS, which Terraform makes."""
 
     features = Features(
         runtime=Runtime.DOCKER,
@@ -252,7 +252,7 @@ class Ec2Provider:
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
         return update.adopt(self._connect(region), cluster_id, name)
 
-    def diagnose(self) -> tuple[CheckRow, ...]:
+    def diagnose(self, name: str) -> tuple[CheckRow, ...]:
         return preflight.diagnose()
 
     def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:

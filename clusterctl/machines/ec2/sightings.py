@@ -34,7 +34,7 @@ def list_things(api: Api, cluster: Cluster, folder: Path | None) -> tuple[Thing,
     guarded = bool(memory and memory.guarded)
     machines = [_read(item, guarded) for item in found if item.node]
     if cluster.spec.cloud.spot:
-        known = {thing.id for look in ledger.read(folder) for thing in look.things}
+        known = {thing.id for look in ledger.read_looks(folder) for thing in look.things}
         new = [item for item in found if item.id not in known and item.node not in ("", LAUNCHER)]
         quotes = _quote(api, new)
         machines = [

@@ -26,11 +26,18 @@ from clusterctl.machines.local.nodes import (
     drop_privsep,
 )
 from clusterctl.machines.networks import Endpoint, probe
-from clusterctl.machines.protocol import LAUNCHER, Created, Features, ProviderPlan, name_span
+from clusterctl.machines.protocol import (
+    LAUNCHER,
+    Created,
+    Features,
+    Provider,
+    ProviderPlan,
+    name_span,
+)
 
 
-class LocalProvider:
-    """Implements `Creator`, `Expiring` and `Recovering` of `providers.protocol`."""
+class LocalProvider(Provider):
+    """Processes of this machine."""
 
     features = Features(
         # They see this machine's files: the Python that runs clusterctl has what programs need.
