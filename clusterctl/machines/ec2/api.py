@@ -23,7 +23,7 @@ from typing import Any
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import refusals
 from clusterctl.machines.ec2.account import LEASE, Credentials
-from clusterctl.machines.ec2.refusals import MAYBE_NOT_ENABLED, RefusedByAws
+from clusterctl.machines.ec2.refusals import RefusedByAws
 
 # -------------------------------------------------------------------------------------------------
 # What AWS's answers say, as values: instance types, images, instances, prices, clocks. Pure.
@@ -484,7 +484,7 @@ class Client:
         try:
             return self._ask_account(self.region)
         except RefusedByAws as refused:
-            if self.region == DEFAULT_REGION or refused.code not in MAYBE_NOT_ENABLED:
+            if self.region == DEFAULT_REGION or not refusals.may_be_not_enabled(refused):
                 raise
             try:
                 self._ask_account(DEFAULT_REGION)
