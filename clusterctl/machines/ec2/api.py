@@ -660,11 +660,11 @@ class Api(Client):
         action, key = "describe_vpc_block_public_access_options", "VpcBlockPublicAccessOptions"
         return str(self.call(action)[key].get("InternetGatewayBlockMode", "off"))
 
-    def find_quota(self, code: str, service: str = "ec2") -> float:
-        """The value of a quota: of EC2 in vCPUs, of networks in pieces."""
+    def find_quota(self, code: str) -> float:
+        """The value of a quota of EC2, in vCPUs."""
         client = self._get_client("service-quotas")
         with self._explain_errors("asking for your EC2 quotas"):
-            answer = client.get_service_quota(ServiceCode=service, QuotaCode=code)
+            answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
             return float(answer["Quota"]["Value"])
 
     def list_instances(

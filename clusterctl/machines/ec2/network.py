@@ -14,7 +14,6 @@ from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import CloudSpec, ClusterSpec, Reporter
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2 import quotas
 from clusterctl.machines.ec2.api import TAG, Api, as_list
 from clusterctl.machines.ec2.refusals import RefusedByAws
 
@@ -302,20 +301,17 @@ _OPEN_NETWORK, _NEW_OUTWARDS = "off", "block-ingress"
 _THEIRS = "use a network that your administrators have made: --vpc ID, or --subnet"
 
 
-def check_new_network(api: Api, options: ClusterSpec, id: str = "", *, there: bool = False) -> None:
-    """Raises ProviderError for the first thing that would stop Terraform halfway. `id`: of a
-    cluster whose network may be there already; `there`: it has machines in it."""
+def check_new_network(api: Api, options: ClusterSpec, *, there: bool = False) -> None:
+    """Raises ProviderError for the first thing that would stop Terraform halfway. `there`: the
+    cluster has machines in it."""
     cloud = options.cloud
     if cloud.vpc or cloud.subnet:
         return
     hidden = cloud.private and cloud.instance_connect
-    asked = [run_in_background(partial(_check_open, api, hidden=hidden))]
+    opened = run_in_background(partial(_check_open, api, hidden=hidden))
     if not there:
-        parts = [*quotas.PARTS, *([quotas.ADDRESS] if cloud.private else [])]
-        asked.append(run_in_background(partial(_check_network_rights, api, options)))
-        asked += [run_in_background(partial(quotas.check_part, api, part, id)) for part in parts]
-    for answer in asked:
-        answer.result()
+        _check_network_rights(api, options)
+    opened.result()
 
 
 def _check_network_rights(api: Api, options: ClusterSpec) -> None:

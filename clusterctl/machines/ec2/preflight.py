@@ -95,7 +95,7 @@ def survey(
     endpoint = run_in_background(
         partial(tunnels.check_endpoints, api, placed, id, report, there=settled)
     )
-    network = run_in_background(partial(_check_network, api, placed, id, new, there=settled))
+    network = run_in_background(partial(_check_network, api, placed, new, there=settled))
     rights = run_in_background(
         lambda: _check_rights(api, options, new, amis.result(), subnets.result())
     )
@@ -126,10 +126,10 @@ def survey(
 
 
 def _check_network(
-    api: Api, options: ClusterSpec, id: str, new: Collection[PlannedMachine], *, there: bool
+    api: Api, options: ClusterSpec, new: Collection[PlannedMachine], *, there: bool
 ) -> None:
     if new:
-        ec2_network.check_new_network(api, options, id, there=there)
+        ec2_network.check_new_network(api, options, there=there)
 
 
 def survey_cluster(

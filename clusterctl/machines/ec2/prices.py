@@ -21,7 +21,6 @@ from clusterctl.core.model import (
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
-from clusterctl.machines.ec2 import remove
 from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.refusals import RefusedByAws
 from clusterctl.machines.ec2.spec import PlannedMachine
@@ -108,11 +107,22 @@ def _find_quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | No
     return own or quotes.get(kind)
 
 
-def find_rates(api: Api, types: Collection[str]) -> remove.Rates:
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """US dollars per hour in a region: of instance types, a GiB of disk, an address, a NAT gateway.
+    None: unknown."""
+
+    types: Mapping[str, float | None]
+    gib: float | None
+    address: float | None
+    nat: float | None = None
+
+
+def find_rates(api: Api, types: Collection[str]) -> Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
     found = find_quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
     gib = found[DISK].dollars
-    return remove.Rates(
+    return Rates(
         {kind: found[kind].dollars for kind in types},
         None if gib is None else gib / HOURS_PER_MONTH,
         found[ADDRESS].dollars,

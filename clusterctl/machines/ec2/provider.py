@@ -28,7 +28,6 @@ from clusterctl.machines.ec2 import (
     extension,
     network,
     preflight,
-    prices,
     sightings,
     storage,
     terraform_module,
@@ -244,13 +243,13 @@ class Ec2Provider(Cloud):
         extension.label(cluster, folder, deadline, self._open_api(cluster, folder))
 
     def find(self, region: str) -> tuple[Resource, ...]:
-        return ec2_remove.find_priced(self._connect(region), prices.find_rates)
+        return ec2_remove.find_priced(self._connect(region))
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
         ec2_remove.remove_all(self._connect(region), cluster_id, report)
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
-        return update.adopt(self._connect(region), cluster_id, name)
+        return sightings.adopt(self._connect(region), cluster_id, name)
 
     def diagnose(self, name: str) -> tuple[CheckRow, ...]:
         return preflight.diagnose()

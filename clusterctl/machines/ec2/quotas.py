@@ -1,10 +1,9 @@
-"""What an account may have at once in a region: vCPUs of a kind of machine, networks, addresses."""
+"""What an account may have at once in a region: vCPUs of a kind of machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 from clusterctl.core import catalog
@@ -12,7 +11,7 @@ from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import ClusterSpec, Reporter, Runtime
 from clusterctl.core.text import count
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2.api import TAG, Api, Instance, InstanceType
+from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
@@ -63,11 +62,11 @@ def check_quotas(
             )
 
 
-def render_request(code: str, value: int, service: str = "ec2") -> str:
+def render_request(code: str, value: int) -> str:
     """The command that asks AWS for a larger quota."""
     return (
         "request more: aws service-quotas request-service-quota-increase"
-        f" --service-code {service} --quota-code {code} --desired-value {value}"
+        f" --service-code ec2 --quota-code {code} --desired-value {value}"
     )
 
 
@@ -93,63 +92,6 @@ def count_used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
             code = row.spot if item.spot else row.on_demand
             vcpus[code] = vcpus.get(code, 0) + kinds[item.type].vcpus
     return vcpus
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a network that a region has room for so many of: the name, service and code of the
-    quota, and how the parts that there are are listed."""
-
-    quota: str
-    service: str
-    code: str
-    action: str
-    key: str
-
-
-USUAL = 5
-"""Every quota of PARTS, unless AWS has granted more. Source: Amazon VPC User Guide, "Quotas"."""
-
-PARTS = (
-    Part("VPCs per Region", "vpc", "L-F678F1CE", "describe_vpcs", "Vpcs"),
-    Part(
-        "Internet gateways per Region",
-        "vpc",
-        "L-A4707A72",
-        "describe_internet_gateways",
-        "InternetGateways",
-    ),
-)
-"""What each network of a cluster's own has one of."""
-ADDRESS = Part("EC2-VPC Elastic IPs", "ec2", "L-0263D0A3", "describe_addresses", "Addresses")
-"""Of a NAT gateway; a machine's own public address is none of these."""
-
-
-def check_part(api: Api, part: Part, id: str) -> None:
-    """Raises ProviderError where the region has no room for one more, unless cluster `id` has its
-    own. Whoever may not ask is not told."""
-    try:
-        found = api.list_all(part.action, part.key)
-        if any(_is_of(item, id) for item in found) or len(found) < USUAL:
-            return
-        account = api.find_account()
-        # Also the networks that other accounts share with this one are listed.
-        taken = sum(item.get("OwnerId", account) == account for item in found)
-        limit = USUAL if taken < USUAL else api.find_quota(part.code, part.service)
-    except ProviderError:
-        return
-    if taken + 1 > limit:
-        raise ProviderError(
-            f"the quota {part.quota!r} ({part.code}) in {api.region} is {limit:g}, of which {taken}"
-            " are in use; this cluster needs one more",
-            hint="`clusterctl gc` finds forgotten clusters; use a network that is there (--vpc), or"
-            f" another --region; or {render_request(part.code, taken + 1, part.service)}",
-        )
-
-
-def _is_of(item: Mapping[str, object], id: str) -> bool:
-    tags = item.get("Tags", ())
-    return bool(id) and {"Key": TAG, "Value": id} in (tags if isinstance(tags, list) else ())
 
 
 # -------------------------------------------------------------------------------------------------

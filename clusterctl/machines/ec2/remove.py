@@ -13,7 +13,7 @@ from clusterctl.core.model import Reporter
 from clusterctl.core.text import pluralize
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2 import deadline, refusals
+from clusterctl.machines.ec2 import deadline, prices, refusals
 from clusterctl.machines.ec2.api import (
     AT_A_TIME,
     CLIENT_TAG,
@@ -38,17 +38,6 @@ _NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
 """Whoever may not ask, and regions that do not know such things."""
 MANAGED = "GuardDutyManaged"
 """Tag of what GuardDuty's runtime monitoring puts into a VPC: an endpoint, and a group for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """US dollars per hour in a region: of instance types, a GiB of disk, an address, a NAT gateway.
-    None: unknown."""
-
-    types: Mapping[str, float | None]
-    gib: float | None
-    address: float | None
-    nat: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +146,9 @@ def find_tagged(api: Api, cluster_id: str = "") -> tuple[Resource, ...]:
     return tuple(left for _, _, left in search(api, cluster_id))
 
 
-def find_priced(api: Api, price: Callable[[Api, Collection[str]], Rates]) -> tuple[Resource, ...]:
-    """As `find`, of all clusters, with what each thing costs per hour. `price`: the rates of a
-    region, for these instance types. Few calls where there is nothing."""
+def find_priced(api: Api) -> tuple[Resource, ...]:
+    """As `find_tagged`, of all clusters, with what each thing costs per hour. Few calls where there
+    is nothing."""
     api.find_account()
     if not api.list_all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
         return tuple(deadline.find_schedule(api))
@@ -170,7 +159,7 @@ def find_priced(api: Api, price: Callable[[Api, Collection[str]], Rates]) -> tup
         if kind.name == "instance" and item["State"]["Name"] in ("pending", "running")
     ]
     kinds = {str(item["InstanceType"]) for item in running if not _is_spot(item)}
-    rates = price(api, kinds) if found else Rates({}, None, None)
+    rates = prices.find_rates(api, kinds)
     spots = {
         (kind, zone): api.find_spot_price(kind, zone)
         for kind, zone in {_read_market(item) for item in running if _is_spot(item)}
@@ -193,7 +182,7 @@ def _read_market(item: dict[str, Any]) -> tuple[str, str]:
 def _compute_hourly(
     kind: Kind,
     item: dict[str, Any],
-    rates: Rates,
+    rates: prices.Rates,
     spots: Mapping[tuple[str, str], float | None],
     running: Collection[str],
 ) -> float | None:
