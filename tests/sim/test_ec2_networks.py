@@ -4,8 +4,6 @@ clusterctl against the simulated API."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from clusterctl.core import assets
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import preflight
-from clusterctl.machines.ec2.api import TAG, Api
+from clusterctl.machines.ec2.api import Api
 from tests.sim.lab import Lab, their_network
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -29,84 +27,12 @@ def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Api:
     return lab.connect(monkeypatch)
 
 
-def survey(api: Api, id: str = "", **cloud: Any) -> preflight.Survey:
+def survey(api: Api, **cloud: Any) -> preflight.Survey:
     """What `up` looks at before it asks about money."""
     cloud = {"region": api.region, **cloud}
     groups = (NodeGroup(count=1, family="cpu"),)
     spec = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
-    return preflight.survey(api, spec, {}, "", lambda line: None, id=id)
-
-
-@contextmanager
-def as_many_as_there_may_be(
-    make: Callable[[], str], remove: Callable[[str], Any]
-) -> Iterator[None]:
-    """Makes things until EC2 says that there may be no more."""
-    made: list[str] = []
-
-    def make_all() -> None:
-        for _ in range(9):
-            made.append(make())
-
-    try:
-        with pytest.raises(ClientError, match=r"LimitExceeded.*The maximum number of .* has been"):
-            make_all()
-        yield
-    finally:
-        for id in made:
-            remove(id)
-
-
-def test_an_account_without_room_for_a_network_is_named_before_it_costs(lab: Lab, api: Api) -> None:
-    """VPCs and internet gateways that are there count, whoever made them, but not against a cluster
-    that has its own already."""
-    ec2 = lab.api
-
-    def vpc() -> str:
-        return str(ec2.create_vpc(CidrBlock=CIDR)["Vpc"]["VpcId"])
-
-    def gateway() -> str:
-        return str(ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"])
-
-    assert survey(api).zones
-    with as_many_as_there_may_be(vpc, lambda id: ec2.delete_vpc(VpcId=id)):
-        said = r"quota 'VPCs per Region' \(L-F678F1CE\) in us-east-1 is 5, of which 5 are in use"
-        with pytest.raises(ProviderError, match=said) as caught:
-            survey(api)
-        assert "--vpc" in caught.value.hint
-        assert "--service-code vpc --quota-code L-F678F1CE --desired-value 6" in caught.value.hint
-        first = next(one for one in ec2.describe_vpcs()["Vpcs"] if one["CidrBlock"] == CIDR)
-        ec2.create_tags(Resources=[first["VpcId"]], Tags=[{"Key": TAG, "Value": "lab-1"}])
-        assert survey(api, "lab-1").zones, "it has its network"
-        lab.ec2.grant(6, "L-F678F1CE")
-        assert survey(api).zones
-        rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
-        rights["Statement"][0]["Action"].remove("servicequotas:GetServiceQuota")
-        lab.ec2.policy(rights)
-        assert survey(api).zones, "whoever may not ask is told nothing of this"
-        lab.ec2.policy(None)
-    with (
-        as_many_as_there_may_be(
-            gateway, lambda id: ec2.delete_internet_gateway(InternetGatewayId=id)
-        ),
-        pytest.raises(ProviderError, match="'Internet gateways per Region'"),
-    ):
-        survey(api)
-
-
-def test_private_workers_need_an_address_of_the_account(lab: Lab, api: Api) -> None:
-    """That of the NAT gateway; machines' own public addresses are none of these."""
-
-    def address() -> str:
-        return str(lab.api.allocate_address(Domain="vpc")["AllocationId"])
-
-    with as_many_as_there_may_be(address, lambda id: lab.api.release_address(AllocationId=id)):
-        assert survey(api).zones
-        with pytest.raises(
-            ProviderError, match=r"'EC2-VPC Elastic IPs' .* is 5, of which 5"
-        ) as told:
-            survey(api, private=True)
-        assert "--service-code ec2 --quota-code L-0263D0A3" in told.value.hint
+    return preflight.survey(api, spec, {}, "", lambda line: None)
 
 
 @pytest.mark.parametrize(

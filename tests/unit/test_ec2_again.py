@@ -13,10 +13,10 @@ import pytest
 from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import ledger
-from clusterctl.machines.ec2 import create, refusals, terraform_module
+from clusterctl.machines.ec2 import create, refusals, spec
 from clusterctl.machines.ec2.api import Instance, name_owner
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.terraform_module import ProviderState, make_reporter
+from clusterctl.machines.ec2.spec import ProviderState, make_reporter
 from clusterctl.machines.protocol import ProviderPlan
 from clusterctl.state.home import Home
 from clusterctl.terraform.binary import Diagnostic, ResourceChange, TerraformError
@@ -199,7 +199,7 @@ def test_nodes_get_no_later_deadline_than_aws_keeps(
 ) -> None:
     """Whoever lacks rights or credentials by now is told so, and no node is asked."""
     cluster = attempted(provider.plan(wish()), "launcher", ago=HOUR)
-    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    spec.save_state(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
     market.refused = ("list_schedules", "get_role_policy", "create_schedule_group")
     with pytest.raises(ProviderError, match="not allowed to do that"):
         provider.extend(cluster, tmp_path, NOW + DAY)
@@ -222,7 +222,7 @@ def test_a_cluster_that_others_have_removed_is_not_extended(
             return {}
 
     Gone.living = living
-    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    spec.save_state(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
     with pytest.raises(ProviderError, match=said) as caught:
         Ec2Provider(Gone).extend(cluster(account="123456789012"), tmp_path, NOW + DAY)
     assert "clusterctl up lab" in caught.value.hint
@@ -246,7 +246,7 @@ def test_schedules_of_aws_are_moved_where_nothing_here_tells_of_them(
         def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             raise ProviderError("that is far enough")
 
-    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    spec.save_state(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
     path = tmp_path / "ec2" / "memory.json"
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(ProviderError, match="that is far enough"):
@@ -258,10 +258,10 @@ def test_spot_workers_cannot_be_stopped(
     provider: Ec2Provider, market: type[Market], tmp_path: Path
 ) -> None:
     cluster = attempted(provider.plan(wish()), "launcher", ago=HOUR)
-    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1", spot=True))
+    spec.save_state(tmp_path, ProviderState(id="lab-1", region="us-east-1", spot=True))
     with pytest.raises(UsageError, match="EC2 does not stop"):
         provider.check_pausing(cluster, tmp_path)
-    terraform_module.save(tmp_path, ProviderState(id="lab-1", region="us-east-1"))
+    spec.save_state(tmp_path, ProviderState(id="lab-1", region="us-east-1"))
     provider.check_pausing(cluster, tmp_path)  # they fell back to on-demand
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2 import preflight, refusals, storage
+from clusterctl.machines.ec2 import network, preflight, refusals
 from clusterctl.machines.ec2.preflight import Survey
 from tests.unit.fake_ec2 import Offering
 
@@ -162,8 +162,8 @@ def test_the_cluster_goes_where_the_file_system_is() -> None:
         " encryption; its cost is not included, and `down` leaves it as it is"
     )
     spec = ClusterSpec(name="lab", provider="ec2", groups=(NodeGroup(count=1),))
-    assert storage.fill_in_network(spec, theirs).cloud.vpc == "vpc-00000001", "as it is on record"
-    mine = storage.fill_in_network(spec, None).cloud
+    assert network.fill_in_network(spec, theirs).cloud.vpc == "vpc-00000001", "as it is on record"
+    mine = network.fill_in_network(spec, None).cloud
     assert mine.vpc == "", "a cluster without one makes its own network"
 
 
@@ -264,13 +264,13 @@ def test_a_security_group_that_keeps_the_nodes_out_is_named(
 
 
 def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
-    found = storage.find_file_system(Region(Account()), EFS)
-    other = storage.FileSystem(wanted=EFS, kind="EFS", vpc="vpc-00000002", targets=found.targets)
+    found = network.find_file_system(Region(Account()), EFS)
+    other = network.FileSystem(wanted=EFS, kind="EFS", vpc="vpc-00000002", targets=found.targets)
     places = survey(Account(), vpc="vpc-00000001").subnets
     with pytest.raises(
         UsageError, match="can be mounted in vpc-00000002, and subnet-0000000a is in vpc-00000001"
     ):
-        storage.keep_reachable(Region(Account()), other, ("us-east-1a",), places, there=False)
+        network.keep_reachable(Region(Account()), other, ("us-east-1a",), places, there=False)
 
 
 @pytest.mark.parametrize(

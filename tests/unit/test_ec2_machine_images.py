@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2 import images, network, preflight
+from clusterctl.machines.ec2 import network, preflight
 from clusterctl.machines.ec2.api import Api, Image
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
@@ -96,7 +96,7 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
 def test_one_that_may_be_is_described(row: dict[str, str], sure: bool) -> None:
     found = survey(**{"PlatformDetails": "Linux/UNIX", "OwnerId": "210987654321", **row})
     assert found.theirs
-    said = images.describe_image(found.theirs)
+    said = preflight.describe_image(found.theirs)
     assert "ami-2" in said
     assert "of 210987654321" in said
     assert row.get("Name", "no name") in said
@@ -135,6 +135,6 @@ def test_the_launcher_has_no_other_image_than_ubuntu() -> None:
     machines = [PlannedMachine(name=LAUNCHER, instance_type="t3.micro", image=LAUNCHER, disk=30)]
     wish = ClusterSpec(name="lab", provider="ec2", groups=(), cloud=CloudSpec(ami="ami-2"))
     with pytest.raises(ProviderError, match="of 099720109477 is in eu-west-1") as no:
-        images.choose_image(Without("eu-west-1"), wish, machines)
+        preflight.choose_image(Without("eu-west-1"), wish, machines)
     assert no.value.hint.startswith("choose another --region; images")
     assert "--ami" not in no.value.hint

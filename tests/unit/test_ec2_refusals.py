@@ -15,7 +15,7 @@ from clusterctl.core import keys
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import preflight, quotas, refusals, spec
+from clusterctl.machines.ec2 import preflight, refusals, spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.provider import Ec2Provider
@@ -56,10 +56,10 @@ def test_gpus_before_turing_need_a_driver_and_an_image(
         wanted(NodeGroup(count=1, instance_type=kind.name), ami=ami), image=image, images=images
     )
     if not refused:
-        quotas.check_types(Offering("us-east-1"), wish, {kind.name: kind})
+        preflight.check_types(Offering("us-east-1"), wish, {kind.name: kind})
         return
     with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
-        quotas.check_types(Offering("us-east-1"), wish, {kind.name: kind})
+        preflight.check_types(Offering("us-east-1"), wish, {kind.name: kind})
     assert "--ami" in caught.value.hint
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import UsageError
-from clusterctl.machines.ec2 import api, deadline, preflight, refusals, update
+from clusterctl.machines.ec2 import api, deadline, preflight, refusals, spec
 from clusterctl.machines.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
 from tests.unit.making import cluster
@@ -44,7 +44,7 @@ def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
 )
 def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        update.resolve_rules(wish(text), None)
+        spec.resolve_rules(wish(text), None)
 
 
 def test_more_tags_than_ec2_takes_are_refused() -> None:
@@ -55,7 +55,7 @@ def test_more_tags_than_ec2_takes_are_refused() -> None:
 def test_a_further_up_adds_tags_and_removes_none() -> None:
     """The rights of policy.json remove no tags."""
     before = replace(cluster(provider="ec2"), spec=wish("team=ml", "stage=test"))
-    found = update.resolve_rules(wish("stage=live", "cost=7"), before)
+    found = spec.resolve_rules(wish("stage=live", "cost=7"), before)
     assert found.cloud.tag == ("team=ml", "stage=live", "cost=7")
 
 

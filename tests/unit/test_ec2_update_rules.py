@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.errors import UsageError
-from clusterctl.machines.ec2 import preflight, prices, spec, update
+from clusterctl.machines.ec2 import preflight, prices, spec
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.prices import Quote
 from tests.unit.making import node
@@ -52,9 +52,9 @@ def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
 def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -> None:
     machines = spec.plan_machines(changed, {}, spec.read_present(PRESENT))
     with pytest.raises(UsageError, match=said) as caught:
-        update.check_kept(changed, cluster(wish()), machines, PRESENT)
+        spec.check_kept(changed, cluster(wish()), machines, PRESENT)
     assert "clusterctl down lab" in caught.value.hint
-    update.check_kept(changed, cluster(wish()), machines, {})
+    spec.check_kept(changed, cluster(wish()), machines, {})
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
         preflight.survey_cluster(There("us-east-1"), changed, made, print)
     assert "clusterctl down lab" in caught.value.hint
     here = wish(zones=("us-east-1b", "us-east-1a"))
-    update.check_settings(here, made, "us-east-1a")
-    update.check_settings(wish(zones=("us-east-1b",)), made, "")
+    spec.check_settings(here, made, "us-east-1a")
+    spec.check_settings(wish(zones=("us-east-1b",)), made, "")
 
 
 def test_workers_come_and_go() -> None:
     for count in (1, 3):
         machines = spec.plan_machines(wish(count), {}, spec.read_present(PRESENT))
-        update.check_kept(wish(count), cluster(wish()), machines, PRESENT)
+        spec.check_kept(wish(count), cluster(wish()), machines, PRESENT)
 
 
 @pytest.mark.parametrize(
@@ -117,35 +117,35 @@ def test_workers_come_and_go() -> None:
 )
 def test_options_that_exclude_each_other(cloud: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        update.resolve_rules(wish(**cloud), None)
+        spec.resolve_rules(wish(**cloud), None)
 
 
 def test_a_life_that_is_too_short_is_refused_before_aws_is_asked() -> None:
     with pytest.raises(UsageError, match="--ttl of 1 s: the machines would end before they are"):
-        update.resolve_rules(wish(ttl=1.0), None)
-    assert update.resolve_rules(wish(ttl=1.0), cluster(wish())), "`extend` moves the deadline"
+        spec.resolve_rules(wish(ttl=1.0), None)
+    assert spec.resolve_rules(wish(ttl=1.0), cluster(wish())), "`extend` moves the deadline"
 
 
 def test_machines_end_before_their_capacity_block() -> None:
     asked = wish(ttl=8 * HOUR)
-    assert update.choose_deadline(asked, None, {}, [], NOW, NOW + HOUR) == NOW + HOUR
-    assert update.choose_deadline(asked, None, {}, [], NOW, NOW + 9 * HOUR) == NOW + 8 * HOUR
+    assert spec.choose_deadline(asked, None, {}, [], NOW, NOW + HOUR) == NOW + HOUR
+    assert spec.choose_deadline(asked, None, {}, [], NOW, NOW + 9 * HOUR) == NOW + 8 * HOUR
     with pytest.raises(UsageError, match="the Capacity Block of --reservation ends its machines"):
-        update.choose_deadline(asked, None, {}, [], NOW, NOW - 1)
+        spec.choose_deadline(asked, None, {}, [], NOW, NOW - 1)
 
 
 def test_a_deadline_that_is_armed_stays() -> None:
     armed = NOW + 7 * HOUR
     running = [charge("worker-1")]
     for old in (cluster(wish(ttl=8 * HOUR)), cluster(wish(ttl=8 * HOUR, budget=8.0))):
-        assert update.choose_deadline(old.spec, old, PRESENT, running, NOW) == armed
+        assert spec.choose_deadline(old.spec, old, PRESENT, running, NOW) == armed
     with pytest.raises(UsageError, match="`up` does not change that") as caught:
-        update.choose_deadline(wish(ttl=1800), cluster(wish()), PRESENT, running, NOW)
+        spec.choose_deadline(wish(ttl=1800), cluster(wish()), PRESENT, running, NOW)
     assert "clusterctl extend lab --ttl" in caught.value.hint
     # Nothing runs: nothing is armed.
-    assert update.choose_deadline(wish(ttl=1800), cluster(wish()), {}, running, NOW) == NOW + 1800
+    assert spec.choose_deadline(wish(ttl=1800), cluster(wish()), {}, running, NOW) == NOW + 1800
     # In whole seconds, as nodes keep it: no node ends before the record says.
-    assert update.choose_deadline(wish(ttl=1800), None, {}, [], NOW + 0.75) == NOW + 1800
+    assert spec.choose_deadline(wish(ttl=1800), None, {}, [], NOW + 0.75) == NOW + 1800
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_machines_beyond_their_deadline_get_no_other(nodes: tuple[str, ...], hin
     """They have the one on record, or one that nobody knows."""
     old = replace(cluster(wish()), deadline=NOW - HOUR, nodes=tuple(map(node, nodes)))
     with pytest.raises(UsageError, match=r"should have ended at .*, and are still") as caught:
-        update.choose_deadline(wish(), old, PRESENT, [charge("worker-1")], NOW)
+        spec.choose_deadline(wish(), old, PRESENT, [charge("worker-1")], NOW)
     assert caught.value.hint.startswith(hint)
 
 
@@ -173,7 +173,7 @@ def test_machines_beyond_their_deadline_get_no_other(nodes: tuple[str, ...], hin
 def test_a_budget_holds_for_what_is_added(charges: list[Charge], budget: float) -> None:
     old = cluster(wish(budget=8.0))
     with pytest.raises(UsageError, match=rf"more than --budget {budget:.2f}") as caught:
-        update.choose_deadline(wish(budget=budget), old, PRESENT, charges, NOW)
+        spec.choose_deadline(wish(budget=budget), old, PRESENT, charges, NOW)
     assert "clusterctl extend lab --ttl" in caught.value.hint
 
 
@@ -181,7 +181,7 @@ def test_an_end_within_the_minute_is_no_advice() -> None:
     """`extend --ttl 0m` would be refused."""
     old, nearly = cluster(wish(budget=8.0)), 1.01  # an hour has cost a dollar
     with pytest.raises(UsageError, match="more than --budget") as caught:
-        update.choose_deadline(wish(budget=nearly), old, PRESENT, [charge("worker-1")], NOW)
+        spec.choose_deadline(wish(budget=nearly), old, PRESENT, [charge("worker-1")], NOW)
     assert "extend" not in caught.value.hint
     assert "`clusterctl down lab`: $1.00 is spent already" in caught.value.hint
 
@@ -191,9 +191,9 @@ def test_a_second_life_has_what_the_first_left_of_the_budget() -> None:
     before = charge("worker-1", until=NOW)  # an hour: a dollar
     again = [before, charge("worker-1", since=NOW)]
     old = cluster(wish(budget=3.0))
-    assert update.choose_deadline(wish(budget=3.0), old, {}, again, NOW) == NOW + 2 * HOUR - LATE
+    assert spec.choose_deadline(wish(budget=3.0), old, {}, again, NOW) == NOW + 2 * HOUR - LATE
     with pytest.raises(UsageError, match=r"--budget \$1.00 is spent: \$1.00 so far"):
-        update.choose_deadline(wish(budget=1.0), old, {}, again, NOW)
+        spec.choose_deadline(wish(budget=1.0), old, {}, again, NOW)
 
 
 def test_a_nat_gateway_that_went_on_has_used_up_its_part_of_the_budget() -> None:
@@ -204,13 +204,13 @@ def test_a_nat_gateway_that_went_on_has_used_up_its_part_of_the_budget() -> None
     spent = again[0].compute_dollars(NOW) + 10
     begun = 1 + 2 / 60  # the hour of the gateway that has begun when AWS removes it
     left = (15 - spent - begun) / 2 * HOUR - LATE
-    assert update.choose_deadline(wish(budget=15.0), old, {}, again, NOW) == int(NOW + left)
+    assert spec.choose_deadline(wish(budget=15.0), old, {}, again, NOW) == int(NOW + left)
 
 
 def test_a_larger_budget_is_taken() -> None:
     charges = [charge("worker-1"), charge("worker-2", since=NOW)]
     old = cluster(wish(budget=8.0))
-    assert update.choose_deadline(wish(budget=15.1), old, PRESENT, charges, NOW) == old.deadline
+    assert spec.choose_deadline(wish(budget=15.1), old, PRESENT, charges, NOW) == old.deadline
 
 
 def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:
@@ -234,10 +234,10 @@ def test_a_move_to_on_demand_changes_the_price_of_instances_alone() -> None:
 )
 def test_a_life_that_is_over_before_it_begins_is_refused(wanted: ClusterSpec, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        update.choose_deadline(wanted, None, {}, [charge("worker-1")], NOW)
+        spec.choose_deadline(wanted, None, {}, [charge("worker-1")], NOW)
 
 
 @pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1"])
 def test_regions_of_other_partitions_are_refused(region: str) -> None:
     with pytest.raises(UsageError, match=f"region {region}: .* China and GovCloud"):
-        update.resolve_rules(wish(region=region), None)
+        spec.resolve_rules(wish(region=region), None)

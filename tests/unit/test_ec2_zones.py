@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.machines.ec2 import spec, terraform_module
+from clusterctl.machines.ec2 import spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.create import Order, make_attempts, schedule_ends
 from clusterctl.machines.ec2.host_keys import HostKeys
@@ -18,7 +18,7 @@ from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.ec2.prices import Reservation
 from clusterctl.machines.ec2.refusals import CapacityError
-from clusterctl.machines.ec2.terraform_module import ProviderState
+from clusterctl.machines.ec2.spec import ProviderState
 from clusterctl.terraform.binary import Diagnostic, TerraformError
 from clusterctl.terraform.folder import Terraform
 
@@ -196,7 +196,7 @@ def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None
     spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
     tried = attempts(tmp_path, room, spot, spot=True, spot_fallback=True)
     assert tried == [(ZONES[0], True), (ZONES[1], True), (ZONES[0], False), (ZONES[1], False)]
-    kept = terraform_module.load_state(tmp_path)
+    kept = spec.load_state(tmp_path)
     assert kept
     assert (kept.zone, kept.spot) == ("us-east-1b", False), "a later `up` adds of the same kind"
 
@@ -226,7 +226,7 @@ def test_a_lost_spot_worker_is_made_again_on_demand_where_that_was_said(tmp_path
     [line] = told
     assert line.startswith("us-east-1b has no capacity for spot (no capacity")
     assert line.endswith("): worker-1 on-demand instead, the cluster then costs $0.1/h")
-    kept = terraform_module.load_state(tmp_path)
+    kept = spec.load_state(tmp_path)
     assert kept
     assert (kept.spot, kept.on_demand) == (True, ("worker-1",))
     # When there is room again, what EC2 takes then is a spot instance again.
@@ -273,7 +273,7 @@ def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:
     memory = ProviderState(id="lab-1", region="us-east-1", spot=True)
     with pytest.raises(CapacityError):
         attempts(tmp_path, set(), memory, spot=True, spot_fallback=True)
-    kept = terraform_module.load_state(tmp_path)
+    kept = spec.load_state(tmp_path)
     assert kept
     tried = attempts(tmp_path, {("us-east-1a", True)}, kept, spot=True, spot_fallback=True)
     assert tried == [("us-east-1a", True)]
@@ -298,11 +298,11 @@ def test_an_attempt_that_was_cut_off_is_remembered(tmp_path: Path) -> None:
     memory = ProviderState(id="lab-1", region="us-east-1")
     with pytest.raises(CapacityError):
         attempts(tmp_path, set(), memory)
-    kept = terraform_module.load_state(tmp_path)
+    kept = spec.load_state(tmp_path)
     assert kept
     assert kept.unfinished
     attempts(tmp_path, {("us-east-1a", False)}, kept)
-    done = terraform_module.load_state(tmp_path)
+    done = spec.load_state(tmp_path)
     assert done
     assert not done.unfinished
 

@@ -15,10 +15,11 @@ from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, Reporter
 from clusterctl.errors import LeftoverError, ProviderError
-from clusterctl.machines.ec2 import refusals, terraform_module
+from clusterctl.machines.ec2 import refusals
+from clusterctl.machines.ec2 import spec as ec2_spec
 from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.terraform_module import ProviderState
+from clusterctl.machines.ec2.spec import ProviderState
 from clusterctl.machines.protocol import Resource
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
@@ -116,7 +117,7 @@ def test_a_cluster_without_a_record_that_can_be_read_stays(
     """`down` knows it still, by what the provider keeps."""
     another_up()
     folder = open_store().locate_folder("lab")
-    terraform_module.save(folder, ProviderState(id=cluster().id, region="us-east-1"))
+    ec2_spec.save_state(folder, ProviderState(id=cluster().id, region="us-east-1"))
     damage(folder / "cluster.json")
     said = call("gc", "--yes", "--json")
     assert said.document["found"] == said.document["removed"] == account.removed == []
@@ -150,7 +151,7 @@ def test_a_cluster_that_another_works_on_stays(account: Account, call: Call) -> 
 def test_machines_whose_record_alone_is_gone_can_be_taken_back(
     account: Account, call: Call
 ) -> None:
-    terraform_module.save(
+    ec2_spec.save_state(
         open_store().locate_folder("lab"), ProviderState(id=cluster().id, region="us-east-1")
     )
     assert call("gc", "--adopt", "lab").code == 0

@@ -17,8 +17,8 @@ from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Charge, Cluster, Pha
 from clusterctl.insight.cost import make_receipt, sum_dollars
 from clusterctl.machines import ledger
 from clusterctl.machines.ec2.api import UNUSED_TAG, Api, Instance
+from clusterctl.machines.ec2.ledger import list_things
 from clusterctl.machines.ec2.prices import merge
-from clusterctl.machines.ec2.sightings import list_things
 from tests.unit.making import cluster as make_cluster
 
 JUNE = 1_782_000_000.0

@@ -11,8 +11,7 @@ from clusterctl.core.model import NETWORK_PARTS, Charge
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import prices
-from clusterctl.machines.ec2.prices import Quote
-from clusterctl.machines.ec2.remove import Rates
+from clusterctl.machines.ec2.prices import Quote, Rates
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 

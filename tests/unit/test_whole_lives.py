@@ -20,8 +20,8 @@ from clusterctl.actions.down import finish_down
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.errors import UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.ec2 import terraform_module
-from clusterctl.machines.ec2.terraform_module import ProviderState
+from clusterctl.machines.ec2 import spec as ec2_spec
+from clusterctl.machines.ec2.spec import ProviderState
 from tests.unit.billed_account import (
     ADDRESS,
     HOUR,
@@ -139,7 +139,7 @@ class Life:
 
     def _note(self) -> None:
         state = ProviderState(id="lab-1", region="us-east-1")
-        terraform_module.save(self.store.locate_folder("lab"), state)
+        ec2_spec.save_state(self.store.locate_folder("lab"), state)
 
     def stop(self) -> None:
         aws = self.account

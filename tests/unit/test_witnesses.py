@@ -15,9 +15,10 @@ import pytest
 
 from clusterctl.actions.common import open_store
 from clusterctl.core.model import Charge, NodeGroup, Runtime
-from clusterctl.machines.ec2 import remove, terraform_module
+from clusterctl.machines.ec2 import remove
+from clusterctl.machines.ec2 import spec as ec2_spec
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.terraform_module import ProviderState
+from clusterctl.machines.ec2.spec import ProviderState
 from tests.unit.calling import Call
 from tests.unit.fake_ec2 import ACCOUNT, LAUNCHED, Allowing, Cloud, FakeApi
 from tests.unit.making import cluster, node, note_machines
@@ -76,7 +77,7 @@ def arrange(
     store.save(replace(made, spec=spec))
     folder = store.locate_folder("lab")
     path = folder / "cluster.json"
-    terraform_module.save(folder, ProviderState(id=ID, region=REGION))
+    ec2_spec.save_state(folder, ProviderState(id=ID, region=REGION))
     (folder / "terraform").mkdir()
     rows = [
         {

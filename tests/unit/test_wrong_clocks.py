@@ -17,9 +17,9 @@ from clusterctl.actions import status
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError
 from clusterctl.machines import bootstrap, deadlines
-from clusterctl.machines.ec2 import terraform_module
+from clusterctl.machines.ec2 import spec
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.terraform_module import ProviderState
+from clusterctl.machines.ec2.spec import ProviderState
 from tests.unit.making import cluster
 from tests.unit.provided import Running, provide
 from tests.unit.staged import lab
@@ -98,7 +98,7 @@ def test_who_knows_the_time_has_to_answer_only_where_it_keeps_the_deadline(
 
     provider = Ec2Provider(Silent, clock=lambda: NOW)
     state = ProviderState(id="lab-1a2b", region="us-east-1", guarded=guarded)
-    terraform_module.save(tmp_path, state)
+    spec.save_state(tmp_path, state)
     if guarded:
         with pytest.raises(ProviderError, match="does not answer"):
             provider.measure_clock(cluster(), tmp_path, lambda line: None)
@@ -126,7 +126,7 @@ def test_nothing_is_started_or_extended_with_a_clock_that_is_hours_off(
     assert "timedatectl" in caught.value.hint
     for guarded in (False, True):
         state = ProviderState(id="lab-1a2b", region="us-east-1", guarded=guarded)
-        terraform_module.save(tmp_path, state)
+        spec.save_state(tmp_path, state)
         with pytest.raises(ProviderError, match=f"clock is {said}"):
             provider(ahead).extend(cluster(), tmp_path, NOW + HOUR)
 

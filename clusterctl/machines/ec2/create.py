@@ -33,17 +33,7 @@ from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import deadline as ec2_deadline
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import (
-    network,
-    plan,
-    prices,
-    refusals,
-    remove,
-    sightings,
-    spec,
-    terraform_module,
-    tunnels,
-)
+from clusterctl.machines.ec2 import ledger, network, plan, prices, refusals, remove, spec, tunnels
 from clusterctl.machines.ec2.api import (
     SETTLE,
     STOPPED,
@@ -56,7 +46,7 @@ from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
-from clusterctl.machines.ec2.terraform_module import ProviderState
+from clusterctl.machines.ec2.spec import ProviderState
 from clusterctl.machines.ec2.tunnels import ConnectEndpoint
 from clusterctl.machines.protocol import LAUNCHER, Created, Resource
 from clusterctl.terraform import binary
@@ -99,7 +89,7 @@ def apply(
     def apply_once() -> dict[str, Any]:
         return runner.apply(
             variables,
-            terraform_module.make_reporter(report, new, nodes),
+            spec.make_reporter(report, new, nodes),
             parallelism=spec.choose_parallelism(new),
             may_go=may_go(),
         )
@@ -216,7 +206,7 @@ def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
     if not find_instances(api, cluster.id):
         with suppress(ProviderError):  # the search below finds what is left
             ec2_deadline.remove_schedule(api, ec2_deadline.name_group(cluster.id))
-    state = terraform_module.load_state(folder)
+    state = spec.load_state(folder)
     # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
     settle = SETTLE if state and state.unfinished else 0.0
     remove.remove_all(api, cluster.id, report, settle=settle)
@@ -225,14 +215,14 @@ def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
 def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
     """What Terraform knows of, by Terraform. What it leaves is for `cleanup`."""
     try:
-        runner = terraform_module.open_terraform(api, folder, cluster.name, report)
+        runner = spec.open_terraform(api, folder, cluster.name, report)
         resources = runner.list_resources()
         if not resources:
             return
         if remove.is_managed(api, cluster.id):
             report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
             return
-        state = terraform_module.load_state(folder)
+        state = spec.load_state(folder)
         if state and state.unfinished:
             # Terraform would wait for a network that is held by what it does not know.
             report(
@@ -249,8 +239,8 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         if len(resources) > at_a_time:
             # Terraform waits for each: the others would be billed meanwhile.
             terminate_instances(api, cluster.id)
-        machines = sum(map(bool, map(terraform_module.find_node, resources)))
-        runner.destroy(terraform_module.make_reporter(report, machines), parallelism=at_a_time)
+        machines = sum(map(bool, map(spec.find_node, resources)))
+        runner.destroy(spec.make_reporter(report, machines), parallelism=at_a_time)
     except ProviderError as error:
         report(f"{error.message}; removing by tag")
 
@@ -358,12 +348,12 @@ def make_attempts(
         state.zone, state.spot = attempt.zone, attempt.spot or keeps_spot
         state.on_demand = _list_on_demand(order, attempt, running) if keeps_spot else ()
         state.unfinished = True
-        terraform_module.save(order.folder, state)
+        spec.save_state(order.folder, state)
         try:
             return _try(order, runner, running, report)
         except binary.TerraformError as error:
             known = _require_capacity_error(error)
-            sightings.note(order.api, order.cluster, order.folder)  # what goes now costs, too
+            ledger.note(order.api, order.cluster, order.folder)  # what goes now costs, too
             if following is None:
                 raise _make_last_error(order, todo, known, settled) from error
         running = find_instances(order.api, order.cluster.id)
@@ -397,7 +387,7 @@ def _try(
         nodes=order.nodes,
     )
     order.state.unfinished = False
-    terraform_module.save(order.folder, order.state)
+    spec.save_state(order.folder, order.state)
     nodes: list[dict[str, Any]] = made["nodes"]
     return nodes
 
@@ -412,7 +402,7 @@ def _make_last_error(
     state = order.state
     if settled:
         state.unfinished = False  # the refusal is all that EC2 made of it
-        terraform_module.save(order.folder, state)
+        spec.save_state(order.folder, state)
         return CapacityError(
             f"{state.zone} has no capacity for more: {why.message}",
             hint=f"running nodes are unchanged: try later, {_suggest_instead(order)}",
@@ -421,7 +411,7 @@ def _make_last_error(
     hint = why.hint + (", or --spot-fallback" if state.spot else "")
     # The next `up` finds another day, and begins anew.
     state.zone, state.spot = "", order.options.cloud.spot
-    terraform_module.save(order.folder, state)
+    spec.save_state(order.folder, state)
     return CapacityError(
         f"no zone has capacity for the whole cluster (tried {zones}): {why.message}", hint=hint
     )
@@ -452,8 +442,7 @@ def _list_removable(order: Order, runner: terraform_folder.Terraform) -> list[st
     return [
         address
         for address, machine in runner.list_resources().items()
-        if (name := terraform_module.find_node(address))
-        and (machine not in nodes or name not in wanted)
+        if (name := spec.find_node(address)) and (machine not in nodes or name not in wanted)
     ]
 
 
@@ -557,12 +546,12 @@ def schedule_ends(order: Order, made: set[str], report: Reporter) -> None:
         until = {ec2_api.DEADLINE_TAG: ec2_api.render_deadline(order.cluster.deadline)}
         ec2_deadline.prepare(api, id, {**_make_tags(order), **until}, nat=nat)
         state.guarded = True
-        terraform_module.save(order.folder, state)
+        spec.save_state(order.folder, state)
         ec2_deadline.schedule_ends(api, id, there, order.cluster.deadline, nat=nat)
     except ProviderError as error:
         if isinstance(error, RefusedByAws) and refusals.is_account_error(error):
             state.guarded = guarded
-            terraform_module.save(order.folder, state)
+            spec.save_state(order.folder, state)
         report(
             f"AWS itself does not terminate the machines ({error.message}):"
             f" {ec2_deadline.UNGUARDED}"
@@ -609,15 +598,15 @@ def create(
 ) -> Created:
     """Makes what is missing, and waits until it answers. Raises ProviderError, NodeUnreachable."""
     options, found, api = planned.options, planned.found, planned.api
-    runner = terraform_module.open_terraform(api, folder, cluster.name, report)
-    known = terraform_module.load_state(folder)
+    runner = spec.open_terraform(api, folder, cluster.name, report)
+    known = spec.load_state(folder)
     state = known or ProviderState(id=cluster.id, region=api.region)
     if not options.cloud.instance_connect:
         state.ssh_cidr = network.resolve_ssh_cidr(
             options.cloud.ssh_cidr, state.ssh_cidr, planned.address.result, report
         )
     _check_nodes(api, cluster, runner)
-    runner.copy(terraform_module.find_module())
+    runner.copy(spec.find_module())
     runner.init(planned.init_cache)
     if known:
         _remove_unknown(api, cluster, folder, runner, report)
@@ -682,9 +671,9 @@ def _remove_unknown(
     """What was being made when Terraform was stopped may exist without its knowing. It goes into
     the ledger with its beginning before it is removed, and with its end then: nobody else will be
     told."""
-    sightings.note(api, cluster, folder)
+    ledger.note(api, cluster, folder)
     remove_unknown(api, cluster.id, runner, report)
-    sightings.note(api, cluster, folder)
+    ledger.note(api, cluster, folder)
 
 
 def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> str:

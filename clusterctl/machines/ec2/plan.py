@@ -11,7 +11,7 @@ from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import deadline as ec2_deadline
-from clusterctl.machines.ec2 import images, prices
+from clusterctl.machines.ec2 import preflight, prices
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.ec2.spec import PlannedMachine
@@ -139,7 +139,7 @@ def describe_place(
     if found.file_system:
         yield found.file_system.describe(found.zones[0])
     if found.theirs:
-        yield images.describe_image(found.theirs)
+        yield preflight.describe_image(found.theirs)
     if tag:
         yield f"tags of all that is made: {', '.join(tag)}"
 

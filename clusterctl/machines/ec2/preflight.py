@@ -1,8 +1,10 @@
-"""What can be known in seconds, before anything costs money: tools, credentials, limits, images."""
+"""What can be known in seconds, before anything costs money: what the account may start, types,
+images, zones and networks; and `check`, which shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -11,11 +13,12 @@ from typing import TypeVar
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.model import Cluster, ClusterSpec, Reporter
+from clusterctl.core.model import Cluster, ClusterSpec, Reporter, Runtime
+from clusterctl.core.text import count
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2 import images, prices, quotas, refusals, spec, storage, tunnels, update
 from clusterctl.machines.ec2 import network as ec2_network
+from clusterctl.machines.ec2 import prices, refusals, spec, tunnels
 from clusterctl.machines.ec2.api import (
     Api,
     Image,
@@ -24,12 +27,272 @@ from clusterctl.machines.ec2.api import (
     choose_region,
     find_instances,
 )
-from clusterctl.machines.ec2.network import ZoneSubnets
+from clusterctl.machines.ec2.network import FileSystem, ZoneSubnets
 from clusterctl.machines.ec2.prices import Reservation
 from clusterctl.machines.ec2.spec import PlannedMachine
-from clusterctl.machines.ec2.storage import FileSystem
 from clusterctl.machines.ec2.tunnels import Existing
 from clusterctl.machines.protocol import LAUNCHER, CheckRow
+
+
+def check_quotas(
+    api: Api,
+    options: ClusterSpec,
+    machines: Sequence[PlannedMachine],
+    types: Mapping[str, InstanceType],
+    present: Mapping[str, str],
+    running: Future[list[Instance]],
+    report: Reporter,
+) -> None:
+    """Every quota that the new machines count towards, against what runs in the account."""
+    needed: dict[tuple[str, str], int] = {}
+    for machine in machines:
+        if machine.name in present or (options.cloud.reservation and machine.name != LAUNCHER):
+            continue  # what is reserved was counted when it was reserved
+        row = catalog.find_quota(machine.instance_type)
+        if row is None:
+            continue
+        spot = options.cloud.spot and machine.name != LAUNCHER
+        if spot and not row.spot:
+            continue
+        name = (
+            f"All {row.spot_name or row.name} Spot Instance Requests"
+            if spot
+            else _name_quota(row.name)
+        )
+        key = (name, row.spot if spot else row.on_demand)
+        needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
+    if not needed:
+        return
+    limits = {code: run_in_background(partial(api.find_quota, code)) for _, code in needed}
+    taken_by_code = _count_used(api, running, report)
+    for (name, code), vcpus in needed.items():
+        try:
+            limit = limits[code].result()
+        except ProviderError as error:
+            report(f"the quota {name} is not known: {error.message}")
+            continue
+        taken = taken_by_code.get(code, 0)
+        if taken + vcpus > limit:
+            raise ProviderError(
+                f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
+                f" are in use; this cluster needs {count(vcpus, 'vCPU')} more",
+                hint=render_request(code, taken + vcpus),
+            )
+
+
+def render_request(code: str, value: int) -> str:
+    """The command that asks AWS for a larger quota."""
+    return (
+        "request more: aws service-quotas request-service-quota-increase"
+        f" --service-code ec2 --quota-code {code} --desired-value {value}"
+    )
+
+
+def _name_quota(name: str) -> str:
+    return f"Running On-Demand {name} instances"
+
+
+def _count_used(api: Api, running: Future[list[Instance]], report: Reporter) -> dict[str, int]:
+    try:
+        return count_used(api, running.result())
+    except ProviderError as error:
+        report(f"could not list the running instances: {error.message}")
+        return {}
+
+
+def count_used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
+    """vCPUs of these instances, by quota code."""
+    kinds = api.list_instance_types({item.type for item in running}) if running else {}
+    vcpus: dict[str, int] = {}
+    for item in running:
+        row = catalog.find_quota(item.type)
+        if row and item.type in kinds:
+            code = row.spot if item.spot else row.on_demand
+            vcpus[code] = vcpus.get(code, 0) + kinds[item.type].vcpus
+    return vcpus
+
+
+# -------------------------------------------------------------------------------------------------
+# What instance types cannot do, before it costs money: EC2 and the first program say it later.
+
+
+_TOO_OLD = frozenset({"K520", "K80", "M60", "V100"})
+"""NVIDIA's GPUs before Turing, as EC2 names them. The driver of the Deep Learning image begins with
+Turing (https://github.com/NVIDIA/open-gpu-kernel-modules), and so do PyTorch's wheels for CUDA 13
+(https://github.com/pytorch/pytorch/issues/159779)."""
+
+
+def check_types(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+    """Raises UsageError for the first type that does not fit."""
+    workers = sorted({catalog.choose_instance_type(group) for group in options.groups})
+    lacking = [name for name in workers if options.cloud.efa and not types[name].efa]
+    if lacking:
+        # All of them need it: one without would leave the others waiting.
+        families = sorted({name.partition(".")[0] for name in lacking})
+        others = ", ".join(api.list_efa_types(families)) or f"none of {', '.join(families)}"
+        raise UsageError(
+            f"--efa: {', '.join(lacking)} has no Elastic Fabric Adapter",
+            hint=f"types that have one: {others}; choose with --instance-type, or leave --efa out",
+        )
+    for name in workers:
+        for trouble, hint in _list_troubles(options, types[name], api.region):
+            raise UsageError(trouble, hint=hint)
+    for name, kind in types.items():
+        if "x86_64" not in kind.architectures:
+            raise UsageError(
+                f"{name} has a processor of another architecture ({', '.join(kind.architectures)}):"
+                " clusterctl's machine and container images are for x86_64",
+                hint=f"choose another type, such as {catalog.FAMILIES['cpu'].instance_type}",
+            )
+
+
+def _list_troubles(
+    options: ClusterSpec, kind: InstanceType, region: str
+) -> Iterator[tuple[str, str]]:
+    """What keeps workers of this type from working, and what to do."""
+    name, cloud = kind.name, options.cloud
+    if cloud.efa and len(kind.efa) > 1 and not cloud.private:
+        yield (
+            f"--efa: {name} has {len(kind.efa)} network cards, and EC2 gives no public address to a"
+            " machine that uses several",
+            "add --private: the workers then reach the internet through a NAT gateway, whose price"
+            " is in the plan",
+        )
+    if kind.gpu_maker.lower() == "amd" and options.runtime is Runtime.HOST:
+        # https://github.com/ROCm/rocm-libraries/issues/4347
+        yield (
+            f"{name} does not work with --runtime host: PyTorch's ROCm wheels have no code for its"
+            f" GPU ({catalog.FAMILIES['g4ad'].arch})",
+            "name a container image whose PyTorch has it (--image amd=IMAGE), or choose --gpu g4dn",
+        )
+    # With a machine image and a container image of their own, people know what they do.
+    own = cloud.ami and (options.image or options.images.get("nvidia"))
+    if kind.gpu in _TOO_OLD and not own:
+        yield (
+            f"{name} has {kind.gpu} GPUs, which neither the driver of the machine image nor PyTorch"
+            " for CUDA 13 supports: both begin with the T4",
+            "choose a newer type, such as --gpu g4dn; or give an --ami with a driver for it and an"
+            " --image whose PyTorch has code for it",
+        )
+    market = "spot" if cloud.spot else "on-demand"
+    if market not in kind.markets and not cloud.reservation:
+        yield (
+            f"EC2 does not sell {name} {'as spot instances' if cloud.spot else 'on demand'} in"
+            f" {region}",
+            "leave --spot out, or choose another type"
+            if cloud.spot
+            else "--spot or --reservation, or choose another type",
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# Machine images: the newest of each kind, or the one of --ami, looked at before it costs money.
+
+
+_FREE = "Linux/UNIX"
+"""What `PlatformDetails` says where the system costs nothing, whichever Linux it is:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/billing-info-fields.html"""
+
+_ALLOWED = (
+    "images that your account does not allow are not shown: `aws ec2 get-allowed-images-settings`"
+)
+"""Source: EC2 User Guide, "Allowed AMIs"."""
+
+_OTHERS = {
+    r"\bamzn2?\b|\bamzn2-|\bal20\d\d\b|amazon linux": "Amazon Linux",
+    r"\brhel\b|\brhel-|red hat": "Red Hat Enterprise Linux",
+    r"\bcentos\b": "CentOS",
+    r"\brocky\b": "Rocky Linux",
+    r"\balmalinux\b": "AlmaLinux",
+    r"\bfedora\b": "Fedora",
+    r"\bsuse\b|\bsles\b": "SUSE Linux",
+    r"\bdebian\b": "Debian",
+    r"\bbottlerocket\b": "Bottlerocket",
+}
+"""What the name or the description of an image says of one that has no user `ubuntu`."""
+
+
+def choose_image(
+    api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]
+) -> dict[str, Image]:
+    """The images by kind. Raises ProviderError or UsageError for one that cannot serve."""
+    kinds = dict.fromkeys(machine.image for machine in machines)
+    found: dict[str, str] = {}
+    same: dict[catalog.MachineImage, str] = {}
+    for kind in kinds:
+        row = catalog.MACHINE_IMAGES[kind]
+        if options.cloud.ami and kind != LAUNCHER:
+            found[kind] = options.cloud.ami
+        else:
+            found[kind] = same.get(row) or api.find_image(row.owner, row.name)
+            same[row] = found[kind]
+        if not found[kind]:
+            raise ProviderError(
+                f"no machine image {row.name!r} of {row.owner} is in {api.region}",
+                hint="choose another --region"
+                + (", or name one with --ami" if kind != LAUNCHER else "")
+                + f"; {_ALLOWED}",
+            )
+    known = api.list_images(found.values())
+    if options.cloud.ami and options.cloud.ami not in known:
+        raise UsageError(
+            f"no machine image {options.cloud.ami!r} in {api.region}",
+            hint=f"images have a different id in each region: correct --ami; {_ALLOWED}",
+        )
+    images = {kind: known.get(id, Image(id=id)) for kind, id in found.items()}
+    for machine in machines:
+        _check_image(machine, images[machine.image])
+    return images
+
+
+def _check_image(machine: PlannedMachine, image: Image) -> None:
+    """Raises UsageError for a disk that is smaller than what is copied to it, and for an image of
+    another architecture."""
+    if image.architecture != "x86_64":
+        raise UsageError(
+            f"--ami {image.id}: its architecture is {image.architecture}, and that of"
+            f" {machine.instance_type} is x86_64",
+            hint="choose another image",
+        )
+    if other := _find_other_system(image):
+        raise UsageError(
+            f"--ami {image.id}: it runs {other}",
+            hint="choose an image of Ubuntu, with its user `ubuntu`",
+        )
+    if machine.disk < image.disk:
+        raise UsageError(
+            f"the disk of {machine.name}, {machine.disk} GiB, is smaller than the snapshot of image"
+            f" {image.id}: {image.disk} GiB",
+            hint=f"--disk {image.disk} or more",
+        )
+
+
+def _find_other_system(image: Image) -> str:
+    """What it runs, where that is known not to be Ubuntu; "" otherwise."""
+    if image.windows or image.platform.startswith("Windows"):
+        return "Windows"
+    said = f"{image.name} {image.description}".lower()
+    if "ubuntu" in said or image.platform.startswith("Ubuntu"):
+        return ""
+    if image.platform not in ("", _FREE):
+        return image.platform
+    found = (name for pattern, name in _OTHERS.items() if re.search(pattern, said))
+    return next(found, "")
+
+
+def describe_image(image: Image) -> str:
+    """Of the plan: an image of the user's, as far as AWS tells what it is."""
+    owner = image.owner or "an unknown owner"
+    sure = (
+        ""
+        if "ubuntu" in f"{image.name} {image.description} {image.platform}".lower()
+        else ("; whether it is Ubuntu, with the user `ubuntu`, is not known before it boots")
+    )
+    return f"machine image of the workers: {image.id} ({image.name or 'no name'}, of {owner}){sure}"
+
+
+# -------------------------------------------------------------------------------------------------
+# What can be known in seconds, before anything costs money: tools, credentials, limits, images.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +341,20 @@ def survey(
     account = run_in_background(api.find_account)
     known = run_in_background(lambda: _find_types(api, options))
     wanted = options.cloud.file_system
-    shared = run_in_background(lambda: storage.find_file_system(api, wanted) if wanted else None)
+    shared = run_in_background(
+        lambda: ec2_network.find_file_system(api, wanted) if wanted else None
+    )
     running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
     zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
     by_account, types, share = account.result(), known.result(), shared.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present))
-    quotas.check_types(api, options, types)
-    amis = run_in_background(lambda: images.choose_image(api, options, machines))
+    check_types(api, options, types)
+    amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     workers = sum(machine.name != LAUNCHER for machine in new)
     reserved = run_in_background(partial(prices.check_reservation, api, options, workers))
-    placed, settled = storage.fill_in_network(options, share), bool(present)
+    placed, settled = ec2_network.fill_in_network(options, share), bool(present)
     where = placed.cloud, len(new), there, options.name
     subnets = run_in_background(partial(ec2_network.choose_network, api, *where))
     endpoint = run_in_background(
@@ -99,10 +364,10 @@ def survey(
     rights = run_in_background(
         lambda: _check_rights(api, options, new, amis.result(), subnets.result())
     )
-    quotas.check_quotas(api, options, machines, types, present, running, report)
+    check_quotas(api, options, machines, types, present, running, report)
     found_subnets, reservation = subnets.result(), reserved.result()
     found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
-    found_zones = storage.keep_reachable(api, share, found_zones, found_subnets, there=settled)
+    found_zones = ec2_network.keep_reachable(api, share, found_zones, found_subnets, there=settled)
     rights.result()
     network.result()
     return Survey(
@@ -141,13 +406,13 @@ def survey_cluster(
     """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        update.check_account(current, api.find_account())
+        spec.check_account(current, api.find_account())
     running = find_instances(api, current.id) if current else []
     instances = [item for item in running if item.node]
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)
     if current and instances:
-        update.check_settings(options, current, zone if settled else "")
+        spec.check_settings(options, current, zone if settled else "")
     there = {item.subnet for item in instances} if settled else set()
     hidden = options.cloud.private and not options.cloud.instance_connect
     if there and (options.cloud.vpc or options.cloud.subnet) and not hidden:
@@ -340,7 +605,7 @@ def diagnose() -> tuple[CheckRow, ...]:
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
     types = run_in_background(partial(api.list_instance_types, names))
     used = run_in_background(
-        lambda: quotas.count_used(api, api.list_instances(states=("pending", "running")))
+        lambda: count_used(api, api.list_instances(states=("pending", "running")))
     )
     rows: list[Callable[[], CheckRow]] = []
     others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
@@ -394,7 +659,7 @@ def _check_quota(
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
     if taken + needs <= vcpus:
         return CheckRow("ok", subject, text)
-    hint = quotas.render_request(quota.on_demand, taken + needs)
+    hint = render_request(quota.on_demand, taken + needs)
     return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)
 
 

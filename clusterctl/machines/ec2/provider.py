@@ -21,21 +21,15 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.machines import charges, ledger
+from clusterctl.machines import charges
+from clusterctl.machines import ledger as machines_ledger
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import create as ec2_create
-from clusterctl.machines.ec2 import (
-    extension,
-    network,
-    preflight,
-    sightings,
-    storage,
-    terraform_module,
-    tunnels,
-    update,
-)
+from clusterctl.machines.ec2 import deadline as ec2_deadline
+from clusterctl.machines.ec2 import ledger, network, preflight, tunnels
 from clusterctl.machines.ec2 import plan as ec2_plan
 from clusterctl.machines.ec2 import remove as ec2_remove
+from clusterctl.machines.ec2 import spec as ec2_spec
 from clusterctl.machines.ec2.api import STOPPED, Api, choose_region
 from clusterctl.machines.ec2.create import Planned
 from clusterctl.machines.protocol import CheckRow, Cloud, Created, Features, ProviderPlan, Resource
@@ -83,16 +77,16 @@ class Ec2Provider(Cloud):
         *,
         ahead: Path | None = None,
     ) -> ProviderPlan:
-        update.require_record(current)
-        options = update.resolve_rules(spec, current)
+        ec2_spec.require_record(current)
+        options = ec2_spec.resolve_rules(spec, current)
         binary = terraform_binary.find_terraform()
         address = self._ask_address(options)
-        init_cache = terraform_module.prefetch(Home(ahead), binary) if ahead else None
+        init_cache = ec2_spec.prefetch(Home(ahead), binary) if ahead else None
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, report)
-        options = storage.fill_in_network(options, found.file_system)
+        options = network.fill_in_network(options, found.file_system)
         present = {item.node: item.type for item in instances}
-        update.check_kept(options, current, found.machines, present)
+        ec2_spec.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, report)
@@ -100,17 +94,17 @@ class Ec2Provider(Cloud):
         if current:
             # The last answer shows most: what a killed `up` launched a moment ago has no end.
             mine = Home(ahead).clusters / current.name if ahead else None
-            things = sightings.list_things(api, current, mine)
-            old = ledger.settle(current, ledger.add(mine, current, things, now))
+            things = ledger.list_things(api, current, mine)
+            old = machines_ledger.settle(current, machines_ledger.add(mine, current, things, now))
         spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
         restarted = {item.node for item in instances if item.node in stopped and not item.spot}
         cost = ec2_plan.estimate(
             *(api, found, options.cloud, old, now), spot=spot, on_demand=restarted, report=report
         )
         charges.check_hourly(options.cloud.max_hourly, cost.dear)
-        update.check_stopped(current, present, stopped, now)
+        ec2_spec.check_stopped(current, present, stopped, now)
         latest = found.reservation.latest if found.reservation else None
-        deadline = update.choose_deadline(options, current, present, cost.dear, now, latest)
+        deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now, latest)
         if init_cache:
             self._planned[options.name] = Planned(options, found, api, init_cache, address, spot)
         return ProviderPlan(
@@ -152,10 +146,10 @@ class Ec2Provider(Cloud):
         return ec2_remove.find_tagged(self._open_api(cluster, folder), cluster.id)
 
     def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
-        return sightings.list_things(self._open_api(cluster, folder), cluster, folder)
+        return ledger.list_things(self._open_api(cluster, folder), cluster, folder)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return sightings.describe(self._open_api(cluster, folder), cluster)
+        return ledger.describe(self._open_api(cluster, folder), cluster)
 
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         told = self.describe(cluster, folder).items()
@@ -164,10 +158,10 @@ class Ec2Provider(Cloud):
     def list_ending(
         self, cluster: Cluster, folder: Path, reclaimed: Collection[str]
     ) -> frozenset[str]:
-        return sightings.list_ending(self._open_api(cluster, folder), cluster, reclaimed)
+        return ledger.list_ending(self._open_api(cluster, folder), cluster, reclaimed)
 
     def find_ids(self, folder: Path) -> frozenset[str]:
-        known = terraform_module.identify(folder)
+        known = ec2_spec.identify(folder)
         if known is None and (folder / "terraform").exists():
             raise RecordError(
                 f"{folder} belongs to a cluster on EC2, but nothing in it shows which one",
@@ -177,14 +171,14 @@ class Ec2Provider(Cloud):
         return frozenset((known.id,) if known else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        extension.extend(cluster, folder, deadline, lambda: self._open_api(cluster, folder))
+        ec2_deadline.extend(cluster, folder, deadline, lambda: self._open_api(cluster, folder))
 
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        return extension.measure_clock(folder, report, lambda: self._open_api(cluster, folder))
+        return ec2_deadline.measure_clock(folder, report, lambda: self._open_api(cluster, folder))
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         self._open_api(cluster, folder)
-        state = terraform_module.load_state(folder)
+        state = ec2_spec.load_state(folder)
         if state.spot if state else cluster.spec.cloud.spot:
             raise UsageError(
                 f"the workers of cluster {cluster.name} are spot instances, and EC2 does not stop"
@@ -212,13 +206,13 @@ class Ec2Provider(Cloud):
                 hint="give it: clusterctl allow 203.0.113.7/32",
             ) from error
         network.change(self._open_api(cluster, folder), cluster.id, wanted.split(","))
-        if state := terraform_module.load_state(folder):
+        if state := ec2_spec.load_state(folder):
             state.ssh_cidr = wanted
-            terraform_module.save(folder, state)
+            ec2_spec.save_state(folder, state)
         return tuple(wanted.split(","))
 
     def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
-        state = terraform_module.load_state(folder)
+        state = ec2_spec.load_state(folder)
         if state is None or cluster.spec.cloud.instance_connect:
             return ""
         return network.explain_shut_out(state.ssh_cidr, self._my_address)
@@ -240,7 +234,7 @@ class Ec2Provider(Cloud):
         return ec2_api.is_shared(owner)
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        extension.label(cluster, folder, deadline, self._open_api(cluster, folder))
+        ec2_deadline.label(cluster, folder, deadline, self._open_api(cluster, folder))
 
     def find(self, region: str) -> tuple[Resource, ...]:
         return ec2_remove.find_priced(self._connect(region))
@@ -249,13 +243,13 @@ class Ec2Provider(Cloud):
         ec2_remove.remove_all(self._connect(region), cluster_id, report)
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
-        return sightings.adopt(self._connect(region), cluster_id, name)
+        return ledger.adopt(self._connect(region), cluster_id, name)
 
     def diagnose(self, name: str) -> tuple[CheckRow, ...]:
         return preflight.diagnose()
 
     def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        state = terraform_module.load_state(folder)
+        state = ec2_spec.load_state(folder)
         if cluster.phase is not Phase.STOPPED or (state and state.guarded):
             return ""  # each node keeps its own deadline
         return "stopped machines keep no deadline, and AWS does not remove their disks"
@@ -278,9 +272,9 @@ class Ec2Provider(Cloud):
         return run_in_background(lambda: "" if known else self._my_address())
 
     def _replan(self, cluster: Cluster, folder: Path, report: Reporter) -> Planned:
-        options = update.resolve_rules(cluster.spec, cluster)
+        options = ec2_spec.resolve_rules(cluster.spec, cluster)
         address = self._ask_address(options)
-        init_cache = terraform_module.prefetch(
+        init_cache = ec2_spec.prefetch(
             Home(folder.parent.parent), terraform_binary.find_terraform()
         )
         api = self._connect(options.cloud.region)
@@ -290,8 +284,8 @@ class Ec2Provider(Cloud):
 
     def _open_api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""
-        known = terraform_module.identify(folder)
+        known = ec2_spec.identify(folder)
         region = known.region if known else cluster.spec.cloud.region or choose_region()
         api = self._connect(region)
-        update.check_account(cluster, api.find_account())
+        ec2_spec.check_account(cluster, api.find_account())
         return api

@@ -1,17 +1,32 @@
-"""From options to named machines and Terraform's variables. Pure."""
+"""From the options to Terraform: the machines by name, what a further `up` may change, and
+Terraform with our module `infra/ec2`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
-from clusterctl.core import catalog
-from clusterctl.core.model import ClusterSpec, NodeGroup
-from clusterctl.errors import UsageError
+import msgspec
+
+from clusterctl.core import assets, catalog
+from clusterctl.core.model import Charge, Cluster, ClusterSpec, NodeGroup, Reporter
+from clusterctl.core.progress import BOOTING, NodePhases
+from clusterctl.core.text import format_time
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.machines import charges as machines_charges
+from clusterctl.machines.ec2 import api as ec2_api
+from clusterctl.machines.ec2 import network
+from clusterctl.machines.ec2.api import Api, choose_region
 from clusterctl.machines.protocol import LAUNCHER, name_nodes
+from clusterctl.state.home import Home, write_atomic
+from clusterctl.state.locks import find_held
+from clusterctl.terraform import binary as terraform_binary
+from clusterctl.terraform import folder as terraform_folder
 
 MAX_WORKERS = 1000
 PARALLELISM = (10, 32)
@@ -158,3 +173,354 @@ def group_machines(
 def name_root(machine: PlannedMachine, cluster_id: str) -> str:
     """The folder of ours on a machine."""
     return f"{catalog.MACHINE_IMAGES[machine.image].home}/.clusterctl/{cluster_id}"
+
+
+# -------------------------------------------------------------------------------------------------
+# What a further `up` may change about a cluster whose machines run: how many there are.
+#
+# Machines that run are never replaced, and their deadline is moved by `extend` alone.
+
+
+_FIXED = {
+    "disk": "--disk",
+    "spot": "--spot",
+    "efa": "--efa",
+    "reservation": "--reservation",
+    "vpc": "--vpc",
+    "subnet": "--subnet",
+    "private": "--private",
+    "instance_connect": "--instance-connect",
+    "file_system": "--shared",
+}
+"""What EC2 or Terraform would make other machines for."""
+
+_OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
+"""How regions begin whose accounts, images and prices are none of the others'."""
+
+
+def require_record(current: Cluster | None) -> None:
+    """Raises ProviderError for a cluster that was adopted: its tags tell neither when its machines
+    end nor what Terraform knows of them, so that none can be added or left out."""
+    if current and current.deadline is None:
+        raise ProviderError(
+            f"cluster {current.name} was adopted: when its machines end, and what Terraform knew of"
+            " them, is not on record",
+            hint=f"it can only be shown and removed: `clusterctl down {current.name}`",
+        )
+
+
+def resolve_rules(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
+    """The options with what they left to us. A cluster stays in its region. Raises UsageError for
+    what is wrong whatever AWS says."""
+    check_spec(spec)
+    before = current.spec.cloud if current else None
+    region = spec.cloud.region or (before.region if before else "") or choose_region()
+    if before and before.region and before.region != region:
+        raise UsageError(
+            f"cluster {spec.name} is in {before.region}, not in {region}",
+            hint=f"leave --region out, or `clusterctl down {spec.name}` first, or choose another"
+            " name",
+        )
+    if region.startswith(_OTHER_PARTITIONS):
+        raise UsageError(
+            f"region {region}: clusterctl supports no separate partition of AWS, such as China and"
+            " GovCloud",
+            hint="choose another --region; AWS_REGION or your AWS profile may name that one",
+        )
+    if spec.cloud.regions and region not in spec.cloud.regions:
+        raise UsageError(
+            f"--region {region} is not one of --regions {','.join(spec.cloud.regions)}",
+            hint="leave one of the two out",
+        )
+    if spec.cloud.spot and spec.cloud.reservation:
+        raise UsageError(
+            "--spot cannot be combined with --reservation: reserved machines are not spot"
+            " instances",
+            hint="leave one of the two out",
+        )
+    if current is None:
+        _check_ttl(spec.ttl or catalog.DEFAULT_TTL)
+    if spec.cloud.ssh_cidr:
+        network.parse_networks("--ssh-cidr", spec.cloud.ssh_cidr)
+    idle = catalog.DEFAULT_IDLE if spec.cloud.idle is None else spec.cloud.idle
+    tag = ec2_api.add(before.tag if before else (), spec.cloud.tag)
+    return replace(spec, cloud=replace(spec.cloud, region=region, idle=idle, tag=tag))
+
+
+def check_account(cluster: Cluster, number: str) -> None:
+    """Raises ProviderError where the credentials are for another account than the cluster's: there
+    nothing would be found of it, and that be taken for nothing left."""
+    if cluster.account not in ("", number):
+        raise ProviderError(
+            f"cluster {cluster.name} is in the AWS account {cluster.account}, and the credentials"
+            f" are for {number}",
+            hint="set AWS_PROFILE to what it was at `up`; `aws sts get-caller-identity` shows who"
+            " you are",
+        )
+
+
+def check_kept(
+    options: ClusterSpec,
+    current: Cluster | None,
+    machines: Sequence[PlannedMachine],
+    present: Mapping[str, str],
+) -> None:
+    """`present`: the nodes there are, with their types. Raises UsageError where the options would
+    replace one of them: what runs on it would be lost, and a new one would cost other money."""
+    if current is None or not present:
+        return
+    for machine in machines:
+        kind = present.get(machine.name, machine.instance_type)
+        if kind != machine.instance_type:
+            raise UsageError(
+                f"{machine.name} of cluster {options.name} is a {kind}, not a"
+                f" {machine.instance_type}",
+                hint=_suggest_another(options),
+            )
+
+
+def check_settings(options: ClusterSpec, current: Cluster, zone: str) -> None:
+    """Raises UsageError for what cannot change under machines that run. `zone`: where nodes are, ""
+    while all may still move."""
+    for field, flag in _FIXED.items():
+        if getattr(options.cloud, field) != getattr(current.spec.cloud, field):
+            raise UsageError(
+                f"the machines of cluster {options.name} are running: {flag} cannot be changed now",
+                hint=_suggest_another(options),
+            )
+    if zone and options.cloud.zones and zone not in options.cloud.zones:
+        raise UsageError(
+            f"the machines of cluster {options.name} are running in {zone} and cannot move",
+            hint=f"leave --zones out; {_suggest_another(options)}",
+        )
+
+
+def _suggest_another(options: ClusterSpec) -> str:
+    return f"`clusterctl down {options.name}` first, or choose another name for another cluster"
+
+
+def choose_deadline(
+    options: ClusterSpec,
+    current: Cluster | None,
+    present: Mapping[str, str],
+    charges: Sequence[Charge],
+    now: float,
+    latest: float | None = None,
+) -> float:
+    """When every node ends itself: as the machines that run have it from their first minute, else
+    from --ttl and --budget, whichever is nearer, and by `latest`.
+
+    Raises UsageError where another one is asked for, a budget does not last until then, or they
+    run beyond it.
+    """
+    if current and present and current.deadline:
+        armed = current.deadline
+        if armed <= now:
+            raise _make_overdue_error(current, present, armed)
+        if options.ttl != current.spec.ttl:
+            raise UsageError(
+                f"the machines of cluster {options.name} end at {format_time(armed)}, and `up` does"
+                " not change that",
+                hint=f"leave --ttl out; `clusterctl extend {options.name} --ttl …` moves it",
+            )
+        changed = options.cloud.budget != current.spec.cloud.budget
+        if options.cloud.budget and (changed or _has_more(charges, present)):
+            machines_charges.check_until(options, charges, armed, now)
+        return armed
+    seconds = options.ttl or catalog.DEFAULT_TTL
+    _check_ttl(seconds)
+    if options.cloud.budget:
+        seconds = min(seconds, machines_charges.limit_life(options, charges, now))
+    if latest is not None and latest < now + machines_charges.SHORTEST:
+        raise UsageError(
+            f"the Capacity Block of --reservation ends its machines at {format_time(latest)}",
+            hint="choose another --reservation",
+        )
+    return float(int(now + seconds if latest is None else min(now + seconds, latest)))
+
+
+def _check_ttl(seconds: float) -> None:
+    if seconds < machines_charges.SHORTEST:
+        raise UsageError(
+            f"--ttl of {seconds:g} s: the machines would end before they are ready",
+            hint=f"give at least {machines_charges.SHORTEST / 60:g}m",
+        )
+
+
+def check_stopped(
+    current: Cluster | None, present: Collection[str], stopped: Collection[str], now: float
+) -> None:
+    """Raises UsageError where all machines are stopped and their deadline is over: they would end
+    themselves as soon as they boot."""
+    if (
+        current
+        and current.deadline
+        and current.deadline <= now
+        and present
+        and set(present) == set(stopped)
+    ):
+        raise UsageError(
+            f"the stopped machines of cluster {current.name} should have ended at"
+            f" {format_time(current.deadline)}",
+            hint=f"`clusterctl down {current.name}` removes them",
+        )
+
+
+def _make_overdue_error(current: Cluster, present: Mapping[str, str], armed: float) -> UsageError:
+    """`extend` needs nodes on record; what is none yet can only go."""
+    name, known = current.name, all(map(current.has, present))
+    return UsageError(
+        f"the machines of cluster {name} should have ended at {format_time(armed)}, and are still"
+        " running",
+        hint=(f"`clusterctl extend {name} --ttl …` keeps them, " if known else "")
+        + f"`clusterctl down {name}` removes them",
+    )
+
+
+def _has_more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
+    return any(charge.until is None and charge.node not in present for charge in charges)
+
+
+# -------------------------------------------------------------------------------------------------
+# Terraform with our module `infra/ec2`, in the folder of a cluster: how it is started, what it has
+# made there, and what it does, in lines for people.
+
+
+# -------------------------------------------------------------------------------------------------
+# What is kept between two attempts to make a cluster: a file in its folder.
+
+
+class ProviderState(msgspec.Struct, kw_only=True):
+    """`zone` and `spot` are those of the last attempt, `ssh_cidr` is from where SSH is open;
+    `unfinished`: an attempt has begun, and nobody has seen its end; `guarded`: AWS itself ends the
+    machines after their deadline."""
+
+    id: str
+    region: str
+    zone: str = ""
+    ssh_cidr: str = ""
+    spot: bool = False
+    on_demand: tuple[str, ...] = ()
+    """The workers that are none where the others are spot instances."""
+    unfinished: bool = False
+    guarded: bool = False
+
+
+def load_state(folder: Path) -> ProviderState | None:
+    """None where nothing was tried yet."""
+    try:
+        return msgspec.json.decode(_locate_file(folder).read_bytes(), type=ProviderState)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def save_state(folder: Path, state: ProviderState) -> None:
+    path = _locate_file(folder)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(path, msgspec.json.encode(state))
+
+
+def _locate_file(folder: Path) -> Path:
+    return folder / "ec2" / "memory.json"
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+def find_module() -> Path:
+    return assets.find_folder("infra") / "ec2"
+
+
+def _find_plugins(home: Path) -> Path:
+    return home / "terraform-plugins"
+
+
+def prefetch(home: Home, binary: terraform_binary.Binary) -> terraform_binary.InitCache:
+    """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
+    cache = terraform_binary.InitCache(find_module(), binary, home.make(_find_plugins(home.path)))
+    cache.begin()
+    return cache
+
+
+def open_terraform(
+    api: Api, folder: Path, name: str, report: Reporter
+) -> terraform_folder.Terraform:
+    """In the cluster's own folder, with the lock of the cluster, which it inherits."""
+    home = folder.parent.parent
+    try:
+        lock = find_held(home, name)
+    except KeyError:
+        lock = None
+    return terraform_folder.Terraform(
+        folder / "terraform",
+        terraform_binary.find_terraform(),
+        cluster=name,
+        cache=_find_plugins(home),
+        lock=lock.fileno() if lock else None,
+        on_start=lock.lend if lock else lambda pid, command: None,
+        report=report,
+        lent=api.lend_credentials,
+    )
+
+
+class Identity(msgspec.Struct):
+    """Which cluster it is, and where."""
+
+    id: str = msgspec.field(name="cluster_id")
+    region: str = ""
+
+
+def identify(folder: Path) -> Identity | None:
+    """From what is kept here, else from Terraform's variables; None where neither can be read."""
+    if state := load_state(folder):
+        return Identity(state.id, state.region)
+    try:
+        variables = (folder / "terraform" / terraform_folder.VARIABLES).read_bytes()
+        return msgspec.json.decode(variables, type=Identity)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def find_node(address: str) -> str:
+    """Whose machine that is, by Terraform's address of it; "" for what is no machine."""
+    return address.split('"')[1] if address.startswith("aws_instance.") else ""
+
+
+MANY = 16
+"""Machines beyond which they are counted, in lines for so many at a time."""
+
+
+def make_reporter(
+    report: Reporter, machines: int, nodes: NodePhases | None = None
+) -> Callable[[terraform_binary.Event], None]:
+    """Says what happens to each machine, and that the rest is made, in one line each; of many
+    `machines`, how many run or are gone. `nodes` is told which machines run."""
+    count = Counter[str]()
+
+    def show(event: terraform_binary.Event) -> None:
+        if not isinstance(event, terraform_binary.ResourceChange):
+            return
+        machine, what = find_node(event.address), (event.action, event.state)
+        if nodes and machine and what == ("create", "complete"):
+            nodes.enter([machine], BOOTING)
+        if machine and machines > MANY:
+            words = {"create": "are running", "delete": "are gone"}.get(event.action)
+            count[event.action] += event.state == "complete"
+            done = count[event.action]
+            if words and event.state == "complete" and (done % MANY == 0 or done == machines):
+                report(f"{done} of {machines} machines {words}")
+            return
+        words = {
+            ("create", "start"): "starts" if machine else "",
+            ("create", "complete"): f"{event.id} is running" if machine else "made",
+            ("delete", "start"): "ends" if machine else "",
+            ("delete", "complete"): "gone",
+            ("update", "complete"): "changed",
+        }.get(what, "")
+        if event.state == "errored":
+            words = "failed"
+        if words:
+            after = f" after {event.seconds:g} s" if event.state == "complete" else ""
+            report(f"{machine or event.address}: {words}{after}")
+
+    return show

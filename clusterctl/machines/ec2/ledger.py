@@ -1,4 +1,5 @@
-"""What EC2 shows of the machines and NAT gateways of a cluster, and since or until when."""
+"""What EC2 shows of the machines and NAT gateways of a cluster, and since or until when; and the
+record of a cluster by its tags, where its own was lost."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from clusterctl.core.model import (
 from clusterctl.core.text import format_time
 from clusterctl.errors import ProviderError
 from clusterctl.machines import ledger
-from clusterctl.machines.ec2 import prices, terraform_module
+from clusterctl.machines.ec2 import prices, spec
 from clusterctl.machines.ec2.api import (
     ENDED,
     LIVING,
@@ -43,7 +44,7 @@ def list_things(api: Api, cluster: Cluster, folder: Path | None) -> tuple[Thing,
     """All that costs money, also what has ended while EC2 shows it. Workers of a cluster of spot
     instances have a price where the ledger has none: they may be on demand, or in another zone."""
     found = api.list_instances(filter_by_cluster(cluster.id), states=(*LIVING, *ENDED))
-    memory = terraform_module.load_state(folder) if folder else None
+    memory = spec.load_state(folder) if folder else None
     guarded = bool(memory and memory.guarded)
     machines = [_read(item, guarded) for item in found if item.node]
     if cluster.spec.cloud.spot:
