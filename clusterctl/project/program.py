@@ -19,7 +19,6 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import LANGUAGES
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
-from clusterctl.project.launchers import LAUNCHERS
 from clusterctl.project.words import Asked, find_handed_on, find_launcher, find_shell_text
 
 HEAD = 64 << 10
@@ -472,7 +471,7 @@ def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
     if program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
         return ""
     if program.kind is ProgramKind.COMMAND and program.target not in SHELLS:
-        found = "" if resolved.asked.launcher in LAUNCHERS else find_handed_on(program.args)
+        found = "" if resolved.asked.is_launcher else find_handed_on(program.args)
         return _warn_of_launcher(f"{program.target} may start", found, ranks)
     if place := find_shell_text((program.target, *words)):
         what = f"the command of {program.target} -c starts"

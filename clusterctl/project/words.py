@@ -11,24 +11,24 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.core.job import PYTHONS, SHELLS, JobSpec
-from clusterctl.core.model import Cluster, Node
+from clusterctl.core.model import Cluster
 from clusterctl.core.text import MAX_HOST_LINE, read_input
 from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
 from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import find_workers
 from clusterctl.project.launchers import (
     IGNORED,
-    LAUNCHERS,
-    ONE_PROGRAM,
     REFUSED,
-    WRAPPERS,
     OtherLauncher,
     Rule,
+    load_launchers,
+    load_wrappers,
 )
 
 # -------------------------------------------------------------------------------------------------
@@ -63,19 +63,21 @@ def read_list(text: str, typed: str) -> tuple[NamedHost, ...]:
 
 def read_file(text: str, typed: str) -> tuple[NamedHost, ...]:
     """Open MPI's `a slots=2 max_slots=4`, MPICH's `a:2`, and a line for each slot."""
+    path = Path(text).expanduser()
+    hint = "check the path, or leave it out: clusterctl knows the nodes"
+    text = read_input(path, f"{typed} (the file {path})", hint=hint, max_line=MAX_HOST_LINE)
     found: list[NamedHost] = []
-    for line in _read(Path(text).expanduser(), typed).splitlines():
+    for line in text.splitlines():
         name, *more = line.partition("#")[0].split() or [""]
+        counts = [word.partition("=")[2] for word in more if word.startswith("slots=")]
         if not name:
             continue
-        counts = [word.partition("=")[2] for word in more if word.startswith("slots=")]
-        host = NamedHost(name.rpartition("@")[2])
-        if counts:
-            if not counts[-1].isdecimal() or not int(counts[-1]):
-                raise UsageError(f"{typed}: {line.strip()!r} is not a host", hint="NAME slots=N")
-            found.append(host._replace(slots=int(counts[-1])))
+        if not counts:
+            found += read_list(name.rpartition("@")[2], typed)
+        elif not counts[-1].isdecimal() or not int(counts[-1]):
+            raise UsageError(f"{typed}: {line.strip()!r} is not a host", hint="NAME slots=N")
         else:
-            found += read_list(host.name, typed)
+            found.append(NamedHost(name.rpartition("@")[2], int(counts[-1])))
     return _require(found, typed)
 
 
@@ -93,13 +95,6 @@ def read_included(text: str, typed: str) -> tuple[NamedHost, ...]:
     return _require(found, typed)
 
 
-def read_excluded(text: str, typed: str) -> tuple[str, ...]:
-    """DeepSpeed's `a@b`."""
-    if ":" in text:
-        raise UsageError(f"{typed} excludes GPUs by their numbers", hint="exclude whole nodes")
-    return tuple(filter(None, text.split("@")))
-
-
 def read_nodelist(text: str, typed: str) -> tuple[NamedHost, ...]:
     """Slurm's `a,b[1-3,5]`, or a file of names where there is a `/`."""
     if "/" in text:
@@ -107,6 +102,18 @@ def read_nodelist(text: str, typed: str) -> tuple[NamedHost, ...]:
     items = re.findall(r"(?:\[[^]]*\]|[^,\[])+", text)
     names = islice((name for item in items for name in _expand(item)), MOST_HOSTS)
     return tuple(NamedHost(name) for name in dict.fromkeys(names))
+
+
+def _expand(item: str) -> Iterator[str]:
+    match = re.fullmatch(r"(.*?)\[([\d,-]+)\](.*)", item)
+    if match is None:
+        yield item
+        return
+    head, ranges, tail = match.groups()
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first or 0), int(last or first or 0) + 1):
+            yield from (f"{head}{number:0{len(first)}}{rest}" for rest in _expand(tail))
 
 
 def choose_named(
@@ -124,6 +131,21 @@ def choose_named(
     return tuple(NamedHost(name, count or slots[name]) for name, count in _merge_hosts(named))
 
 
+def _merge_hosts(hosts: Sequence[NamedHost]) -> tuple[NamedHost, ...]:
+    """Each host once: one that is named several times has as many slots."""
+    slots = dict.fromkeys((host.name for host in hosts), 0)
+    repeats = len(slots) < len(hosts)
+    for host in hosts:
+        slots[host.name] += host.slots or repeats
+    return tuple(NamedHost(name, count) for name, count in slots.items())
+
+
+def _require(hosts: Sequence[NamedHost], typed: str) -> tuple[NamedHost, ...]:
+    if not hosts:
+        raise UsageError(f"{typed} names no host", hint="give the names of nodes")
+    return tuple(hosts)
+
+
 def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
     """How many ranks each host gets: one host is filled after the other, as mpirun does it, or
     they get one each by turns."""
@@ -136,50 +158,21 @@ def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
     return taken
 
 
-def _expand(item: str) -> Iterator[str]:
-    match = re.fullmatch(r"(.*?)\[([\d,-]+)\](.*)", item)
-    if match is None:
-        yield item
-        return
-    head, ranges, tail = match.groups()
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        for number in range(int(first or 0), int(last or first or 0) + 1):
-            yield from (f"{head}{number:0{len(first)}}{rest}" for rest in _expand(tail))
-
-
-def _merge_hosts(hosts: Sequence[NamedHost]) -> tuple[NamedHost, ...]:
-    """Each host once: one that is named several times has as many slots."""
-    names = [host.name for host in hosts]
-    repeats = len(set(names)) < len(names)
-    slots = dict.fromkeys(names, 0)
-    for host in hosts:
-        slots[host.name] += host.slots or repeats
-    return tuple(NamedHost(name, count) for name, count in slots.items())
-
-
-def _require(hosts: Sequence[NamedHost], typed: str) -> tuple[NamedHost, ...]:
-    if not hosts:
-        raise UsageError(f"{typed} names no host", hint="give the names of nodes")
-    return tuple(hosts)
-
-
-def _read(path: Path, typed: str) -> str:
-    return read_input(
-        path,
-        f"{typed} (the file {path})",
-        hint="check the path, or leave it out: clusterctl knows the nodes",
-        max_line=MAX_HOST_LINE,
-    )
-
-
 # -------------------------------------------------------------------------------------------------
-
-_ALL = ("auto", "gpu", "cpu", "xpu")
-"""torchrun's words for as many ranks as a node has GPUs or cores."""
+# What words ask for.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+OPTIONS = {
+    "ranks": "--ranks",
+    "ranks_per_node": "--ranks-per-node",
+    "nodes": "--nodes",
+    "retries": "--retries",
+    "timeout": "--timeout",
+}
+"""By the names of sizes."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Asked:
     """What the words of another launcher program ask for: a command, numbers by their names in
     JobSpec, nodes of the cluster, variables, options of our mpirun, and those of a batch system
@@ -192,21 +185,26 @@ class Asked:
     command: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()
     """Words of the command that were typed before the launcher, as in `timeout 60 mpirun …`."""
-    sizes: Mapping[str, float] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
     node_range: tuple[int, int] = (0, 0)
     """The fewest and the most nodes that will do; 0: it says nothing of that kind."""
     hosts: tuple[NamedHost, ...] = ()
     excluded: tuple[str, ...] = ()
     by_turns: bool = False
     """Ranks are dealt out over the hosts, and do not fill one after the other."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     mpirun_args: tuple[str, ...] = ()
-    native: Mapping[str, str] = field(default_factory=dict)
+    native: dict[str, str] = field(default_factory=dict)
     local_rank: str = ""
     ignored: tuple[str, ...] = ()
     """Words that have no effect."""
-    typed: Mapping[str, str] = field(default_factory=dict)
+    typed: dict[str, str] = field(default_factory=dict)
     """The words that a size, `hosts` or a native option comes from, by its name."""
+
+    @property
+    def is_launcher(self) -> bool:
+        """Whether ranks are started, and not only a program behind variables or `uv run`."""
+        return self.launcher in load_launchers()
 
     def limit_to(self, launcher: str, launchers: Sequence[str]) -> Asked:
         """Without what means nothing to `launcher`, which starts the ranks, or to a cluster with
@@ -235,29 +233,24 @@ class Asked:
     def note(self) -> str:
         """For people: what became of the words."""
         sizes = {name: v for name, v in self.sizes.items() if name != "nodes" or not self.hosts}
-        given = [f"{OPTIONS[name]} {value:g}" for name, value in sizes.items()]
+        given = [f"--nodes {','.join(host.name for host in self.hosts)}"] * bool(self.hosts)
+        given += [f"{OPTIONS[name]} {value:g}" for name, value in sizes.items()]
         given += [f"--{name} {value}".rstrip() for name, value in self.native.items()]
         given += [f"--mpirun-arg '{value}'" for value in self.mpirun_args]
         given += [f"--env {name}={value}" for name, value in self.env.items()]
         given += [f"{self.local_rank}=N for each rank"] * bool(self.local_rank)
-        if self.hosts:
-            given.insert(0, f"--nodes {','.join(host.name for host in self.hosts)}")
         how = f", with {' '.join(given)}" if given else ""
         how += f", each rank behind {shlex.join(self.ahead)}" if self.ahead else ""
-        what = "ranks" if self.launcher in LAUNCHERS else "program"
+        what = "ranks" if self.is_launcher else "program"
         without = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""
         who = " and ".join(filter(None, (self.launcher, self.starts)))
         return f"clusterctl starts the {what} itself instead of {who}{how}{without}"
 
 
-OPTIONS = {
-    "ranks": "--ranks",
-    "ranks_per_node": "--ranks-per-node",
-    "nodes": "--nodes",
-    "retries": "--retries",
-    "timeout": "--timeout",
-}
-"""By the names of sizes."""
+# -------------------------------------------------------------------------------------------------
+# Words around a launcher: `uv run`, `sh -c`, `timeout 60`, `A=1`, `python -m`.
+
+
 _AROUND = ("uv", "poetry", "pdm", "pipenv")
 """`uv run …` starts something in a project's environment, which the nodes have without it."""
 _UV_FLAGS = ("-s", "--script", "--frozen", "--locked", "--no-sync", "--no-dev", "-q", "--quiet")
@@ -271,83 +264,9 @@ _MODULES = {
     "deepspeed.launcher.runner": ("deepspeed",),
 }
 """Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
-
-_NAMES = "|".join(map(re.escape, (*LAUNCHERS, "accelerate-launch", *_MODULES)))
-_AHEAD = "|".join(map(re.escape, WRAPPERS))
-_STARTS = re.compile(
-    rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
-    rf"""uv\ run[ \t]+|(?:[\w./-]*/)?(?:{_AHEAD})(?:[ \t]+[-\d]\S*)*[ \t]+"""
-    r"""|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+"""
-    r"""|(?:[\w./-]*/)?python[\d.]*[ \t]+(?:-[a-zA-Z]+[ \t]+|-[WX][ \t]*\S+[ \t]+)*?"""
-    r"""-[a-zA-Z]*m[ \t]+"""
-    rf""")*(?:[\w./-]*/)?({_NAMES})\s"""
-)
-_KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
-"""In a script that starts a launcher as a part of a job."""
-
-
-def find_launcher(script: str) -> str:
-    """The launcher program that a shell script starts as if it were alone; "" without one."""
-    found = _STARTS.search(re.sub(r"\\\n", " ", script))
-    if found is None or _KNOWS.search(script):
-        return ""
-    return f"python -m {found[1]}" if found[1] in _MODULES else found[1]
-
-
-def find_handed_on(words: Sequence[str]) -> str:
-    """The launcher that a command may start with these words behind it, of which only options and
-    their values stand before the launcher, or before `-m` and its module; "" without one."""
-    for n, word in enumerate(words):
-        if word.startswith("-") and word != "-m":
-            continue
-        behind = ["python", *words[n:]] if word == "-m" else words[n:]
-        with suppress(UsageError):
-            if (found := translate(behind)).launcher in LAUNCHERS:
-                return found.launcher
-        if word in (*PYTHONS, *SHELLS) or os.path.isfile(word):
-            return ""
-        if n and not words[n - 1].startswith("-"):
-            return ""
-    return ""
-
-
-_OF_THIS_MACHINE = re.compile(r"(LD_LIBRARY_|LIBRARY_|PYTHON)?PATH|HOME|PYTHONHOME|VIRTUAL_ENV")
-"""What `-x NAME` does not carry: nodes have paths of their own."""
-_OF_A_RANK = re.compile(
-    rf"MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_(RANK|WORLD_SIZE)|PET_\w+|{STARTERS}"
-    rf"|{'|'.join((*RANKS, *OURS))}"
-)
-"""Variables of a rank: which one it is, and where they meet. clusterctl sets them."""
-
-
-def _read_variable(what: str, value: str) -> tuple[dict[str, str], list[str]]:
-    """NAME=VALUE, or NAME with the value that it has here, if it has one; or NAM*. Then those that
-    have no effect."""
-    name, is_set, text = value.partition("=")
-    _refuse_secret(what, name)
-    if is_set:
-        pairs = {name: text}
-    else:
-        known = [other for other in os.environ if fnmatchcase(other, name)]
-        pairs = {other: os.environ[other] for other in known or [name] if other in os.environ}
-    ignored = [other for other in pairs if _OF_A_RANK.fullmatch(other)]
-    ignored += [o for o in pairs if not is_set and _OF_THIS_MACHINE.fullmatch(o)]
-    if not pairs:
-        return {}, [f"{what} {name}"]
-    kept = [f"{other}={pairs[other]}" for other in pairs if other not in ignored]
-    for other in pairs:
-        _refuse_secret(what, other)
-    env, _ = read_variables(kept, ())
-    said = f"{what} {value}" if is_set else what
-    return env, [said if is_set else f"{what} {other}" for other in ignored]
-
-
-def _refuse_secret(what: str, name: str) -> None:
-    if SECRET.search(name):  # only --env keeps it out of records
-        raise UsageError(
-            f"{what} {name}: a secret has to be given to clusterctl",
-            hint=f"clusterctl run --env {name} ...",
-        )
+_OTHER_NAMES = {"accelerate-launch": ("accelerate", "launch")}
+_PYTHON_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mWX]?)(.*)", re.DOTALL)
+_SHELL_SYNTAX = set("$`;|&<>(){}*?[]~#!\\\n")
 
 
 def translate(words: Sequence[str], *, once: bool = False) -> Asked:
@@ -359,29 +278,11 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
             return Asked()
     typed, words = words[0], [_name_command(words[0]), *words[1:]]
     if tuple(words[1:2]) == ("run",) and words[0] in _AROUND:
-        rest = list(words[2:])
-        while rest and rest[0] in _UV_FLAGS:
-            rest.pop(0)
-        if rest[:1] == ["--"]:
-            rest.pop(0)
-        elif rest[:1] in (["-m"], ["--module"]):
-            rest[:1] = ["python", "-m"]
-        if rest and rest[0].startswith("-"):
-            raise UsageError(
-                f"{words[0]} run {rest[0]} is not supported: nodes have the project's packages",
-                hint="leave it out; `--requirements FILE` names other packages",
-            )
-        return _read_within(f"{words[0]} run", rest, {}, once=once)
-    splits = words[0] == "env" and words[1:2] in (["-S"], ["--split-string"])
-    if (place := 2 if splits else find_shell_text(words)) and not once:
-        text = _split_text("".join(words[place : place + 1]))
-        with suppress(UsageError):  # only in a shell can people start a launcher in their own way
-            inner = translate([*text, *words[place + 1 :]] if splits and text else text)
-            if inner.launcher in LAUNCHERS:
-                return replace(inner, ignored=(shlex.join(words[:place]), *inner.ignored))
-    if (count := _count_wrapping(words)) and (
-        inner := translate(words[count:], once=once)
-    ).launcher:
+        return _read_within(f"{words[0]} run", _skip_options_of_run(words), once=once)
+    if not once and (inner := _read_shell(words)).is_launcher:
+        return inner
+    count = _count_wrapping(words)
+    if count and (inner := translate(words[count:], once=once)).launcher:
         return _wrap(words[:count], inner, once)
     start = int(words[0] == "env")
     end = next(
@@ -390,49 +291,49 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
     )
     if end > start:
         env: dict[str, str] = {}
-        ignored: list[str] = []
+        ignored: tuple[str, ...] = ()
         for word in words[start:end]:
             found, without = _read_variable("env", word)
             env |= found
-            ignored += [word] * bool(without)
+            ignored += (word,) if without else ()
         return _read_within("env", words[end:], env, ignored, once=once)
     dropped, plain = _unwrap(words)
-    asked = _translate(plain)
+    asked = _read_launcher(plain)
     if dropped and asked.launcher:
-        asked = replace(asked, ignored=(shlex.join((words[0], *dropped)), *asked.ignored))
+        asked.ignored = (shlex.join((words[0], *dropped)), *asked.ignored)
     if _is_python(words[0]) and os.path.isabs(typed) and asked.command[:1] == ("python",):
-        return replace(asked, command=(typed, *asked.command[1:]))
+        asked.command = (typed, *asked.command[1:])
     return asked
 
 
-_KNOWN = {name.split()[0] for name in (*LAUNCHERS, *WRAPPERS, *_AROUND, *SHELLS)}
-"""Commands that may start ranks, or what starts them."""
+def _skip_options_of_run(words: Sequence[str]) -> list[str]:
+    rest = list(words[2:])
+    while rest and rest[0] in _UV_FLAGS:
+        rest.pop(0)
+    if rest[:1] == ["--"]:
+        return rest[1:]
+    if rest[:1] in (["-m"], ["--module"]):
+        return ["python", "-m", *rest[1:]]
+    if rest and rest[0].startswith("-"):
+        raise UsageError(
+            f"{words[0]} run {rest[0]} is not supported: nodes have the project's packages",
+            hint="leave it out; `--requirements FILE` names other packages",
+        )
+    return rest
 
 
-def _is_python(name: str) -> bool:
-    return name in PYTHONS or bool(re.fullmatch(r"python3\.\d+", name))
-
-
-def _is_installed(word: str) -> bool:
-    """`/usr/bin/mpirun`, `.venv/bin/torchrun`: a command of this machine, not a file of the
-    program's."""
-    path = Path(word)
-    known = path.name in _KNOWN or path.name == "accelerate-launch" or _is_python(path.name)
-    return known and (path.is_absolute() or path.parent.parent.joinpath("pyvenv.cfg").is_file())
-
-
-def _name_command(word: str) -> str:
-    return Path(word).name if _is_installed(word) else word
-
-
-_SHELL_SYNTAX = set("$`;|&<>(){}*?[]~#!\\\n")
-
-
-def _split_text(text: str) -> list[str]:
-    """The words of `mpirun -np 2 ./a`; [] where a shell would do more than to split them."""
-    with suppress(ValueError):  # quotes that are left open
-        return shlex.split(text) if not _SHELL_SYNTAX & set(text) else []
-    return []
+def _read_shell(words: Sequence[str]) -> Asked:
+    """The launcher that a shell starts, where the shell would only split its words: others start
+    one in their own way."""
+    splits = words[0] == "env" and words[1:2] in (["-S"], ["--split-string"])
+    place = 2 if splits else find_shell_text(words)
+    text = "".join(words[place : place + 1]) if place else ""
+    with suppress(UsageError, ValueError):  # quotes that are left open
+        if text and not _SHELL_SYNTAX & set(text):
+            inner = translate([*shlex.split(text), *(words[place + 1 :] if splits else ())])
+            inner.ignored = (shlex.join(words[:place]), *inner.ignored)
+            return inner
+    return Asked()
 
 
 def find_shell_text(words: Sequence[str]) -> int:
@@ -456,8 +357,8 @@ def find_shell_text(words: Sequence[str]) -> int:
 def _read_within(
     name: str,
     words: Sequence[str],
-    env: Mapping[str, str],
-    ignored: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    ignored: tuple[str, ...] = (),
     *,
     once: bool,
 ) -> Asked:
@@ -465,22 +366,25 @@ def _read_within(
     if not words:
         raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
     inner = translate(words, once=once)
-    return replace(
-        inner,
-        launcher=inner.launcher or name,
-        command=inner.command or tuple(words),
-        env={**env, **inner.env},
-        ignored=(*ignored, *inner.ignored),
-    )
+    inner.launcher = inner.launcher or name
+    inner.command = inner.command or tuple(words)
+    inner.env = {**(env or {}), **inner.env}
+    inner.ignored = (*ignored, *inner.ignored)
+    return inner
+
+
+def _name_wrapper(words: Sequence[str]) -> str:
+    """`timeout`, `perf record`; of other words, the first two."""
+    return " ".join(words[: 1 + (words[0] not in load_wrappers())])
 
 
 def _count_wrapping(words: Sequence[str]) -> int:
     """How many words of `timeout -k 5 60 mpirun …` stand before what is started; 0: none does."""
-    count = 1 + (words[0] not in WRAPPERS)
-    wrapper = WRAPPERS.get(" ".join(words[:count]))
+    name = _name_wrapper(words)
+    wrapper = load_wrappers().get(name)
     if wrapper is None:
         return 0
-    valued = wrapper.values.split()
+    count, valued = len(name.split()), wrapper.values.split()
     while count < len(words) and re.match("-.", words[count]):
         if words[count] in wrapper.other.split():
             return 0
@@ -496,33 +400,49 @@ def _count_wrapping(words: Sequence[str]) -> int:
 
 def _wrap(words: Sequence[str], inner: Asked, once: bool) -> Asked:
     """A launcher behind other words: where these mean something to a rank, each rank gets them."""
-    name = " ".join(words[: 1 + (words[0] not in WRAPPERS)])
-    wrapper = WRAPPERS[name]
+    name = _name_wrapper(words)
+    wrapper = load_wrappers()[name]
     given = {word.partition("=")[0] for word in words}
     option = next((word for word in wrapper.refused.split() if word in given), "")
-    command = (*words, *inner.command)
-    if wrapper.use == REFUSED or option:
+    command, hint = (*words, *inner.command), f"leave {name} out"
+    refused = wrapper.use == REFUSED or option
+    if refused:
         if once:
             return Asked()
         sizes = " ".join(f"{OPTIONS[size]} {value:g} " for size, value in inner.sizes.items())
+        hint = (
+            f"`clusterctl run {sizes}-- {shlex.join(command)}` starts each rank behind it;"
+            " `clusterctl run --once …` runs your line once, on one node"
+        )
+    elif wrapper.use == IGNORED:
+        inner.ignored = (shlex.join(words), *inner.ignored)
+        return inner
+    if refused or inner.local_rank:
         raise UsageError(
             f"{f'{name} {option}'.strip()} before {inner.launcher} is not supported: clusterctl"
             " starts the ranks itself",
-            hint=f"`clusterctl run {sizes}-- {shlex.join(command)}` starts each rank behind it;"
-            " `clusterctl run --once …` runs your line once, on one node",
+            hint=hint,
         )
-    if wrapper.use == IGNORED:
-        return replace(inner, ignored=(shlex.join(words), *inner.ignored))
-    if inner.local_rank:
-        raise UsageError(
-            f"{name} before {inner.launcher} is not supported: clusterctl starts the ranks itself",
-            hint=f"leave {name} out",
-        )
-    return replace(inner, command=command, ahead=(*words, *inner.ahead))
+    inner.command, inner.ahead = command, (*words, *inner.ahead)
+    return inner
 
 
-_OTHER_NAMES = {"accelerate-launch": ("accelerate", "launch")}
-_PYTHON_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mWX]?)(.*)", re.DOTALL)
+def _is_python(name: str) -> bool:
+    return name in PYTHONS or bool(re.fullmatch(r"python3\.\d+", name))
+
+
+def _is_installed(word: str) -> bool:
+    """`/usr/bin/mpirun`, `.venv/bin/torchrun`: a command of this machine, not a file of the
+    program's."""
+    path = Path(word)
+    if not (path.is_absolute() or path.parent.parent.joinpath("pyvenv.cfg").is_file()):
+        return False
+    names = (*load_launchers(), *load_wrappers(), *_AROUND, *SHELLS, *_OTHER_NAMES)
+    return path.name in {name.split()[0] for name in names} or _is_python(path.name)
+
+
+def _name_command(word: str) -> str:
+    return Path(word).name if _is_installed(word) else word
 
 
 def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -554,24 +474,123 @@ def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return without, [*found, *rest]
 
 
-def _translate(words: Sequence[str]) -> Asked:
+# -------------------------------------------------------------------------------------------------
+# Launchers that nobody reads: in a shell script, or behind a command that is not known.
+
+
+_KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
+"""In a script that starts a launcher as a part of a job."""
+
+
+@cache
+def _make_start_pattern() -> re.Pattern[str]:
+    """A launcher at the beginning of a command, perhaps behind others and variables."""
+    names = "|".join(map(re.escape, (*load_launchers(), *_OTHER_NAMES, *_MODULES)))
+    ahead = "|".join(map(re.escape, load_wrappers()))
+    return re.compile(
+        rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
+        rf"""uv\ run[ \t]+|(?:[\w./-]*/)?(?:{ahead})(?:[ \t]+[-\d]\S*)*[ \t]+"""
+        r"""|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+"""
+        r"""|(?:[\w./-]*/)?python[\d.]*[ \t]+(?:-[a-zA-Z]+[ \t]+|-[WX][ \t]*\S+[ \t]+)*?"""
+        r"""-[a-zA-Z]*m[ \t]+"""
+        rf""")*(?:[\w./-]*/)?({names})\s"""
+    )
+
+
+def find_launcher(script: str) -> str:
+    """The launcher program that a shell script starts as if it were alone; "" without one."""
+    found = _make_start_pattern().search(re.sub(r"\\\n", " ", script))
+    if found is None or _KNOWS.search(script):
+        return ""
+    return f"python -m {found[1]}" if found[1] in _MODULES else found[1]
+
+
+def find_handed_on(words: Sequence[str]) -> str:
+    """The launcher that a command may start with these words behind it, of which only options and
+    their values stand before the launcher, or before `-m` and its module; "" without one."""
+    for n, word in enumerate(words):
+        if word.startswith("-") and word != "-m":
+            continue
+        behind = ["python", *words[n:]] if word == "-m" else words[n:]
+        with suppress(UsageError):
+            if (found := translate(behind)).is_launcher:
+                return found.launcher
+        if word in (*PYTHONS, *SHELLS) or os.path.isfile(word):
+            return ""
+        if n and not words[n - 1].startswith("-"):
+            return ""
+    return ""
+
+
+# -------------------------------------------------------------------------------------------------
+# Variables.
+
+
+_OF_THIS_MACHINE = re.compile(r"(LD_LIBRARY_|LIBRARY_|PYTHON)?PATH|HOME|PYTHONHOME|VIRTUAL_ENV")
+"""What `-x NAME` does not carry: nodes have paths of their own."""
+_OF_A_RANK = re.compile(
+    rf"MASTER_(ADDR|PORT)|NODE_RANK|(GROUP|ROLE)_(RANK|WORLD_SIZE)|PET_\w+|{STARTERS}"
+    rf"|{'|'.join((*RANKS, *OURS))}"
+)
+"""Variables of a rank: which one it is, and where they meet. clusterctl sets them."""
+
+
+def _read_variable(what: str, value: str) -> tuple[dict[str, str], list[str]]:
+    """NAME=VALUE, or NAME with the value that it has here, if it has one; or NAM*. Then those that
+    have no effect."""
+    name, is_set, text = value.partition("=")
+    pairs = {name: text}
+    if not is_set:
+        pairs = {other: os.environ[other] for other in os.environ if fnmatchcase(other, name)}
+    for other in (name, *pairs):
+        if SECRET.search(other):  # only --env keeps it out of records
+            raise UsageError(
+                f"{what} {other}: a secret has to be given to clusterctl",
+                hint=f"clusterctl run --env {other} ...",
+            )
+    if not pairs:
+        return {}, [f"{what} {name}"]
+    ignored = [
+        other
+        for other in pairs
+        if _OF_A_RANK.fullmatch(other) or not (is_set or not _OF_THIS_MACHINE.fullmatch(other))
+    ]
+    kept = [f"{other}={pairs[other]}" for other in pairs if other not in ignored]
+    env, _ = read_variables(kept, ())
+    return env, [f"{what} {value}" if is_set else f"{what} {other}" for other in ignored]
+
+
+# -------------------------------------------------------------------------------------------------
+# The options of a launcher, by its table.
+
+
+_ALL = ("auto", "gpu", "cpu", "xpu")
+"""torchrun's words for as many ranks as a node has GPUs or cores."""
+_OUR_PARAMETERS = re.compile(
+    r"(plm|oob|ras|rmaps|odls|ess|routed|grpcomm|orte|prte)(_\w+)?|btl_tcp_if_exclude"
+)
+"""Parameters of mpirun that say how it reaches nodes, and places ranks there."""
+
+
+def _read_launcher(words: Sequence[str]) -> Asked:
     name = " ".join(words[: 1 + (words[:1] == ["accelerate"])])
-    launcher = LAUNCHERS.get(name)
+    launcher = load_launchers().get(name)
     if launcher is None:
         return Asked()
     words = words[len(name.split()) :]
     if launcher.programs and ":" in words:
         raise UsageError(
             f"{name} with several programs (` : `) is not supported: a job runs one program",
-            hint=ONE_PROGRAM,
+            hint="run a script that chooses by the variable RANK what each rank does",
         )
     reader = _Reader(name, launcher)
     rest = reader.read(words)
     if not rest:
         raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-    asked = replace(reader.asked, command=(*reader.starts, *rest))
+    asked = reader.asked
+    asked.command = (*reader.starts, *rest)
     inner = translate(asked.command)
-    return _merge(asked, inner) if inner.launcher in LAUNCHERS else asked
+    return _merge(asked, inner) if inner.is_launcher else asked
 
 
 def _merge(outer: Asked, inner: Asked) -> Asked:
@@ -596,8 +615,7 @@ def _merge(outer: Asked, inner: Asked) -> Asked:
             if native.pop(name, ""):
                 ignored.append(outer.typed[name])
     for name, size in inner.sizes.items():
-        if sizes.get(name, size) != size:
-            raise make_contradiction(typed[name], inner.typed[name])
+        _refuse_other(sizes.get(name, size), size, typed[name], inner.typed[name])
     if hosts and inner.hosts and {h.name for h in hosts} != {h.name for h in inner.hosts}:
         raise make_contradiction(outer.typed["hosts"], inner.typed["hosts"])
     if "hosts" in outer.typed:
@@ -619,12 +637,6 @@ def _merge(outer: Asked, inner: Asked) -> Asked:
     )
 
 
-_OUR_PARAMETERS = re.compile(
-    r"(plm|oob|ras|rmaps|odls|ess|routed|grpcomm|orte|prte)(_\w+)?|btl_tcp_if_exclude"
-)
-"""Parameters of mpirun that say how it reaches nodes, and places ranks there."""
-
-
 class _Reader:
     """Reads the options of a launcher, up to what it starts."""
 
@@ -640,186 +652,163 @@ class _Reader:
         """What follows the options."""
         rest = list(words)
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-            given, option, rule, values = self._split(rest)
-            if rule.use == REFUSED:
-                raise UsageError(
-                    f"{self._name} {given} is not supported: clusterctl starts the ranks itself",
-                    hint=rule.why,
-                )
-            self._take(given, option, rule, values)
+            self._take(*self._split(rest))
         if self._config:
-            self._read_config(self._config)
+            self._read_config(self._config, own=False)
         elif self._launcher.settings:
-            self._read_settings(_find_settings(self._launcher.settings))
+            self._read_config(_find_settings(self._launcher.settings), own=True)
         typed = self.asked.typed.get("hosts", "")
-        hosts = choose_named(self._named, self._in_files, typed)
-        self.asked = replace(self.asked, hosts=hosts)
+        self.asked.hosts = choose_named(self._named, self._in_files, typed)
         return rest[rest[:1] == ["--"] :]
 
-    def _split(self, rest: list[str]) -> tuple[str, str, Rule, list[str]]:
-        """Takes the next option from `rest`, with its values: as it was typed, and as it is in the
-        table."""
+    def _split(self, rest: list[str]) -> tuple[str, Rule, list[str]]:
+        """Takes the next option from `rest`, as it was typed, with its rule and values. Raises
+        UsageError for one that is refused."""
         word = rest.pop(0)
         given, equals, value = word.partition("=")
-        found = self._find(given)
-        if found is None and not self._launcher.one_dash and word[:2] != "--":
+        rule = self._find(given)
+        if rule is None and not self._launcher.one_dash and word[:2] != "--":
             given, value = word[:2], word[2:]
-            found, equals = self._find(given), value
-            if found and found[1].values == 0 and value:  # -lu
+            rule, equals = self._find(given), value
+            if rule and rule.values == 0 and value:  # -lu
                 rest.insert(0, f"-{value}")
                 equals = ""
-        if found is None:
+        if rule is None:
             raise UsageError(
                 f"unknown option of {self._name}: {given}",
                 hint="clusterctl run [--ranks N] SCRIPT [ARGS...]; `run --help` lists the options",
             )
-        option, rule = found
         values = [value] if equals else []
         if values and not rule.values:
             raise UsageError(f"{self._name} {given} takes no value", hint=f"{self._name} {given}")
         if rule.use == REFUSED:
-            return given, option, rule, values
-        while len(values) < (
-            1 if rule.use == "pair" and "=" in "".join(values[:1]) else rule.values
-        ):
+            raise self._make_unsupported(
+                f"{self._name} {given}", "clusterctl starts the ranks itself", rule.why
+            )
+        wanted = 1 if rule.use == "pair" and "=" in "".join(values) else rule.values
+        while len(values) < wanted:
             # The value may have been a variable that is not set.
             if not rest or (self._launcher.abbreviates and re.match("--|-[A-Za-z]$", rest[0])):
                 raise UsageError(
                     f"{self._name} {given}: its value is missing", hint=f"{given} VALUE"
                 )
             values.append(rest.pop(0))
-        return given, option, rule, values
+            wanted = 1 if rule.use == "pair" and "=" in values[0] else rule.values
+        return given, rule, values
 
-    def _find(self, given: str) -> tuple[str, Rule] | None:
+    def _find(self, given: str) -> Rule | None:
         option = given if given[:2] != "--" else given.replace("_", "-")
-        found = self._launcher.find(option)
-        if found is None and self._launcher.one_dash and option[:2] != "--" and len(option) > 2:
-            found = self._launcher.find(f"-{option.replace('_', '-')}")
-        return found
+        rule = self._launcher.find(option)
+        if rule is None and self._launcher.one_dash and option[:2] != "--" and len(option) > 2:
+            rule = self._launcher.find(f"-{option.replace('_', '-')}")
+        return rule
 
-    def _take(self, given: str, option: str, rule: Rule, values: list[str]) -> None:
-        asked, value = self.asked, rule.name or " ".join(values)
-        typed = f"{self._name} {shlex.join((given, *values))}"
-        if rule.use == IGNORED:
-            self._ignore(shlex.join((given, *values)))
-        elif rule.use in OPTIONS:
-            self._take_size(rule.use, typed, value)
-        elif rule.use == "native":
-            name = rule.name or option.lstrip("-")
-            value = " ".join(values)
-            self.asked = replace(
-                asked,
-                native={**asked.native, name: value},
-                typed={**asked.typed, name: shlex.join((given, *values))},
-            )
-        elif rule.use == "env":
-            self._set({rule.name: values[0]})
-        elif rule.use == "set":
-            self._set(dict([rule.name.split("=")]))
-        elif rule.use == "no-local-rank":
-            self.asked = replace(asked, local_rank="")
-        elif rule.use == "module":
+    def _make_unsupported(self, typed: str, why: str, hint: str) -> UsageError:
+        return UsageError(f"{typed} is not supported: {why}", hint=hint)
+
+    def _take(self, given: str, rule: Rule, values: list[str]) -> None:
+        asked, use, value = self.asked, rule.use, rule.name or " ".join(values)
+        shown = shlex.join((given, *values))
+        typed = f"{self._name} {shown}"
+        if use == IGNORED or (use == "mca" and _OUR_PARAMETERS.fullmatch(values[0])):
+            asked.ignored += (shown,)
+        elif use in OPTIONS:
+            self._take_size(use, typed, value)
+        elif use == "native":
+            name = rule.name or rule.option.lstrip("-")
+            asked.native[name], asked.typed[name] = " ".join(values), shown
+        elif use == "env":
+            asked.env[rule.name] = values[0]
+        elif use == "set":
+            name, _, value = rule.name.partition("=")
+            asked.env[name] = value
+        elif use == "no-local-rank":
+            asked.local_rank = ""
+        elif use == "module":
             self.starts = ("python", "-m")
-        elif rule.use == "command":
+        elif use == "command":
             self.starts = ()
-        elif rule.use in ("mpirun", "mca", "map-by", "cores"):
-            self._take_for_mpirun(rule, option, values, given)
-        elif rule.use in ("variables", "export", "pair"):
-            self._take_variables(rule.use, f"{self._name} {given}", values)
-        elif rule.use == "folder":
-            self._check_folder(typed, value)
-        elif rule.use == "config":
+        elif use == "mca":
+            self._pass_on(shlex.join(("--mca", *values)))
+        elif use == "mpirun":
+            self._pass_on(shlex.join((rule.name or rule.option).replace("=", " ").split() + values))
+        elif use in ("map-by", "cores"):
+            self._take_mapping(typed, f"slot:PE={value}" if use == "cores" else value)
+        elif use in ("variables", "export", "pair"):
+            self._take_variables(use, f"{self._name} {given}", values)
+        elif use == "folder":
+            if Path(value).resolve() != Path.cwd():
+                why = "ranks start in a copy of your current folder"
+                hint = "change to the folder first, and leave the option out"
+                raise self._make_unsupported(typed, why, hint)
+        elif use == "config":
             self._config = Path(value)  # the command line wins over it
         else:
-            self._take_hosts(rule.use, typed, value)
-
-    def _ignore(self, *words: str) -> None:
-        self.asked = replace(self.asked, ignored=(*self.asked.ignored, *words))
-
-    def _set(self, env: Mapping[str, str]) -> None:
-        self.asked = replace(self.asked, env={**self.asked.env, **env})
+            self._take_hosts(use, typed, value)
 
     def _take_size(self, kind: str, typed: str, value: str) -> None:
         asked = self.asked
         if kind == "ranks_per_node" and value in _ALL:
-            self._ignore(typed.removeprefix(f"{self._name} "))
+            asked.ignored += (typed.removeprefix(f"{self._name} "),)
             return
         if kind == "nodes" and (match := re.fullmatch(r"(\d+)[:-](\d+)", value)):
             least, most = int(match[1]), int(match[2])
             if not 0 < least <= most:
                 raise UsageError(f"{typed}: expected FEWEST:MOST", hint="for example 1:4")
-            self.asked = replace(
-                asked, node_range=(least, most), typed={**asked.typed, kind: typed}
-            )
+            asked.node_range, asked.typed[kind] = (least, most), typed
             return
         number = re.fullmatch(r"\d{1,9}(\.\d+)?" if kind == "timeout" else r"\d{1,9}", value)
         if not number or not (float(value) or kind in ("retries", "timeout")):
             raise UsageError(f"{typed}: expected a number", hint=f"{OPTIONS[kind]} 2")
-        size = float(value) if kind == "timeout" else int(value)
-        if asked.sizes.get(kind, size) != size:
-            raise make_contradiction(asked.typed[kind], typed)
-        if kind == "timeout" and not size:  # no limit
-            return
-        self.asked = replace(
-            asked, sizes={**asked.sizes, kind: size}, typed={**asked.typed, kind: typed}
-        )
+        size = float(value)
+        _refuse_other(asked.sizes.get(kind, size), size, asked.typed.get(kind, ""), typed)
+        if size or kind != "timeout":  # no limit
+            asked.sizes[kind], asked.typed[kind] = size if kind == "timeout" else int(size), typed
 
     def _take_hosts(self, use: str, typed: str, value: str) -> None:
-        asked = self.asked
-        self.asked = replace(asked, typed={**asked.typed, "hosts": typed})
-        if use == "exclude":
-            excluded = read_excluded(value, typed)
-            self.asked = replace(self.asked, excluded=(*asked.excluded, *excluded))
-        elif use == "hostfile":
+        self.asked.typed["hosts"] = typed
+        if use == "hostfile":
             self._in_files += read_file(value, typed)
         elif use == "include":
             self._named += read_included(value, typed)
-        else:
+        elif use == "hosts":
             self._named += read_list(value, typed)
-
-    def _take_for_mpirun(self, rule: Rule, option: str, values: list[str], given: str) -> None:
-        if rule.use == "mca":
-            if _OUR_PARAMETERS.fullmatch(values[0]):
-                self._ignore(shlex.join((given, *values)))
-                return
-            option = "--mca"
-        if rule.use in ("map-by", "cores"):
-            text = values[0] if rule.use == "map-by" else f"slot:PE={values[0]}"
-            self._take_mapping(f"{self._name} {given} {values[0]}", text)
-            return
-        self._pass_on(rule.name if not rule.values else shlex.join((rule.name or option, *values)))
+        elif ":" in value:
+            raise UsageError(f"{typed} excludes GPUs by their numbers", hint="exclude whole nodes")
+        else:
+            self.asked.excluded += tuple(filter(None, value.split("@")))
 
     def _pass_on(self, text: str) -> None:
         args = self.asked.mpirun_args
         if other := find_other_value(text, args):
             raise make_contradiction(f"{self._name} {other}", text)
-        if text not in args:
-            self.asked = replace(self.asked, mpirun_args=(*args, text))
+        self.asked.mpirun_args = tuple(dict.fromkeys((*args, text)))
 
     def _take_mapping(self, typed: str, value: str) -> None:
         """`slot`, `node:PE=2`, `ppr:4:node`: what distributes ranks over nodes is ours to do."""
         place, *more = value.split(":")
-        if place.lower() == "ppr":
+        kind = place.lower()
+        if kind == "ppr":
             number, unit, *more = [*more, "", ""][: max(2, len(more))]
             if unit.lower() != "node":
-                raise UsageError(
-                    f"{typed} is not supported: ranks are counted by node",
-                    hint="ppr:N:node, or --ranks-per-node N",
+                raise self._make_unsupported(
+                    typed, "ranks are counted by node", "ppr:N:node, or --ranks-per-node N"
                 )
             self._take_size("ranks_per_node", typed, number)
-            place = ""
-        elif place.lower() == "node":
-            self._ignore(typed.removeprefix(f"{self._name} "))
-            self.asked = replace(self.asked, by_turns=True)
-            place, more = "", [word for word in more if word.lower()[:3] == "pe="]
-        elif place.lower() in ("seq", "rankfile", "dist") or place.lower().startswith("pe-list"):
-            raise UsageError(
-                f"{typed} is not supported: clusterctl distributes the ranks itself",
-                hint="--ranks-per-node sets how many ranks each node gets",
+        elif kind == "node":
+            self.asked.ignored += (typed.removeprefix(f"{self._name} "),)
+            self.asked.by_turns = True
+            more = [word for word in more if word.lower()[:3] == "pe="]
+        elif kind in ("seq", "rankfile", "dist") or kind.startswith("pe-list"):
+            raise self._make_unsupported(
+                typed,
+                "clusterctl distributes the ranks itself",
+                "--ranks-per-node sets how many ranks each node gets",
             )
         kept = [word for word in more if word.lower()[:3] == "pe=" or word.lower() == "span"]
         if left := [word for word in more if word not in kept]:
-            self._ignore(":".join(("", *left)))
+            self.asked.ignored += (":".join(("", *left)),)
+        place = "" if kind in ("ppr", "node") else place
         if place or kept:
             self._pass_on(f"--map-by {':'.join((place or 'slot', *kept))}")
 
@@ -827,82 +816,45 @@ class _Reader:
         pairs = ["=".join(values)] if use == "pair" else values
         if use == "export":
             pairs = [word for word in values[0].split(",") if word not in ("", "ALL")]
-            if bare := [word for word in pairs if word in ("NONE", "NIL")]:
-                self._ignore(f"{what.rpartition(' ')[2]} {bare[0]}")
-            pairs = [word for word in pairs if word not in bare]
         for pair in pairs:
-            env, ignored = _read_variable(what, pair)
-            self._set(env)
-            self._ignore(*(word.removeprefix(f"{self._name} ") for word in ignored))
+            ignored = [f"{what} {pair}"]
+            if use != "export" or pair not in ("NONE", "NIL"):
+                env, ignored = _read_variable(what, pair)
+                self.asked.env |= env
+            self.asked.ignored += tuple(w.removeprefix(f"{self._name} ") for w in ignored)
 
-    def _check_folder(self, typed: str, value: str) -> None:
-        if Path(value).resolve() != Path.cwd():
-            raise UsageError(
-                f"{typed} is not supported: ranks start in a copy of your current folder",
-                hint="change to the folder first, and leave the option out",
-            )
-
-    def _read_config(self, path: Path) -> None:
-        """What the command line says wins. Raises UsageError where the file asks for more than
-        ranks, which only the launcher itself can do."""
-        keys = _read_keys(path)
-        self._refuse_more(
-            path,
-            keys,
-            "let it start the ranks of each node: clusterctl run --ranks-per-node 1 -- sh"
-            f" -c '{self._name} --config_file {path} --num_machines $WORLD_SIZE --machine_rank"
-            " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'",
-        )
-        self._take_keys(path, keys)
-
-    def _read_settings(self, path: Path) -> None:
-        """The file that it reads by itself, if there is one: its numbers are those of this
-        machine."""
-        options = {word.replace("_", "-") for word in self.asked.ignored}
-        if not path.is_file() or "ACCELERATE_USE_CPU" in self.asked.env:
+    def _read_config(self, path: Path, *, own: bool) -> None:
+        """What accelerate's file says and the command line does not. Raises UsageError where it
+        asks for more than ranks, which only the launcher itself can do. `own`: it is found by
+        itself, if it is there: its numbers are those of this machine."""
+        asked = self.asked
+        if own and (not path.is_file() or "ACCELERATE_USE_CPU" in asked.env):
             return
         keys = _read_keys(path)
-        if "--multi-gpu" not in options:
-            self._refuse_more(
-                path,
-                keys,
-                f"`{self._name} --multi_gpu …` runs without it; or copy the file into the project,"
-                " and name it with --config_file",
-            )
-        sizes = {key for key in keys if key in ("num_processes", "num_machines")}
-        self._ignore(*(f"{k} in {path}" for k in sorted(sizes) if (k, keys[k]) not in _USUAL))
-        self._take_keys(path, {key: keys[key] for key in keys if key not in sizes})
-
-    def _refuse_more(self, path: Path, keys: Mapping[str, str], hint: str) -> None:
-        kind = keys.get("distributed_type", "NO").upper()
-        if kind not in _PLAIN:
+        kind = keys.pop("distributed_type", "NO").upper()
+        plain = own and "--multi-gpu" in {word.replace("_", "-") for word in asked.ignored}
+        if kind not in _PLAIN and not plain:
             raise UsageError(
                 f"{path} asks for {kind}, which {self._name} sets up and clusterctl does not",
-                hint=hint,
+                hint=f"`{self._name} --multi_gpu …` runs without it; or copy the file into the"
+                " project, and name it with --config_file"
+                if own
+                else "let it start the ranks of each node: clusterctl run --ranks-per-node 1 -- sh"
+                f" -c '{self._name} --config_file {path} --num_machines $WORLD_SIZE --machine_rank"
+                " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'",
             )
-
-    def _take_keys(self, path: Path, keys: Mapping[str, str]) -> None:
-        before = self.asked
-        self.asked = replace(before, sizes={}, env={}, ignored=())
         for key, value in keys.items():
-            found = self._launcher.find(f"--{key.removeprefix('use_').replace('_', '-')}")
-            use = found[1].use if found else ""
-            usual = key == "distributed_type" or (key, value.lower()) in _USUAL
-            if usual or value.lower() in _NOTHING:
+            rule = self._launcher.find(f"--{key.removeprefix('use_').replace('_', '-')}")
+            use, name = (rule.use, rule.name.partition("=")[0]) if rule else ("", "")
+            nothing = (key, value.lower()) in _USUAL or value.lower() in _NOTHING
+            if nothing or use in asked.sizes or name in asked.env:
                 continue
-            if found and use in ("ranks", "nodes", "env"):
-                self._take(f"{path}: {key}", found[0], found[1], [value])
-            elif found and use == "set" and value.lower() == "true":
-                self._take(key, found[0], found[1], [])
+            if rule and use == "set" and value.lower() == "true":
+                self._take(key, rule, [])
+            elif rule and (use == "env" or (use in ("ranks", "nodes") and not own)):
+                self._take(f"{path}: {key}", rule, [value])
             else:
-                self._ignore(f"{key} in {path}")
-        self.asked = replace(
-            self.asked,
-            sizes={**self.asked.sizes, **before.sizes},
-            typed={**self.asked.typed, **before.typed},
-            env={**self.asked.env, **before.env},
-            ignored=(*before.ignored, *self.asked.ignored),
-        )
+                asked.ignored += (f"{key} in {path}",)
 
 
 def find_other_value(option: str, args: Sequence[str]) -> str:
@@ -921,6 +873,15 @@ def find_other_value(option: str, args: Sequence[str]) -> str:
 
 def make_contradiction(one: str, other: str) -> UsageError:
     return UsageError(f"{one} and {other} contradict each other", hint="leave one of the two out")
+
+
+def _refuse_other(one: object, other: object, typed: str, typed_too: str) -> None:
+    if one != other:
+        raise make_contradiction(typed, typed_too)
+
+
+# -------------------------------------------------------------------------------------------------
+# The configuration of accelerate.
 
 
 _PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU")
@@ -948,31 +909,24 @@ def _read_keys(path: Path) -> dict[str, str]:
     """The plain values of a YAML or JSON file, with those of `dynamo_config`; of another key with
     more below it, that it is there."""
     text = read_input(path, str(path), hint="check the path")
-    found: dict[str, str] = {}
-    for key, value in (_read_json if text.lstrip()[:1] == "{" else _read_yaml)(text, path).items():
-        if not isinstance(value, dict | list):
-            found[key] = value if isinstance(value, str) else json.dumps(value)
-        elif key == "dynamo_config" and isinstance(value, dict):
-            for name, inner in value.items():
-                text = inner if isinstance(inner, str) else json.dumps(inner)
-                found[f"dynamo_{name.removeprefix('dynamo_')}"] = text
-        elif value:
-            found[key] = "more"
-    return found
-
-
-def _read_json(text: str, path: Path) -> dict[str, object]:
     try:
-        found: dict[str, object] = json.loads(text)
+        rows = json.loads(text) if text.lstrip()[:1] == "{" else _read_yaml(text)
     except ValueError as error:
         raise UsageError(f"{path} is not valid JSON: {error}", hint="correct the file") from None
+    inner = rows.pop("dynamo_config", None)
+    if isinstance(inner, dict):
+        rows |= {f"dynamo_{key.removeprefix('dynamo_')}": value for key, value in inner.items()}
+    found = {}
+    for key, value in rows.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        found[key] = "more" if value and isinstance(value, dict | list) else text
     return found
 
 
-def _read_yaml(text: str, _: Path) -> dict[str, object]:
+def _read_yaml(text: str) -> dict[str, Any]:
     """As `accelerate config` writes it: keys, and keys one level below."""
-    found: dict[str, object] = {}
-    above: dict[str, object] = {}
+    found: dict[str, Any] = {}
+    above: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip() or line.lstrip()[0] == "#":
             continue
@@ -1023,23 +977,24 @@ def fill(
     elif any(asked.node_range):
         asked = replace(asked, sizes={**asked.sizes, "nodes": sizes["nodes"]})
     for name, value in asked.native.items():
-        if name not in settings and spec.native.get(name, value) != value:
-            raise make_contradiction(
-                f"--{name} {spec.native[name]}", f"{asked.launcher} {asked.typed[name]}"
+        if name not in settings:
+            given = spec.native.get(name, value)
+            _refuse_other(
+                given, value, f"--{name} {given}", f"{asked.launcher} {asked.typed[name]}"
             )
-    for name, value in asked.env.items():
-        if "env" not in settings and spec.env.get(name, value) != value:
-            raise make_contradiction(
-                f"--env {name}={spec.env[name]}", f"{asked.launcher} with {name}={value}"
-            )
-    for option in asked.mpirun_args:
-        if "mpirun_args" not in settings and (other := find_other_value(option, spec.mpirun_args)):
-            raise make_contradiction(f"--mpirun-arg '{other}'", f"{asked.launcher} {option}")
+    if "env" not in settings:
+        for name, value in asked.env.items():
+            given = spec.env.get(name, value)
+            said = f"{asked.launcher} with {name}={value}"
+            _refuse_other(given, value, f"--env {name}={given}", said)
+    if "mpirun_args" not in settings:
+        for option in asked.mpirun_args:
+            if other := find_other_value(option, spec.mpirun_args):
+                raise make_contradiction(f"--mpirun-arg '{other}'", f"{asked.launcher} {option}")
     mpirun_args = [arg for arg in spec.mpirun_args if not find_other_value(arg, asked.mpirun_args)]
-    env = {**spec.env, **asked.env} if "env" in settings else {**asked.env, **spec.env}
     filled = replace(
         spec,
-        env=env,
+        env={**spec.env, **asked.env} if "env" in settings else {**asked.env, **spec.env},
         native={**spec.native, **asked.native},
         mpirun_args=(*asked.mpirun_args, *mpirun_args),
         hosts=hosts,
@@ -1060,11 +1015,10 @@ def fill_sizes(
         if nodes and not least <= nodes <= most:
             raise make_contradiction(f"--nodes {nodes:g}", asked.typed["nodes"])
         words["nodes"] = nodes or max(least, min(most, workers or most))
+    said = {name: f"{OPTIONS[name]} {value:g}" for name, value in typed.items()}
     for name, value in words.items():
-        if typed.get(name, value) != value:
-            raise make_contradiction(f"{OPTIONS[name]} {typed[name]:g}", asked.typed[name])
-    found = {**typed, **words}
-    said = {**{name: f"{OPTIONS[name]} {v:g}" for name, v in typed.items()}, **asked.typed}
+        _refuse_other(typed.get(name, value), value, said.get(name, ""), asked.typed[name])
+    found, said = {**typed, **words}, {**said, **asked.typed}
     ranks, each, nodes = (found.get(name, 0) for name in (*_COUNTS, "nodes"))
     if ranks and each and nodes and ranks != each * nodes:
         raise UsageError(
@@ -1076,9 +1030,8 @@ def fill_sizes(
             f"{said['ranks']} and {said['nodes']}: some nodes would have no rank",
             hint=f"--ranks {nodes:g} or more, or fewer nodes",
         )
-    counted = not found.keys().isdisjoint(_COUNTS)
     for name, value in settings.items():
-        weaker = name in _COUNTS and counted
+        weaker = name in _COUNTS and bool(ranks or each)
         weaker |= name == "nodes" and bool(ranks) and (bool(each) or value > ranks)
         if name not in found and not weaker:
             found[name] = value
@@ -1103,29 +1056,24 @@ def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
             hosts[node.name] = hosts.get(node.name, 0) + count
     if not hosts:
         raise UsageError(f"{typed} leaves no worker", hint="exclude fewer")
-    if own:
-        chosen = [node.name for node in find_workers(cluster, own, "--nodes")]
-        if set(chosen) != set(hosts):
-            raise make_contradiction(f"--nodes {','.join(own)}", typed)
+    if own and {node.name for node in find_workers(cluster, own, "--nodes")} != set(hosts):
+        raise make_contradiction(f"--nodes {','.join(own)}", typed)
     return replace(asked, hosts=tuple(NamedHost(name, count) for name, count in hosts.items()))
 
 
 def _drop_foreign_devices(asked: Asked, cluster: Cluster) -> Asked:
     """Without `NCCL_SOCKET_IFNAME=ens5` and the like where workers have no such network device:
     programs would not find each other."""
-    foreign = [
-        f"{name}={value}"
+    devices = [[item.device for item in node.facts.interfaces] for node in cluster.workers]
+    foreign = {
+        name: f"{name}={value}"
         for name, value in asked.env.items()
         if name.endswith("_SOCKET_IFNAME") and not value.startswith("^")
-        for node in cluster.workers
-        if not any(
-            device.device.startswith(wanted)
-            for device in node.facts.interfaces
-            for wanted in value.lstrip("=").split(",")
-        )
-    ]
-    env = {name: value for name, value in asked.env.items() if f"{name}={value}" not in foreign}
-    return replace(asked, env=env, ignored=(*asked.ignored, *dict.fromkeys(foreign)))
+        for there in devices
+        if not any(device.startswith(tuple(value.lstrip("=").split(","))) for device in there)
+    }
+    env = {name: value for name, value in asked.env.items() if name not in foreign}
+    return replace(asked, env=env, ignored=(*asked.ignored, *foreign.values()))
 
 
 def place_on_hosts(
@@ -1137,24 +1085,21 @@ def place_on_hosts(
     names = [host.name for host in asked.hosts]
     nodes = found.pop("nodes", 0)
     if nodes > len(names):
-        said = asked.typed.get("nodes", f"--nodes {nodes:g}")
-        raise make_contradiction(said, typed)
+        raise make_contradiction(asked.typed.get("nodes", f"--nodes {nodes:g}"), typed)
     each, ranks = int(found.get("ranks_per_node", 0)), int(found.get("ranks", 0))
     names = names[: int(nodes) or (-(-ranks // each) if each and ranks else len(names))]
     if not cluster.workers or not any(host.slots for host in asked.hosts):
         return tuple(names), found
-    workers: list[Node] = [cluster.node(name) for name in names]
     known = dict(asked.hosts)
-    slots = [known[node.name] or node.slots or 1 for node in workers]
+    slots = [known[name] or cluster.node(name).slots or 1 for name in names]
     if each > min(slots) or ranks > sum(slots):
         said = "ranks_per_node" if each > min(slots) else "ranks"
-        text = asked.typed.get(said, f"{OPTIONS[said]} {found[said]}")
-        raise make_contradiction(text, typed)
+        raise make_contradiction(asked.typed.get(said, f"{OPTIONS[said]} {found[said]}"), typed)
     if each:
         return tuple(names), found
     counts = deal(ranks or sum(slots), slots, by_turns=asked.by_turns or bool(nodes))
-    used = [(name, count) for name, count in zip(names, counts, strict=True) if count]
+    used = {name: count for name, count in zip(names, counts, strict=True) if count}
     found["ranks"] = sum(counts)
-    if [count for _, count in used] == deal(sum(counts), [sum(counts)] * len(used), by_turns=True):
-        return tuple(name for name, _ in used), found
-    return tuple(name for name, count in used for _ in range(count)), found
+    if [*used.values()] == deal(sum(counts), [sum(counts)] * len(used), by_turns=True):
+        return tuple(used), found
+    return tuple(name for name, count in used.items() for _ in range(count)), found
