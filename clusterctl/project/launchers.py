@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from clusterctl.options import table as options_table
+from clusterctl.core import assets
 
 REFUSED, IGNORED, KEPT = "refused", "ignored", "kept"
 
@@ -26,11 +25,12 @@ class Rule(NamedTuple):
     """What to do instead of a refused one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OtherLauncher:
     """A launcher program; the fields are those of launchers.toml."""
 
-    rules: Mapping[str, Rule]
+    names: tuple[str, ...]
+    options: tuple[str, ...]
     python: bool = False
     local_rank: str = ""
     one_dash: bool = False
@@ -40,19 +40,22 @@ class OtherLauncher:
 
     def find(self, option: str) -> Rule | None:
         """The rule of an option, also of one that is abbreviated."""
-        if option in self.rules:
-            return self.rules[option]
-        for name, rule in self.rules.items():
+        rules = _collect_rules(self.options)
+        if option in rules:
+            return rules[option]
+        for name, rule in rules.items():
             if name.endswith("*") and option.startswith(name[:-1]):
                 return rule
-        matches = [name for name in self.rules if self.abbreviates and name.startswith(option)]
+        matches = [name for name in rules if self.abbreviates and name.startswith(option)]
         unique = option[:2] == "--" and len(option) > 2 and len(matches) == 1
-        return self.rules[matches[0]] if unique else None
+        return rules[matches[0]] if unique else None
 
 
-class Wrapper(NamedTuple):
-    """A command that starts what follows its options; as in launchers.toml."""
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A command that starts what follows its options; the fields are those of launchers.toml."""
 
+    names: tuple[str, ...]
     use: str = IGNORED
     values: str = ""
     operands: int = 0
@@ -60,40 +63,44 @@ class Wrapper(NamedTuple):
     other: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """launchers.toml."""
+
+    options: dict[str, dict[str, str | dict[str, str]]]
+    launchers: tuple[OtherLauncher, ...]
+    wrappers: tuple[Wrapper, ...]
+
+
+@cache
+def load_tables() -> Tables:
+    return assets.load_table("project/launchers.toml", Tables)
+
+
 @cache
 def load_launchers() -> dict[str, OtherLauncher]:
     """By what people type: `torchrun`, `accelerate launch`."""
-    table = _load_table()
-    sets = {name: dict(_list_rules(uses)) for name, uses in table["options"].items()}
-    found = {}
-    for row in table["launchers"]:
-        fields = {name: value for name, value in row.items() if name not in ("names", "options")}
-        rules = {option: rule for name in row["options"] for option, rule in sets[name].items()}
-        found.update(dict.fromkeys(row["names"], OtherLauncher(rules=rules, **fields)))
-    return found
+    return {name: row for row in load_tables().launchers for name in row.names}
 
 
 @cache
 def load_wrappers() -> dict[str, Wrapper]:
     """By what people type: `timeout`, `perf record`."""
-    found = {}
-    for row in _load_table()["wrappers"]:
-        fields = {name: value for name, value in row.items() if name != "names"}
-        found.update(dict.fromkeys(row["names"], Wrapper(**fields)))
-    return found
+    return {name: row for row in load_tables().wrappers for name in row.names}
 
 
 @cache
-def _load_table() -> dict[str, Any]:
-    path = Path(__file__).with_suffix(".toml")
-    return options_table.parse_toml(path.read_text(encoding="utf-8"), path.name)
+def _collect_rules(sets: tuple[str, ...]) -> dict[str, Rule]:
+    """The options of these sets; a later one wins."""
+    options = load_tables().options
+    return {rule.option: rule for name in sets for rule in _list_rules(options[name])}
 
 
-def _list_rules(uses: Mapping[str, Any]) -> Iterator[tuple[str, Rule]]:
-    for use, words in uses.items():
-        for why, options in words.items() if use == REFUSED else (("", words),):
-            for word in options.split():
+def _list_rules(uses: Mapping[str, str | Mapping[str, str]]) -> Iterator[Rule]:
+    for use, given in uses.items():
+        for why, words in [("", given)] if isinstance(given, str) else given.items():
+            for word in words.split():
                 text, _, name = word.partition(":")
                 option = text.rstrip("=?")
                 values = -1 if text.endswith("?") else len(text) - len(option)
-                yield option, Rule(option, use, values, name, why)
+                yield Rule(option, use, values, name, why)
