@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from clusterctl.core import assets
 
-REFUSED, IGNORED, KEPT = "refused", "ignored", "kept"
+REFUSED, IGNORED = "refused", "ignored"
 
 
 class Rule(NamedTuple):
@@ -64,7 +64,7 @@ class Wrapper:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class LauncherTables:
     """launchers.toml."""
 
     options: dict[str, dict[str, str | dict[str, str]]]
@@ -73,8 +73,8 @@ class Tables:
 
 
 @cache
-def load_tables() -> Tables:
-    return assets.load_table("project/launchers.toml", Tables)
+def load_tables() -> LauncherTables:
+    return assets.load_table("project/launchers.toml", LauncherTables)
 
 
 @cache
