@@ -174,7 +174,7 @@ def diagnose(
         found = doctor_findings.restore_stacks(found, hang)
     findings = causes.judge(found)
     if hang and job.state.ended:
-        findings += (causes.describe_hang(hang),)
+        findings += (causes.describe_hang(found, hang),)
     summary = causes.summarize(found, findings)
     if cluster and job.state is JobState.QUEUED:
         summary = system.load_job_system(cluster).describe_wait(job)
@@ -218,7 +218,7 @@ def _load_stored(store: Store, job: Job) -> Evidence:
         nodes.setdefault(failure.node, NodeView(failure.node))
         rank = ranks.setdefault(failure.rank, Rank(failure.rank, failure.node))
         rank.exit_code, rank.ended = failure.exit_code, job.finished or 0.0
-    return Evidence(job, nodes, ranks)
+    return Evidence(job, nodes, dict(sorted(ranks.items())))
 
 
 def _collect(

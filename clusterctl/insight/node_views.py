@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from clusterctl.core.stacks import Stack
+from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
 
 # -------------------------------------------------------------------------------------------------
 # The collectives that PyTorch's flight recorder has noted of a rank, by process group. Pure.
@@ -70,6 +70,8 @@ KERNEL = (
     r"|Machine check|Hardware Error"
 )
 """Lines of the kernel's log that say that something failed."""
+LONGEST = 120
+"""Characters of a line of output that are told."""
 TICKS = 100.0
 """Per second, of the times in /proc/PID/stat (USER_HZ, the same on all Linux)."""
 
@@ -154,6 +156,24 @@ class Rank:
     silent: tuple[Silence, ...] = ()
     recorded: Mapping[str, RecordedGroup] = field(default_factory=dict)
     """By process group: what PyTorch's flight recorder has written of it, if it is on."""
+
+    @property
+    def last_line(self) -> str:
+        """Of its output; "" if there is none."""
+        lines = (line.strip() for line in reversed(self.out.split("\n")))
+        return next((line[:LONGEST] for line in lines if line), "")
+
+    @property
+    def wait(self) -> Wait:
+        """What it waits for: by its stack, where that is clear, else by the kernel."""
+        inside = explain_kernel(self.waits)
+        if self.main and self.main.state == "D":
+            return inside or Wait("waiting for a disk or a network file system")
+        stack = self.stack
+        clear, guess = (stack.wait, stack.unclear_wait) if stack else (None, None)
+        if clear is LOCK and stack and not (self.descendants or any(t.own for t in stack.others)):
+            return OWN_LOCK
+        return clear or inside or guess or Wait("blocked")
 
     @property
     def alive(self) -> bool:

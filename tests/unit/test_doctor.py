@@ -567,4 +567,4 @@ def test_the_stacks_of_an_attempt_that_was_ended_are_judged_as_if_it_ran() -> No
     assert cause.text == (
         "rank 1 waits in all_reduce at a.py:2 for rank 0 on worker-1: blocked at skip, train.py:9"
     )
-    assert "600 s" in causes.describe_hang(hang).text
+    assert "600 s" in causes.describe_hang(seen(), hang).text

@@ -26,6 +26,7 @@ from tests.unit.making import node
         ("peer worker-2 No route to host", "network", "worker-1 cannot reach worker-2: No route"),
         ('spot {"action": "terminate"}', "spot", "taking back the spot instance worker-1"),
         ("kernel [ 5000.0] NVRM: Xid (PCI:0000:00:1e): 79, GPU has", "gpu", "a GPU of worker-1"),
+        ("kernel [ 5000.0] nvme0n1: I/O error, dev nvme0n1", "hardware", "error of its hardware"),
     ],
 )
 def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.insight.doctor.tracebacks import drop_handled, find_fatal, find_last_error
+from clusterctl.insight.messages import drop_handled, find_fatal, find_last_error
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,4 +1,5 @@
-"""Ranks that ended: the one that failed first, and those that vanished or left early."""
+"""Ranks that ended, and the one that failed first; those that vanished or left early, and those
+whose program has ended while their process has not."""
 
 from __future__ import annotations
 
@@ -12,20 +13,26 @@ from dataclasses import replace
 
 from clusterctl.batch.verdict import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.core.job import JobState
-from clusterctl.core.stacks import name_ranks
+from clusterctl.core.stacks import TEARDOWN, Stack
 from clusterctl.insight import messages
-from clusterctl.insight.doctor.absence import find_wait
-from clusterctl.insight.doctor.findings import KILLED, Evidence, Finding
-from clusterctl.insight.doctor.tracebacks import (
+from clusterctl.insight.doctor.findings import (
+    KILLED,
+    Evidence,
+    Finding,
+    load_words,
+    name_ranks,
+)
+from clusterctl.insight.messages import (
     PREFIX,
     WORK,
+    Match,
     drop_handled,
     find_fatal,
     find_last_error,
     find_last_words,
     is_library,
 )
-from clusterctl.insight.node_views import NodeView, Rank
+from clusterctl.insight.node_views import Rank
 
 _CRASH = re.compile(
     r"^(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):$", re.MULTILINE
@@ -65,13 +72,14 @@ def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
         return
     said = "".join(view.launcher_said for view in evidence.nodes.values())
     if (match := messages.find_known_message(said)) and not match.message.after:
-        yield _explain_match(match, "mpirun on the launcher", ())
-    for number, rank in sorted(evidence.ranks.items()):
+        yield _explain_match(evidence, match, "mpirun on the launcher")
+    for number, rank in evidence.ranks.items():
         match = messages.find_known_message(rank.err) if not evidence.job.state.ended else None
         if match and not match.message.after and _CRASH.search(rank.err):  # it is about to end
             yield _judge_failure(evidence, rank)
         elif match and not match.message.after:
-            yield _explain_match(match, evidence.name_rank(number), (number,), serious=False)
+            found = _explain_match(evidence, match, evidence.name([number]), rank)
+            yield replace(found, nodes=(), serious=False)
 
 
 def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
@@ -82,15 +90,11 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
     if early and len(quiet) < len(evidence.ranks):
         first = min(early, key=evidence.correct_end)
         match = messages.find_known_message(f"{failed.err}\n{failed.out}")
-        return Finding(
+        return evidence.make_finding(
             "left",
-            f"{evidence.name_rank(first.number)} ended with code 0 while"
-            f" {evidence.name_rank(failed.number)} still needed it",
-            "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
-            " look for sys.exit, a return or a collective that only some ranks reach",
+            [first.number],
             (*find_last_error(failed.err)[:1], *((match.line,) if match else ())),
-            (first.number,),
-            (first.node,),
+            doing=f"{evidence.name([failed.number])} still needed it",
         )
     silent = [r for r in evidence.ranks.values() if not r.alive and r.exit_code is None]
     there = [rank for rank in silent if not evidence.nodes[rank.node].error]
@@ -98,16 +102,8 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
 
 
 def _judge_vanished(evidence: Evidence, rank: Rank) -> Finding:
-    return Finding(
-        "gone",
-        f"{evidence.name_rank(rank.number)} is gone without an exit code: it was killed with its"
-        " parent processes, its node restarted, or the disk of its output was full",
-        ""
-        if evidence.job.state.ended
-        else f"`clusterctl cancel {evidence.job.id}` ends the others",
-        ranks=(rank.number,),
-        nodes=(rank.node,),
-    )
+    advice = "" if evidence.job.state.ended else None
+    return evidence.make_finding("gone", [rank.number], advice=advice)
 
 
 def _is_consequence(rank: Rank) -> bool:
@@ -117,60 +113,53 @@ def _is_consequence(rank: Rank) -> bool:
 
 
 def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
-    place = evidence.name_rank(rank.number)
     error = find_last_error(rank.err)
     match = _find_message(rank)
     if match and match.message.name in messages.MEETINGS:
         places = _find_places(evidence)
         if len(places) > 1:
-            return _judge_mismatch(match, places)
+            return _judge_meeting(evidence, match, places)
     if match and not (error and match.message.name == "cpp-thread"):  # it follows an exception
-        where = tuple(filter(None, (_find_line(rank.err),)))
-        if match.message.name == "host-memory":
-            match = _weigh_free_memory(match, evidence.nodes.get(rank.node))
-        if match.message.name == "torch-file":
-            match = _weigh_free_disks(match, evidence.nodes.get(rank.node))
-        found = _explain_match(match, place, (rank.number,), nodes=(rank.node,), where=where)
+        match = _weigh_what_is_free(evidence, match, rank)
+        found = _explain_match(evidence, match, evidence.name([rank.number]), rank)
+        found = replace(found, lines=(*filter(None, [_find_line(rank.err)]), *found.lines))
         line = PREFIX.sub("", match.line)
         if error and error[-1].startswith(line) and len(line) <= SHORT:  # it names the file
             found = replace(found, text=f"{found.text}: {line}")
         return _name_late(evidence, match, rank, found)
-    code = rank.exit_code or 0
     heard = [view.launcher_said for view in evidence.nodes.values()]
-    if not error and (
-        said := next(filter(None, map(find_fatal, (rank.err, rank.out, *heard))), "")
-    ):
-        error = (said,)
-    if error:
-        return Finding(
-            "error",
-            f"{place} failed first: {error[-1].strip()}",
-            f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed",
-            error,
-            (rank.number,),
-            (rank.node,),
-        )
+    fatal = filter(None, map(find_fatal, (rank.err, rank.out, *heard)))
+    if error := error or tuple(itertools.islice(fatal, 1)):
+        return evidence.make_finding("error", [rank.number], error, error=error[-1].strip())
+    return _judge_exit(evidence, rank, rank.exit_code or 0)
+
+
+def _judge_exit(evidence: Evidence, rank: Rank, code: int) -> Finding:
+    """Of a rank that has not said why."""
     how = f"was ended by {_name_signal(code)}" if 128 < code < 193 else f"ended with code {code}"
-    advice = f"`clusterctl logs {evidence.job.id} --rank {rank.number}` shows all that it printed"
-    if known := messages.explain_exit(code, evidence.job):
-        advice = f"{known}; {advice}"
+    advice = None
     if code == KILLED:
-        how = "was killed (SIGKILL)"
-        advice = "find out what killed it; the kernel log of the node does not show it"
-    last = tuple((rank.err.strip() or rank.out.strip()).splitlines()[-3:])
-    said = find_last_words(rank.err) or find_last_words(rank.out)
-    words = f"; the last line that it printed: {said}" if said and code < 128 else ""
+        how, advice = "was killed (SIGKILL)", load_words().advice["killed"]
     if code == 128 + signal.SIGSEGV and _has_recursed(rank.err):
         how = "failed by a recursion deeper than its stack (SIGSEGV; `ulimit -s` is the limit)"
-        advice = "look for a recursion without an end at that line"
+        advice = load_words().advice["recursion"]
+    lines = (rank.err.strip() or rank.out.strip()).splitlines()[-3:]
     if _CRASH.search(rank.err):
-        last = (_find_line(rank.err),) if _find_line(rank.err) else ()
-    return Finding(
-        "exit", f"{place} {how} first{words}", advice, last, (rank.number,), (rank.node,)
+        lines = [_find_line(rank.err)] if _find_line(rank.err) else []
+    said = find_last_words(rank.err) or find_last_words(rank.out)
+    known = messages.explain_exit(code, evidence.job)
+    return evidence.make_finding(
+        "exit",
+        [rank.number],
+        lines,
+        advice=advice,
+        how=how,
+        words=f"; the last line that it printed: {said}" if said and code < 128 else "",
+        known=f"{known}; " if known else "",
     )
 
 
-def _find_message(rank: Rank) -> messages.Match | None:
+def _find_message(rank: Rank) -> Match | None:
     """What it has printed of known messages, but for exceptions that it has caught. An exception
     that is the program's own counts for more than what stands around it."""
     match = messages.find_known_message(f"{drop_handled(rank.err)}\n{rank.out}")
@@ -178,22 +167,22 @@ def _find_message(rank: Rank) -> messages.Match | None:
     return None if match and _OWN.match(error) and not messages.find_known_message(error) else match
 
 
-def _name_late(evidence: Evidence, match: messages.Match, waited: Rank, found: Finding) -> Finding:
+def _name_late(evidence: Evidence, match: Match, waited: Rank, found: Finding) -> Finding:
     """The same with the ranks that others have waited for until a timeout: those that have not
     reported one themselves, and are not in a collective."""
     if match.message.name not in messages.TIMEOUTS:
         return found
-    ranks = sorted(evidence.ranks.items())
+    ranks = evidence.ranks.items()
     late = [n for n, r in ranks if not _times_out(r) and not (r.stack and r.stack.collective)]
     if not late or not _times_out(waited):
         return found
     one = evidence.ranks[late[0]]
-    places = evidence.name_rank(late[0]) if len(late) == 1 else name_ranks(late)
-    wait = find_wait(one, one.stack)
+    wait = one.wait
     where = f" ({wait.text} at {one.stack.describe()})" if one.stack else ""
     text = (
-        f"{evidence.name_rank(waited.number)} waited in a collective until its timeout, most"
-        f" likely for {places}{where}, which {'has' if len(late) == 1 else 'have'} reported none"
+        f"{evidence.name([waited.number])} waited in a collective until its timeout, most"
+        f" likely for {evidence.name(late)}{where}, which {'have' if late[1:] else 'has'} reported"
+        " none"
     )
     advice = wait.advice if one.stack and wait.advice else found.advice
     nodes = tuple(dict.fromkeys(evidence.ranks[n].node for n in late))
@@ -205,33 +194,21 @@ def _times_out(rank: Rank) -> bool:
     return match is not None and match.message.name in messages.TIMEOUTS
 
 
-def _weigh_free_memory(match: messages.Match, view: NodeView | None) -> messages.Match:
-    """The same, or that its node has memory, which a rank may have filled itself."""
-    if not view or not view.memory_total or view.memory_free < view.memory_total / 2:
+def _weigh_what_is_free(evidence: Evidence, match: Match, rank: Rank) -> Match:
+    """The same, or that its node has memory, which a rank may have filled itself, or space."""
+    view = evidence.nodes.get(rank.node)
+    if match.message.name == "host-memory" and view and view.memory_total:
+        free, total = view.memory_free / 2**20, view.memory_total / 2**20
+        cause = f"it was refused memory; {view.name} has {free:.1f} of {total:.1f} GiB free now"
+        advice, plenty = "memory-free", free >= total / 2
+    elif match.message.name == "torch-file" and view and view.disks:
+        cause = "torch.save could not write its file to the end, though no disk of"
+        cause += f" {view.name} is full now"
+        advice, plenty = "disk-free", not any(disk.full for disk in view.disks)
+    else:
         return match
-    free, total = view.memory_free / 2**20, view.memory_total / 2**20
-    message = replace(
-        match.message,
-        cause=f"it was refused memory; {view.name} has {free:.1f} of {total:.1f} GiB free now",
-        advice="if the rank had not filled the node itself, look at the size of that allocation,"
-        " and for a limit: `ulimit -v`, its container or batch job; else use a smaller batch,"
-        " fewer ranks per node (--ranks-per-node), or larger nodes",
-    )
-    return replace(match, message=message)
-
-
-def _weigh_free_disks(match: messages.Match, view: NodeView | None) -> messages.Match:
-    """The same, or that its node has space."""
-    if not view or not view.disks or any(disk.full for disk in view.disks):
-        return match
-    message = replace(
-        match.message,
-        cause=f"torch.save could not write its file to the end, though no disk of {view.name} is"
-        " full now",
-        advice="look for a limit on the size of files (`ulimit -f`) or a quota, and for a disk that"
-        " was full only then",
-    )
-    return replace(match, message=message)
+    row = replace(match.message, cause=cause, advice=load_words().advice[advice])
+    return replace(match, message=row) if plenty else match
 
 
 def _has_recursed(text: str) -> bool:
@@ -244,26 +221,22 @@ def _has_recursed(text: str) -> bool:
 def _find_places(evidence: Evidence) -> dict[str, list[int]]:
     """Where ranks were when they failed, as far as they have said so."""
     places: dict[str, list[int]] = {}
-    for number, rank in sorted(evidence.ranks.items()):
+    for number, rank in evidence.ranks.items():
         ended = rank.exit_code or evidence.job.state.ended or _CRASH.search(rank.err)
         if ended and (line := _find_line(rank.err)):
             places.setdefault(line, []).append(number)
     return places
 
 
-def _judge_mismatch(match: messages.Match, places: Mapping[str, Sequence[int]]) -> Finding:
+def _judge_meeting(
+    evidence: Evidence, match: Match, places: Mapping[str, Sequence[int]]
+) -> Finding:
     """Ranks that have met in a collective from different lines."""
     order = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
     said = "; ".join(f"{name_ranks(ranks)} in {line}" for line, ranks in order)
-    return Finding(
-        "mismatch",
-        f"ranks were in different collectives: {said}",
-        "look for a branch that only some ranks take, a rank with fewer or more steps, or one that"
-        " has caught an exception: it has skipped collectives, and meets the others in a wrong one;"
-        " or for sizes that do not fit (the splits of all_to_all), where one has gone on already",
-        (match.line, match.message.source),
-        tuple(number for _, ranks in order[1:] for number in ranks),
-    )
+    others = [number for _, ranks in order[1:] for number in ranks]
+    lines = (match.line, match.message.source)
+    return evidence.make_finding("met", others, lines, places=said)
 
 
 def _find_line(text: str) -> str:
@@ -294,65 +267,145 @@ def _name_signal(code: int) -> str:
 
 
 def _explain_match(
-    match: messages.Match,
-    place: str,
-    ranks: tuple[int, ...],
-    *,
-    nodes: tuple[str, ...] = (),
-    serious: bool = True,
-    where: tuple[str, ...] = (),
+    evidence: Evidence, match: Match, place: object, rank: Rank | None = None
 ) -> Finding:
     message = match.message
-    lines = (*where, match.line, message.source)
-    text = f"{place}: {message.cause}"
-    return Finding(f"message:{message.name}", text, message.advice, lines, ranks, nodes, serious)
+    return Finding(
+        f"message:{message.name}",
+        f"{place}: {message.cause}",
+        message.advice,
+        (match.line, message.source),
+        (rank.number,) if rank else (),
+        (rank.node,) if rank else (),
+    )
 
 
 def find_vanished(evidence: Evidence) -> Iterator[Finding]:
     """Ranks without a process and without an exit code, on nodes that answer."""
-    if evidence.job.state.ended or not any(rank.alive for rank in evidence.ranks.values()):
+    if evidence.job.state.ended or not evidence.living:
         return
-    gone = [
-        number
-        for number, rank in sorted(evidence.ranks.items())
-        if not rank.alive and rank.exit_code is None and evidence.nodes[rank.node].listed
-    ]
-    for number in gone:
-        yield _judge_vanished(evidence, evidence.ranks[number])
+    for rank in evidence.ranks.values():
+        if not rank.alive and rank.exit_code is None and evidence.nodes[rank.node].listed:
+            yield _judge_vanished(evidence, rank)
     yield from _judge_left(evidence)
 
 
 def _judge_left(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that have ended with code 0 while others live. That may be right, unless these wait in
     a collective, or have printed that a rank is gone."""
-    quiet = [n for n, r in sorted(evidence.ranks.items()) if r.exit_code == 0]
-    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
-    if not quiet:
-        return
-    stacks = [rank.stack for rank in living.values() if rank.stack]
+    quiet = [n for n, rank in evidence.ranks.items() if rank.exit_code == 0]
+    stacks = [rank.stack for rank in evidence.living.values() if rank.stack]
     waiting = [stack for stack in stacks if stack.collective and not stack.tears_down]
-    follow = [n for n, rank in living.items() if _is_consequence(rank)]
+    follow = [n for n, rank in evidence.living.items() if _is_consequence(rank)]
     if waiting:
         doing = f"others wait in {waiting[0].describe()}"
     elif follow:
-        doing = f"{evidence.name_rank(follow[0])} still needed it"
-    elif not any(stack.tears_down for stack in stacks):
-        doing = f"{name_ranks(living)} still run{'s' if len(living) == 1 else ''}"
+        doing = f"{evidence.name(follow[:1])} still needed it"
     else:
-        return
-    places = evidence.name_rank(quiet[0]) if len(quiet) == 1 else name_ranks(quiet)
-    yield Finding(
-        "left",
-        f"{places} ended with code 0 while {doing}",
-        "give all ranks the same number of steps (a sampler with drop_last, or model.join());"
-        " look for sys.exit, a return or a collective that only some ranks reach",
-        tuple(last for n in quiet[:1] if (last := _describe_last_line(evidence.ranks[n]))),
-        tuple(quiet),
-        tuple(dict.fromkeys(evidence.ranks[number].node for number in quiet)),
-        serious=bool(waiting or follow),
+        doing = f"{name_ranks(evidence.living):still runs/still run}"
+    if quiet and (waiting or follow or not any(stack.tears_down for stack in stacks)):
+        said = evidence.ranks[quiet[0]].last_line
+        yield evidence.make_finding(
+            "left",
+            quiet,
+            [f"its last line of output: {said}"] if said else (),
+            serious=bool(waiting or follow),
+            doing=doing,
+        )
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks whose program has ended while their process has not: what runs after the last line of a
+# Python program can wait for other ranks, or for ever.
+
+
+_NO_PYTHON = "find a python interpreter"
+"""What py-spy says of a process whose Python has ended (and of a Python that it does not know)."""
+DESTRUCTORS = "https://github.com/pytorch/pytorch/issues/56297"
+
+
+def find_unfinished(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks that have run their whole program, and still live."""
+    yield from _find_destructors(evidence)
+    for rank in evidence.ranks.values():
+        if lacks_python(evidence, rank) or is_exiting(rank):
+            yield _explain_exit(evidence, rank)
+
+
+def is_exiting(rank: Rank) -> bool:
+    """Whether its program has ended, and its process waits for its own threads or processes, or
+    cleans up after an exception."""
+    stack = rank.stack
+    if stack is None or not rank.alive:
+        return False
+    no_python = not stack.collective and not any(frame.python for frame in stack.frames)
+    return stack.joins_threads or (no_python and bool(find_last_error(rank.err)))
+
+
+def lacks_python(evidence: Evidence, rank: Rank) -> bool:
+    """Whether it lives without a Python interpreter. If that is so of all ranks, and none has
+    printed an exception, py-spy does not know this Python."""
+    gone = _NO_PYTHON in rank.no_stack and rank.alive and not rank.stack
+    return gone and bool(evidence.stacks or find_last_error(rank.err))
+
+
+def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
+    """Others wait for it, and it waits for them (MPI ends only when all ranks have come to that),
+    or for its own threads."""
+    stack = rank.stack if rank.stack and rank.stack.joins_threads else None
+    others = {n: s for n, s in evidence.stacks.items() if s.collective}
+    where = f", while {name_ranks(others):waits/wait}" if others else ""
+    where += f" in {next(iter(others.values())).describe()}" if others else ""
+    advice = load_words().advice
+    living = list(_describe_living(rank, stack)) if stack else []
+    if error := find_last_error(rank.err):
+        usual = "" if rank.stack else advice["mpi-exit"]
+        return evidence.make_finding(
+            "unended",
+            [rank.number],
+            [*error, *living],
+            error=error[-1].strip(),
+            others=where,
+            usual=advice["threads"] if stack else usual,
+        )
+    alone = all(r.stack and r.stack.joins_threads for r in evidence.living.values())
+    return evidence.make_finding(
+        "exiting",
+        [rank.number],
+        living,
+        serious=not any(evidence.ranks[n].moved for n in others) and (bool(others) or alone),
+        what="its threads or processes" if stack else "the others",
+        others=where,
+        usual=advice["threads"] if stack else "",
     )
 
 
-def _describe_last_line(rank: Rank) -> str:
-    said = [line.strip() for line in rank.out.splitlines() if line.strip()]
-    return f"its last line of output: {said[-1][:120]}" if said else ""
+def list_threads(rank: Rank, main: Stack) -> list[tuple[str, Stack]]:
+    """Its other threads and its Python processes, by name."""
+    threads = [(f"its thread {other.thread or n}", other) for n, other in enumerate(main.others, 2)]
+    return [*threads, *rank.helpers.items()]
+
+
+def _describe_living(rank: Rank, stack: Stack) -> Iterator[str]:
+    """The threads and processes of the program that it may wait for."""
+    for name, other in list_threads(rank, stack):
+        if other.own:
+            yield f"{name} is at {other.describe()}{f': {other.waits}' if other.waits else ''}"
+    for process in rank.children:
+        if f"its process {process.pid}" not in rank.helpers:
+            yield f"its process {process.pid} runs {process.command}"
+
+
+def _find_destructors(evidence: Evidence) -> Iterator[Finding]:
+    """Ranks in the destructor of a process group, when no other rank lives that could still come
+    to one of its collectives: nothing will end it."""
+    living = evidence.living
+    if living and all(rank.stack and rank.stack.tears_down for rank in living.values()):
+        why = (
+            "the destructor keeps Python's lock (the GIL) while it waits for a thread of the"
+            " backend, and that thread may want this lock"
+        )
+        moved = any(rank.moved for rank in living.values())
+        yield evidence.make_finding(
+            "teardown", living, (why, DESTRUCTORS), serious=not moved, place=TEARDOWN
+        )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from clusterctl.batch.verdict import correct
-from clusterctl.core import stacks as core_stacks
+from clusterctl.core import assets, stacks
 from clusterctl.core.job import Hang, Job
 from clusterctl.core.stacks import Stack
 from clusterctl.insight.node_views import NodeView, Rank, RankProcess
@@ -16,6 +17,8 @@ WATCH = 5
 """Seconds for which ranks that wait are watched."""
 POLLS = 0.1
 """Processors in use by a rank that polls for messages on a machine with too few processors."""
+NAMED = 3
+"""Ranks that are named one by one."""
 KILLED = 137
 """The exit code after SIGKILL."""
 
@@ -34,6 +37,49 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Words:
+    """A row of findings.toml."""
+
+    text: str
+    advice: str = ""
+    kind: str = ""
+    serious: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """findings.toml."""
+
+    findings: dict[str, Words]
+    missed: dict[str, str]
+    advice: dict[str, str]
+
+
+@cache
+def load_words() -> Vocabulary:
+    return assets.load_table("insight/doctor/findings.toml", Vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Ranks or nodes by name. A format has the verb for one and for several: `{who:is/are}`."""
+
+    name: str
+    several: bool
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, verbs: str) -> str:
+        return f"{self.name} {verbs.split('/')[self.several]}" if verbs else self.name
+
+
+def name_ranks(ranks: Collection[int]) -> Subject:
+    """Without their nodes."""
+    return Subject(stacks.name_ranks(ranks), len(ranks) > 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What was collected. `watched`: for how many seconds, whether ranks that wait make progress.
     `missed`: what there was no time for, and on which nodes."""
@@ -48,14 +94,59 @@ class Evidence:
     def stacks(self) -> dict[int, Stack]:
         return {number: rank.stack for number, rank in self.ranks.items() if rank.stack}
 
+    @property
+    def living(self) -> dict[int, Rank]:
+        return {number: rank for number, rank in self.ranks.items() if rank.alive}
+
     def correct_end(self, rank: Rank) -> float:
         """When it ended, by the clock of the machine that asks."""
         view = self.nodes.get(rank.node)
         return correct(rank.ended, view.offset, view.uncertainty) if view else rank.ended
 
-    def name_rank(self, number: int) -> str:
+    def name(self, ranks: Collection[int]) -> Subject:
+        """One rank with its node, several without."""
+        subject = name_ranks(ranks)
+        if len(ranks) != 1:
+            return subject
+        (number,) = ranks
         node = self.ranks[number].node if number in self.ranks else self.job.find_node(number)
-        return f"rank {number} on {node}" if node else f"rank {number}"
+        return Subject(f"{subject.name} on {node}" if node else subject.name, several=False)
+
+    def name_each(self, ranks: Collection[int]) -> str:
+        """With their nodes, as long as they are few."""
+        named = [str(self.name([number])) for number in ranks]
+        more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+        return ", ".join(named[:NAMED]) + more
+
+    def make_finding(
+        self,
+        row: str,
+        ranks: Collection[int] = (),
+        lines: Iterable[str] = (),
+        *,
+        nodes: Iterable[str] = (),
+        advice: str | None = None,
+        serious: bool | None = None,
+        **facts: object,
+    ) -> Finding:
+        """In the words of that row of findings.toml. `nodes`: else those of the ranks. `advice` and
+        `serious`: else as the row has them."""
+        words = load_words().findings[row]
+        places = tuple(nodes) or tuple(
+            dict.fromkeys(self.ranks[number].node for number in ranks if number in self.ranks)
+        )
+        facts["rank"], facts["node"] = next(iter(ranks), ""), next(iter(places), "")
+        facts["who"], facts["each"] = self.name(ranks), self.name_each(ranks)
+        facts["job"] = self.job.id
+        return Finding(
+            words.kind or row,
+            words.text.format(**facts),
+            words.advice.format(**facts) if advice is None else advice,
+            tuple(lines),
+            tuple(ranks),
+            places,
+            words.serious if serious is None else serious,
+        )
 
 
 def assemble(job: Job, views: Mapping[str, NodeView]) -> Evidence:
@@ -131,7 +222,7 @@ def restore_stacks(evidence: Evidence, hang: Hang) -> Evidence:
     """The same with the ranks as they were when this attempt was ended, as far as that is known."""
     ranks = dict(evidence.ranks)
     for place in hang.places:
-        note = core_stacks.read_hang_notes(place.note)
+        note = stacks.read_hang_notes(place.note)
         for number in place.ranks:
             now = ranks.get(number) or Rank(number, evidence.job.find_node(number))
             process = RankProcess(note.pid, 0, note.command, note.state, 0, 0)

@@ -1,12 +1,15 @@
-"""Ranks that live: those that wait for others in a collective, and those that are not in it."""
+"""Ranks that live: those that wait for others in a collective, those that are not in it, and what
+each of them waits for."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.stacks import (
+    CHILD,
+    FILE_LOCK,
     GRADIENTS,
     LOADER,
     SLEEP,
@@ -14,261 +17,48 @@ from clusterctl.core.stacks import (
     Meeting,
     Stack,
     Wait,
-    name_ranks,
 )
 from clusterctl.insight import messages
-from clusterctl.insight.doctor import endings
-from clusterctl.insight.doctor.absence import (
-    describe_elsewhere,
-    describe_unmoved,
-    explain_absence,
-    find_last_lines,
-    find_wait,
+from clusterctl.insight.doctor import failures
+from clusterctl.insight.doctor.findings import (
+    POLLS,
+    Evidence,
+    Finding,
+    load_words,
+    name_ranks,
 )
-from clusterctl.insight.doctor.findings import POLLS, Evidence, Finding
-from clusterctl.insight.node_views import Rank
-
-# -------------------------------------------------------------------------------------------------
-# Ranks that have not found each other: all are in init_process_group, and it does not end.
-
-
-_LOCALHOST = re.compile(r"localhost|127\.|::1$")
-ADVICE = (
-    "all ranks need the same MASTER_ADDR and MASTER_PORT, and RANK and WORLD_SIZE as clusterctl"
-    " sets them: look for lines of the program that set others"
-)
-
-AT_HOME = (
-    "each node is its own localhost: let the program leave MASTER_ADDR and MASTER_PORT as"
-    " clusterctl sets them"
-)
-
-
-def judge_rendezvous(evidence: Evidence) -> Iterator[Finding]:
-    """Of ranks that are all in PyTorch's rendezvous: those that cannot connect to rank 0's store,
-    that there are too few of them, or that two have one number. Only C++ frames tell these apart,
-    and on a busy machine a stack may lack them."""
-    living = evidence.stacks
-    if not living or not is_rendezvous(living.values()):
-        return
-    waiting = [number for number, stack in living.items() if _is_connected(stack)]
-    outside = [n for n, stack in living.items() if n not in waiting and _is_in_store(stack)]
-    said = [
-        match.line
-        for number in outside
-        if (match := messages.find_known_message(evidence.ranks[number].err))
-    ]
-    own = next(iter(living.values())).describe()
-    meetings = {number: stack.meeting for number, stack in living.items() if stack.meeting}
-    if outside and waiting:
-        text = (
-            f"{_describe_ranks(evidence, outside)} cannot connect to"
-            f" {_name_address(meetings, outside)} in {own}, while {name_ranks(waiting)}"
-            f" wait{'s' if len(waiting) == 1 else ''} {_name_place(meetings, waiting)}"
-        )
-    elif outside:
-        text = f"no rank can connect to {_name_address(meetings, outside)} in {own}"
-    elif all(map(_has_connected_all, living.values())):
-        text = (
-            f"as many ranks as WORLD_SIZE have connected in {own}, and wait for one that none of"
-            " them is: two use the same RANK, or the world_size that the program passes is larger"
-            f" than {len(living)}"
-        )
-    elif len(waiting) == len(living):
-        text = (
-            f"every rank has connected in {own}, which waits for more ranks:"
-            f" WORLD_SIZE, or the world_size that the program passes, is larger than {len(waiting)}"
-        )
-    else:
-        text = (
-            f"every rank is in {own}: some cannot connect to"
-            " MASTER_ADDR:MASTER_PORT, or WORLD_SIZE, or the world_size that the program passes, is"
-            f" larger than {len(living)}"
-        )
-    nodes = tuple(dict.fromkeys(evidence.ranks[number].node for number in outside))
-    lines = (*said[:1], *_describe_meetings(meetings))
-    home = any(n in meetings and _LOCALHOST.match(meetings[n].host) for n in outside)
-    advice = AT_HOME if home else ADVICE
-    yield Finding("rendezvous", text, advice, lines, tuple(outside), nodes)
-
-
-def is_rendezvous(stacks: Iterable[Stack]) -> bool:
-    """Whether all of them are in the rendezvous: rank 0 keeps the store, where it waits for all to
-    connect, and the others then wait there for the addresses of all."""
-    return all(stack.collective == "init_process_group" for stack in stacks)
-
-
-def _name_address(meetings: Mapping[int, Meeting], ranks: Sequence[int]) -> str:
-    """Where these ranks look for the store: by its value, if that is known and the same."""
-    found = {meetings[number].address for number in ranks if number in meetings}
-    return found.pop() if len(found) == 1 else "MASTER_ADDR:MASTER_PORT"
-
-
-def _name_place(meetings: Mapping[int, Meeting], ranks: Sequence[int]) -> str:
-    address = _name_address(meetings, ranks)
-    return f"at {address}" if any(number in meetings for number in ranks) else "there"
-
-
-def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
-    """With what ranks have called init_process_group, in one line where that is the same."""
-    alike: dict[tuple[str, int], list[int]] = {}
-    for number, meeting in meetings.items():
-        alike.setdefault((meeting.address, meeting.world_size), []).append(number)
-    for (address, size), ranks in alike.items():
-        yield f"{name_ranks(ranks)}: MASTER_ADDR:MASTER_PORT {address}, WORLD_SIZE {size}"
-    for number, meeting in meetings.items():
-        if meeting.rank != number:
-            yield f"rank {number}: RANK {meeting.rank}"
-
-
-def _describe_ranks(evidence: Evidence, ranks: Sequence[int]) -> str:
-    return evidence.name_rank(ranks[0]) if len(ranks) == 1 else name_ranks(ranks)
-
-
-def _is_in_store(stack: Stack) -> bool:
-    return any("TCPStore" in frame.name for frame in stack.frames)
-
-
-def _has_connected_all(stack: Stack) -> bool:
-    """Whether its store has seen all ranks, and it waits for the address of each by its number."""
-    return any("connectFullMesh" in frame.name for frame in stack.frames)
-
-
-def _is_connected(stack: Stack) -> bool:
-    waits = ("TCPStore::waitForWorkers", "TCPStore::wait", "TCPStore::doWait")
-    return any(name in frame.name for frame in stack.frames for name in waits)
-
-
-# -------------------------------------------------------------------------------------------------
-# Ranks that all wait for something else than each other: a file, a download, a lock.
-
-
-_SHOWN_ASLEEP = 3
-"""Places that are told."""
-
-
-def find_asleep(evidence: Evidence) -> Iterator[Finding]:
-    """No rank that lives computes or is in a collective, and none goes on. The others may have
-    ended."""
-    living = _find_candidates(evidence)
-    if not living or any(map(_goes_on, living.values())):
-        return
-    folded = core_stacks.fold({n: rank.stack for n, rank in living.items() if rank.stack})
-    told = []
-    for item in folded[:_SHOWN_ASLEEP]:
-        first = living[item.ranks[0]]
-        who = evidence.name_rank(first.number) if len(living) == 1 else name_ranks(item.ranks)
-        doing = (
-            f"{'is' if len(item.ranks) == 1 else 'are each'} {find_wait(first, item.stack).text}"
-        )
-        told.append(f"{who} {doing} at {item.stack.describe()}")
-    more = (
-        f"; and {len(folded) - _SHOWN_ASLEEP} other places" if len(folded) > _SHOWN_ASLEEP else ""
-    )
-    common = folded[0]
-    late = [living[number] for number in common.ranks]
-    wait = find_wait(late[0], common.stack)
-    yield Finding(
-        "asleep",
-        f"no rank computes, and none waits for the others: {'; '.join(told)}{more}",
-        wait.advice or "look at that line: what it waits for may never come",
-        (
-            *describe_unmoved(evidence),
-            *describe_elsewhere(late[0], common.stack),
-            *explain_absence(evidence, late, wait),
-        ),
-        tuple(living),
-        tuple(dict.fromkeys(rank.node for rank in living.values())),
-    )
-
-
-def find_watchable_asleep(evidence: Evidence) -> dict[int, str]:
-    """Such ranks, to look at again, and how: in a healthy job, all may wait for data at times. What
-    they wait for wakes them (`sleeps`), or is read (`reads`) where a timeout wakes them, too. Those
-    that sleep wake by themselves, and their later stacks tell (`late`)."""
-    kinds: dict[Wait, str] = {SLEEP: "late", LOADER: "reads"}
-    return {
-        number: kinds.get(find_wait(rank, rank.stack), "sleeps")
-        for number, rank in _find_candidates(evidence).items()
-    }
-
-
-def _find_candidates(evidence: Evidence) -> dict[int, Rank]:
-    """All ranks that live, if each of them is asleep."""
-    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
-    return living if all(map(_is_asleep, living.values())) else {}
-
-
-def _goes_on(rank: Rank) -> bool:
-    """Whether it has been seen to wake, or in other functions than at first. A loop that tries
-    something again and again stays in its functions."""
-    ways = {
-        tuple((f.name, f.file) for f in look.path) for look in (rank.stack, *rank.looks) if look
-    }
-    return bool(rank.moved) or len(ways) > 1
-
-
-def _is_asleep(rank: Rank) -> bool:
-    """Whether it waits in a line of the program, and nothing that it has started computes."""
-    stack = rank.stack
-    if stack is None or not stack.own or stack.collective:
-        return False
-    if rank.stopped or rank.running or endings.is_exiting(rank):
-        return False
-    threads = (*stack.others, *rank.helpers.values())
-    works = any(other.active and stack.find_left_by(other) for other in threads)
-    child = any(process.state in "RD" for process in rank.descendants)
-    return (rank.usage or 0.0) < POLLS and not works and not child
-
-
-# -------------------------------------------------------------------------------------------------
+from clusterctl.insight.messages import find_last_error
+from clusterctl.insight.node_views import Rank, RecordedCall, RecordedGroup
 
 BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
 LIMITED = 0.5
 """Share of the time slices in which a cgroup stops a rank, above which the rank is slow."""
-_SAME_LINE = (
-    "print the tensor's shape, the group and the root (src, dst) on each rank before that line:"
-    " they have to be equal; or one of them has skipped a step, and is in another pass of a loop"
-    " (after an exception that was caught, for example); or much data takes its time on a slow"
-    " network"
-)
-_FEWER_STEPS = (
-    "most likely its loop of steps was shorter: give all ranks equally many batches (drop_last, a"
-    " DistributedSampler, or torch.distributed.algorithms.join.Join); else look for a branch that"
-    " only some ranks take"
-)
-_GROUPS = (
-    "all ranks have to create the same groups in the same order, also those groups that they are"
-    " not in"
-)
+SHOWN = 3
+"""Places that are told."""
 
 
 def find_stopped(evidence: Evidence) -> Iterator[Finding]:
-    stopped = [number for number, rank in sorted(evidence.ranks.items()) if rank.stopped]
-    for number in stopped:
-        rank = evidence.ranks[number]
-        main = rank.main
-        yield Finding(
-            "stopped",
-            f"{evidence.name_rank(number)} is stopped (SIGSTOP, or a debugger holds it)",
-            f"`clusterctl ssh {rank.node} -- kill -CONT {main.pid if main else ''}` resumes it",
-            ranks=(number,),
-            nodes=(rank.node,),
-        )
-    for number, rank in sorted(evidence.ranks.items()):
+    stopped = {n: rank for n, rank in evidence.ranks.items() if rank.stopped}
+    for number, rank in stopped.items():
+        pid = rank.main.pid if rank.main else ""
+        yield evidence.make_finding("stopped", [number], pids=pid)
+    for number, rank in evidence.ranks.items():
         halted = [process for process in rank.descendants if process.state == "T"]
         if number not in stopped and halted:
-            pids = " ".join(str(process.pid) for process in halted)
-            yield Finding(
-                "stopped",
-                f"process {pids.replace(' ', ', ')} ({halted[0].command}), started by"
-                f" {evidence.name_rank(number)}, is stopped (SIGSTOP, or a debugger holds it)",
-                f"`clusterctl ssh {rank.node} -- kill -CONT {pids}` resumes it",
-                ranks=(number,),
-                nodes=(rank.node,),
+            pids = [str(process.pid) for process in halted]
+            yield evidence.make_finding(
+                "stopped-child",
+                [number],
                 serious=rank.stack is None or not rank.stack.collective,
+                pids=" ".join(pids),
+                numbers=", ".join(pids),
+                command=halted[0].command,
             )
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks in collectives, and those that are not.
 
 
 def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
@@ -280,50 +70,39 @@ def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
         return
     absent = [item for item in folded if not item.stack.collective]
     for item in absent:
-        if not any(endings.is_exiting(evidence.ranks[n]) for n in item.ranks):  # told there
-            yield from _judge_missing(evidence, waiting[0], item)
-    if all(stack.tears_down for stack in living.values()):  # `endings` says it
+        if not any(failures.is_exiting(evidence.ranks[n]) for n in item.ranks):  # told there
+            yield _judge_missing(evidence, waiting[0], item)
+    if all(stack.tears_down for stack in living.values()):  # `failures` says it
         return
     if absent or len(living) < max(len(evidence.ranks), evidence.job.ranks):
         return
+    moved = any(evidence.ranks[number].moved for number in living)
     if all(stack.receives for stack in living.values()):
-        yield from _judge_receivers(evidence, waiting)
+        # What a healthy job does only while a message is on its way.
+        yield from _judge_messages(evidence, "receive", waiting, moved)
     elif all(stack.sends for stack in living.values()):
-        yield from _judge_senders(evidence, waiting)
+        # Small messages are sent at once, large ones only when they are wanted.
+        yield from _judge_messages(evidence, "send", waiting, moved)
     elif len(waiting) > 1:
-        yield from _judge_mismatch(evidence, waiting)
+        yield from _judge_mismatch(evidence, waiting, moved)
     elif is_rendezvous(living.values()):
-        yield from judge_rendezvous(evidence)
+        yield _judge_rendezvous(evidence)
     else:
-        yield from _judge_same_line(evidence, living)
+        yield from _judge_same_line(evidence, living, moved)
 
 
-def _judge_receivers(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
-    """Nobody sends: what a healthy job does only while a message is on its way."""
-    if not any(evidence.ranks[number].moved for number in evidence.stacks):
-        yield Finding(
-            "receive",
-            f"all ranks wait for a message, and none sends: {_describe_places(evidence, waiting)}",
-            "let one of two partners send first, or use sendrecv; each receive needs a send with"
-            " its rank, tag and communicator",
-            describe_unmoved(evidence),
-            ranks=tuple(evidence.stacks),
-            serious=bool(describe_unmoved(evidence)),
-        )
-
-
-def _judge_senders(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
-    """Nobody receives: small messages are sent at once, large ones only when they are wanted."""
-    if not any(evidence.ranks[number].moved for number in evidence.stacks):
-        yield Finding(
-            "send",
-            f"all ranks send a message, and none receives: {_describe_places(evidence, waiting)}",
-            "let one of two partners receive first, or use Sendrecv or Isend: a large message (more"
-            " than 4 to 64 kB) is sent only when its receiver has called Recv, so that this may"
-            " work with small ones",
-            describe_unmoved(evidence),
-            ranks=tuple(evidence.stacks),
-            serious=bool(describe_unmoved(evidence)),
+def _judge_messages(
+    evidence: Evidence, row: str, waiting: Sequence[Folded], moved: bool
+) -> Iterator[Finding]:
+    """All wait for the same half of messages between two ranks."""
+    unmoved = _describe_unmoved(evidence)
+    if not moved:
+        yield evidence.make_finding(
+            row,
+            evidence.stacks,
+            unmoved,
+            serious=bool(unmoved),
+            places=_describe_places(evidence, waiting),
         )
 
 
@@ -334,105 +113,80 @@ def _describe_places(evidence: Evidence, waiting: Sequence[Folded]) -> str:
     return f"{told} ({callers})" if callers else told
 
 
-def _judge_mismatch(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[Finding]:
-    same = len({item.stack.collective for item in waiting}) == 1
+def _judge_mismatch(
+    evidence: Evidence, waiting: Sequence[Folded], moved: bool
+) -> Iterator[Finding]:
     direct = any(item.stack.receives or item.stack.sends for item in waiting)
-    calls = "calls" if direct else "collectives"
-    moved = any(evidence.ranks[n].moved for item in waiting for n in item.ranks)
     if moved and direct:  # what one look sees of any ranks that send each other messages
         return
-    lines = () if moved else (*describe_unmoved(evidence), *find_last_lines(evidence, waiting))
-    outrun = None if moved else core_stacks.find_outrun(waiting)
+    outrun = None
+    lines = ["ranks make progress from time to time: they may only be at different steps"]
+    if not moved:
+        lines = [*_describe_unmoved(evidence), *_find_last_lines(evidence, waiting)]
+        outrun = core_stacks.find_outrun(waiting)
     if outrun:
         item, frame = outrun
-        are = "is" if len(item.ranks) == 1 else "are"
-        lines = (f"{name_ranks(item.ranks)} {are} already at {frame.place} of {frame.name}", *lines)
-    yield Finding(
-        "mismatch",
-        f"ranks wait in different {'places' if same else calls}:"
-        f" {_describe_places(evidence, waiting)}",
-        "each receive needs a send with its rank, tag and communicator; look for a branch that only"
-        " some ranks take"
-        if direct
-        else _FEWER_STEPS
-        if outrun
-        else "look for a branch that only some ranks take, ranks with more steps, or one that has"
-        " caught an exception and skipped a collective",
-        ("ranks make progress from time to time: they may only be at different steps",)
-        if moved
-        else lines,
-        ranks=tuple(rank for item in waiting[1:] for rank in item.ranks),
+        ahead = f"{name_ranks(item.ranks):is/are} already at {frame.place} of {frame.name}"
+        lines = [ahead, *lines]
+    what = "calls" if direct else "collectives"
+    yield evidence.make_finding(
+        "mismatched-messages" if direct else "fewer-steps" if outrun else "mismatch",
+        [rank for item in waiting[1:] for rank in item.ranks],
+        lines,
         serious=not moved,
+        what="places" if len({item.stack.collective for item in waiting}) == 1 else what,
+        places=_describe_places(evidence, waiting),
     )
 
 
-def _judge_same_line(evidence: Evidence, living: Mapping[int, Stack]) -> Iterator[Finding]:
+def _judge_same_line(
+    evidence: Evidence, living: Mapping[int, Stack], moved: bool
+) -> Iterator[Finding]:
     """All ranks are in one call at the same line, which ends unless they do not fit together: they
     may have come there from others, through a function that calls it for several."""
-    moved = [evidence.ranks[number].moved for number in living]
-    where = next(iter(living.values())).describe()
+    first = next(iter(living.values()))
     callers = core_stacks.tell_callers(living)
-    if any(moved) or not (callers or False in moved):
-        return
-    yield Finding(
-        "mismatch",
-        f"ranks wait in {where}, and have come there from different lines: {callers}"
-        if callers
-        else f"all ranks wait in {where}, and none has made progress for {evidence.watched} s: they"
-        " may have different sizes, groups or roots there",
-        "look for a branch that only some ranks take: each of these lines may have another group,"
-        " tensor or root"
-        if callers
-        else _GROUPS
-        if next(iter(living.values())).collective == "new_group"
-        else _SAME_LINE,
-        describe_unmoved(evidence) if callers else (),
-        ranks=tuple(living),
-    )
+    unmoved = _describe_unmoved(evidence)
+    if not moved and (callers or unmoved):
+        row = "groups-differ" if first.collective == "new_group" else "same-line"
+        yield evidence.make_finding(
+            "callers-differ" if callers else row,
+            living,
+            unmoved if callers else (),
+            place=first.describe(),
+            callers=callers,
+            watched=evidence.watched,
+        )
 
 
-def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Iterator[Finding]:
+def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Finding:
     """Ranks that have not come to the collective: they compute, they are slow, or they hang."""
     late = [evidence.ranks[number] for number in item.ranks]
     # On a machine with too much to do, a rank that computes gets little of a core, too.
     enough = BUSY if item.stack.waits else POLLS
     busy = any(rank.running or (rank.usage or 0.0) >= enough for rank in late)
     moved = [evidence.ranks[number].moved for number in waiting.ranks]
-    ranks = [evidence.name_rank(number) for number in item.ranks[:3]]
-    more = f" and {len(item.ranks) - 3} more" if len(item.ranks) > 3 else ""
-    wait = find_wait(late[0], item.stack)
-    doing = "computing" if busy else wait.text
     slow = any(moved)
     usual = slow and not _keeps_waiting(evidence, waiting, item)
-    if slow:
-        advice = (
-            "these ranks have more work than the others, wait longer for it, or have a slower"
-            " processor: `clusterctl verify` compares the nodes"
-        )
-    elif busy:
-        advice = (
-            "look at that line: an endless loop, more work than the others have, or a slower"
-            " processor (`clusterctl verify` compares the nodes)"
-        )
-    else:
-        advice = wait.advice or "look at that line: all ranks have to call the same collectives"
-    elsewhere = [*describe_elsewhere(late[0], item.stack), *explain_absence(evidence, late, wait)]
+    wait = late[0].wait
+    lines = [*_describe_elsewhere(late[0], item.stack), *_explain_absence(evidence, late, wait)]
     if usual:
-        elsewhere.insert(0, "the job makes progress: this may be one moment of a healthy job")
+        lines.insert(0, "the job makes progress: this may be one moment of a healthy job")
     elif slow:
-        elsewhere.insert(0, "the others make progress from time to time: the job is slow, not hung")
+        lines.insert(0, "the others make progress from time to time: the job is slow, not hung")
     elif False in moved:
-        elsewhere.insert(0, f"no rank has made progress for {evidence.watched} s")
-    yield Finding(
-        "straggler" if busy or slow else "missing",
-        f"{name_ranks(waiting.ranks)} wait{'s' if len(waiting.ranks) == 1 else ''}"
-        f" in {waiting.stack.describe()}"
-        f" for {', '.join(ranks)}{more}: {doing} at {item.stack.describe()}",
-        advice,
-        tuple(elsewhere),
+        lines.insert(0, f"no rank has made progress for {evidence.watched} s")
+    row = "slow" if slow else "straggler" if busy else "missing"
+    return evidence.make_finding(
+        row,
         item.ranks,
-        tuple(dict.fromkeys(rank.node for rank in late)),
+        lines,
+        advice=wait.advice if row == "missing" and wait.advice else None,
         serious=not usual,
+        waiting=name_ranks(waiting.ranks),
+        call=waiting.stack.describe(),
+        doing="computing" if busy else wait.text,
+        place=item.stack.describe(),
     )
 
 
@@ -453,14 +207,18 @@ def _is_in(look: Stack, call: Stack) -> bool:
 
 
 def find_watchable(evidence: Evidence) -> dict[int, str]:
-    """Ranks to look at again if some wait for others, and how they wait: those that are asleep in
-    a collective (`sleeps`) wake when the job goes on; those that poll there, as MPI does, are awake
-    all the time (`polls`); the others are to come to it (`late`). Where none does, all may wait for
-    something else."""
+    """Ranks to look at again, and how they wait: those that are asleep in a collective (`sleeps`)
+    wake when the job goes on; those that poll there, as MPI does, are awake all the time (`polls`);
+    the others are to come to it (`late`).
+
+    Where none is in one, all may wait for something else, in a healthy job for data: that wakes
+    them (`sleeps`), or is read (`reads`) where a timeout wakes them, too. Those that sleep wake by
+    themselves, and their later stacks tell (`late`)."""
     living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
-    waiting = [number for number, stack in living.items() if stack.collective]
-    if not waiting:
-        return find_watchable_asleep(evidence)
+    if not any(stack.collective for stack in living.values()):
+        kinds: dict[Wait, str] = {SLEEP: "late", LOADER: "reads"}
+        asleep = _find_candidates(evidence).items()
+        return {n: kinds.get(rank.wait, "sleeps") for n, rank in asleep}
     if is_rendezvous(living.values()):
         return {}
     return {
@@ -473,58 +231,298 @@ def find_watchable(evidence: Evidence) -> dict[int, str]:
     }
 
 
+# -------------------------------------------------------------------------------------------------
+# Ranks that have not found each other: all are in init_process_group, and it does not end.
+
+
+_LOCALHOST = re.compile(r"localhost|127\.|::1$")
+
+
+def is_rendezvous(stacks: Iterable[Stack]) -> bool:
+    """Whether all of them are in the rendezvous: rank 0 keeps the store, where it waits for all to
+    connect, and the others then wait there for the addresses of all."""
+    return all(stack.collective == "init_process_group" for stack in stacks)
+
+
+def _judge_rendezvous(evidence: Evidence) -> Finding:
+    """Those that cannot connect to rank 0's store, that there are too few of them, or that two have
+    one number. Only C++ frames tell these apart, and on a busy machine a stack may lack them."""
+    living = evidence.stacks
+    called = {number: _list_calls(stack) for number, stack in living.items()}
+    waits = ("TCPStore::waitForWorkers", "TCPStore::wait", "TCPStore::doWait")
+    waiting = [n for n, calls in called.items() if any(name in calls for name in waits)]
+    outside = [n for n, calls in called.items() if n not in waiting and "TCPStore" in calls]
+    meetings = {number: stack.meeting for number, stack in living.items() if stack.meeting}
+    if outside:
+        row = "rendezvous-outside" if waiting else "rendezvous-nobody"
+    elif all("connectFullMesh" in calls for calls in called.values()):
+        row = (
+            "rendezvous-taken"  # its store has seen all ranks, and it waits for each one's address
+        )
+    else:
+        row = "rendezvous-more" if len(waiting) == len(living) else "rendezvous"
+    said = (messages.find_known_message(evidence.ranks[number].err) for number in outside)
+    lines = [match.line for match in said if match][:1]
+    home = any(n in meetings and _LOCALHOST.match(meetings[n].host) for n in outside)
+    words = load_words()
+    there = any(number in meetings for number in waiting)
+    return evidence.make_finding(
+        row,
+        outside,
+        [*lines, *_describe_meetings(meetings)],
+        advice=words.advice["localhost"] if home else words.findings["rendezvous"].advice,
+        place=next(iter(living.values())).describe(),
+        size=len(living),
+        address=_name_address(meetings, outside),
+        waiting=name_ranks(waiting),
+        there=f"at {_name_address(meetings, waiting)}" if there else "there",
+    )
+
+
+def _list_calls(stack: Stack) -> str:
+    return " ".join(frame.name for frame in stack.frames)
+
+
+def _name_address(meetings: Mapping[int, Meeting], ranks: Collection[int]) -> str:
+    """Where these ranks look for the store: by its value, if that is known and the same."""
+    found = {meetings[number].address for number in ranks if number in meetings}
+    return found.pop() if len(found) == 1 else "MASTER_ADDR:MASTER_PORT"
+
+
+def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
+    """With what ranks have called init_process_group, in one line where that is the same."""
+    alike: dict[tuple[str, int], list[int]] = {}
+    for number, meeting in meetings.items():
+        alike.setdefault((meeting.address, meeting.world_size), []).append(number)
+    for (address, size), ranks in alike.items():
+        yield f"{name_ranks(ranks)}: MASTER_ADDR:MASTER_PORT {address}, WORLD_SIZE {size}"
+    for number, meeting in meetings.items():
+        if meeting.rank != number:
+            yield f"rank {number}: RANK {meeting.rank}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks that all wait for something else than each other: a file, a download, a lock.
+
+
+def find_asleep(evidence: Evidence) -> Iterator[Finding]:
+    """No rank that lives computes or is in a collective, and none goes on. The others may have
+    ended."""
+    living = _find_candidates(evidence)
+    if not living or any(map(_goes_on, living.values())):
+        return
+    folded = core_stacks.fold({n: rank.stack for n, rank in living.items() if rank.stack})
+    told = []
+    for item in folded[:SHOWN]:
+        who = evidence.name(item.ranks) if len(living) == 1 else name_ranks(item.ranks)
+        wait = living[item.ranks[0]].wait
+        told.append(f"{who:is/are each} {wait.text} at {item.stack.describe()}")
+    common = folded[0]
+    late = [living[number] for number in common.ranks]
+    wait = late[0].wait
+    yield evidence.make_finding(
+        "asleep",
+        living,
+        (
+            *_describe_unmoved(evidence),
+            *_describe_elsewhere(late[0], common.stack),
+            *_explain_absence(evidence, late, wait),
+        ),
+        advice=wait.advice or None,
+        places="; ".join(told),
+    )
+
+
+def _find_candidates(evidence: Evidence) -> dict[int, Rank]:
+    """All ranks that live, if each of them is asleep."""
+    return evidence.living if all(map(_is_asleep, evidence.living.values())) else {}
+
+
+def _goes_on(rank: Rank) -> bool:
+    """Whether it has been seen to wake, or in other functions than at first. A loop that tries
+    something again and again stays in its functions."""
+    ways = {
+        tuple((f.name, f.file) for f in look.path) for look in (rank.stack, *rank.looks) if look
+    }
+    return bool(rank.moved) or len(ways) > 1
+
+
+def _is_asleep(rank: Rank) -> bool:
+    """Whether it waits in a line of the program, and nothing that it has started computes."""
+    stack = rank.stack
+    if stack is None or not stack.own or stack.collective:
+        return False
+    if rank.stopped or rank.running or failures.is_exiting(rank):
+        return False
+    threads = (*stack.others, *rank.helpers.values())
+    works = any(other.active and stack.find_left_by(other) for other in threads)
+    child = any(process.state in "RD" for process in rank.descendants)
+    return (rank.usage or 0.0) < POLLS and not works and not child
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks that are kept from running, or that do nothing.
+
+
 def find_limited(evidence: Evidence) -> Iterator[Finding]:
     """Ranks that a limit of their cgroup keeps from running, while others run freely and may wait
     for them."""
-    living = {n: rank for n, rank in sorted(evidence.ranks.items()) if rank.alive}
-    limited = [n for n, rank in living.items() if rank.throttled >= LIMITED]
-    for number in limited:
-        rank = living[number]
-        yield Finding(
-            "limited",
-            f"{evidence.name_rank(number)} is slow: a limit of its cgroup stops it in"
-            f" {rank.throttled:.0%} of the time slices",
-            "raise the limit of processors of its container, service or batch job",
-            ranks=(number,),
-            nodes=(rank.node,),
-            serious=len(limited) < len(living),
-        )
+    limited = {n: rank for n, rank in evidence.living.items() if rank.throttled >= LIMITED}
+    for number, rank in limited.items():
+        serious = len(limited) < len(evidence.living)
+        yield evidence.make_finding("limited", [number], serious=serious, share=rank.throttled)
 
 
 def find_idle(evidence: Evidence) -> Iterator[Finding]:
     """Ranks without stacks, as of programs in C: most poll for a message, and some do nothing."""
-    unseen = {n: r.usage for n, r in evidence.ranks.items() if r.alive and not r.stack}
-    idle = [n for n, use in sorted(unseen.items()) if use is not None and use <= IDLE]
+    unseen = {n: r.usage for n, r in evidence.living.items() if not r.stack}
+    idle = [n for n, use in unseen.items() if use is not None and use <= IDLE]
     busy = [n for n, use in unseen.items() if use is not None and use >= POLLS]
     if busy and 0 < len(idle) <= len(busy) and not any(evidence.ranks[n].stopped for n in idle):
-        rank = evidence.ranks[idle[0]]
-        yield Finding(
-            "idle",
-            f"{', '.join(map(evidence.name_rank, idle[:3]))} does nothing ({find_wait(rank).text}),"
-            " while the others compute or wait for a message",
-            "look at what it does there: all ranks have to come to the same communication",
-            ranks=tuple(idle),
-            nodes=tuple(dict.fromkeys(evidence.ranks[number].node for number in idle)),
-        )
+        doing = evidence.ranks[idle[0]].wait.text
+        yield evidence.make_finding("idle", idle, doing=doing)
 
 
 def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
     without: dict[str, list[int]] = {}
-    for number, rank in sorted(evidence.ranks.items()):
-        told = endings.lacks_python(evidence, rank)
-        if rank.alive and not rank.stack and rank.no_stack and not told:
+    for number, rank in evidence.living.items():
+        if not rank.stack and rank.no_stack and not failures.lacks_python(evidence, rank):
             without.setdefault(rank.no_stack, []).append(number)
     for why, numbers in without.items():
-        rank = evidence.ranks[numbers[0]]
-        main = rank.main
-        gdb = f"`clusterctl ssh {rank.node} -- gdb -p {main.pid if main else ''} --batch -ex bt`"
+        main = evidence.ranks[numbers[0]].main
         compiled = main is not None and main.command != "python"
-        yield Finding(
-            "no-stack",
-            f"no stack of {name_ranks(numbers)}: {why}",
-            f"{gdb} shows where {evidence.name_rank(rank.number)} is, where the node has gdb"
-            if compiled
-            else "",
-            ranks=tuple(numbers),
-            serious=False,
+        yield evidence.make_finding(
+            "no-stack-compiled" if compiled else "no-stack",
+            numbers,
+            why=why,
+            those=name_ranks(numbers),
+            pid=main.pid if main else "",
+            first=evidence.name(numbers[:1]),
         )
+
+
+# -------------------------------------------------------------------------------------------------
+# What else is known of a rank that does not go on: what it waits for, where its threads and
+# processes are, who holds a lock, what it has printed.
+
+
+def _describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
+    """That nobody has gone on, if somebody was watched."""
+    watched = [rank.moved for rank in evidence.ranks.values()]
+    return (f"no rank has made progress for {evidence.watched} s",) if False in watched else ()
+
+
+def _describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
+    """Where other threads and processes of a rank are in lines of the program."""
+    for name, stack in failures.list_threads(rank, main):
+        if main.find_left_by(stack):
+            yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
+
+
+def _explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
+    """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
+    if wait is FILE_LOCK:
+        yield from dict.fromkeys(
+            text for rank in late for text in _describe_holders(evidence, rank)
+        )
+    if wait is CHILD:
+        for child in late[0].children:
+            yield f"its process {child.pid} runs {child.command}"
+    for disk in evidence.nodes[late[0].node].disks:
+        if disk.full and disk.elsewhere:
+            yield f"{disk.mount} of {late[0].node} is full: it may try to write there"
+    if error := find_last_error(late[0].err):
+        yield f"it has printed: {' '.join(' '.join(error).split())}"
+    elif said := late[0].last_line:
+        yield f"its last line of output: {said}"
+
+
+def _find_last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[str]:
+    """What ranks at different places have printed last, which may say why they are there."""
+    raised = {n: find_last_error(evidence.ranks[n].err) for item in waiting for n in item.ranks}
+    printed = [number for number, error in raised.items() if error]
+    for number in printed[:SHOWN]:
+        yield f"rank {number} has printed: {' '.join(' '.join(raised[number]).split())}"
+    for number in (item.ranks[0] for item in waiting[:SHOWN]):
+        if number not in printed and (said := evidence.ranks[number].last_line):
+            yield f"rank {number}'s last line of output: {said}"
+
+
+def _describe_holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
+    """Those on its own node: a process has another number elsewhere."""
+    main = rank.main
+    holder = evidence.nodes[rank.node].locks.get(main.pid) if main else None
+    if holder:
+        there = (other for other in evidence.ranks.values() if other.node == rank.node)
+        owners = (o for o in there if holder in [process.pid for process in o.processes])
+        owner = next(owners, None)
+        who = f" (rank {owner.number})" if owner else ""
+        itself = main and holder == main.pid
+        why = ", the same that waits: it has opened the file twice" if itself else ""
+        yield f"process {holder} on {rank.node}{who} holds the lock{why}"
+
+
+# -------------------------------------------------------------------------------------------------
+# What PyTorch's flight recorder has written: which call of a process group a rank has not made, or
+# has made otherwise than the others. The files outlive their ranks, so that this says it of jobs
+# that have ended, too. Their form:
+# https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+
+
+_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_allgather_base", "_reduce_scatter_base")
+"""Collectives to which all ranks bring as much."""
+
+
+def judge_calls(evidence: Evidence) -> Iterator[Finding]:
+    """For each process group of which two ranks or more have a record."""
+    found: dict[str, dict[int, RecordedGroup]] = {}
+    for number, rank in evidence.ranks.items():
+        for name, group in rank.recorded.items():
+            if group.calls or number in group.ranks:
+                found.setdefault(name, {})[number] = group
+    for groups in found.values():
+        if len(groups) > 1:
+            yield from _compare_calls(evidence, groups)
+
+
+def _compare_calls(evidence: Evidence, groups: Mapping[int, RecordedGroup]) -> Iterator[Finding]:
+    title = next(iter(groups.values())).title
+    for number in sorted({call.number for group in groups.values() for call in group.calls}):
+        made = {n: call for n, group in groups.items() if (call := group.find_call(number))}
+        forms: dict[tuple[str, str], list[int]] = {}
+        for rank, call in made.items():
+            forms.setdefault(_make_key(call), []).append(rank)
+        if len(forms) > 1:
+            odd = min(forms.values(), key=lambda ranks: (len(ranks), -ranks[0]))
+            calls_made = (f"{name_ranks(r)} made {made[r[0]].describe()}" for r in forms.values())
+            yield evidence.make_finding(
+                "recorded-otherwise",
+                odd,
+                ("PyTorch's flight recorder has both",),
+                number=number,
+                title=title,
+                calls="; ".join(calls_made),
+            )
+            return
+    last = {n: max((call.number for call in g.calls), default=0) for n, g in groups.items()}
+    least = min(last.values())
+    behind = [n for n in groups if last[n] == least]
+    ahead = [n for n in groups if last[n] > least]
+    waited = [call for n in ahead if (call := groups[n].find_call(least + 1))]
+    if not waited or all(call.done for call in waited):
+        return  # they are even, or nobody waited for the others
+    calls = groups[behind[0]].calls
+    told = f"the last call of rank {behind[0]} was {calls[-1].describe()}" if calls else ""
+    yield evidence.make_finding(
+        "recorded",
+        behind,
+        (f"PyTorch's flight recorder: {told or 'it made none'}",),
+        number=least + 1,
+        title=title,
+        call=waited[0].describe(),
+        ahead=name_ranks(ahead),
+    )
+
+
+def _make_key(call: RecordedCall) -> tuple[str, str]:
+    return call.name, str(call.sizes) if call.name in _ONE_SIZE else ""
