@@ -228,12 +228,13 @@ class Cluster:
             env_files=tuple(str(path.absolute()) for path in given.env_file),
         )
         node_loss.check_node_loss(wanted.on_node_loss, cluster)
-        number = actions_run.choose_number(self._store, dry=True)
-        actions_run.prepare(cluster, wanted, resolved, secrets, number=number, requirements=needs)
-        number = actions_run.choose_number(self._store, dry=False)
-        return actions_run.prepare(
-            cluster, wanted, resolved, secrets, number=number, requirements=needs
-        )
+
+        def plan(number: int) -> actions_run.Prepared:
+            return actions_run.prepare(
+                cluster, wanted, resolved, secrets, number=number, requirements=needs
+            )
+
+        return actions_run.claim_number(self._store, plan(self._store.read_next_job_id()), plan)
 
     def jobs(self) -> tuple[Job, ...]:
         """The jobs of this cluster with their present state, newest last; without those that

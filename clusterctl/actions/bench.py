@@ -109,7 +109,7 @@ def measure_scaling(
     changes all of them. Raises JobError if a run fails, UsageError and LaunchError before any."""
     verify.require_measurable(store, cluster, report, now=now)
     for ranks in wanted.ranks:
-        _prepare(store, cluster, wanted, ranks, dry=True)
+        _prepare(store, cluster, wanted, ranks)
     measured = _find_or_measure(store, cluster, report, quick=False, now=now)
     machine = scaling.choose_basis(measured, cluster.shares_machine, wanted.spec.backend)
     found = []
@@ -170,10 +170,8 @@ def _find_or_measure(
     return verify.measure(store, cluster, report, quick=quick, now=now)
 
 
-def _prepare(
-    store: Store, cluster: Cluster, wanted: Series, ranks: int, *, dry: bool
-) -> run.Prepared:
-    number = run.choose_number(store, dry=dry)
+def _prepare(store: Store, cluster: Cluster, wanted: Series, ranks: int) -> run.Prepared:
+    number = store.read_next_job_id()
     spec = replace(wanted.spec, ranks=ranks)
     return run.prepare(
         *(cluster, spec, wanted.resolved, wanted.secrets),
@@ -192,7 +190,7 @@ def _run(
     pool: Pool,
 ) -> tuple[Job, Sequence[MetricPoint]]:
     """The job as it ended, and the metrics that it has printed. Raises JobError if it failed."""
-    number = run.choose_number(store, dry=False)
+    number = store.reserve_job_id()
     prepared = run.prepare(
         cluster, spec, resolved, secrets, number=number, requirements=requirements
     )

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 
 from clusterctl.actions.common import open_pool
-from clusterctl.actions.rerun import Changes, NothingSaved, rerun
 from clusterctl.actions.run import OnJob, OnOutput, find_job
 from clusterctl.batch.verdict import (
     has_never_started,
@@ -29,7 +28,6 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.jobs.submit import list_rank_nodes
-from clusterctl.machines import providers
 from clusterctl.state.store import Store
 
 # -------------------------------------------------------------------------------------------------
@@ -42,6 +40,8 @@ def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
     if _was_taken_down(store, cluster):
         why = f"cluster {cluster.name} was taken down"
         return {node.name: why for node in cluster.nodes}
+    from clusterctl.machines import providers  # not for every `run`
+
     provider = providers.load_provider(cluster.spec.provider)
     return provider.list_dead(cluster, store.locate_folder(cluster.name))
 
@@ -107,12 +107,20 @@ def run_again(
         latest = started.id
         on_start(started)
 
-    def start_again(job: Job, without: tuple[str, ...], resume: bool = True) -> Job:
-        return rerun(
+    def proceed(job: Job, without: tuple[str, ...]) -> Job:
+        from clusterctl.actions.rerun import Changes, NothingSaved, rerun  # not for every `run`
+
+        if job.spec.resume_args:
+            report(f"the program gets {job.spec.resume_args}, if there is a snapshot")
+        elif not job.spec.program.bundled:
+            report("the program gets the same arguments, and its files: it has to look for them")
+        sweep = job.spec.is_sweep  # takes as many slots as there are
+        ranks = _count_left(job, without) if without and not sweep else 0
+        again = partial(
+            rerun,
             store,
             job.id,
-            _make_changes(job, without, secrets),
-            resume=resume,
+            Changes(secrets=secrets, files=job.spec.env_files, ranks=ranks, failed=sweep),
             where=None,
             without=without,
             on_start=note,
@@ -121,17 +129,11 @@ def run_again(
             detach=False,
             find_dead=find_dead,
         )
-
-    def proceed(job: Job, without: tuple[str, ...]) -> Job:
-        if job.spec.resume_args:
-            report(f"the program gets {job.spec.resume_args}, if there is a snapshot")
-        elif not job.spec.program.bundled:
-            report("the program gets the same arguments, and its files: it has to look for them")
         try:
-            return start_again(job, without)
+            return again(resume=True)
         except NothingSaved as error:
             report(f"{error.message}: starting from the beginning")
-            return start_again(job, without, resume=False)
+            return again(resume=False)
 
     with ExitStack() as held:
         return _follow_losses(store, partial(first, note), proceed, lambda: latest, held, report)
@@ -256,6 +258,8 @@ def _await_end(
     report: Reporter,
 ) -> None:
     """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
+    from clusterctl.machines import providers
+
     cloud, folder = providers.load_cloud(cluster), store.locate_folder(cluster.name)
     limit, told = Deadline(END_LIMIT), False
     while not limit.passed:
@@ -313,13 +317,6 @@ def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
     wanted = job.spec.on_node_loss or usual
     possible = not cluster.attached if wanted == REPLACE else _count_left(job, lost) > 0
     return wanted if possible else FAIL
-
-
-def _make_changes(job: Job, without: tuple[str, ...], secrets: Mapping[str, str]) -> Changes:
-    """What is given anew when the job continues without these nodes."""
-    sweep = job.spec.is_sweep  # takes as many slots as there are
-    ranks = _count_left(job, without) if without and not sweep else 0
-    return Changes(secrets=secrets, files=job.spec.env_files, ranks=ranks, failed=sweep)
 
 
 def _count_left(job: Job, lost: tuple[str, ...]) -> int:

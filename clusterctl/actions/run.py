@@ -1,4 +1,4 @@
-"""What the ranks of a job use at this moment: one look at their nodes, and what two looks say."""
+"""`run`: a job from its plan to its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterctl.batch import system as batch_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
-from clusterctl.core.model import Cluster, Node, NodeResult, Reporter, make_error
+from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.errors import (
     BootstrapError,
@@ -29,14 +29,12 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.insight import messages, metrics, top
-from clusterctl.insight.top import Look
+from clusterctl.insight import messages
 from clusterctl.jobs import control, mirror, records
 from clusterctl.jobs import submit as jobs_submit
 from clusterctl.jobs.connections import Interrupts, StartSignals
 from clusterctl.jobs.follow import Follower
 from clusterctl.jobs.records import Piece
-from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.project import environment, own_project
@@ -60,47 +58,6 @@ from clusterctl.project.uv import NONE, Wanted
 from clusterctl.project.words import translate
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
-
-ANSWER = 15.0
-"""Seconds that a node has to answer."""
-SOON, BETWEEN = 5.0, 2.0
-"""The same for each of the two looks of `describe`, while output waits; and between the two."""
-
-
-def look(job: Job, cluster: Cluster, pool: Pool, limit: float = ANSWER) -> dict[str, Look]:
-    """What each node with ranks shows now; of one that does not answer, why."""
-    names = list_rank_nodes(job, cluster)
-    scripts = {name: _render_script(job, cluster, cluster.node(name)) for name in names}
-    found = {}
-    for result in pool.run("exec /bin/sh -s", names, stdin=scripts, timeout=limit):
-        seen = top.read_top(result.node, result.text)
-        seen.error = seen.error and (result.error or seen.error)
-        found[result.node] = seen
-    return found
-
-
-def describe_rank_use(
-    job: Job, cluster: Cluster, pool: Pool, sleep: Callable[[float], None] = time.sleep
-) -> str:
-    """Whether its ranks compute, as the end of a sentence about the job; "" if no rank is seen, as
-    on the login node of a batch system."""
-    before = look(job, cluster, pool, SOON)
-    sleep(BETWEEN)
-    return top.describe_use(before, look(job, cluster, pool, SOON))
-
-
-def _render_script(job: Job, cluster: Cluster, node: Node) -> bytes:
-    devices = (i.device for i in node.facts.interfaces if i.address == node.private_address)
-    return assets.render(
-        "insight/tick.sh.j2",
-        id=job.id,
-        node=node.name,
-        root=node.root,
-        tag=f"{cluster.id}/{job.id};",
-        device=next(devices, ""),
-        marks=b"|".join(metrics.MARKS).decode(),
-    ).encode()
-
 
 # -------------------------------------------------------------------------------------------------
 # Why a job failed, and what to do, in words.
@@ -217,11 +174,16 @@ def open_follower(
 ) -> Iterator[Follower]:
     """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
     look = partial(find_dead, store, cluster) if find_dead else None
-    use = partial(describe_rank_use, job, cluster, pool)
+
+    def describe_use() -> str:
+        from clusterctl.actions import rank_use  # only for a job that is silent for long
+
+        return rank_use.describe_rank_use(job, cluster, pool)
+
     folder = store.locate_job_folder(job.id)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look, use) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report, look, describe_use) as follower,
     ):
         yield follower
 
@@ -625,11 +587,10 @@ def run(
         )
 
 
-def choose_number(store: Store, *, dry: bool) -> int:
-    """The job's id; a dry run does not use one up."""
-    if not dry:
-        return store.reserve_job_id()
-    return max((job.id for job in store.list_jobs()), default=0) + 1
+def claim_number(store: Store, planned: Prepared, plan: Callable[[int], Prepared]) -> Prepared:
+    """The job under a number that is its own: planned again where another command has got it."""
+    number = store.reserve_job_id()
+    return planned if planned.job.id == number else plan(number)
 
 
 def find_job(store: Store, number: int) -> Job | None:
@@ -742,8 +703,7 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
     """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
     resolved = resolve_run([PROGRAM], None, None)
     spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
-    number = choose_number(store, dry=False)
-    prepared = prepare(cluster, spec, resolved, {}, number=number)
+    prepared = prepare(cluster, spec, resolved, {}, number=store.reserve_job_id())
     job, printed = run_quietly(store, prepared, pool, "up", report)
     texts = (text.decode(errors="replace") for text in printed.values())
     said = [line for text in texts for line in text.splitlines()]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from clusterctl.actions import cost, jobs, run, verify
+from clusterctl.actions import cost, jobs, verify
 from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.actions.rank_use import look
 from clusterctl.core.job import Job
 from clusterctl.core.model import Reporter
 from clusterctl.insight import top
@@ -36,12 +37,12 @@ def watch(
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
-        before = run.look(job, cluster, pool)
+        before = look(job, cluster, pool)
         while True:
             if not job.state.ended:
                 sleep(interval)
                 job = control.refresh(job, cluster, pool)
-            after = run.look(job, cluster, pool)
+            after = look(job, cluster, pool)
             yield _make_frame(store, job, before, after, ceilings)
             if once or job.state.ended:
                 return

@@ -688,8 +688,7 @@ def _reduce(
         timeout=seconds,
     )
     try:
-        number = run.choose_number(store, dry=False)
-        prepared = run.prepare(cluster, spec, resolved, {}, number=number)
+        prepared = run.prepare(cluster, spec, resolved, {}, number=store.reserve_job_id())
         job, printed = run_quietly(store, prepared, pool, "verify")
     except NodeUnreachable:
         raise

@@ -32,7 +32,9 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.options import table
+from clusterctl.options.clusters import CLUSTERS
 from clusterctl.options.jobs import FAMILIES, VERBS
+from clusterctl.options.run import Launch
 from clusterctl.options.table import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix
 
 # -------------------------------------------------------------------------------------------------
@@ -271,10 +273,28 @@ class Command(TyperCommand):
         with Console.get_current().show_waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
+        try:
+            outcome = function(given, Console.get_current())
+        except typer.Exit:
+            _collect_launches(given)
+            raise
+        _collect_launches(given)
+        return outcome
+
+
+def _collect_launches(given: Verb) -> None:
+    """A command about clusters or jobs that has answered goes on with what there is to collect of
+    earlier launches."""
+    own = isinstance(given, Launch) and given.detach
+    if own or given.heading not in (CLUSTERS, table.JOBS) or given.values.get("dry_run"):
+        return
+    from clusterctl.actions import common, launch_mark
+
+    store = common.open_store()
+    if names := launch_mark.list_marked(store):
         from clusterctl.cli import launches
 
-        with launches.collect_afterwards(given, Console.get_current()):
-            return function(given, Console.get_current())
+        launches.collect(store, names, given, Console.get_current())
 
 
 class Verbs(TyperGroup):
@@ -352,9 +372,10 @@ def group_by_word() -> dict[str, dict[str, Option[Any]]]:
     """The options that settings may have, by the first word of their verb."""
     found: dict[str, dict[str, Option[Any]]] = {}
     for path, verb in VERBS.items():
-        found.setdefault(path.partition(" ")[0], {}).update(
-            {key: option for key, option in verb.options().items() if option.flags}
-        )
+        own = found.setdefault(path.partition(" ")[0], {})
+        for key, option in verb.options().items():
+            if option.flags:
+                own[key] = option
     return found
 
 
@@ -395,39 +416,18 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     Raises UsageError for what it does not take, after --json has had its effect."""
     verb, settings = VERBS[path], table.read_settings(group_by_word())
     options = verb.options()
-    found = {
-        key: setting
-        for key, option in options.items()
-        if parsed[key] in (None, False, ())
-        and (setting := _find_setting(verb, path.partition(" ")[0], option, settings))
-    }
+    left = [option for key, option in options.items() if parsed[key] in (None, False, ())]
+    found = table.find_settings((path.partition(" ")[0], *verb.settings_of), left, settings)
     raw = {**parsed, **{key: setting.value for key, setting in found.items()}}
     Console.get_current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])
     usage = f"`clusterctl {path} --help` shows its options"
     if extra:
         raise UsageError(f"unexpected argument {extra[0]!r}", hint=usage)
-    values = {}
-    for key, option in options.items():
-        if option.required and raw[key] in (None, ()):
-            raise UsageError(f"missing argument {option.metavar}", hint=usage)
-        label = found[key].where if key in found else option.flag or option.metavar.strip("[]")
-        if key not in found:
-            option.check_given(raw[key], label)
-        values[key] = option.read(raw[key], label)
     return verb(
-        values,
+        table.read_values(options, raw, found, usage),
         typed={key for key in options if key not in found and raw[key] not in (None, False, ())},
         settings={key: "" if item.general else item.where for key, item in found.items()},
     )
-
-
-def _find_setting(
-    verb: type[Verb], word: str, option: Option[Any], settings: table.Settings
-) -> table.Setting | None:
-    """One made for the verb, else for a verb that it stands for, else for all verbs."""
-    found = [table.find(name, option, settings) for name in (word, *verb.settings_of)]
-    made = [setting for setting in found if setting]
-    return next((setting for setting in made if not setting.general), made[0] if made else None)
 
 
 def explain(error: Exception, arguments: list[str]) -> tuple[str, str]:

@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import array
 import os
-import re
 import shlex
 import stat
 import sys
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from clusterctl.actions import common, jobs, launch_mark, node_loss, up_plan
-from clusterctl.actions import launch as actions_launch
-from clusterctl.actions import rerun as actions_rerun
+from clusterctl.actions import common, node_loss
 from clusterctl.actions import run as actions_run
 from clusterctl.actions.node_loss import find_dead
 from clusterctl.actions.run import LARGEST_INPUT, OnJob, Prepared
-from clusterctl.cli import clusters
 from clusterctl.cli.console import Console, make_plain
 from clusterctl.cli.output import (
     Printer,
     announce,
     choose_number,
-    document_fetched,
     finish,
-    note_fetched,
     report_result,
     show_staging,
 )
@@ -42,12 +35,10 @@ from clusterctl.core.job import Job, JobSpec, Program, ProgramKind
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import read_variables
-from clusterctl.errors import ClusterctlError, RecordError, UsageError
-from clusterctl.options import batch_systems, table
+from clusterctl.errors import UsageError
+from clusterctl.options import batch_systems
 from clusterctl.options import jobs as options_jobs
-from clusterctl.options.clusters import Down, Up
-from clusterctl.options.run import Launch, Rerun, Run
-from clusterctl.process import Terminated
+from clusterctl.options.run import Rerun, Run
 from clusterctl.project.program import Resolved
 from clusterctl.project.tree import Stdin
 from clusterctl.state.store import Store
@@ -174,12 +165,15 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             _check_once(given, resolved)
             spec = replace(spec, ranks=1, ranks_per_node=0, nodes=0)
         node_loss.check_node_loss(spec.on_node_loss, chosen)
-        number = actions_run.choose_number(store, dry=True)
         needs = "none" if given.emit else given.requirements
-        with console.show_waiting(doing="preparing the program, and building its project"):
-            prepared = actions_run.prepare(
+
+        def plan(number: int) -> Prepared:
+            return actions_run.prepare(
                 chosen, spec, resolved, secrets, number=number, requirements=needs
             )
+
+        with console.show_waiting(doing="preparing the program, and building its project"):
+            prepared = plan(store.read_next_job_id())
     except UsageError as error:
         error.hint = _suggest_queue(given, circumstances, error) or error.hint
         raise
@@ -193,10 +187,7 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     elif given.dry_run:
         _print_plan(console, prepared, given.detach)
     else:
-        number = actions_run.choose_number(store, dry=False)
-        prepared = actions_run.prepare(
-            chosen, spec, resolved, secrets, number=number, requirements=needs
-        )
+        prepared = actions_run.claim_number(store, prepared, plan)
         _start(console, store, prepared, given.detach)
 
 
@@ -348,6 +339,8 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
 
 
 def rerun(given: Rerun, console: Console) -> None:
+    from clusterctl.actions import rerun as actions_rerun
+
     if other := read(piped=False):
         raise UsageError(
             f"rerun gives the program the standard input of the earlier job, not {other.name}",
@@ -457,151 +450,3 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
             **preview.document,
         }
     )
-
-
-# -------------------------------------------------------------------------------------------------
-# `launch`: a cluster for one program, from nothing to nothing.
-
-
-def launch(given: Launch, console: Console) -> None:
-    running = given.pick_options(Run)
-    words, module = list(running.command), running.python_module
-    if not (words or module):
-        raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
-    for option, wanted in (("--keep", given.keep), ("--sync", running.sync)):
-        if given.detach and wanted:
-            raise UsageError(f"{option} cannot be combined with --detach", hint=table.ONE_OF_TWO)
-    # Mistakes about the program are found before anything is created.
-    resolved = actions_run.resolve_run(
-        *(words, module or None, running.stage, running.env_file, running.source),
-        *(running.max_stage, running.include),
-        once=running.once,
-    )
-    stdin = read(piped=running.stdin and not given.dry_run, limit=running.max_stage)
-    actions_run.check_packages(resolved, running.requirements)
-    store = common.open_store()
-    # A name in the environment or in settings is that of a cluster to be used, not of a new one.
-    typed = given.cluster if "cluster" in given.typed else None
-    there = store.find(typed) if typed else None
-    if there and there.attached:
-        _run_there(store, there.name, given, console, stdin)
-        return
-    _check(running, given.detach)
-    name = typed or _choose_name(store.list_names(), resolved.program.target)
-    if name in store.list_names():
-        raise RecordError(
-            f"cluster {name!r} already exists", hint=f"`clusterctl run -c {name}` uses it"
-        )
-    new = {"name": name, "cluster": None, "dry_run": given.dry_run}
-    creation = given.pick_options(Up, **new, **_choose_idle(given, store, name))
-    if given.dry_run:
-        clusters.up(creation, console)
-        return
-    try:
-        clusters.up(creation, console, then=False)
-        if given.detach:
-            launch_mark.mark(store, name, Path.cwd())
-        code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console, stdin)
-    except KeyboardInterrupt as stopped:
-        if name not in store.list_names():
-            raise
-        if isinstance(stopped, Terminated):  # nobody is there to ask, and machines stay, as always
-            console.after_interrupt = _describe_kept(name)
-            raise
-        if console.interactive and _wants_to_keep(name, console):
-            launch_mark.unmark(store, name)
-            console.after_interrupt = _describe_kept(name)
-            raise
-        console.report("Ctrl-C: removing the cluster")
-        _remove(name, given, console)
-        console.after_interrupt = ""
-        raise
-    except (ClusterctlError, OSError):  # OSError: nobody reads the output any more, or a full disk
-        if name in store.list_names() and not given.keep:
-            _remove(name, given, console)
-        raise
-    if given.detach:
-        console.note("\n".join(actions_launch.describe_launch(store, name)))
-    elif given.keep:
-        console.note(_describe_kept(name))
-    else:
-        _remove(name, given, console)
-    raise typer.Exit(code)
-
-
-def _wants_to_keep(name: str, console: Console) -> bool:
-    """Who presses Ctrl-C again does not want to answer: the cluster goes."""
-    try:
-        return console.confirm(f"Keep cluster {name}?")
-    except KeyboardInterrupt:
-        return False
-
-
-def _check(running: Run, detach: bool) -> None:
-    """Raises UsageError for options that no new cluster has; of settings, `run` speaks later."""
-    circumstances = {"direct", running.launcher, *(["detach", "detach direct"] if detach else [])}
-    circumstances |= {"once"} if running.once else set()
-    running.apply_limits(circumstances, lambda note: None, "a new cluster has no batch system")
-
-
-def _run_there(
-    store: Store, name: str, given: Launch, console: Console, stdin: Stdin | None
-) -> None:
-    """The program on machines of the user's own, where nothing is created and nothing removed."""
-    of_up = [option for option in Launch.of_up if option.key in given.typed]
-    if of_up:
-        raise UsageError(
-            f"{of_up[0].flag} works only for a new cluster: {name!r} is attached",
-            hint="leave it out",
-        )
-    before = {job.id for job in store.list_jobs()}
-    running = given.pick_options(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
-    code = _run(running, console, stdin)
-    if given.detach or given.dry_run:
-        return
-    made = [job.id for job in store.list_jobs() if job.cluster == name and job.id not in before]
-    for number in made[-1:]:  # the last one: a job may have been continued as a new one
-        with console.show_waiting(moved=common.count_copied):
-            got = jobs.fetch(store, number, name, None, console.report)
-        if got.brought.outputs:
-            console.note(f"output files of job {number} are in {got.folder}")
-        note_fetched(console, got)
-        console.document(document_fetched(got))
-        console.raise_first(got.failed)
-    raise typer.Exit(code)
-
-
-def _choose_idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
-    """Nobody watches a detached launch: its workers end soon after the program, where they cost
-    money."""
-    wanted = given.pick_options(Up, name=name, cluster=None)
-    if not given.detach or wanted.idle is not None:
-        return {}
-    spec = up_plan.resolve_spec(store, up_plan.make_spec(name, wanted))
-    where = up_plan.find_circumstances(spec)
-    return {} if options_jobs.find_limit("up", "--idle", where) else {"idle": actions_launch.IDLE}
-
-
-def _run(given: Run, console: Console, stdin: Stdin | None) -> int:
-    try:
-        run(given, console, stdin=stdin)
-    except typer.Exit as ended:
-        return ended.exit_code
-    return 0
-
-
-def _remove(name: str, given: Launch, console: Console) -> None:
-    """With the outputs of the program brought here first."""
-    clusters.down(given.pick_options(Down, name=name, cluster=None, fetch=True, yes=True), console)
-
-
-def _describe_kept(name: str) -> str:
-    return f"cluster {name} is kept: `clusterctl down {name}` removes it"
-
-
-def _choose_name(taken: Collection[str], program: str) -> str:
-    """That of the program, with a number if there is such a cluster already."""
-    stem = re.sub(r"[^a-z0-9]+", "-", PurePath(program).stem.lower()).strip("-")[:20].strip("-")
-    stem = stem if stem[:1].isalpha() else f"job-{stem}".rstrip("-")
-    numbered = (f"{stem}-{number}" for number in range(2, len(taken) + 3))
-    return next(name for name in (stem, *numbered) if name not in taken)

@@ -1,5 +1,5 @@
-"""Time limits: a clock that leaves out the time in which this process stood still, a deadline that
-is passed along, and a watchdog for calls that cannot see theirs."""
+"""Time limits: a clock that leaves out the time in which this process stood still, and a deadline
+that is passed along."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -141,80 +140,3 @@ def run_in_background(action: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=work, daemon=True, name="background").start()
     return future
-
-
-@dataclass(slots=True, eq=False)
-class _Guard:
-    at: float
-    action: Callable[[], None]
-    ticks: int
-
-
-class Watchdog:
-    """Calls back when a guarded block is still running well after its time. One daemon thread for
-    all.
-
-    A process that stood still may find a block late that is not stuck, by what the clock counts of
-    that time. So a block that is late gets `ticks` more chances of TICK seconds, counted as the
-    watchdog wakes: however long the process stands still, that is one.
-    """
-
-    TICK = 0.1
-
-    def __init__(self, ticks: int = 10) -> None:
-        self._ticks = ticks
-        self._condition = threading.Condition()
-        self._guarded: set[_Guard] = set()
-        self._wakes = float("inf")
-        self._thread: threading.Thread | None = None
-
-    @contextmanager
-    def guard(self, at: float, action: Callable[[], None]) -> Iterator[None]:
-        """Runs `action` in the watchdog's thread unless the block ends about by `at` (as in
-        Deadline).
-
-        `action` has to be quick and must not raise.
-        """
-        guard = _Guard(at, action, self._ticks)
-        with self._condition:
-            self._guarded.add(guard)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
-                self._thread.start()
-            if at < self._wakes:
-                self._condition.notify()
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._guarded.discard(guard)
-
-    def _watch(self) -> None:
-        while True:
-            with self._condition:
-                actions = self._collect(now())
-                if not actions:
-                    # Blocks that ended are not looked at before the next time that was planned:
-                    # ending one costs nothing.
-                    at = now()
-                    self._wakes = min((guard.at for guard in self._guarded), default=at + 3600)
-                    self._condition.wait(self._wakes - at)
-                    self._wakes = float("-inf")
-                    continue
-            for action in actions:
-                action()
-
-    def _collect(self, at: float) -> list[Callable[[], None]]:
-        """What is to be done now; a block that has a chance left uses it up."""
-        actions = []
-        for guard in [guard for guard in self._guarded if guard.at <= at]:
-            if guard.ticks:
-                guard.ticks -= 1
-                guard.at = at + self.TICK
-            else:
-                self._guarded.remove(guard)
-                actions.append(guard.action)
-        return actions
-
-
-WATCHDOG = Watchdog()

@@ -4,6 +4,7 @@ that do not."""
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import signal
 import threading
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from clusterctl.core import assets
 from clusterctl.core.clock import now, run_in_background
@@ -262,6 +263,28 @@ class Watch:
     """How often in a row, without an answer since."""
 
 
+class FileNews(NamedTuple):
+    """What a node has sent of one of its files: from `offset` on, and how large the file is."""
+
+    name: str
+    offset: int
+    data: bytes
+    size: int
+
+
+_HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")
+
+
+def parse_header(line: bytes) -> tuple[str, int, int, int] | None:
+    """Of a file: its name, from where on and how many bytes of it follow, and its size. None for
+    any other line."""
+    match = _HEADER.fullmatch(line)
+    if match is None:
+        return None
+    offset, length, size = (int(number) for number in match.groups()[1:])
+    return match[1].decode(errors="replace"), offset, length, size
+
+
 class TimeIsUpError(Exception):
     """The deadline has passed in the middle of an answer."""
 
@@ -292,6 +315,7 @@ class Connections:
         self.reconnects = self.needs_launcher = True
         self.deadline = math.inf
         self._job, self._cluster, self._pool = job, cluster, pool
+        self._launcher = cluster.launcher.name
         self._interrupts, self._report = interrupts, report
         self._silent: dict[str, str] = {}
         """What a probe showed of nodes that have not answered since."""
@@ -315,7 +339,7 @@ class Connections:
             watch.channel = channels.get(watch.node)
         for watch, result in zip(self.watches, results, strict=True):
             if result.error:
-                if self.needs_launcher and watch.node == self._cluster.launcher.name:
+                if self.needs_launcher and watch.node == self._launcher:
                     raise self._give_up(result.error)
                 self._lose(watch, result.error)
 
@@ -329,6 +353,11 @@ class Connections:
 
     # ------------------------------------------------------------------------------ questions
 
+    def ask_all(self) -> None:
+        """Asks all nodes for what has been added to their files."""
+        for watch in self.watches:
+            self.ask(watch)
+
     def ask(self, watch: Watch) -> None:
         """Asks a node for what has been added to its files."""
         while watch.channel:
@@ -338,7 +367,25 @@ class Connections:
             except OSError as error:
                 self.lose_or_reconnect(watch, error)
 
-    def read_line(self, watch: Watch, channel: Channel) -> bytes:
+    def read_answer(self, watch: Watch) -> list[FileNews]:
+        """What a node that was asked has sent; [] of one that is lost. An answer that breaks off
+        is asked for again as a whole. TimeIsUpError."""
+        while watch.channel:
+            found: list[FileNews] = []
+            try:
+                while (line := self._read_line(watch, watch.channel)) != b"E":
+                    if header := parse_header(line):  # else what a login shell says
+                        name, offset, length, size = header
+                        data = self._read(watch, watch.channel, length)
+                        found.append(FileNews(name, offset, data, size))
+                watch.reconnected = 0
+                return found
+            except OSError as error:
+                self.lose_or_reconnect(watch, error)
+                self.ask(watch)
+        return []
+
+    def _read_line(self, watch: Watch, channel: Channel) -> bytes:
         """The next line of an answer, without its end. OSError, TimeIsUpError."""
         while (end := watch.buffer.find(b"\n")) < 0:
             self._receive(watch, channel)
@@ -346,7 +393,7 @@ class Connections:
         del watch.buffer[: end + 1]
         return line
 
-    def read(self, watch: Watch, channel: Channel, length: int) -> bytes:
+    def _read(self, watch: Watch, channel: Channel, length: int) -> bytes:
         """So many bytes of an answer. OSError, TimeIsUpError."""
         while len(watch.buffer) < length:
             self._receive(watch, channel)
@@ -355,14 +402,14 @@ class Connections:
         return data
 
     def _receive(self, watch: Watch, channel: Channel) -> None:
-        asked = now()
-        probed = False
+        asked, probed = 0.0, False
         while True:
             self.check()
             try:
                 data = channel.receive(GLANCE)
                 break
             except TimeoutError:
+                asked = asked or now() - GLANCE
                 silence = now() - asked
                 if silence > ANSWER_TIMEOUT:
                     raise TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s") from None
@@ -385,7 +432,7 @@ class Connections:
     def check(self) -> None:
         """Raises the Ctrl-C that came meanwhile, and TimeIsUpError."""
         self._interrupts.check()
-        if now() > self.deadline:
+        if self.deadline < math.inf and now() > self.deadline:
             raise TimeIsUpError
 
     def _wait(self, action: Callable[[], T]) -> T:
@@ -397,6 +444,8 @@ class Connections:
 
     def _choose_timeout(self) -> float:
         """Seconds that a node may take now."""
+        if self.deadline == math.inf:
+            return ANSWER_TIMEOUT
         return max(GLANCE, min(ANSWER_TIMEOUT, self.deadline - now()))
 
     def _open(self, name: str) -> Channel:
@@ -410,7 +459,7 @@ class Connections:
 
     def _describe_place(self, name: str) -> str:
         """Who has the node's output: the launcher, or the node itself."""
-        return self._cluster.launcher.name if name in self._saved else name
+        return self._launcher if name in self._saved else name
 
     # -------------------------------------------------------------------------------- silence
 
@@ -484,8 +533,7 @@ class Connections:
         self._report(f"{watch.node} does not answer, {missing}: {why}")
 
     def _find_launcher(self) -> Watch | None:
-        name = self._cluster.launcher.name
-        return next((watch for watch in self.watches if watch.node == name), None)
+        return next((watch for watch in self.watches if watch.node == self._launcher), None)
 
     def _is_silent(self, watch: Watch) -> bool:
         return watch.channel is not None and watch.node in self._silent
@@ -517,14 +565,13 @@ class Connections:
 
     def _check_alive(self) -> None:
         """Raises NodeUnreachable for a launcher of which it is known that it is gone."""
-        launcher = self._cluster.launcher.name
-        if why := self._absences.ask((launcher,)).get(launcher):
+        if why := self._absences.ask((self._launcher,)).get(self._launcher):
             raise self._give_up(why)
 
     def _give_up(self, why: str) -> NodeUnreachable:
         number = self._job.id
         return NodeUnreachable(
-            f"lost {self._cluster.launcher.name} while following job {number}: {why}",
+            f"lost {self._launcher} while following job {number}: {why}",
             hint=f"if the launcher still runs, so does the job: `clusterctl logs {number} -f`"
             f" reconnects; if not, run `{self._cluster.repair}`,"
             f" then `clusterctl rerun {number} --resume`",
@@ -535,14 +582,16 @@ class Connections:
 
     @property
     def launcher_is_away(self) -> bool:
-        return self._cluster.launcher.name in self._absences
+        return self._launcher in self._absences
 
     def is_away(self, name: str) -> bool:
         """Whether it was lost, and may come back."""
         return name in self._absences
 
     def welcome_back(self) -> bool:
-        """Goes on with the nodes that answer again, where it stopped; whether there are any."""
+        """Goes on with the nodes that answer again, where it stopped; whether there are any.
+        Raises as `check`."""
+        self.check()
         back = self._absences.take()
         for watch in self.watches:
             if watch.node in back:
@@ -554,9 +603,8 @@ class Connections:
             self._report(f"reconnected to {shorten(sorted(back))} after {seconds:.0f} s")
         if self.needs_launcher and self.launcher_is_away:
             self._check_alive()
-            launcher = self._cluster.launcher.name
-            if self._absences.count_seconds(launcher) > GIVE_UP:
-                raise self._give_up(self._absences.explain(launcher))
+            if self._absences.count_seconds(self._launcher) > GIVE_UP:
+                raise self._give_up(self._absences.explain(self._launcher))
         return bool(back)
 
     def _connect_anew(self, name: str) -> Channel:

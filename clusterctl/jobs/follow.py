@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import math
-import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from clusterctl.core.model import Cluster, Reporter
 from clusterctl.jobs import control, records
 from clusterctl.jobs.connections import (
     Connections,
+    FileNews,
     FindDead,
     Interrupts,
     OutputFile,
@@ -32,7 +32,6 @@ from clusterctl.jobs.connections import (
 from clusterctl.jobs.records import Piece
 from clusterctl.state.home import explain_write_errors
 from clusterctl.transport.pool import Pool
-from clusterctl.transport.protocol import Channel
 
 # -------------------------------------------------------------------------------------------------
 # When a follower looks again at a job, and when it asks whether anybody still looks after it.
@@ -70,16 +69,15 @@ class Pace:
     told: float = 0.0
     """The silence that was told last began then."""
 
-    def should_tell(self) -> bool:
+    def should_tell(self, at: float) -> bool:
         """Whether nothing has come for long, and that was not said yet."""
-        if self.told == self.last_output or now() - self.last_output < STILL:
+        if self.told == self.last_output or at - self.last_output < STILL:
             return False
         self.told = self.last_output
         return True
 
-    def should_ask(self, moved: int) -> bool:
+    def should_ask(self, moved: int, at: float) -> bool:
         """Whether it is time to ask, after a look that saw news or did not."""
-        at = now()
         if moved:
             self.last_output, self.patience = at, SUSPICION
         longest = LONGEST if self.backoff > 1 else STEADY
@@ -105,18 +103,6 @@ class Pace:
 
 LAST = 20.0
 """Seconds that workers which were lost have to answer again when the job has ended without them."""
-
-_HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")
-
-
-def parse_header(line: bytes) -> tuple[str, int, int, int] | None:
-    """Of a file: its name, from where on and how many bytes of it follow, and its size. None for
-    any other line."""
-    match = _HEADER.fullmatch(line)
-    if match is None:
-        return None
-    offset, length, size = (int(number) for number in match.groups()[1:])
-    return match[1].decode(errors="replace"), offset, length, size
 
 
 class Follower:
@@ -213,15 +199,15 @@ class Follower:
         """Looks at all nodes again and again until the job has ended."""
         clock = Pace(self._system.backoff)
         while not self.job.state.ended:
-            self._nodes.check()
             self._nodes.welcome_back()
             moved = yield from self._ask_all(seal=False)
+            at = now()
             if self._nodes.launcher_is_away:
-                clock.last_output = now()  # nobody knows what it has to say
-            elif clock.should_ask(moved):
+                clock.last_output = at  # nobody knows what it has to say
+            elif clock.should_ask(moved, at):
                 self.job = control.refresh(self.job, self._cluster, self._pool)
                 self._report_wait()
-            if self.job.state is JobState.RUNNING and clock.should_tell():
+            if self.job.state is JobState.RUNNING and clock.should_tell(at):
                 self._tell_silence()
             if not moved:
                 yield []
@@ -249,7 +235,6 @@ class Follower:
         began = now()
         lost = [name for name in self.lost if self.job.survivors.get(name) != -1]
         while any(self._nodes.is_away(name) for name in lost) and now() - began < LAST:
-            self._nodes.check()
             if self._nodes.welcome_back():
                 return True
             yield []
@@ -277,69 +262,48 @@ class Follower:
     def _ask_all(self, seal: bool) -> Generator[list[Piece], None, int]:
         """Asks all nodes once; returns how many bytes of news they had. `seal` makes the files'
         sizes as they are now the goal."""
-        for watch in self._nodes.watches:
-            self._nodes.ask(watch)
+        self._nodes.ask_all()
         moved = 0
         for watch in self._nodes.watches:
-            news: list[tuple[OutputFile, int, bytes]] = []
-            while watch.channel:
-                try:
-                    self._read_answer(watch, watch.channel, seal, news)
-                    watch.reconnected = 0
-                    break
-                except OSError as error:
-                    self._nodes.lose_or_reconnect(watch, error)
-                    self._nodes.ask(watch)
-            moved += sum(len(data) for _, _, data in news)
-            if shown := self._keep_news(watch, news):
+            news = self._nodes.read_answer(watch)
+            for answer in news:
+                moved += len(answer.data)
+            if (news or seal) and (shown := self._keep_news(watch, news, seal)):
                 began = now()
                 yield shown
                 self._nodes.deadline += now() - began  # a reader may take its time
         return moved
 
-    def _keep_news(self, watch: Watch, news: list[tuple[OutputFile, int, bytes]]) -> list[Piece]:
-        """Stores what has come; returns what is to be shown of it."""
-        pieces = []
-        for file, offset, data in news:
-            if file.stream == "state":
-                self._apply(file, data)
-                continue
-            if missing := offset - file.stored:
-                pieces.append(
-                    Piece(file.rank, watch.node, file.stream, records.render_marker(missing))
-                )
-            if file.copy:
-                if missing:
-                    records.leave_out(file.copy, file.stored, offset)
-                with explain_write_errors(file.copy), file.copy.open("ab") as sink:
-                    sink.write(data)
-                records.shorten(file.copy, len(watch.files))
-            file.stored = offset + len(data)
-            pieces.append(Piece(file.rank, watch.node, file.stream, data))
-        return pieces
-
-    def _read_answer(
-        self, watch: Watch, channel: Channel, seal: bool, news: list[tuple[OutputFile, int, bytes]]
-    ) -> None:
-        """Adds to `news` what the node has; OSError."""
-        names = set()
-        while (header := self._nodes.read_line(watch, channel)) != b"E":
-            found = parse_header(header)
-            if found is None:
-                continue  # what a login shell says before it obeys
-            name, offset, length, size = found
-            data = self._nodes.read(watch, channel, length)
+    def _keep_news(self, watch: Watch, news: list[FileNews], seal: bool) -> list[Piece]:
+        """Stores what has come; returns what is to be shown of it. `seal`: as in `_ask_all`."""
+        pieces: list[Piece] = []
+        for name, offset, data, size in news:
             file = self._find_file(watch, name)
             if file is None:
                 continue
-            names.add(name)
-            news.append((file, offset, data))
             file.offset = offset + len(data)
-            if seal:
-                file.goal = size
+            file.goal = size if seal else file.goal
+            if file.stream == "state":
+                self._apply(file, data)
+            else:
+                pieces += self._store(watch, file, offset, data)
+        names = {answer.name for answer in news}
         for name, file in watch.files.items():
             if name not in names:
                 file.goal = file.offset  # all there is, also of a file that was cut off meanwhile
+        return pieces
+
+    def _store(self, watch: Watch, file: OutputFile, offset: int, data: bytes) -> Iterator[Piece]:
+        if missing := offset - file.stored:
+            yield Piece(file.rank, watch.node, file.stream, records.render_marker(missing))
+        if file.copy:
+            if missing:
+                records.leave_out(file.copy, file.stored, offset)
+            with explain_write_errors(file.copy), file.copy.open("ab") as sink:
+                sink.write(data)
+            records.shorten(file.copy, len(watch.files))
+        file.stored = offset + len(data)
+        yield Piece(file.rank, watch.node, file.stream, data)
 
     def _is_behind(self) -> bool:
         reached = (watch for watch in self._nodes.watches if watch.channel)

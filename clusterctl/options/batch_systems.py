@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
@@ -19,8 +20,11 @@ def _load(row: str) -> BatchOptions:
 SYSTEMS: Mapping[str, BatchOptions] = {name: _load(row) for name, row in BATCH_SYSTEMS.items()}
 
 
+_TITLES = {name: row.title for name, row in SYSTEMS.items()}
+
+
 def _join_titles(names: Iterable[str], last: str = "and") -> str:
-    return join_words([SYSTEMS[name].title for name in names], last)
+    return join_words(list(map(_TITLES.__getitem__, names)), last)
 
 
 FLAGS = {f"--{name}": name for name in SYSTEMS}
@@ -61,12 +65,14 @@ GROUP = Group(f"Batch systems ({_join_titles(SYSTEMS)})", (ONLY, table.STAGED))
 _ALL = Group(GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(SYSTEMS) == 2 else 'any'}")
 
 
-def _make_limit(names: Sequence[str]) -> Limit:
+@cache
+def _make_limit(names: tuple[str, ...]) -> Limit:
     """Of the options that only these batch systems have."""
     return Limit(only=frozenset(names), says=f"works only with {_join_titles(names)}")
 
 
-def _make_group(names: Sequence[str]) -> Group:
+@cache
+def _make_group(names: tuple[str, ...]) -> Group:
     """Their heading."""
     return Group(GROUP.heading, (_make_limit(names),), True, f"Passed to {_join_titles(names)}")
 
@@ -75,11 +81,11 @@ def _collect() -> Iterator[Option[Any]]:
     """The options of each batch system; those that several of them have once, as the first has
     declared them."""
     found: dict[str, Option[Any]] = {}
-    owners: dict[str, list[str]] = {}
+    owners: dict[str, tuple[str, ...]] = {}
     for name, system in SYSTEMS.items():
-        for option in system.passed(_make_group([name])):
+        for option in system.passed(_make_group((name,))):
             found.setdefault(option.flag, option)
-            owners.setdefault(option.flag, []).append(name)
+            owners[option.flag] = (*owners.get(option.flag, ()), name)
     for word, option in found.items():
         option.group = _make_group(owners[word])
         instead = {name: row.instead[word] for name, row in SYSTEMS.items() if word in row.instead}

@@ -274,7 +274,7 @@ def copy_options(
     return tuple(item for item in found if item.flag not in without)
 
 
-class Launch(Started, heading=JOBS, module="run"):
+class Launch(Started, heading=JOBS, module="launches"):
     """Create a cluster, run a program on it, copy its output files here, and remove the cluster.
 
     SCRIPT is a path, the name of a bundled program, or -- COMMAND; options after it are its own.

@@ -900,6 +900,39 @@ def read_settings(verbs: OptionsByVerb) -> Settings:
     return merged
 
 
+def find_settings(
+    verbs: Sequence[str], options: Iterable[Option[Any]], settings: Settings
+) -> dict[str, Setting]:
+    """By key, what is set for options that the command line does not have: for the first of
+    `verbs`, else for one that it stands for, else for all verbs."""
+    found: dict[str, Setting] = {}
+    for option in options:
+        made = [item for verb in verbs if (item := find(verb, option, settings))]
+        if made:
+            found[option.key] = next((item for item in made if not item.general), made[0])
+    return found
+
+
+def read_values(
+    options: Mapping[str, Option[Any]],
+    raw: Mapping[str, Any],
+    settings: Mapping[str, Setting],
+    hint: str,
+) -> dict[str, Any]:
+    """The checked values, by key, of what was given and of `settings`. Raises UsageError."""
+    values = {}
+    for key, option in options.items():
+        if option.required and raw[key] in (None, ()):
+            raise UsageError(f"missing argument {option.metavar}", hint=hint)
+        label = option.flag or option.metavar.strip("[]")
+        if key in settings:
+            label = settings[key].where
+        else:
+            option.check_given(raw[key], label)
+        values[key] = option.read(raw[key], label)
+    return values
+
+
 def find(verb: str, option: Option[Any], settings: Settings) -> Setting | None:
     """An option's value where the command line has none: a variable's, else a settings file's."""
     if not option.flags:

@@ -347,6 +347,12 @@ class Store:
             pass
         return True
 
+    def read_next_job_id(self) -> int:
+        """The number that `reserve_job_id` gives, if no other command is faster."""
+        counter = self.home.jobs / "last-id"
+        last = counter.read_text() if counter.is_file() else ""
+        return 1 + (int(last) if last.isdigit() else max(self._list_numbers(), default=0))
+
     def reserve_job_id(self) -> int:
         """A number that no job of this state home has had: the counter only ever grows. Should it
         be lost, the records themselves say where it was."""
@@ -359,10 +365,9 @@ class Store:
                     f" for {STORE_PATIENCE:g} s",
                     hint=f"is one stopped (Ctrl-Z)? `fuser {lock.name}` shows which",
                 )
-            last = counter.read_text() if counter.is_file() else ""
-            highest = max(self._list_numbers(), default=0) if not last.isdigit() else int(last)
-            write_atomic(counter, str(highest + 1).encode())
-        return highest + 1
+            number = self.read_next_job_id()
+            write_atomic(counter, str(number).encode())
+        return number
 
 
 def _write(path: Path, record: Cluster | Job) -> None:

@@ -19,11 +19,11 @@ import paramiko
 
 from clusterctl import process
 from clusterctl.core import keys as core_keys
-from clusterctl.core.clock import WATCHDOG, Deadline, run_in_background
+from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.transport import config, diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
-from clusterctl.transport.session import LOST, Connection, Socket, abort_at
+from clusterctl.transport.session import LOST, Connection, Socket, abort_after
 
 # -------------------------------------------------------------------------------------------------
 # Whether a host shows a key that we know: else the connection ends before a word is sent.
@@ -138,7 +138,7 @@ class Destination:
         policy = KnownKeysOnly(self.target, self.names, self.settings)
         self.remote.client.set_missing_host_key_policy(policy)
         try:
-            with _list_offers(self) as keys, WATCHDOG.guard(deadline.at, sock.abort):
+            with _list_offers(self) as keys, abort_after(deadline, sock.abort):
                 self.remote.connect_kwargs = {
                     "sock": sock,
                     "transport_factory": lambda sock, **_: Connection(sock, policy.kinds),
@@ -238,7 +238,7 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
     """A channel that `hop`, called `name`, forwards to the host. Raises ConnectError."""
     why, transient = f"it cannot connect to {':'.join(map(str, target.place))}", True
     try:
-        with abort_at(hop, deadline):
+        with abort_after(deadline, hop.sock.abort):
             return Socket(
                 hop.open_channel("direct-tcpip", target.place, ("", 0), timeout=deadline.left)
             )

@@ -9,8 +9,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import paramiko
@@ -18,10 +19,100 @@ from paramiko.buffered_pipe import BufferedPipe
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
-from clusterctl.core.clock import WATCHDOG, Deadline, now
+from clusterctl.core.clock import Deadline, now
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.protocol import OnStdout
 from clusterctl.transport.shell import wrap_command
+
+# -------------------------------------------------------------------------------------------------
+# A watchdog for calls that cannot see their time limit.
+
+
+@dataclass(slots=True, eq=False)
+class _Guard:
+    at: float
+    action: Callable[[], None]
+    ticks: int
+
+
+class Watchdog:
+    """Calls back when a guarded block is still running well after its time. One daemon thread for
+    all.
+
+    A process that stood still may find a block late that is not stuck, by what the clock counts of
+    that time. So a block that is late gets `ticks` more chances of TICK seconds, counted as the
+    watchdog wakes: however long the process stands still, that is one.
+    """
+
+    TICK = 0.1
+
+    def __init__(self, ticks: int = 10) -> None:
+        self._ticks = ticks
+        self._condition = threading.Condition()
+        self._guarded: set[_Guard] = set()
+        self._wakes = float("inf")
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def guard(self, at: float, action: Callable[[], None]) -> Iterator[None]:
+        """Runs `action` in the watchdog's thread unless the block ends about by `at` (as in
+        Deadline).
+
+        `action` has to be quick and must not raise.
+        """
+        guard = _Guard(at, action, self._ticks)
+        with self._condition:
+            self._guarded.add(guard)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+                self._thread.start()
+            if at < self._wakes:
+                self._condition.notify()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._guarded.discard(guard)
+
+    def _watch(self) -> None:
+        while True:
+            with self._condition:
+                actions = self._collect(now())
+                if not actions:
+                    # Blocks that ended are not looked at before the next time that was planned:
+                    # ending one costs nothing.
+                    at = now()
+                    self._wakes = min((guard.at for guard in self._guarded), default=at + 3600)
+                    self._condition.wait(self._wakes - at)
+                    self._wakes = float("-inf")
+                    continue
+            for action in actions:
+                action()
+
+    def _collect(self, at: float) -> list[Callable[[], None]]:
+        """What is to be done now; a block that has a chance left uses it up."""
+        actions = []
+        for guard in [guard for guard in self._guarded if guard.at <= at]:
+            if guard.ticks:
+                guard.ticks -= 1
+                guard.at = at + self.TICK
+            else:
+                self._guarded.remove(guard)
+                actions.append(guard.action)
+        return actions
+
+
+WATCHDOG = Watchdog()
+
+
+@contextmanager
+def abort_after(limit: Deadline | float, abort: Callable[[], None]) -> Iterator[Deadline]:
+    """Calls `abort` in the watchdog's thread if the block hangs past the limit: a deadline, or
+    seconds from now. As `Watchdog.guard`."""
+    deadline = limit if isinstance(limit, Deadline) else Deadline(limit)
+    with WATCHDOG.guard(deadline.at, abort):
+        yield deadline
+
 
 # -------------------------------------------------------------------------------------------------
 # paramiko, fitted: a socket that answers at once and can be cut, a transport without surprises.
@@ -114,7 +205,7 @@ class Socket:
             return
         # A channel says farewell over the jump host's connection, which may be gone or hang.
         hop = self._sock.transport.sock
-        with suppress(*LOST), WATCHDOG.guard(Deadline(CLOSING).at, hop.abort):
+        with suppress(*LOST), abort_after(CLOSING, hop.abort):
             self._sock.close()
 
     def abort(self) -> None:
@@ -308,7 +399,7 @@ class Session(AbstractContextManager["Session"]):
         if not deadline.wait(lambda left: connection.sessions.acquire(timeout=left)):
             raise Failure("too many commands are running on this connection")
         try:
-            with abort_at(connection, deadline):
+            with abort_after(deadline, connection.sock.abort):
                 self._channel = self._open(COLLECT_LIMIT if collect else STREAM_WINDOW)
                 self._channel.in_buffer = self._stdout  # nothing arrives before _start
                 self._start(command)
@@ -349,11 +440,9 @@ class Session(AbstractContextManager["Session"]):
             raise ConnectionLost from error
 
     def send(self, data: bytes, timeout: float | None = None) -> None:
-        deadline = self._deadline if timeout is None else Deadline(timeout)
         rest = memoryview(data)
-        with abort_at(self._connection, deadline):
+        with self._limit(timeout) as deadline:
             while rest:
-                self._channel.settimeout(min(deadline.left, SLICE))
                 # Once the command has ended, its input is of no more use to anyone.
                 ended = self._channel.closed or self._channel.status_event.is_set()
                 try:
@@ -373,17 +462,15 @@ class Session(AbstractContextManager["Session"]):
                 rest = rest[sent:]
 
     def send_eof(self) -> None:
-        with abort_at(self._connection, self._deadline):
+        with self._limit():
             try:
                 self._channel.shutdown_write()
             except LOST as error:
                 self._fail_if_lost(error)
 
     def receive(self, timeout: float | None = None, *, most: int = STREAM_WINDOW) -> bytes:
-        deadline = self._deadline if timeout is None else Deadline(timeout)
-        with abort_at(self._connection, deadline):
+        with self._limit(timeout) as deadline:
             while True:
-                self._channel.settimeout(min(deadline.left, SLICE))
                 try:
                     while self._channel.recv_stderr_ready():
                         more = self._channel.recv_stderr(1 << 20)
@@ -435,6 +522,17 @@ class Session(AbstractContextManager["Session"]):
         err: bytes = self._stderr + self._channel.in_stderr_buffer.empty()
         return out, err
 
+    def _limit(self, timeout: float | None = None) -> AbstractContextManager[Deadline]:
+        """Cuts the connection if the block hangs past its timeout, or the command's deadline.
+
+        paramiko's timeouts are about windows. When the peer's TCP takes nothing any more, all
+        threads that have something to send hang behind one lock. A packet may be half on the wire
+        then: the connection is of no use to anyone.
+        """
+        self._channel.settimeout(SLICE if timeout is None else min(timeout, SLICE))
+        limit = self._deadline if timeout is None else timeout
+        return abort_after(limit, self._connection.sock.abort)
+
     def _fail_if_lost(self, cause: BaseException | None) -> None:
         if not self._connection.is_active():
             raise ConnectionLost from cause
@@ -446,20 +544,10 @@ class Session(AbstractContextManager["Session"]):
         self._closed = True
         try:
             # Where the connection is gone, so is the channel.
-            with suppress(*LOST), abort_at(self._connection, Deadline(CLOSING)):
+            with suppress(*LOST), self._limit(CLOSING):
                 self._channel.close()
         finally:
             self._connection.sessions.release()
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def abort_at(connection: Connection, deadline: Deadline) -> AbstractContextManager[None]:
-    """Cuts the connection if the block hangs past the deadline.
-
-    paramiko's timeouts are about windows. When the peer's TCP takes nothing any more, all threads
-    that have something to send hang behind one lock. A packet may be half on the wire then: the
-    connection is of no use to anyone.
-    """
-    return WATCHDOG.guard(deadline.at, connection.sock.abort)

@@ -7,18 +7,14 @@ import shlex
 
 _DIFFER = frozenset("\\!\n")
 """Inside single quotes, fish reads backslashes, csh reads `!` and refuses newlines."""
+_OCTAL = {ord(char): f"\\0{ord(char):03o}" for char in "\\!\n'\"$`%"}
 
 
 def wrap_command(command: str) -> str:
     """`command` for a POSIX shell, as a line that any login shell passes on unchanged."""
     if _DIFFER.isdisjoint(command):
         return "exec /bin/sh -c " + shlex.quote(command)
-    special = frozenset("\\!\n'\"$`%")
-    octal = "".join(
-        "".join(f"\\0{byte:03o}" for byte in char.encode()) if char in special else char
-        for char in command
-    )
-    return f"""exec /bin/sh -c 'eval "$(printf %b "{octal}")"'"""
+    return f"""exec /bin/sh -c 'eval "$(printf %b "{command.translate(_OCTAL)}")"'"""
 
 
 def quote_path(name: str) -> str:

@@ -16,10 +16,10 @@ import pytest
 
 from clusterctl.core import assets
 from clusterctl.core import keys as core_keys
-from clusterctl.core.clock import Watchdog
 from clusterctl.core.model import NodeResult, fold, shorten
 from clusterctl.transport import config as transport_config
 from clusterctl.transport import shell
+from clusterctl.transport.session import Watchdog
 
 STOPS = 4
 
@@ -46,7 +46,7 @@ def test_a_process_that_stood_still_is_not_taken_for_one_that_is_stuck() -> None
     """Ctrl-Z and `fg` in the middle of calls that have a few milliseconds left."""
     program = f"""
 import os, time
-from clusterctl.core.clock import Watchdog
+from clusterctl.transport.session import Watchdog
 watchdog, barks = Watchdog(), []
 print("ready", flush=True)
 for _ in range({STOPS} * 40):

@@ -32,7 +32,7 @@ from clusterctl.core.job import JobState
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import messages, metrics, node_views, top, verify
 from clusterctl.insight.verify import GPU_FIELDS
-from clusterctl.jobs import follow, mirror, outputs, records
+from clusterctl.jobs import connections, mirror, outputs, records
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
 from clusterctl.machines import hosts as machines_hosts
 from clusterctl.machines.docker import containers
@@ -476,7 +476,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          '{"resources": [{"mode": "managed"}]}', '{"resources": 7}', "[]", "[" * 5000, "null"),
     ),
     "follow.sh": (
-        lambda text: follow.parse_header(text.encode()),
+        lambda text: connections.parse_header(text.encode()),
         ("F out/rank-0.out 0 10 10", "F state 0 1 1", "E", f"F state 0 {'9' * 5000} 1"),
     ),
     "docker-credential": (
