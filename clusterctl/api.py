@@ -16,8 +16,8 @@ from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions import run as actions_run
 from clusterctl.actions import up as actions_up
 from clusterctl.actions import verify as actions_verify
+from clusterctl.actions.common import Unfetched
 from clusterctl.actions.node_loss import find_dead
-from clusterctl.actions.outputs import Unfetched
 from clusterctl.actions.run import Prepared
 from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster as ClusterRecord
@@ -78,9 +78,7 @@ class Cluster:
         """
         store = common.open_store()
         given = _read_options(Up, options)
-        resolved = up_plan.resolve_spec(store, up_plan.make_spec(name, given))
-        place = f"the provider is {resolved.provider}"
-        given = given.apply_limits(up_plan.find_circumstances(resolved), lambda line: None, place)
+        given, wanted = up_plan.read_options(store, name, given, lambda line: None)
         before = store.list_names()
         made = cls(store, name, created=name not in before, report=report)
 
@@ -89,7 +87,6 @@ class Cluster:
                 return True
             raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
 
-        wanted = up_plan.make_spec(name, given)
         actions_up.bring_up(store, wanted, made._report, consent, measure=given.measure)
         return made
 

@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any
 
 from clusterctl import __version__, process
+from clusterctl.actions.common import Unfetched
 from clusterctl.actions.down import take_down
-from clusterctl.actions.outputs import Unfetched
 from clusterctl.actions.up import bring_up
 from clusterctl.core import catalog
 from clusterctl.core.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime

@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from clusterctl.core import keys as core_keys
-from clusterctl.core.model import NAME_PATTERN, Cluster, Node, Phase, Reporter
+from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Node, Phase, Reporter
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
@@ -180,6 +180,19 @@ def connect_or_report(pool: Pool, names: Sequence[str], report: Reporter) -> dic
     report(f"waiting for {', '.join(slow)}")
     results = pool.connect(slow, timeout=CONNECT_LIMIT - RECORD_PATIENCE)
     return {result.node: result.error for result in results if not result.ok}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfetched:
+    """What happens to outputs that were never fetched, and to the files of a shared folder. By
+    default they keep the cluster alive."""
+
+    fetch: bool = False
+    """They are brought here first, into `job-N` and `shared-NAME`."""
+    discard: bool = False
+    """They may go; with `fetch`, those that cannot be brought."""
+    ask: Consent | None = None
+    """Asks whether they may go; None: there is nobody to ask."""
 
 
 @contextmanager

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from clusterctl.actions import data, outputs, running_costs
-from clusterctl.actions.common import (
-    check_name,
-    open_pool,
-    require_machines,
-    require_owned,
-    require_ready,
-)
-from clusterctl.actions.jobs import Fetched
-from clusterctl.actions.outputs import Unfetched, save_logs
-from clusterctl.actions.running_costs import (
-    describe_doubts,
-    report_failure,
-    report_left,
-    report_price,
-)
+from clusterctl.actions import costs
+from clusterctl.actions.common import Unfetched, check_name
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, ClusterSpec, Consent, Phase, Reporter
 from clusterctl.errors import (
@@ -41,6 +28,10 @@ from clusterctl.machines.protocol import Cloud
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
+if TYPE_CHECKING:
+    from clusterctl.actions.data import BroughtFolder
+    from clusterctl.actions.jobs import Fetched
+
 _ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
 """What a verb does, in its questions."""
 
@@ -51,14 +42,14 @@ class DownResult:
     where its record was lost."""
 
     name: str
-    nodes: int
-    hours: float
-    jobs_cancelled: tuple[int, ...]
-    unfetched: tuple[tuple[int, int], ...]
+    nodes: int = 0
+    hours: float = 0.0
+    jobs_cancelled: tuple[int, ...] = ()
+    unfetched: tuple[tuple[int, int], ...] = ()
     """Jobs with outputs that went unfetched, and how many bytes they were."""
     fetched: tuple[Fetched, ...] = ()
     """What was brought first."""
-    shared: data.BroughtFolder | None = None
+    shared: BroughtFolder | None = None
     """So was the folder that all nodes shared."""
     receipt: tuple[cost.Line, ...] = ()
     dollars: float = 0.0
@@ -101,32 +92,43 @@ def take_down(
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
-        cluster = running_costs.settle(store, cluster, report)
-        living = _list_living(store, cluster, report) if cluster.charges else None
-        saved = outputs.Saved()
-        if cluster.nodes and cluster.phase is not Phase.DELETING and not force:
-            done = outputs.save(store, cluster, living, report, ask, unfetched, _ACT[verb])
-            if done is None:
-                return None
-            saved = done
-        elif cluster.attached:
-            saved = outputs.Saved(cancelled=outputs.end_jobs(store, cluster, report))
+        cluster = costs.settle(store, cluster, report)
+        living = None
+        if cluster.charges:
+            # Before a job is ended for a cluster that would then stay.
+            with costs.report_failure(cluster, report, "nothing was removed"):
+                folder = store.locate_folder(name)
+                living = providers.list_living(cluster, folder, time.time())
+        asks = bool(cluster.nodes) and cluster.phase is not Phase.DELETING and not force
+        if asks:
+            store.check_jobs(cluster)
+        result = DownResult(name)
+        if cluster.shared or store.list_cluster_jobs(cluster):
+            from clusterctl.actions import outputs  # most clusters are removed without
+
+            if asks:
+                saved = outputs.save(store, cluster, living, report, ask, unfetched, _ACT[verb])
+                if saved is None:
+                    return None
+                result = replace(
+                    result,
+                    jobs_cancelled=saved.cancelled,
+                    unfetched=saved.lost,
+                    fetched=saved.fetched,
+                    shared=saved.shared,
+                )
+            elif cluster.attached:
+                ended = outputs.end_jobs(store, cluster, report)
+                result = replace(result, jobs_cancelled=ended)
         cluster = finish_down(store, cluster, report, force=force)
-    return _sum_up(cluster, saved, time.time())
-
-
-def _sum_up(cluster: Cluster, saved: outputs.Saved, now: float) -> DownResult:
-    return DownResult(
-        cluster.name,
-        len(cluster.nodes),
-        (now - cluster.created) / 3600,
-        saved.cancelled,
-        saved.lost,
-        saved.fetched,
-        saved.shared,
-        cost.make_receipt(cluster.charges, now),
-        cost.sum_dollars(cluster.charges, now),
-        cluster.spec.provider,
+    now = time.time()
+    return replace(
+        result,
+        nodes=len(cluster.nodes),
+        hours=(now - cluster.created) / 3600,
+        receipt=cost.make_receipt(cluster.charges, now),
+        dollars=cost.sum_dollars(cluster.charges, now),
+        provider=cluster.spec.provider,
     )
 
 
@@ -168,7 +170,7 @@ def finish_down(
             for item in charges
         ),
     )
-    for line in describe_doubts(cluster, now):
+    for line in costs.describe_doubts(cluster, now):
         report(line)
     how = "detached" if cluster.attached else "taken down"
     for job in store.list_open_jobs(cluster):
@@ -186,7 +188,7 @@ def _note_left(store: Store, cluster: Cluster, report: Reporter, now: float) -> 
     cluster = _look(cluster, store.locate_folder(cluster.name), now)
     with _continue_without(report):
         store.save(cluster)
-    report_left(cluster, report)
+    costs.report_left(cluster, report)
 
 
 def _look(cluster: Cluster, folder: Path, now: float) -> Cluster:
@@ -194,16 +196,6 @@ def _look(cluster: Cluster, folder: Path, now: float) -> Cluster:
     with suppress(ClusterctlError):
         return providers.settle(cluster, folder, now)
     return cluster
-
-
-def _list_living(store: Store, cluster: Cluster, report: Reporter) -> Collection[str]:
-    """The nodes that are billed. Raises the provider's error where it does not let us in: before a
-    job is ended for a cluster that would then stay."""
-    try:
-        return providers.list_living(cluster, store.locate_folder(cluster.name), time.time())
-    except ClusterctlError:
-        report_price(cluster, report)
-        raise
 
 
 def find_orphans(store: Store, name: str) -> tuple[Cluster, ...]:
@@ -249,7 +241,7 @@ def _take_down_unrecorded(
             )
         finish_down(store, cluster, report)
     shutil.rmtree(store.locate_folder(name), ignore_errors=True)
-    return DownResult(name, 0, 0.0, (), ())
+    return DownResult(name)
 
 
 @contextmanager
@@ -259,74 +251,3 @@ def _continue_without(report: Reporter) -> Iterator[None]:
         yield
     except (ProviderError, UsageError) as error:
         report(f"{error.message}; continuing without it")
-
-
-# -------------------------------------------------------------------------------------------------
-# `stop`: ends jobs, and switches the machines off. Their disks stay.
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """`hourly`: what the disks (and a NAT gateway) go on costing, in US dollars; without what has
-    no known price, where `exact` is false."""
-
-    cluster: Cluster
-    jobs: tuple[int, ...]
-    hourly: float
-    exact: bool
-    what: str = "disks"
-    """What these are, in words."""
-
-
-def require_pausing(cluster: Cluster) -> Cloud:
-    """Its provider, if that can stop and start machines; raises UsageError."""
-    provider = providers.load_provider(require_owned(cluster).spec.provider)
-    if not isinstance(provider, Cloud):
-        raise UsageError(
-            f"the machines of cluster {cluster.name} ({cluster.spec.provider}) cannot be stopped"
-            " and started",
-            hint=f"`clusterctl down {cluster.name}` removes it",
-        )
-    return provider
-
-
-def stop(
-    store: Store,
-    name: str,
-    report: Reporter,
-    ask: Consent,
-    clock: Callable[[], float] = time.time,
-) -> Stopped | None:
-    """None where the person said no. Safe to repeat: a cluster that is stopped stays so."""
-    with ClusterLock(store.home, name, "stop", report):
-        cluster = store.read_cluster(name)
-        provider, folder = require_pausing(cluster), store.locate_folder(name)
-        ended: tuple[int, ...] = ()
-        if cluster.phase is not Phase.STOPPED:
-            require_ready(cluster)
-            with report_failure(cluster, report, "nothing was stopped"):
-                provider.check_pausing(cluster, folder)
-                require_machines(cluster, providers.list_living(cluster, folder, clock()))
-            cluster = running_costs.settle(store, cluster, report)
-            open_jobs = store.list_open_jobs(cluster)
-            numbers = ", ".join(str(job.id) for job in open_jobs)
-            if open_jobs and not ask(f"job {numbers} is still running; end it?"):
-                return None
-            ended = outputs.end_jobs(store, cluster, report)
-            with open_pool(store, cluster) as pool:
-                save_logs(store, store.list_cluster_jobs(cluster), cluster, pool, report)
-        if cluster.phase is not Phase.STOPPED:
-            cluster = replace(cluster, stopping=True)
-            store.save(cluster)  # killed from here on, `status` has to ask
-        try:
-            provider.stop(cluster, folder, report)
-            cluster = providers.settle(cluster, folder, clock())
-        except ProviderError:
-            report_left(cluster, report, "stopped", "stop")
-            raise
-        cluster = replace(cluster, phase=Phase.STOPPED, stopping=False)
-        store.save(cluster)
-        store.add_event(name, "stopped")
-    disks = [item for item in cluster.charges if item.until is None]
-    what = cost.describe_stored(disks)
-    return Stopped(cluster, ended, cost.sum_hourly(disks), cost.is_exact(disks), what)

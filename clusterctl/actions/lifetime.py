@@ -1,35 +1,88 @@
-"""`extend`: moves the deadline on all nodes, and then in the record."""
+"""`extend`, `stop` and `allow`: until when machines run, and from where they can be reached."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.actions import allow, running_costs
-from clusterctl.actions.common import require_machines, require_owned
-from clusterctl.actions.running_costs import report_failure
+from clusterctl.actions import costs, outputs
+from clusterctl.actions.common import (
+    open_pool,
+    open_store,
+    require_machines,
+    require_owned,
+    require_ready,
+)
+from clusterctl.actions.costs import report_failure
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, shorten
 from clusterctl.core.text import format_time
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.insight import cost
+from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines import charges, providers
 from clusterctl.machines.protocol import Cloud, Provider
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
+# -------------------------------------------------------------------------------------------------
+# `allow`: from which networks a cluster can be connected to.
 
-@dataclass(frozen=True, slots=True)
-class Extended:
-    """`dollars` until the new deadline, from the beginning; at least that where not every price is
-    known (`exact`)."""
 
-    cluster: Cluster
-    deadline: float
-    dollars: float
-    exact: bool
+def advise_allow(cluster: str) -> str:
+    """What to do where this machine is not let in."""
+    return f"`clusterctl allow -c {cluster}` opens the cluster to your present address"
+
+
+def allow(store: Store, name: str, networks: Sequence[str], report: Reporter) -> tuple[str, ...]:
+    """Lets connections in from these networks, or from this machine's address where none are given,
+    and from no others. A later `up` keeps to it."""
+    with ClusterLock(store.home, name, "allow", report):
+        cluster = require_owned(store.read_cluster(name))
+        provider = providers.load_provider(cluster.spec.provider)
+        if not isinstance(provider, Cloud):
+            raise UsageError(
+                f"cluster {name} ({cluster.spec.provider}) has no firewall rules of clusterctl",
+                hint="`clusterctl status --live` shows which nodes answer",
+            )
+        allowed = provider.allow(cluster, store.locate_folder(name), networks)
+        # "": the address that this machine has at the next `up`.
+        kept = ",".join(allowed) if networks else ""
+        cloud = replace(cluster.spec.cloud, ssh_cidr=kept)
+        store.save(replace(cluster, spec=replace(cluster.spec, cloud=cloud)))
+        store.add_event(name, "allowed", networks=list(allowed))
+    return allowed
+
+
+def explain_lockout(store: Store, cluster: Cluster, said: str) -> str:
+    """Why the nodes do not answer this machine, as far as their provider knows; "" for nothing.
+    `said` is what became of connecting to them."""
+    if "no answer" not in said:
+        return ""
+    provider = providers.load_provider(cluster.spec.provider)
+    return provider.explain_shut_out(cluster, store.locate_folder(cluster.name))
+
+
+def explain_allowed(error: NodeUnreachable) -> ClusterctlError:
+    """The error, with the reason why the nodes do not answer this machine, if there is one."""
+    try:
+        store = open_store()
+        cluster = store.read_cluster(error.cluster)
+        if ended := costs.explain_ended_workers(store, cluster):
+            return ended
+        why = explain_lockout(store, cluster, error.message)
+    except ClusterctlError:
+        return error
+    return (
+        NodeUnreachable(f"{error.message}; {why}", hint=advise_allow(error.cluster))
+        if why
+        else error
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# `extend`: moves the deadline on all nodes, and then in the record.
 
 
 def extend(
@@ -39,11 +92,14 @@ def extend(
     report: Reporter,
     consent: Consent,
     clock: Callable[[], float] = time.time,
-) -> Extended:
-    """The cluster ends `ttl` seconds from now. Raises NodeUnreachable naming the nodes that keep
-    their old deadline, with the later one on record, and UsageError where a budget does not last
-    that long, machines run that are no nodes yet, or an end that comes sooner is not agreed to.
-    ProviderError where the cloud keeps the old one: then nothing has changed."""
+) -> tuple[Cluster, float]:
+    """The cluster, which ends `ttl` seconds from now, and what it will have cost by then in US
+    dollars, without what has no known price.
+
+    Raises NodeUnreachable naming the nodes that keep their old deadline, with the later one on
+    record, and UsageError where a budget does not last that long, machines run that are no nodes
+    yet, or an end that comes sooner is not agreed to. ProviderError where the cloud keeps the old
+    one: then nothing has changed."""
     with ClusterLock(store.home, name, "extend", report):
         cluster = require_owned(store.read_cluster(name))
         if cluster.phase is Phase.STOPPED:
@@ -53,7 +109,7 @@ def extend(
             )
         provider = providers.load_provider(cluster.spec.provider)
         folder = store.locate_folder(name)
-        cluster = running_costs.settle(store, cluster, report, clock)
+        cluster = costs.settle(store, cluster, report, clock)
         now = clock()
         with report_failure(cluster, report, "the deadline was not changed"):
             _require_whole(cluster, folder, now)
@@ -85,7 +141,7 @@ def extend(
             provider.label_deadline(cluster, folder, end)
         except ProviderError as error:
             report(f"the tags in the cloud still show the old deadline: {error.message}")
-    return Extended(cluster, end, dollars, cost.is_exact(cluster.charges))
+    return cluster, dollars
 
 
 def _let_in(
@@ -93,16 +149,14 @@ def _let_in(
 ) -> None:
     """Opens the cluster to this machine where its address has changed and that is agreed to; raises
     the error otherwise."""
-    why = allow.explain_lockout(store, cluster, error.message)
+    why = explain_lockout(store, cluster, error.message)
     if not why or not isinstance(provider, Cloud):
         raise error
-    explained = NodeUnreachable(f"{error.message}; {why}", hint=allow.advise(cluster.name))
-    try:
+    agreed = False
+    with suppress(UsageError):  # nobody can be asked
         agreed = consent(f"{why}: open it to this address instead?")
-    except UsageError:
-        raise explained from error
     if not agreed:
-        raise explained from error
+        raise NodeUnreachable(f"{error.message}; {why}", hint=advise_allow(cluster.name)) from error
     provider.allow(cluster, store.locate_folder(cluster.name), ())
 
 
@@ -114,12 +168,10 @@ def _ask_about_sooner_end(store: Store, cluster: Cluster, end: float, now: float
     running = [str(job.id) for job in store.list_open_jobs(cluster) if not _is_done_by(job, end)]
     if before is None and not running:
         return ""
-    jobs = f"job {', '.join(running)} {'is' if len(running) == 1 else 'are'} running"
-    instead = f"at {format_time(end)}" + (f" instead of {format_time(before)}" if before else "")
+    instead = f" instead of {format_time(before)}" if before else ""
+    jobs = f", with jobs running: {', '.join(running)}" if running else ""
     return (
-        f"cluster {cluster.name} would end {instead}"
-        + f", and {jobs}" * bool(running)
-        + "; move the deadline?"
+        f"cluster {cluster.name} would end at {format_time(end)}{instead}{jobs}; move the deadline?"
     )
 
 
@@ -143,3 +195,60 @@ def _require_whole(cluster: Cluster, folder: Path, now: float) -> None:
     if strangers := sorted(node for node in there if not cluster.has(node)):
         are = "is no node" if len(strangers) == 1 else "are no nodes"
         raise UsageError(f"{shorten(strangers)} of cluster {name} {are} yet", hint=first)
+
+
+# -------------------------------------------------------------------------------------------------
+# `stop`: ends jobs, and switches the machines off. Their disks stay.
+
+
+def require_pausing(cluster: Cluster) -> Cloud:
+    """Its provider, if that can stop and start machines; raises UsageError."""
+    provider = providers.load_provider(require_owned(cluster).spec.provider)
+    if not isinstance(provider, Cloud):
+        raise UsageError(
+            f"the machines of cluster {cluster.name} ({cluster.spec.provider}) cannot be stopped"
+            " and started",
+            hint=f"`clusterctl down {cluster.name}` removes it",
+        )
+    return provider
+
+
+def stop(
+    store: Store,
+    name: str,
+    report: Reporter,
+    ask: Consent,
+    clock: Callable[[], float] = time.time,
+) -> tuple[Cluster, tuple[int, ...]] | None:
+    """The cluster, and the jobs that were ended; None where the person said no. Safe to repeat: a
+    cluster that is stopped stays so."""
+    with ClusterLock(store.home, name, "stop", report):
+        cluster = store.read_cluster(name)
+        provider, folder = require_pausing(cluster), store.locate_folder(name)
+        ended: tuple[int, ...] = ()
+        if cluster.phase is not Phase.STOPPED:
+            require_ready(cluster)
+            with report_failure(cluster, report, "nothing was stopped"):
+                provider.check_pausing(cluster, folder)
+                require_machines(cluster, providers.list_living(cluster, folder, clock()))
+            cluster = costs.settle(store, cluster, report)
+            open_jobs = store.list_open_jobs(cluster)
+            numbers = outputs.list_numbers(open_jobs)
+            if open_jobs and not ask(f"job {numbers} is still running; end it?"):
+                return None
+            ended = outputs.end_jobs(store, cluster, report)
+            with open_pool(store, cluster) as pool:
+                jobs = store.list_cluster_jobs(cluster)
+                outputs.save_logs(store, jobs, cluster, pool, report)
+            cluster = replace(cluster, stopping=True)
+            store.save(cluster)  # killed from here on, `status` has to ask
+        try:
+            provider.stop(cluster, folder, report)
+            cluster = providers.settle(cluster, folder, clock())
+        except ProviderError:
+            costs.report_left(cluster, report, "stopped", "stop")
+            raise
+        cluster = replace(cluster, phase=Phase.STOPPED, stopping=False)
+        store.save(cluster)
+        store.add_event(name, "stopped")
+    return cluster, ended

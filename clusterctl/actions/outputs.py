@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.actions import data
-from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.actions.common import Unfetched, connect_or_report, open_pool
+from clusterctl.actions.costs import report_price
 from clusterctl.actions.jobs import Fetched, fetch_from
-from clusterctl.actions.running_costs import report_price
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import GRACE, Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
@@ -25,19 +25,6 @@ from clusterctl.transport.pool import Pool
 
 NAMED = 5
 """Jobs that are named one by one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfetched:
-    """What happens to outputs that were never fetched, and to the files of a shared folder. By
-    default they keep the cluster alive."""
-
-    fetch: bool = False
-    """They are brought here first, into `job-N` and `shared-NAME`."""
-    discard: bool = False
-    """They may go; with `fetch`, those that cannot be brought."""
-    ask: Consent | None = None
-    """Asks whether they may go; None: there is nobody to ask."""
 
 
 def agree_blind(
@@ -325,7 +312,6 @@ def save(
     answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
     """
     # On machines that are not ours jobs would run on: ending those has no deadline.
-    store.check_jobs(cluster)
     jobs = store.list_cluster_jobs(cluster)
     saving = max((job.spec.save_time for job in jobs if not job.state.ended), default=GRACE) - GRACE
     deadline = Deadline(LIMIT + saving if not cluster.attached else math.inf)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.actions import bench, cost, jobs, verify
+from clusterctl.actions import bench, costs, jobs, verify
 from clusterctl.actions.common import choose_cluster
 from clusterctl.core.job import Job, JobState, Provenance
 from clusterctl.core.model import Cluster, Reporter
@@ -106,7 +106,7 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
         fresh = {item.id: item for item in _list_jobs(store, cluster, report)}
         job = fresh.get(job.id, job)
     found = store.read_provenance(job.id)
-    dollars = cost.sum_by_job(store, [job]).get(job.id)
+    dollars = costs.sum_by_job(store, [job]).get(job.id)
     why = job.reason or (job.failure.text if job.failure else "")
     facts = [
         ("job", str(job.id)),
@@ -224,7 +224,7 @@ def _tabulate_nodes(cluster: Cluster) -> Table:
 
 
 def _tabulate_jobs(store: Store, mine: Sequence[Job], redact: Redact) -> Table | None:
-    dollars = cost.sum_by_job(store, mine)
+    dollars = costs.sum_by_job(store, mine)
     rows = tuple(
         (
             str(job.id),

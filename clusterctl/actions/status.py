@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from clusterctl.actions import running_costs
-from clusterctl.actions.running_costs import describe_doubts, list_machines
+from clusterctl.actions import costs
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job
-from clusterctl.core.model import GATEWAY, Charge, Cluster, Node, Phase, shorten
-from clusterctl.core.text import count, format_span
-from clusterctl.errors import ClusterctlError, describe_reason
+from clusterctl.core.model import Cluster, Node, Phase, shorten
 from clusterctl.insight import cost, top
 from clusterctl.insight.top import GpuLook
-from clusterctl.machines import providers
+from clusterctl.machines import deadlines, providers
 from clusterctl.machines.attached import BatchSite
-from clusterctl.machines.deadlines import (
-    CLOCK,
-    NOTICED,
-    describe_clocks,
-    describe_difference,
-    parse_answer,
-    read_clock,
-    render_question,
-)
 from clusterctl.machines.protocol import Queue
 from clusterctl.state.store import Store
 
@@ -80,13 +68,8 @@ def read_status(
     When the deadline is over, nobody has used the cluster for long, or a command that changes it
     has not finished, whoever bills it is asked in any case: the record cannot tell what runs."""
     told = _ask(store, cluster, clock) if live else _Told({})
-    shut = _warn_of_lockout(store, cluster, told.answers) if live else ()
     now = clock()
-    charges, uncertain = find_charges(store, cluster, now)
-    known = describe_doubts(cluster, now)
-    if live and charges is cluster.charges and charges and uncertain == known:
-        seen = providers.settle(cluster, store.locate_folder(cluster.name), now)
-        charges, uncertain = seen.charges, describe_doubts(seen, now)
+    charges, uncertain = costs.find_charges(store, cluster, now, ask=live)
     return ClusterStatus(
         cluster=cluster,
         nodes=tuple(
@@ -106,162 +89,23 @@ def read_status(
         unknown_prices=cost.list_unpriced(charges),
         asked=charges is not cluster.charges,
         warnings=(
-            *_list_warnings(store, cluster, now),
+            *_warn_of_deadline(store, cluster, now),
             *uncertain,
-            *_warn_of_restarted(cluster, charges),
-            *_warn_of_unguarded(cluster, told.dead, told.deadlines),
-            *describe_late_clock(cluster, now),
-            *told.clocks,
-            *shut,
+            *costs.describe_late_clock(cluster, now),
+            *told.warnings,
         ),
     )
 
 
-def _warn_of_lockout(store: Store, cluster: Cluster, told: Mapping[str, str]) -> tuple[str, ...]:
-    """A warning where nodes are silent because this machine's address has changed."""
-    from clusterctl.actions import allow
-
-    why = allow.explain_lockout(store, cluster, "; ".join(told.values()))
-    return (f"{why}: {allow.advise(cluster.name)}",) if why else ()
-
-
-def find_charges(
-    store: Store, cluster: Cluster, now: float
-) -> tuple[Sequence[Charge], tuple[str, ...]]:
-    """What the cluster has cost, and what a person should know of that. From the record alone, as
-    long as no command changes the machines or was interrupted at that, and they are not to have
-    ended themselves by now."""
-    name, over = cluster.name, _is_overdue(cluster, now)
-    try:
-        if over or _is_unfinished(cluster):
-            seen = providers.settle(cluster, store.locate_folder(name), now)
-            more = _warn_of_outliving if over else _warn_of_stopping
-            return seen.charges, (*describe_doubts(seen, now), *more(seen, seen.charges))
-        if running_costs.may_have_ended(store, cluster, now):
-            found = running_costs.look(store, cluster, now)
-            return found.charges, found.lines
-    except ClusterctlError as error:
-        why = describe_reason(error)
-        if over:
-            said = (
-                f"the deadline of cluster {name} has passed, and it is unknown whether its machines"
-                f" are still running ({why}); the costs assume that they are: `clusterctl down"
-                f" {name}` removes it"
-            )
-        elif _is_unfinished(cluster):
-            said = (
-                f"it is unknown which machines of cluster {name} are running ({why}); the costs"
-                " shown are those that were planned, and assume that all are"
-            )
-        else:
-            said = (
-                f"it is unknown whether unused workers have ended ({why}); the costs shown assume"
-                " that they are still running"
-            )
-        return cluster.charges, (said,)
-    return cluster.charges, describe_doubts(cluster, now)
-
-
-def _list_warnings(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
+def _warn_of_deadline(store: Store, cluster: Cluster, now: float) -> tuple[str, ...]:
+    """A warning where nothing would end the cluster at its deadline."""
     if not cluster.deadline or cluster.phase not in (Phase.READY, Phase.STOPPED):
         return ()
     provider = providers.load_provider(cluster.spec.provider)
     trouble = provider.find_deadline_trouble(cluster, store.locate_folder(cluster.name))
-    if not trouble:
-        return ()
-    over = cluster.deadline <= now or cluster.phase is Phase.STOPPED
+    over = cluster.phase is Phase.STOPPED or cluster.deadline <= now
     advice = f"down {cluster.name}` removes it" if over else f"up {cluster.name}` starts it again"
-    return (f"{trouble}: `clusterctl {advice}",)
-
-
-def describe_late_clock(cluster: Cluster, now: float) -> tuple[str, ...]:
-    """A warning where this machine's clock shows an earlier time than at `up`."""
-    behind = cluster.created - now
-    if behind <= NOTICED:
-        return ()
-    return (
-        f"this machine's clock is at least {format_span(round(behind / 60) * 60)} behind, by the"
-        " creation of the cluster: ages and costs are wrong until it is set"
-        " (`timedatectl set-ntp true`)",
-    )
-
-
-def _warn_of_restarted(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
-    """A warning where machines of a stopped cluster run."""
-    if cluster.phase is not Phase.STOPPED:
-        return ()
-    running = sorted(i.node for i in charges if i.part == "instance" and i.until is None)
-    if not running:
-        return ()
-    are = "is" if len(running) == 1 else "are"
-    return (
-        f"cluster {cluster.name} is stopped, but {shorten(running)} {are} running, not started by"
-        f" clusterctl: `clusterctl stop {cluster.name}` stops what runs",
-    )
-
-
-def _warn_of_unguarded(
-    cluster: Cluster, dead: Sequence[str], kept: Mapping[str, float]
-) -> tuple[str, ...]:
-    """A warning where nodes have lost the agent that ends them at their deadline, or keep another
-    one than is on record."""
-    if not dead:
-        return tuple(filter(None, (describe_difference(cluster, kept),)))
-    return (
-        f"the deadline agent on {shorten(dead)} has died, and the deadline ends nothing there:"
-        f" `clusterctl down {cluster.name}` removes the cluster",
-    )
-
-
-def _is_overdue(cluster: Cluster, now: float) -> bool:
-    """Whether it costs money and its deadline is over."""
-    return bool(cluster.charges and cluster.deadline and cluster.deadline < now)
-
-
-def _is_unfinished(cluster: Cluster) -> bool:
-    """Whether a command changes its machines, or was interrupted at that: the record has what is
-    planned."""
-    changing = cluster.stopping or cluster.phase in (Phase.CREATING, Phase.DELETING)
-    return bool(cluster.charges) and changing
-
-
-def _warn_of_stopping(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
-    """A warning where a `stop` was interrupted."""
-    if not cluster.stopping:
-        return ()
-    going = [item for item in charges if item.until is None]
-    running = sum(item.part == "instance" for item in going)
-    many = f"{count(running, 'machine')} {'is' if running == 1 else 'are'} still running"
-    return (
-        f"`stop` has not finished for cluster {cluster.name}:"
-        f" {many if running else 'no machine is running'}, {_render_rate(going, 4)}:"
-        f" `clusterctl stop {cluster.name}` completes it, `clusterctl start {cluster.name}` starts"
-        " it again",
-    )
-
-
-def _warn_of_outliving(cluster: Cluster, charges: Sequence[Charge]) -> tuple[str, ...]:
-    """A warning where something runs after the deadline."""
-    there, going = list_machines(charges), [item for item in charges if item.until is None]
-    if not going:
-        return ()
-    remove = f"{_render_rate(going, 2)}: `clusterctl down {cluster.name}` removes it"
-    if there:
-        many = f"{count(len(there), 'machine')} {'is' if len(there) == 1 else 'are'} still running"
-        return (
-            f"the deadline of cluster {cluster.name} has passed, but {many} ({shorten(there)}),"
-            f" {remove}",
-        )
-    gateway = any(item.part == GATEWAY for item in going)
-    network = "its NAT gateway" if gateway else "the address of its NAT gateway"
-    return (
-        f"the machines of cluster {cluster.name} have ended at their deadline, but {network} still"
-        f" costs {remove}",
-    )
-
-
-def _render_rate(charges: Sequence[Charge], digits: int) -> str:
-    return f"{cost.render_cost(cost.sum_hourly(charges), cost.is_exact(charges), digits)}/h"
+    return (f"{trouble}: `clusterctl {advice}",) if trouble else ()
 
 
 ASKED_AT_ONCE = 16
@@ -270,10 +114,7 @@ ASKED_AT_ONCE = 16
 def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
     clusters, now = store.list_clusters(), time.time()
-    if not any(
-        _is_overdue(c, now) or _is_unfinished(c) or running_costs.may_have_ended(store, c, now)
-        for c in clusters
-    ):
+    if not any(costs.is_uncertain(store, cluster, now) for cluster in clusters):
         return tuple(read_status(store, cluster) for cluster in clusters)
     from concurrent.futures import ThreadPoolExecutor
 
@@ -281,30 +122,28 @@ def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
         return tuple(pool.map(lambda cluster: read_status(store, cluster), clusters))
 
 
+@dataclass(slots=True)
+class _Told:
+    """What the machines say, by node, and the deadlines that they keep themselves."""
+
+    answers: dict[str, str]
+    deadlines: dict[str, float] = field(default_factory=dict)
+    gpus: dict[str, tuple[GpuLook, ...]] = field(default_factory=dict)
+    queues: tuple[Queue, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 def read_live(text: str) -> tuple[str, float | None, bool]:
     """What a node prints of itself: its load (`unknown` where it does not say), its own deadline,
     and whether the agent for that is alive."""
     load, *lines = text.splitlines() or [""]
     first = next(iter(load.split()), "unknown")
-    return (first, *parse_answer(lines))
-
-
-@dataclass(slots=True)
-class _Told:
-    """What the machines say, by node, and the deadlines that they keep themselves; `dead`: those
-    that have lost the agent for it; `clocks`: a line for each that is wrong."""
-
-    answers: dict[str, str]
-    deadlines: dict[str, float] = field(default_factory=dict)
-    dead: list[str] = field(default_factory=list)
-    clocks: tuple[str, ...] = ()
-    queues: tuple[Queue, ...] = ()
-    gpus: dict[str, tuple[GpuLook, ...]] = field(default_factory=dict)
+    return (first, *deadlines.parse_answer(lines))
 
 
 def _render_live_question(node: Node) -> str:
     """sh for its load, its deadline, its clock, and what its GPUs do."""
-    asked = f"cat /proc/loadavg; {render_question()}; {CLOCK}"
+    asked = f"cat /proc/loadavg; {deadlines.render_question()}; {deadlines.CLOCK}"
     if node.facts.gpus:
         asked += "\n" + assets.render("insight/gpus.sh.j2", seconds=GPU_ANSWER, jobs=True)
     return f"{asked}\nexit 0"
@@ -312,18 +151,16 @@ def _render_live_question(node: Node) -> str:
 
 def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     from clusterctl.actions.common import open_pool
+    from clusterctl.actions.lifetime import advise_allow, explain_lockout
     from clusterctl.jobs import control
 
-    provider, folder = (
-        providers.load_provider(cluster.spec.provider),
-        store.locate_folder(cluster.name),
-    )
+    folder = store.locate_folder(cluster.name)
+    provider = providers.load_provider(cluster.spec.provider)
     if isinstance(provider, BatchSite):
         answers, queues = provider.look(cluster, folder)
         return _Told(answers, queues=queues)
-    found = _Told(provider.describe(cluster, folder))
-    told = found.answers
-    running = [node.name for node in cluster.nodes if told.get(node.name) == "running"]
+    told = _Told(provider.describe(cluster, folder))
+    running = [node.name for node in cluster.nodes if told.answers.get(node.name) == "running"]
     with open_pool(store, cluster) as pool:
         commands = {name: _render_live_question(cluster.node(name)) for name in running}
         results = pool.run(commands, running, timeout=ANSWER)
@@ -332,20 +169,27 @@ def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
             for job in control.refresh_all(going, cluster, pool, deadline=Deadline(ANSWER)):
                 store.save_job(job)
     shown: dict[str, float | None] = {}
+    dead = []
     for result in results:
-        if result.ok:
-            load, armed, kept = read_live(result.text)
-            shown[result.node] = read_clock(result.text)
-            found.gpus[result.node] = top.read_gpus(result.text, cluster.id)
-            told[result.node] = f"running, load {load}"
-            if armed is not None:
-                found.deadlines[result.node] = armed
-            if not kept:
-                found.dead.append(result.node)
-        else:
-            told[result.node] = f"SSH does not answer: {result.error}"
-            if not cluster.attached:
-                told[result.node] = f"machine runs, {told[result.node]}"
-    if not cluster.attached:
-        found.clocks = describe_clocks(shown, clock())
-    return found
+        if not result.ok:
+            machine = "" if cluster.attached else "machine runs, "
+            told.answers[result.node] = f"{machine}SSH does not answer: {result.error}"
+            continue
+        load, armed, kept = read_live(result.text)
+        told.answers[result.node] = f"running, load {load}"
+        told.gpus[result.node] = top.read_gpus(result.text, cluster.id)
+        shown[result.node] = deadlines.read_clock(result.text)
+        if armed is not None:
+            told.deadlines[result.node] = armed
+        dead += [] if kept else [result.node]
+    unguarded = deadlines.describe_difference(cluster, told.deadlines)
+    if dead:
+        unguarded = (
+            f"the deadline agent on {shorten(dead)} has died, and the deadline ends nothing there:"
+            f" `clusterctl down {cluster.name}` removes the cluster"
+        )
+    clocks = () if cluster.attached else deadlines.describe_clocks(shown, clock())
+    shut = explain_lockout(store, cluster, "; ".join(told.answers.values()))
+    lines = (unguarded, *clocks, f"{shut}: {advise_allow(cluster.name)}" if shut else "")
+    told.warnings = tuple(filter(None, lines))
+    return told

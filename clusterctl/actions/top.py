@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from clusterctl.actions import cost, jobs, verify
+from clusterctl.actions import costs, jobs, verify
 from clusterctl.actions.common import connect_or_report, open_pool
 from clusterctl.actions.rank_use import look
 from clusterctl.core.job import Job
@@ -64,7 +64,7 @@ def _make_frame(
         job=job.id,
         state=job.state.value,
         seconds=end - job.started if job.started else None,
-        dollars=cost.sum_by_job(store, [job]).get(job.id),
+        dollars=costs.sum_by_job(store, [job]).get(job.id),
         left=0.0 if job.state.ended else top.estimate_left(ranks),
         ranks=ranks,
         nodes=top.make_node_lines(before, after, ceilings),

@@ -6,42 +6,44 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from clusterctl.actions import run, running_costs
+from clusterctl.actions import access, common, costs, up_plan
 from clusterctl.actions.common import check_name, open_pool
 from clusterctl.actions.down import find_orphans, finish_down
-from clusterctl.actions.up_bootstrap import (
-    bootstrap_nodes,
-    connect,
-    find_troubles,
-    record_failed_create,
-    report_left,
-    write_ssh,
-)
-from clusterctl.actions.up_plan import (
-    Intent,
-    add_regions,
-    agree,
-    find_owned,
-    find_places,
-    intend,
-    keep_budget,
-    make_id,
-)
-from clusterctl.core import keys
+from clusterctl.actions.up_plan import Intent
+from clusterctl.core import catalog, keys
 from clusterctl.core import progress as core_progress
-from clusterctl.core.model import Charge, Cluster, ClusterSpec, Consent, Phase, Reporter
+from clusterctl.core.model import (
+    GATEWAY,
+    Accelerator,
+    Charge,
+    Cluster,
+    ClusterSpec,
+    Consent,
+    Node,
+    NodeResult,
+    Phase,
+    Reporter,
+    Runtime,
+    fold,
+)
 from clusterctl.core.progress import NodePhases
-from clusterctl.errors import ClusterctlError
+from clusterctl.core.text import count
+from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable
 from clusterctl.insight import cost
-from clusterctl.machines import bootstrap, providers
+from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.bootstrap import StepReporter
-from clusterctl.machines.protocol import LAUNCHER, Created, NoCapacity
-from clusterctl.state.home import Home, name_client, write_atomic
+from clusterctl.machines.protocol import (
+    LAUNCHER,
+    Created,
+    Features,
+    NoCapacity,
+    describe_resources,
+)
+from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
@@ -49,11 +51,7 @@ from clusterctl.transport.pool import Pool
 if TYPE_CHECKING:
     from clusterctl.insight.verify import Measurements
 
-
-# -------------------------------------------------------------------------------------------------
-# How long the phases of an `up` take, and what a live view calls them.
-
-
+CONNECT_TIMEOUT = 20.0
 BOOTSTRAP = "bootstrap"
 STAGES = {
     "images": "building images",
@@ -65,6 +63,8 @@ STAGES = {
     "verify": "measuring",
 }
 """The phases of an `up`, for a live view."""
+NOTEWORTHY = 0.5
+"""Seconds that a step of the bootstrap has to take to be shown."""
 
 
 @dataclass(slots=True)
@@ -74,70 +74,16 @@ class Clock:
     nodes: NodePhases
     report: Reporter | None = None
     phases: list[tuple[str, float]] = field(default_factory=list)
-    parts: list[tuple[str, float]] = field(default_factory=list)
-    """Of the bootstrap: the steps that took time, on the slowest node of each."""
-
-    @property
-    def all(self) -> tuple[tuple[str, float], ...]:
-        """The phases, the parts of the bootstrap after the bootstrap."""
-        after = next((n for n, row in enumerate(self.phases, 1) if row[0] == BOOTSTRAP), 0)
-        return (*self.phases[:after], *self.parts, *self.phases[after:])
 
     @contextmanager
     def time_phase(self, name: str) -> Iterator[None]:
         if self.report and self.phases:
-            self.report(f"{name} (after {self.phases[-1][0]}: {self.phases[-1][1]:.1f} s)")
+            before, seconds = next(row for row in reversed(self.phases) if ": " not in row[0])
+            self.report(f"{name} (after {before}: {seconds:.1f} s)")
         self.nodes.show_stage(STAGES.get(name, ""))
         began = time.monotonic()
         yield
         self.phases.append((name, round(time.monotonic() - began, 3)))
-
-
-# -------------------------------------------------------------------------------------------------
-# How long each phase of a node took when clusters were made, kept in the state home: what a live
-# view of `up` says of the time left until nodes of this very cluster tell.
-
-
-FILE = "phase-times.json"
-MOST = 50
-"""Sorts of clusters that are remembered."""
-
-_Times = dict[str, dict[str, float]]
-
-
-def load_phase_times(home: Home, cluster: Cluster) -> dict[str, float]:
-    """Seconds by phase, as `NodePhases.medians` names them, of the last cluster of this sort."""
-    return _read(home).get(_make_key(cluster), {})
-
-
-def save(home: Home, cluster: Cluster, seconds: Mapping[str, float]) -> None:
-    """Nothing depends on it: where it cannot be written, it is left out."""
-    times, sort = _read(home), _make_key(cluster)
-    times.pop(sort, None)
-    kept = list(times.items())[1 - MOST :]
-    with suppress(ClusterctlError):
-        write_atomic(home.path / FILE, msgspec.json.encode({**dict(kept), sort: dict(seconds)}))
-
-
-def _read(home: Home) -> _Times:
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode((home.path / FILE).read_bytes(), type=_Times)
-    return {}
-
-
-def _make_key(cluster: Cluster) -> str:
-    """Equal for clusters whose nodes should take equally long."""
-    spec = cluster.spec
-    groups = (f"{group.family} {group.instance_type}" for group in spec.groups)
-    runtime = spec.runtime.value if spec.runtime else ""
-    images = (f"{kind}={image}" for kind, image in sorted(cluster.images.items()))
-    return " ".join((spec.provider, runtime, *groups, *images))
-
-
-# -------------------------------------------------------------------------------------------------
-
-NOTEWORTHY = 0.5
-"""Seconds that a step of the bootstrap has to take to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,120 +119,139 @@ def bring_up(
     is. `wall`: the time, which goes on while this machine sleeps.
     """
     check_name(spec.name)
-    here, *others = find_places(spec, find_owned(store, spec))
-    while True:
-        try:
-            phases = nodes or NodePhases()
-            return _bring_up(store, here, others, report, consent, measure, phases, wall)
-        except NoCapacity as error:
-            made = store.find(spec.name)
-            if not others or made is None or made.nodes:
-                raise
-            gone, (here, *others) = here.cloud.region, others
-            report(f"{error.message}: the whole cluster moves from {gone} to {here.cloud.region}")
-            with ClusterLock(store.home, spec.name, "up", report):
+    with ClusterLock(store.home, spec.name, "up", report):
+        old = up_plan.find_owned(store, spec)
+        if old:
+            old = costs.settle(store, old, report)
+        here, *others = up_plan.find_places(spec, old)
+        while True:
+            clock = Clock(nodes or NodePhases())
+            try:
+                with clock.time_phase("plan"):
+                    # Before anything is written: most of what cannot be done is found out here.
+                    intent = up_plan.intend(here, old, report, store.home.path)
+                    intent = up_plan.add_regions(intent, others, report)
+                intent, cluster = _begin(store, here, intent, report, consent, clock, wall)
+                return _complete(store, cluster, intent, measure, clock, report)
+            except NoCapacity as error:
+                made = store.find(spec.name)
+                if not others or made is None or made.nodes:
+                    raise
+                gone, there = here.cloud.region, others[0].cloud.region
+                report(f"{error.message}: the whole cluster moves from {gone} to {there}")
                 left = finish_down(store, made, report)
-            spent = cost.sum_dollars(left.charges, time.time())
-            here, *others = (machines_charges.take_off(place, spent) for place in (here, *others))
-            consent = _agree
+                spent = cost.sum_dollars(left.charges, time.time())
+                here, *others = (machines_charges.take_off(place, spent) for place in others)
+                old, consent = None, lambda question: True  # the first question named all regions
 
 
-def _agree(question: str) -> bool:
-    """Consent to a region was asked for with the first."""
-    return True
-
-
-def _bring_up(
+def _begin(
     store: Store,
     spec: ClusterSpec,
-    others: Sequence[ClusterSpec],
+    intent: Intent,
     report: Reporter,
     consent: Consent,
-    measure: bool | None,
-    phases: NodePhases,
+    clock: Clock,
     wall: Callable[[], float],
-) -> UpResult:
-    clock = Clock(phases)
-    with clock.time_phase("plan"):
-        old = find_owned(store, spec)
-        if old and running_costs.may_have_ended(store, old, time.time()):
-            with ClusterLock(store.home, spec.name, "up", report):
-                running_costs.settle(store, store.read_cluster(spec.name), report)
-        # Before anything is written: most of what cannot be done is found out here.
-        intent = intend(spec, find_owned(store, spec), report, store.home.path)
-        if consent is not _agree:
-            intent = add_regions(intent, others, report)
-    features = intent.provider.features
-    clock.report = None if features.instant else report
-    with ClusterLock(store.home, spec.name, "up", report):
-        if intent.plan.recipes:
-            with clock.time_phase("images"):
-                _build(intent.plan.recipes, report)
-        intent, cluster = _write_record(store, spec, intent, report, consent, wall)
-        if intent.old:
-            running_costs.count_as_used(store, intent.old)
-        with clock.time_phase("create"):
-            cluster, created = _create(store, cluster, intent, report, phases)
-        store.add_event(cluster.name, "created", nodes=len(cluster.nodes))
-        with created.pool or open_pool(store, cluster) as pool:
-            cluster = _make_ready(store, cluster, intent, created, pool, clock, report)
-            measured = None
-            if should_measure(cluster.charges, measure):
-                with clock.time_phase("verify"):
-                    measured = _verify(store, cluster, pool, report)
-    return UpResult(cluster, clock.all, measured)
+) -> tuple[Intent, Cluster]:
+    """What was agreed to, and the record, written before anything is made."""
+    if not intent.provider.features.instant:
+        clock.report = report
+    if intent.plan.recipes:
+        from clusterctl.actions import images
+
+        with clock.time_phase("images"):
+            for name in intent.plan.recipes:
+                report(f"building the image {name}, once on this engine: a minute or two")
+                images.build(name, on_line=lambda line: None)
+    old = intent.old
+    if not (spec.provider or old):
+        report("no provider given: starting a local cluster")
+    orphans = () if old else find_orphans(store, spec.name)
+    for orphan in orphans:
+        report(f"found cluster {orphan.id} without a local record; removing it first")
+        finish_down(store, orphan, report)
+    if old and old.phase is Phase.DELETING:
+        report(f"finishing an earlier `down` of {old.name} first")
+        finish_down(store, old, report)
+        old = None
+
+    def renew(intent: Intent) -> Intent:
+        fresh = up_plan.intend(spec, old, report, store.home.path)
+        return up_plan.add_regions(fresh, intent.others, report)
+
+    if old != intent.old:
+        intent = renew(intent)
+    intent = up_plan.agree(store, intent, renew, report, consent, wall)
+    spec, plan = intent.spec, intent.plan
+    base = old or Cluster(
+        id=up_plan.make_id(plan.owner, spec.name),
+        spec=spec,
+        phase=Phase.CREATING,
+        created=time.time(),
+        owner=plan.owner,
+        client=name_client() if plan.owner else "",
+    )
+    if not base.mode:
+        # A cluster stays in the mode it was made in, whatever is possible by now.
+        base = replace(base, mode=plan.mode, mode_reason=plan.mode_reason, one_host=plan.one_host)
+    cluster = replace(
+        base,
+        spec=spec,
+        phase=Phase.CREATING,
+        stopping=False,
+        charges=plan.charges,
+        deadline=plan.deadline,
+        account=plan.account,
+        shares_machine=intent.provider.features.shares_machine,
+        images={kind: i.reference for kind, i in intent.images.items() if not i.recipe},
+    )
+    store.save(cluster)
+    store.add_event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
+    if old:
+        costs.count_as_used(store, old)
+    return intent, cluster
 
 
-def _make_ready(
+def _complete(
     store: Store,
     cluster: Cluster,
     intent: Intent,
-    created: Created,
-    pool: Pool,
+    measure: bool | None,
     clock: Clock,
     report: Reporter,
-) -> Cluster:
-    """From nodes that answer to a cluster that is on record as ready."""
-    features, phases = intent.provider.features, clock.nodes
-    with clock.time_phase("connect"):
-        connect(pool, cluster, phases)
-    with clock.time_phase(BOOTSTRAP):
-        progress = StepReporter(report, nodes=phases, sizes=_find_sizes(cluster, intent))
-        nodes = bootstrap_nodes(
-            pool,
-            cluster,
-            features,
-            intent.images,
-            store.locate_folder(cluster.name) / "ssh",
-            created.host_keys,
-            progress,
-        )
-        clock.parts = [
-            (f"{BOOTSTRAP}: {what}", round(seconds, 3))
-            for what, seconds in progress.seconds.items()
-            if seconds >= NOTEWORTHY
-        ]
-        for line in find_troubles(pool, cluster, created.nodes, nodes, features):
-            report(line)
-        cluster = replace(cluster, nodes=nodes)
-    with clock.time_phase("mesh"):
-        hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
-        bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
-    if cluster.shared:
-        with clock.time_phase("shared folder"):
-            if why := bootstrap.check_shared(pool, cluster):
-                report(why)
-    store.save(cluster)
-    cluster = replace(cluster, phase=Phase.READY)
-    if not features.instant:
-        # Ranks that do not add up, or that nobody waited for, make no cluster ready.
-        with clock.time_phase("all-reduce"):
-            run.run_all_reduce(store, cluster, pool, report)
-    store.save(cluster)
-    store.add_event(cluster.name, "ready", phases=dict(clock.all))
-    if phases.watched and not (intent.old or features.instant):
-        save(store.home, cluster, phases.compute_medians())
-    return cluster
+) -> UpResult:
+    """From the record of what is planned to a cluster that is on record as ready."""
+    with clock.time_phase("create"):
+        cluster, created = _create(store, cluster, intent, report, clock.nodes)
+    store.add_event(cluster.name, "created", nodes=len(cluster.nodes))
+    instant, measured = intent.provider.features.instant, None
+    with created.pool or open_pool(store, cluster) as pool:
+        with clock.time_phase("connect"):
+            connect(pool, cluster, clock.nodes)
+        cluster = _prepare_nodes(store, cluster, intent, created, pool, clock, report)
+        with clock.time_phase("mesh"):
+            hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
+            bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
+        if cluster.shared:
+            with clock.time_phase("shared folder"):
+                if why := bootstrap.check_shared(pool, cluster):
+                    report(why)
+        if not instant:
+            from clusterctl.actions import run  # not for every `up`
+
+            store.save(cluster)
+            # Ranks that do not add up, or that nobody waited for, make no cluster ready.
+            with clock.time_phase("all-reduce"):
+                ready = replace(cluster, phase=Phase.READY)
+                run.run_all_reduce(store, ready, pool, report)
+        cluster = replace(cluster, phase=Phase.READY)
+        store.save(cluster)
+        store.add_event(cluster.name, "ready", phases=dict(clock.phases))
+        if should_measure(cluster.charges, measure):
+            with clock.time_phase("verify"):
+                measured = _verify(store, cluster, pool, report)
+    return UpResult(cluster, tuple(clock.phases), measured)
 
 
 def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Measurements | None:
@@ -301,37 +266,22 @@ def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Mea
     return measured
 
 
-def _find_sizes(cluster: Cluster, intent: Intent) -> dict[str, int]:
-    """Bytes that each node downloads of its image."""
-    kinds = (
-        {node.name: bootstrap.find_kind(node) for node in cluster.nodes} if intent.images else {}
-    )
-    return {name: intent.images[kind].size for name, kind in kinds.items()}
-
-
-def _watch(store: Store, cluster: Cluster, intent: Intent, phases: NodePhases) -> None:
-    """Tells which nodes there will be, and lets the provider say how far each is."""
-    workers = (f"worker-{number}" for number in range(1, cluster.spec.workers + 1))
-    names = intent.plan.nodes or (LAUNCHER, *workers)
-    phases.expect({name: "launcher" if name == LAUNCHER else "worker" for name in names})
-    phases.compare_with(load_phase_times(store.home, cluster))
-    intent.provider.observe(phases)
-
-
 def _create(
     store: Store, cluster: Cluster, intent: Intent, report: Reporter, phases: NodePhases
 ) -> tuple[Cluster, Created]:
     """The cluster with its machines, as it is on record by then."""
-    _watch(store, cluster, intent, phases)
+    workers = (f"worker-{number}" for number in range(1, cluster.spec.workers + 1))
+    names = intent.plan.nodes or (LAUNCHER, *workers)
+    phases.expect({name: "launcher" if name == LAUNCHER else "worker" for name in names})
+    intent.provider.observe(phases)
     folder = store.locate_folder(cluster.name)
     keys.ensure(folder / "ssh" / "user")
     keys.ensure(folder / "ssh" / "mesh")
     try:
         created = intent.provider.create(cluster, folder, report)
     except ClusterctlError as error:
-        known = record_failed_create(store, cluster, intent.old, report)
-        if not known and not (intent.others and isinstance(error, NoCapacity)):
-            report_left(store, cluster, report)
+        moves = bool(intent.others) and isinstance(error, NoCapacity)
+        record_failed_create(store, cluster, intent.old, report, moves=moves)
         raise
     phases.expect(
         {node.name: f"{bootstrap.find_kind(node)} {node.instance_type}" for node in created.nodes}
@@ -351,72 +301,258 @@ def _create(
     for name in renewed:
         report(f"{name} has a new host key, confirmed by the provider")
     store.save(cluster)
-    return keep_budget(store, cluster, report), created
+    return up_plan.keep_budget(store, cluster, report), created
 
 
-def _build(recipes: Sequence[str], report: Reporter) -> None:
-    from clusterctl.actions import images as actions_images
+def write_ssh(
+    store: Store, cluster: Cluster, host_keys: Mapping[str, str]
+) -> tuple[Cluster, list[str]]:
+    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the record with the
+    keys, and the nodes whose host key has changed since they were last written."""
+    access.forget(store, cluster)
+    before: dict[str, str] = {}
+    with suppress(OSError):
+        path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
+        lines = path.read_text(errors="replace").splitlines()
+        before = dict(line.split(" ", 1) for line in lines if " " in line)
+    cluster = common.write_known_hosts(store, cluster, host_keys)
+    access.write_config(store, cluster)
+    access.write_hosts(store, cluster)
+    changed = {name for name, key in cluster.host_keys.items() if before.get(name, key) != key}
+    nodes = map(cluster.node, host_keys)
+    return cluster, [n.name for n in nodes if common.name_in_known_hosts(n) in changed]
 
-    for name in recipes:
-        report(f"building the image {name}, once on this engine: a minute or two")
-        actions_images.build(name, on_line=lambda line: None)
 
+def connect(pool: Pool, cluster: Cluster, nodes: NodePhases) -> None:
+    """Every node, or one error that names those that do not answer."""
 
-def _write_record(
-    store: Store,
-    spec: ClusterSpec,
-    intent: Intent,
-    report: Reporter,
-    consent: Consent,
-    wall: Callable[[], float],
-) -> tuple[Intent, Cluster]:
-    """The record, written before anything is made; the old one if there is one to resume."""
-    named = bool(spec.provider or intent.old)
-    old = find_owned(store, spec)
-    if old is None:
-        for orphan in find_orphans(store, spec.name):
-            report(f"found cluster {orphan.id} without a local record; removing it first")
-            finish_down(store, orphan, report)
-    if old and old.phase is Phase.DELETING:
-        report(f"finishing an earlier `down` of {old.name} first")
-        finish_down(store, old, report)
-        old = None
+    def note(result: NodeResult) -> None:
+        phase = core_progress.CONNECTED if result.ok else core_progress.FAILED
+        nodes.enter([result.node], phase, result.error)
 
-    def renew(intent: Intent) -> Intent:
-        fresh = intend(spec, old, report, store.home.path)
-        return add_regions(fresh, intent.others, report)
-
-    if old != intent.old:
-        # Another clusterctl was at work in between, or an old cluster had to go first.
-        intent = renew(intent)
-    if not named:
-        report("no provider given: starting a local cluster")
-    intent = agree(store, intent, renew, report, consent, wall)
-    spec, plan = intent.spec, intent.plan
-    base = old or Cluster(
-        id=make_id(plan.owner, spec.name),
-        spec=spec,
-        phase=Phase.CREATING,
-        created=time.time(),
-        owner=plan.owner,
-        client=name_client() if plan.owner else "",
-    )
-    cluster = replace(
-        base,
-        spec=spec,
-        phase=Phase.CREATING,
-        stopping=False,
-        charges=plan.charges,
-        deadline=plan.deadline,
-        account=plan.account,
-        shares_machine=intent.provider.features.shares_machine,
-        images={kind: i.reference for kind, i in intent.images.items() if not i.recipe},
-    )
-    if not base.mode:
-        # A cluster stays in the mode it was made in, whatever is possible by now.
-        cluster = replace(
-            cluster, mode=plan.mode, mode_reason=plan.mode_reason, one_host=plan.one_host
+    results = pool.connect(timeout=CONNECT_TIMEOUT, on_done=note)
+    failed = [result for result in results if not result.ok]
+    if failed:
+        raise NodeUnreachable(
+            "; ".join(fold(failed)),
+            hint=f"`clusterctl up {cluster.name}` tries again,"
+            f" `clusterctl down {cluster.name}` removes the cluster",
+            transient=True,
         )
-    store.save(cluster)
-    store.add_event(cluster.name, "resuming" if old else "creating", workers=spec.workers)
-    return intent, cluster
+
+
+def _prepare_nodes(
+    store: Store,
+    cluster: Cluster,
+    intent: Intent,
+    created: Created,
+    pool: Pool,
+    clock: Clock,
+    report: Reporter,
+) -> Cluster:
+    """The cluster with what its nodes say of themselves."""
+    features, images = intent.provider.features, intent.images
+    kinds = {node.name: bootstrap.find_kind(node) for node in cluster.nodes} if images else {}
+    sizes = {name: images[kind].size for name, kind in kinds.items()}
+    progress = StepReporter(report, nodes=clock.nodes, sizes=sizes)
+    with clock.time_phase(BOOTSTRAP):
+        nodes = _bootstrap(store, cluster, intent, created.host_keys, pool, progress)
+        for line in find_troubles(pool, cluster, created.nodes, nodes, features):
+            report(line)
+    clock.phases += [
+        (f"{BOOTSTRAP}: {what}", round(seconds, 3))
+        for what, seconds in progress.seconds.items()
+        if seconds >= NOTEWORTHY
+    ]
+    return replace(cluster, nodes=nodes)
+
+
+def _bootstrap(
+    store: Store,
+    cluster: Cluster,
+    intent: Intent,
+    host_keys: dict[str, str],
+    pool: Pool,
+    progress: StepReporter,
+) -> tuple[Node, ...]:
+    features, folder = intent.provider.features, store.locate_folder(cluster.name) / "ssh"
+    key = keys.ensure_pair(folder / "mesh")
+    containers = _make_containers(cluster, intent.images, folder, key.public)
+    # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
+    host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
+    mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
+    scripts = {
+        node.name: _render_script(
+            *(node, cluster, features, mesh, containers.get(node.name)),
+            metered=progress.nodes.watched,
+        )
+        for node in cluster.nodes
+    }
+
+    def note(result: NodeResult) -> None:
+        problem = bootstrap.find_problem(result)
+        phase = core_progress.FAILED if problem else core_progress.READY
+        progress.nodes.enter([result.node], phase, problem)
+
+    compiles = any(image.recipe in catalog.COMPILED_FOR for image in intent.images.values())
+    with progress:
+        results = pool.run(
+            "exec /bin/sh -s",
+            stdin=scripts,
+            timeout=features.bootstrap_timeout + catalog.COMPILING * compiles,
+            on_stdout=progress.on_stdout,
+            on_done=note,
+        )
+    problems = [
+        NodeResult(node=result.node, error=text)
+        for result in results
+        if (text := bootstrap.find_problem(result))
+    ]
+    if problems:
+        raise BootstrapError(
+            f"bootstrap failed: {'; '.join(fold(problems))}",
+            hint=f"fix the problem, then `clusterctl up {cluster.name}` resumes",
+        )
+    pairs = zip(cluster.nodes, results, strict=True)
+    return tuple(bootstrap.read_bootstrap(node, result) for node, result in pairs)
+
+
+def _make_containers(
+    cluster: Cluster, images: Mapping[str, up_plan.NodeImage], folder: Path, mesh_key: str
+) -> dict[str, bootstrap.NodeContainer]:
+    """What each node's container is made from; none where ranks run on the machine itself."""
+    found = {}
+    for node in cluster.nodes if images else ():
+        kind = bootstrap.find_kind(node)
+        image = images[kind]
+        found[node.name] = bootstrap.NodeContainer(
+            image=image.reference,
+            recipe=image.recipe,
+            bases=image.bases,
+            login=image.login,
+            host_key=keys.ensure_pair(folder / "containers" / node.name),
+            mesh_key=mesh_key,
+            row=catalog.CONTAINER_IMAGES[kind],
+            shared=cluster.shared,
+        )
+    return found
+
+
+def _render_script(
+    node: Node,
+    cluster: Cluster,
+    features: Features,
+    mesh: bootstrap.Mesh,
+    container: bootstrap.NodeContainer | None,
+    metered: bool,
+) -> bytes:
+    if not features.fresh_machines:
+        return bootstrap.render_script(node, mesh, pythons=features.pythons)
+    return bootstrap.render_script(
+        node,
+        mesh,
+        pythons=bootstrap.list_pythons(node, container),
+        steps=bootstrap.list_steps(
+            node,
+            cluster.spec.runtime or Runtime.HOST,
+            nodes=cluster.nodes,
+            mesh_key=mesh.key.public,
+            container=container,
+            deadline_unit=features.deadline_unit,
+            idle=cluster.spec.cloud.idle or 0.0,
+            shared=cluster.shared,
+            shared_source=cluster.shared_source,
+        ),
+        files=container.list_files(node) if container else None,
+        inside=bootstrap.enter_container(container),
+        metered=metered,
+    )
+
+
+def find_troubles(
+    pool: Pool,
+    cluster: Cluster,
+    promised: Sequence[Node],
+    found: Sequence[Node],
+    features: Features,
+    clock: Callable[[], float] = time.time,
+) -> tuple[str, ...]:
+    """What is wrong with nodes on which jobs can still run: no GPU, a wrong clock, a deadline that
+    is not the cluster's (that of an image which was made from a node, say)."""
+    missing = find_missing_gpus(promised, found)
+    if not features.fresh_machines:
+        return missing
+    command = f"{deadlines.render_question()}; {deadlines.CLOCK}"
+    results = [one for one in pool.run(command, timeout=CONNECT_TIMEOUT) if one.ok]
+    shown = {one.node: deadlines.read_clock(one.text) for one in results}
+    kept = {one.node: deadlines.parse_answer(one.text.splitlines())[0] for one in results}
+    wrong = (
+        deadlines.describe_missing(cluster, kept),
+        deadlines.describe_difference(cluster, {n: at for n, at in kept.items() if at is not None}),
+    )
+    return (*missing, *filter(None, wrong), *deadlines.describe_clocks(shown, clock()))
+
+
+def find_missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str, ...]:
+    """Machines that were paid for as GPU machines, and where no driver shows any."""
+    results = [
+        NodeResult(
+            node=node.name,
+            error=f"no {before.accelerator.value} GPU found, but {before.instance_type} has one",
+        )
+        for before, node in zip(promised, found, strict=True)
+        if before.accelerator is not Accelerator.NONE and not node.facts.gpus
+    ]
+    return fold(results)
+
+
+# -------------------------------------------------------------------------------------------------
+# An `up` that broke off: what stays on record, and what people are told of what is left.
+
+
+def record_failed_create(
+    store: Store,
+    cluster: Cluster,
+    old: Cluster | None,
+    report: Reporter,
+    *,
+    moves: bool = False,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """After an `up` that broke off: the record keeps what really costs money, and a cluster that
+    was ready and has lost and gained nothing is ready. Says what there is, also without machines,
+    unless `moves`: all of it is removed next."""
+    folder, name = store.locate_folder(cluster.name), cluster.name
+    then = f"`clusterctl up {name}` continues, `clusterctl down {name}` removes it"
+    if cluster.charges:
+        try:
+            looks = providers.look(cluster, folder, clock())
+        except ClusterctlError as error:
+            planned = {item.node for item in cluster.charges if item.until is None}
+            report(
+                f"what runs now is unknown ({error.message}): up to"
+                f" {count(len(planned), 'machine')}, {costs.describe_bill(cluster)}: {then}"
+            )
+            return
+        cluster = replace(cluster, charges=ledger.settle(cluster, looks))
+        there = ledger.list_living(looks)
+        # By machine and deadline, not by name: new ones are called as those they replace.
+        before = {node.name: node.machine for node in old.nodes} if old else {}
+        same = old and (there, cluster.deadline) == (before, old.deadline)
+        if old and old.phase is Phase.READY and same:
+            store.save(old)
+            report(f"cluster {name} is unchanged and ready")
+            return
+        store.save(cluster)
+        gateway = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
+        things = [count(len(there), "machine")] * bool(there) + ["a NAT gateway"] * gateway
+        if things:
+            report(f"still running: {' and '.join(things)}, {costs.describe_bill(cluster)}: {then}")
+            return
+    provider = providers.load_provider(cluster.spec.provider)
+    if moves:
+        return
+    with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
+        if left := provider.list_left(cluster, folder):
+            things_left = describe_resources(left, ids=False)
+            report(f"no machines are running; left over: {things_left}: {then}")

@@ -6,18 +6,15 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from clusterctl.actions import images as actions_images
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_owned
-from clusterctl.actions.images import NodeImage
-from clusterctl.actions.outputs import LOOK_LIMIT, find_unfetched, save_logs
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline
-from clusterctl.core.job import Job
 from clusterctl.core.model import (
     CloudSpec,
     Cluster,
@@ -28,7 +25,7 @@ from clusterctl.core.model import (
     Runtime,
     shorten,
 )
-from clusterctl.core.text import count, format_bytes, format_span, format_time
+from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import (
     NodeUnreachable,
     ProviderError,
@@ -36,8 +33,7 @@ from clusterctl.errors import (
     UsageError,
     describe_reason,
 )
-from clusterctl.jobs import control
-from clusterctl.machines import charges, providers
+from clusterctl.machines import charges, providers, registry
 from clusterctl.machines.protocol import (
     Features,
     Provider,
@@ -67,24 +63,39 @@ def confirm_removal(
 ) -> None:
     """Has a person agree to the removal of workers that cost money, names what is lost with them,
     and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
-    jobs = [_require_ended(store, old, job, names) for job in _list_jobs(store, old, names)]
+    jobs = [
+        job
+        for job in store.list_cluster_jobs(old)
+        if any(place.node in names for place in job.placement)
+    ]
     if not jobs:
         _ask(old, names, consent)
         return
+    from clusterctl.actions import outputs  # most plans remove nothing
+    from clusterctl.jobs import control
+
     used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
     with open_pool(store, old) as pool:
+        open_jobs = [job for job in jobs if not job.state.ended]
+        for job in control.refresh_all(open_jobs, old, pool) if open_jobs else ():
+            store.save_job(job)
+            if not job.state.ended:
+                hit = sorted({place.node for place in job.placement} & set(names))
+                raise UsageError(
+                    f"job {job.id} has ranks on {', '.join(hit)}, which would be removed",
+                    hint=f"wait for it, or `clusterctl cancel {job.id}` first",
+                )
         away = connect_or_report(pool, used, report)
         for name, why in away.items():
             report(f"files on {name} cannot be saved: {why}")
         here = old.drop_nodes(away)
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
-        found, unknown = find_unfetched(jobs, going, pool, Deadline(LOOK_LIMIT))
-        for number, size in found:
-            report(f"job {number} has unfetched outputs there: {format_bytes(size)}")
-        for number, why in unknown.items():
-            report(f"job {number} may have unfetched outputs there: {why}")
+        look = Deadline(outputs.LOOK_LIMIT)
+        jobs = [store.read_job(job.id) for job in jobs]
+        for line in outputs.describe_loss(*outputs.find_unfetched(jobs, going, pool, look)):
+            report(line)
         _ask(old, names, consent)
-        save_logs(store, jobs, old, pool, report, away=away)
+        outputs.save_logs(store, jobs, old, pool, report, away=away)
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
@@ -92,29 +103,102 @@ def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
         raise UsageError("aborted; nothing was removed", hint="--dry-run only shows the plan")
 
 
-def _list_jobs(store: Store, cluster: Cluster, names: Collection[str]) -> list[Job]:
-    """The jobs that have, or will have, ranks on these nodes."""
-    return [
-        job
-        for job in store.list_cluster_jobs(cluster)
-        if not {place.node for place in job.placement}.isdisjoint(names)
-    ]
+# -------------------------------------------------------------------------------------------------
+# Which image each kind of node gets: asked of the registries before anything is paid for.
 
 
-def _require_ended(store: Store, cluster: Cluster, job: Job, names: Collection[str]) -> Job:
-    """The job, if it has ended: fewer workers must not mean one that dies without a word."""
-    if job.state.ended:
-        return job
-    with open_pool(store, cluster) as pool:
-        job = control.refresh(job, cluster, pool)
-    store.save_job(job)
-    if not job.state.ended:
-        hit = sorted({place.node for place in job.placement} & set(names))
-        raise UsageError(
-            f"job {job.id} has ranks on {', '.join(hit)}, which would be removed",
-            hint=f"wait for it, or `clusterctl cancel {job.id}` first",
-        )
-    return job
+@dataclass(frozen=True, slots=True)
+class NodeImage:
+    """`reference` is what the node's engine runs. With a `recipe`, the node builds it, on `bases`;
+    else it is pulled, with `login` where the registry asks for one."""
+
+    reference: str
+    line: str
+    """For people: where it comes from, and how big that is."""
+    recipe: str = ""
+    bases: tuple[str, ...] = ()
+    login: registry.RegistryLogin | None = field(default=None, repr=False)
+    size: int = 0
+    """Bytes that the node downloads of it, or of its bases."""
+
+
+def parse_images(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """What --image says: the image of all nodes, and those of some kinds of nodes. The name of a
+    recipe alone is for the nodes that it was made for."""
+    everywhere, by_kind = "", dict[str, str]()
+    for text in texts:
+        kind, equals, image = text.partition("=")
+        if not equals:
+            image = text
+            kind = catalog.COMPILED_FOR.get(text, text) if text in catalog.RECIPES else ""
+        elif kind not in catalog.CONTAINER_IMAGES:
+            raise UsageError(
+                f"--image {text!r}: no kind of node is called {kind!r}",
+                hint=f"the kinds are {', '.join(catalog.CONTAINER_IMAGES)}",
+            )
+        if image not in catalog.RECIPES:
+            registry.parse_image_name(image)
+        if kind in by_kind or (everywhere and not kind):
+            raise UsageError(
+                f"--image names two images for {_name_nodes(kind) if kind else 'all nodes'}",
+                hint="leave one of the two out",
+            )
+        if kind:
+            by_kind[kind] = image
+        else:
+            everywhere = image
+    return everywhere, by_kind
+
+
+def resolve_node_images(
+    spec: ClusterSpec,
+    kinds: Sequence[str],
+    known: Mapping[str, str],
+    more_logins: registry.MoreLogins,
+) -> dict[str, NodeImage]:
+    """The images of these kinds of nodes. `known` are those that the cluster has, by digest: its
+    new nodes get the same, whatever a tag means by now.
+
+    Raises UsageError or ProviderError for what is no image, or none that we may see.
+    """
+    ask = cache(partial(registry.resolve_image, more_logins=more_logins))
+    found = {}
+    for kind, chosen in catalog.choose_images(kinds, spec.image, spec.images).items():
+        if chosen in catalog.RECIPES:
+            found[kind] = _resolve_recipe(kind, chosen, ask)
+        else:
+            pulled = ask(known.get(kind, chosen))
+            name = registry.parse_image_name(chosen).tagged
+            line = f"image of {_name_nodes(kind)}: {name} {_describe(pulled)}"
+            found[kind] = NodeImage(pulled.pinned, line, login=pulled.login, size=pulled.size)
+    return found
+
+
+def _resolve_recipe(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) -> NodeImage:
+    listed = registry.read_downloads()
+    registry.check_complete(recipe, listed)
+    bases = registry.list_bases(recipe, listed)
+    found = [ask(base) for base in bases]
+    on = ", ".join(
+        f"{registry.parse_image_name(base).tagged} {_describe(answer)}"
+        for base, answer in zip(bases, found, strict=True)
+    )
+    return NodeImage(
+        reference=registry.make_tag(recipe, listed),
+        line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
+        + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
+        recipe=recipe,
+        bases=bases,
+        size=sum(answer.size for answer in found),
+    )
+
+
+def _name_nodes(kind: str) -> str:
+    return "the launcher" if kind == "launcher" else f"{kind} workers"
+
+
+def _describe(found: registry.FoundImage) -> str:
+    return f"({found.digest[:19]}, {found.size / 1e6:,.0f} MB)"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -138,10 +222,22 @@ class Intent:
     """The same for other regions, to be tried next."""
 
 
-def resolve_spec(store: Store, spec: ClusterSpec) -> ClusterSpec:
-    """The options, with defaults for what they leave out: these decide what others mean."""
-    check_name(spec.name)
-    return complete(spec, find_owned(store, spec))
+def read_options(store: Store, name: str, given: Up, note: Reporter) -> tuple[Up, ClusterSpec]:
+    """The options of `up` that have an effect on the cluster of that name, and what they ask for.
+    UsageError for one that was typed and has none, as for options that make no sense."""
+    old, full = resolve_options(store, name, given)
+    place = f"the provider{f' of cluster {name!r}' if old else ''} is {full.provider}"
+    given = given.apply_limits(find_circumstances(full), note, place)
+    return given, make_spec(name, given)
+
+
+def resolve_options(store: Store, name: str, given: Up) -> tuple[Cluster | None, ClusterSpec]:
+    """The cluster of that name, and the options with defaults for what they leave out: these decide
+    what others mean."""
+    check_name(name)
+    spec = make_spec(name, given)
+    old = find_owned(store, spec)
+    return old, complete(spec, old)
 
 
 def find_circumstances(spec: ClusterSpec) -> set[str]:
@@ -276,7 +372,7 @@ def _choose_images(
     if not kinds:
         return {}
     known = old.images if old and not (given.image or given.images) else {}
-    return actions_images.resolve_node_images(options, kinds, known, provider.find_registry_login)
+    return resolve_node_images(options, kinds, known, provider.find_registry_login)
 
 
 def find_owned(store: Store, spec: ClusterSpec) -> Cluster | None:
@@ -370,33 +466,27 @@ def keep_budget(
     """The cluster with an earlier deadline, on its nodes too, where its budget does not last until
     the planned one. That is planned before a machine runs, and AWS may have started some in zones
     without room for the others."""
-    provider, options, end = (
-        providers.load_provider(cluster.spec.provider),
-        cluster.spec,
-        cluster.deadline,
-    )
+    provider = providers.load_provider(cluster.spec.provider)
+    options, end, now = cluster.spec, cluster.deadline, clock()
     if not options.cloud.budget or end is None:
         return cluster
-    if charges.shorten(options, cluster.charges, end, clock()) >= end:
+    if charges.shorten(options, cluster.charges, end, now) >= end:
         return cluster
     folder = store.locate_folder(cluster.name)
+    spent = f"machines in other zones have spent a part of --budget {options.cloud.budget:g}"
     try:
-        ahead = provider.measure_clock(cluster, folder, report)
-        sooner = charges.shorten(options, cluster.charges, end, clock() - ahead)
+        now -= provider.measure_clock(cluster, folder, report)
+        sooner = charges.shorten(options, cluster.charges, end, now)
         provider.extend(cluster, folder, sooner)
         provider.label_deadline(cluster, folder, sooner)
     except (NodeUnreachable, ProviderError) as error:
         report(
-            f"machines in other zones have spent a part of --budget {options.cloud.budget:g}, which"
-            f" does not last until {format_time(end)}; that could not be changed"
+            f"{spent}, which does not last until {format_time(end)}; that could not be changed"
             f" ({describe_reason(error)}): `clusterctl extend {cluster.name} --ttl …` sets an"
             " earlier end"
         )
         return cluster
-    report(
-        f"machines in other zones have spent a part of --budget {options.cloud.budget:g}: the"
-        f" cluster ends at {format_time(sooner)} instead of {format_time(end)}"
-    )
+    report(f"{spent}: the cluster ends at {format_time(sooner)} instead of {format_time(end)}")
     cluster = replace(cluster, deadline=sooner)
     store.save(cluster)
     return cluster
@@ -416,7 +506,7 @@ def make_spec(name: str, given: Up) -> ClusterSpec:
         )
     cloud = given.gpu or given.cpu or given.instance_type
     implied = EC2.owner if cloud else DOCKER.owner if given.gpus else ""
-    image, images = actions_images.parse_images(given.image) if given.image else ("", {})
+    image, images = parse_images(given.image) if given.image else ("", {})
     return ClusterSpec(
         name=name,
         provider=given.provider or implied,

@@ -16,13 +16,12 @@ from clusterctl.options.clusters import Allow, Check, Cp, Forward, Init, Ssh, Ss
 
 
 def allow(given: Allow, console: Console) -> None:
-    from clusterctl.actions import allow as actions_allow
-    from clusterctl.actions import common
+    from clusterctl.actions import common, lifetime
 
     store = common.open_store()
     chosen = common.choose_cluster(store, given.cluster)
     with console.show_waiting():
-        allowed = actions_allow.allow(store, chosen.name, given.networks, console.report)
+        allowed = lifetime.allow(store, chosen.name, given.networks, console.report)
     console.note(f"cluster {chosen.name} accepts SSH from {', '.join(allowed)}")
     console.document({"cluster": chosen.name, "networks": list(allowed)})
 

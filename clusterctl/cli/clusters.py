@@ -29,13 +29,8 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     from clusterctl.actions import common, up_plan
     from clusterctl.actions import up as actions_up
 
-    called = given.choose_name() or DEFAULT_NAME
-    store = common.open_store()
-    resolved = up_plan.resolve_spec(store, up_plan.make_spec(called, given))
-    of = f" of cluster {called!r}" if called in store.list_names() else ""
-    place = f"the provider{of} is {resolved.provider}"
-    given = given.apply_limits(up_plan.find_circumstances(resolved), console.note, place)
-    spec = up_plan.make_spec(called, given)
+    store, name = common.open_store(), given.choose_name() or DEFAULT_NAME
+    given, spec = up_plan.read_options(store, name, given, console.note)
     if given.dry_run:
         plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
@@ -127,8 +122,8 @@ def _take_down(given: Down, console: Console) -> None:
 
 def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any:
     """What `down` and `detach` do. Consent to lose outputs needs a terminal, or an option."""
+    from clusterctl.actions.common import Unfetched
     from clusterctl.actions.down import take_down
-    from clusterctl.actions.outputs import Unfetched
 
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from clusterctl.actions import common, cost
+from clusterctl.actions import common, costs
 from clusterctl.cli.console import Console, format_table, make_plain
 from clusterctl.core.text import format_time
 from clusterctl.options.clusters import Cost
@@ -15,7 +15,7 @@ from clusterctl.options.clusters import Cost
 
 def show(given: Cost, console: Console) -> None:
     with console.show_waiting():
-        found = cost.sum_spending(common.open_store(), given.since, given.cluster)
+        found = costs.sum_spending(common.open_store(), given.since, given.cluster)
     rows: dict[str, Sequence[Any]] = {
         "day": [item for item in found.days if item.dollars or not item.exact],
         "cluster": found.clusters,

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from clusterctl.actions import common, cost, node_loss
+from clusterctl.actions import common, costs, node_loss
 from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions.node_loss import find_dead
 from clusterctl.cli.console import Console, escape, format_table
@@ -209,7 +209,7 @@ def jobs(given: Jobs, console: Console) -> None:
     if given.job is not None:
         wanted = actions_jobs.find_job(store, given.job, given.cluster).id
         found = tuple(job for job in found if job.id == wanted)
-    dollars = cost.sum_by_job(store, found)
+    dollars = costs.sum_by_job(store, found)
     chosen = collect_values(store, found, dollars, given.columns) if given.columns else None
     document = _document_jobs(found, dollars, chosen)
     if chosen:

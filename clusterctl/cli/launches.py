@@ -143,8 +143,7 @@ def _choose_idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
     wanted = given.pick_options(Up, name=name, cluster=None)
     if not given.detach or wanted.idle is not None:
         return {}
-    spec = up_plan.resolve_spec(store, up_plan.make_spec(name, wanted))
-    where = up_plan.find_circumstances(spec)
+    where = up_plan.find_circumstances(up_plan.resolve_options(store, name, wanted)[1])
     return {} if options_jobs.find_limit("up", "--idle", where) else {"idle": actions_launch.IDLE}
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import typer
 
-from clusterctl.actions import common, down, lifetime
+from clusterctl.actions import common, costs, lifetime
 from clusterctl.actions import gc as actions_gc
 from clusterctl.cli import clusters
 from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.insight import cost
 from clusterctl.options.clusters import Extend, Gc, Start, Stop, Up
 from clusterctl.state.store import Store
 
@@ -25,14 +26,13 @@ def extend(given: Extend, console: Console) -> None:
     chosen = common.choose_cluster(store, given.choose_name())
     consent = (lambda question: True) if given.yes else console.consent
     with console.show_waiting():
-        done = lifetime.extend(store, chosen.name, given.ttl, console.report, consent)
+        cluster, dollars = lifetime.extend(store, chosen.name, given.ttl, console.report, consent)
+    end = cluster.deadline or 0.0
     console.note(
-        f"cluster {done.cluster.name} shuts down at {format_time(done.deadline)};"
-        f" cost until then: {'' if done.exact else 'at least '}${done.dollars:.2f}"
+        f"cluster {cluster.name} shuts down at {format_time(end)};"
+        f" cost until then: {cost.render_cost(dollars, cost.is_exact(cluster.charges))}"
     )
-    console.document(
-        {"cluster": done.cluster.name, "deadline": done.deadline, "dollars": done.dollars}
-    )
+    console.document({"cluster": cluster.name, "deadline": end, "dollars": dollars})
 
 
 def stop(given: Stop, console: Console) -> None:
@@ -40,31 +40,31 @@ def stop(given: Stop, console: Console) -> None:
     chosen = common.choose_cluster(store, given.choose_name())
     ask = (lambda question: True) if given.yes else console.confirm
     with console.show_waiting():
-        done = down.stop(store, chosen.name, console.report, ask)
+        done = lifetime.stop(store, chosen.name, console.report, ask)
     if done is None:
         console.note("aborted; nothing was stopped")
         raise typer.Exit(2)
-    rate = f"{'' if done.exact else 'at least '}${done.hourly:.4f}/h"
-    end = f" until {format_time(done.cluster.deadline)}" if done.cluster.deadline else ""
+    cluster, ended = done
+    end = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
     console.note(
-        f"cluster {chosen.name} is stopped; its {done.what} cost"
-        f" {rate}{end}. Next:\n"
-        f"  clusterctl start {chosen.name}\n  clusterctl down {chosen.name}"
+        f"cluster {cluster.name} is stopped; its {cost.describe_stored(cluster.charges)} cost"
+        f" {costs.describe_rate(cluster.charges, 4)}{end}. Next:\n"
+        f"  clusterctl start {cluster.name}\n  clusterctl down {cluster.name}"
     )
     console.document(
         {
-            "cluster": chosen.name,
-            "phase": done.cluster.phase,
-            "dollars_per_hour": done.hourly,
-            "deadline": done.cluster.deadline,
-            "jobs_cancelled": list(done.jobs),
+            "cluster": cluster.name,
+            "phase": cluster.phase,
+            "dollars_per_hour": cost.sum_hourly(cluster.charges),
+            "deadline": cluster.deadline,
+            "jobs_cancelled": list(ended),
         }
     )
 
 
 def start(given: Start, console: Console) -> None:
     chosen = common.choose_cluster(common.open_store(), given.choose_name())
-    down.require_pausing(chosen)
+    lifetime.require_pausing(chosen)
     clusters.up(given.pick_options(Up, name=chosen.name, cluster=None), console)
 
 

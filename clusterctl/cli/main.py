@@ -541,9 +541,9 @@ def _answer(console: Console, arguments: list[str]) -> int:
 def _explain_missing(error: ClusterctlError) -> ClusterctlError:
     if not isinstance(error, NodeUnreachable) or not error.cluster:
         return error
-    from clusterctl.actions import allow
+    from clusterctl.actions import lifetime
 
-    return allow.explain_allowed(error)
+    return lifetime.explain_allowed(error)
 
 
 def _refuse_bytes(arguments: list[str]) -> None:

@@ -1,5 +1,5 @@
 """How far each node is while a cluster is made: its phase, since when, what it has received, and
-how long the phase still takes, where earlier ones tell."""
+how long the phase still takes, where nodes that have it behind them tell."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ class NodePhases:
         self._lock = threading.Lock()
         self._nodes: dict[str, _Node] = {}
         self._took: dict[str, list[float]] = {}
-        self._earlier: Mapping[str, float] = {}
         self._stage, self._since = "", now()
 
     def expect(self, kinds: Mapping[str, str]) -> None:
@@ -148,10 +147,6 @@ class NodePhases:
             for name, kind in kinds.items():
                 self._nodes.setdefault(name, _Node(kind, REQUESTED, now)).kind = kind
             self._nodes = {name: self._nodes[name] for name in kinds}
-
-    def compare_with(self, earlier: Mapping[str, float]) -> None:
-        """What `medians` has returned for another cluster of this sort."""
-        self._earlier = earlier
 
     def show_stage(self, text: str) -> None:
         """What is done with the cluster as a whole."""
@@ -189,18 +184,13 @@ class NodePhases:
             states = tuple(self._make_state(name, node, now) for name, node in self._nodes.items())
             return Picture(self._stage, now - self._since, states)
 
-    def compute_medians(self) -> dict[str, float]:
-        """Seconds that each phase took here, by a key that `compare_with` knows."""
-        with self._lock:
-            return {key: round(_compute_median(values), 1) for key, values in self._took.items()}
-
     def _make_state(self, name: str, node: _Node, now: float) -> NodeState:
         seconds, received = now - node.since, node.total - node.before
         rate = node.speed.rate if node.speed else 0.0
         left = None
         took = self._took.get(node.key)
-        usual = _compute_median(took) if took else self._earlier.get(node.key)
-        if usual is not None:
+        if took:
+            usual = _compute_median(took)
             left = usual - seconds if usual > seconds else None
         elif node.speed and node.size > received:
             left = node.speed.estimate(node.size - received)

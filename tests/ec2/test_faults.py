@@ -174,7 +174,7 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     world.ec2.fault("expired")
     kept = world.run("down", "--yes")
     assert kept.code == 3
-    assert f"the machines keep running at ${before:.2f}/h until" in kept.err
+    assert f"the machines keep costing ${before:.2f}/h until" in kept.err
     world.ec2.clear()
 
     # Killed, and forgotten until EC2 does not show the machines any more, which its terraform has

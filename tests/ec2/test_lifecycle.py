@@ -127,7 +127,7 @@ def test_from_nothing_to_nothing(world: World) -> None:
     refused = world.run("down", "--yes")
     assert refused.code == 2
     assert f"job {number} has unfetched outputs" in refused.err
-    assert "nothing was removed: the machines keep running at $0.37/h until" in refused.err
+    assert "nothing was removed: the machines keep costing $0.37/h until" in refused.err
     down = world.ok("down", "--discard")
     assert "nothing tagged clusterctl:cluster=" in down.err
     assert re.search(r"instance +t3.xlarge +2 +\d+\.\d{3} +0\.1664", down.err)

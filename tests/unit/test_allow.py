@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.actions import status
-from clusterctl.actions.allow import explain_allowed
 from clusterctl.actions.common import open_pool, open_store
-from clusterctl.actions.lifetime import extend
+from clusterctl.actions.lifetime import explain_allowed, extend
 from clusterctl.core import keys
 from clusterctl.core.model import Cluster, Role
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
@@ -175,7 +174,7 @@ def test_extend_offers_to_open_the_cluster(firewall: Firewalled) -> None:
             extend(store, "lab", 3600.0, print, answer)
         assert WHY in caught.value.message
         assert "`clusterctl allow -c lab`" in caught.value.hint
-    assert extend(store, "lab", 3600.0, print, yes).deadline > 0
+    assert extend(store, "lab", 3600.0, print, yes)[0].deadline > 0
     assert firewall.allowed == ("203.0.113.9/32",)
 
 

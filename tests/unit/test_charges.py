@@ -97,7 +97,6 @@ def test_what_an_interrupted_command_has_left_is_asked_for(
     assert (dollars, rate) == (3 * 72, 3.0)
     assert "it is unknown which machines of cluster lab are running (" in said
     assert "AWS did not answer" in said
-    assert "the costs shown are those that were planned, and assume that all are" in said
 
 
 def test_status_says_whether_its_figures_are_those_of_the_record(
@@ -134,10 +133,7 @@ def test_machines_that_outlive_the_deadline_are_named_and_paid(
     """Who bills them is asked: the record would say that they cost nothing."""
     dollars, rate, said = shown(monkeypatch, Ends("worker-1", "worker-2"))
     assert (dollars, rate) == (2 * 72 + 8, 2.0)
-    assert (
-        "2 machines are still running (worker-[1-2]), $2.00/h: `clusterctl down lab` removes it"
-        in said
-    )
+    assert "still costs $2.0000/h (worker-[1-2]): `clusterctl down lab` removes it" in said
 
 
 def test_a_bill_that_cannot_be_asked_for_is_not_shown_as_nothing(
@@ -145,7 +141,7 @@ def test_a_bill_that_cannot_be_asked_for_is_not_shown_as_nothing(
 ) -> None:
     dollars, rate, said = shown(monkeypatch, Ends(away=True))
     assert (dollars, rate) == (3 * 72, 3.0)
-    assert "are still running (asking for instances: AWS did not answer)" in said
+    assert "are running (asking for instances: AWS did not answer)" in said
 
 
 def test_list_warns_of_machines_that_outlive_the_deadline(
@@ -156,17 +152,14 @@ def test_list_warns_of_machines_that_outlive_the_deadline(
         open_store().save(forgotten(spec=cluster(name=name).spec))
     said = call("list")
     assert "1.00" in said.out
-    assert re.findall(r"cluster (\w+) has passed, but 1 machine is still running", said.err) == [
-        "hall",
-        "lab",
-    ]
+    assert re.findall(r"cluster (\w+) has passed, but", said.err) == ["hall", "lab"]
 
 
 def test_a_nat_gateway_that_outlives_the_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     both = (charge("launcher"), charge("launcher", part=GATEWAY, hourly=0.05))
     dollars, rate, said = shown(monkeypatch, Ends(gateway=True), charges=both)
     assert (dollars, rate) == (8 + 4, 0.05), "72 hours of it"
-    assert "NAT gateway still costs $0.05/h: `clusterctl down lab` removes it" in said
+    assert "still costs $0.0500/h (its NAT gateway): `clusterctl down lab` removes it" in said
 
 
 def test_many_jobs_with_outputs_take_few_lines() -> None:
@@ -199,7 +192,7 @@ def test_a_removal_that_breaks_off_says_what_it_goes_on_costing(
     with pytest.raises(type(why)):
         finish_down(open_store(), forgotten(), told.append, clock=clock)
     [line] = told
-    assert "up to 3 machines may keep running at $3.00/h" in line
+    assert "up to 3 machines may keep costing $3.00/h" in line
     assert line.endswith("`clusterctl down lab` continues")
     assert len(open_store().read_cluster("lab").charges) == 3, "the receipt is written before"
 

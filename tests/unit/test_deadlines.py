@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import status
-from clusterctl.actions.up_bootstrap import find_troubles
+from clusterctl.actions.up import find_troubles
 from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.core.text import format_time
 from clusterctl.machines import deadlines

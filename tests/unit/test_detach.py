@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import down
-from clusterctl.actions.common import open_store
-from clusterctl.actions.outputs import Unfetched
+from clusterctl.actions.common import Unfetched, open_store
 from clusterctl.core.job import JobState
 from tests.unit import batch_here
 from tests.unit.calling import Call

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions import down, outputs
-from clusterctl.actions.outputs import Unfetched
+from clusterctl.actions.common import Unfetched
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Charge, Cluster, Phase
 from tests.unit.calling import Call, judge

@@ -23,7 +23,6 @@ import pytest
 
 from clusterctl.actions import (
     access,
-    allow,
     attach,
     bench,
     check,
@@ -368,7 +367,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
     for name in ("attach_hosts", "attach_site"):
         monkeypatch.setattr(attach, name, recorder(name, reached))
     for function in (
-        allow.allow,
+        lifetime.allow,
         bench.measure_allreduce,
         bench.measure_scaling,
         check.check,
@@ -400,7 +399,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         init.write,
         init.make_text,
         status.read_status,
-        down.stop,
+        lifetime.stop,
         top.watch,
         verify.measure,
     ):

@@ -513,7 +513,7 @@ def test_a_worker_that_is_gone_for_another_reason(call: Call, old: Staged, cloud
 def test_where_aws_does_not_answer_that_is_said(call: Call, old: Staged, cloud: Cloud) -> None:
     cloud.away = True
     status = call("status", "--json").document
-    assert "it is unknown whether unused workers have ended (AWS did" in status["warnings"][0]
+    assert "of cluster lab are running (AWS did" in status["warnings"][0]
     assert round(status["dollars"]) == 30
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import images as actions_images
 from clusterctl.actions import up_plan
 from clusterctl.actions.common import open_store
 from clusterctl.cli import main
@@ -40,8 +39,8 @@ def spec(**changes: Any) -> ClusterSpec:
     return ClusterSpec(name="lab", provider="ec2", groups=(group,), **changes)
 
 
-def resolve(of: ClusterSpec, *kinds: str, **known: str) -> dict[str, actions_images.NodeImage]:
-    return actions_images.resolve_node_images(of, kinds or KINDS, known, lambda host: None)
+def resolve(of: ClusterSpec, *kinds: str, **known: str) -> dict[str, up_plan.NodeImage]:
+    return up_plan.resolve_node_images(of, kinds or KINDS, known, lambda host: None)
 
 
 def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
@@ -61,7 +60,7 @@ def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
 
 
 def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
-    image, images = actions_images.parse_images(("nvidia-mpi",))
+    image, images = up_plan.parse_images(("nvidia-mpi",))
     found = resolve(spec(image=image, images=images))
     assert {kind: one.recipe for kind, one in found.items()} == {
         "launcher": "launcher",
@@ -86,7 +85,7 @@ def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
     ],
 )
 def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, str]) -> None:
-    assert actions_images.parse_images(texts) == (image, images)
+    assert up_plan.parse_images(texts) == (image, images)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, st
 )
 def test_what_cannot_be_chosen(texts: tuple[str, ...], says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
-        actions_images.parse_images(texts)
+        up_plan.parse_images(texts)
     assert caught.value.hint
 
 
@@ -115,7 +114,7 @@ def test_an_image_of_ones_own_is_pinned_and_measured(hub: Hub) -> None:
     with pytest.raises(ProviderError, match="it is private or does not exist"):
         resolve(spec(image="me/gpu:1"))
     logins = {"docker.io": RegistryLogin("me", "secret")}
-    found = actions_images.resolve_node_images(spec(image="me/gpu:1"), KINDS, {}, logins.get)
+    found = up_plan.resolve_node_images(spec(image="me/gpu:1"), KINDS, {}, logins.get)
     assert found["nvidia"].reference == f"me/gpu@{digest}"
     assert found["nvidia"].line == f"image of nvidia workers: me/gpu:1 ({digest[:19]}, 3,200 MB)"
     assert found["nvidia"].login == RegistryLogin("me", "secret")
@@ -192,6 +191,6 @@ def test_on_the_machines_themselves_no_registry_is_asked(hub: Hub, machines: Non
 
 @pytest.mark.parametrize("recipe", catalog.RECIPES)
 def test_every_recipe_is_made_for_a_kind_of_node(recipe: str) -> None:
-    _, images = actions_images.parse_images((recipe,))
+    _, images = up_plan.parse_images((recipe,))
     assert set(images) <= set(catalog.CONTAINER_IMAGES)
     assert list(images.values()) == [recipe]

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from clusterctl.actions import up
-from clusterctl.actions.common import open_store
 from clusterctl.core import progress
-from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup
 from clusterctl.core.progress import BOOTING, PULLING, READY, NodePhases, NodeState
 from clusterctl.machines.bootstrap import StepReporter
-from tests.unit.making import cluster
 
 
 class Clock:
@@ -50,24 +44,6 @@ def test_the_time_left_comes_from_nodes_that_have_it_behind_them() -> None:
     assert states(phases)["worker-1"].left is None
     clock.time += 10
     assert states(phases)["worker-3"].left is None, "it takes longer than usual"
-
-
-def test_the_time_left_of_the_first_nodes_comes_from_an_earlier_cluster() -> None:
-    earlier, clock = begin("worker-1")
-    clock.time += 8
-    earlier.enter(["worker-1"], BOOTING)
-    clock.time += 40
-    earlier.enter(["worker-1"], READY)
-
-    phases, clock = begin("worker-1")
-    phases.compare_with(earlier.compute_medians())
-    clock.time += 3
-    assert states(phases)["worker-1"].left == 5.0
-    phases.enter(["worker-1"], BOOTING)
-    clock.time += 10
-    assert states(phases)["worker-1"].left == 30.0
-    phases.enter(["worker-1"], PULLING)
-    assert states(phases)["worker-1"].left is None
 
 
 def test_a_rate_is_that_of_the_last_seconds_of_the_phase() -> None:
@@ -121,31 +97,3 @@ def test_the_steps_of_the_bootstrap_are_phases() -> None:
     assert (found["worker-2"].phase, found["worker-2"].what) == (progress.INSTALLING, "Docker")
     reporter.on_stdout("worker-2", b"@@step hosts the nodes by name\n")
     assert states(phases)["worker-2"].phase == progress.CONFIGURING
-
-
-def sort(*types: str) -> Cluster:
-    groups = tuple(NodeGroup(count=2, instance_type=name) for name in types)
-    return cluster(spec=ClusterSpec(name="lab", provider="ec2", groups=groups))
-
-
-def test_times_are_kept_for_clusters_of_one_sort() -> None:
-    home = open_store().home
-    home.make(home.path)
-    up.save(home, sort("g4dn.xlarge"), {"worker|booting|": 20.0})
-    up.save(home, sort("g4dn.xlarge", "g5.xlarge"), {"worker|booting|": 99.0})
-    assert up.load_phase_times(home, sort("g4dn.xlarge")) == {"worker|booting|": 20.0}
-    assert up.load_phase_times(home, sort("g5.xlarge")) == {}
-    for number in range(up.MOST):
-        up.save(home, sort(f"c{number}.large"), {"worker|booting|": 1.0})
-    assert up.load_phase_times(home, sort("g4dn.xlarge")) == {}, "the oldest went"
-
-
-def test_times_that_cannot_be_read_or_written_are_no_reason_to_fail(tmp_path: Path) -> None:
-    home = open_store().home
-    home.make(home.path)
-    (home.path / up.FILE).write_text("{")
-    assert up.load_phase_times(home, sort("g5.xlarge")) == {}
-    (home.path / up.FILE).unlink()
-    (home.path / up.FILE).mkdir()
-    up.save(home, sort("g5.xlarge"), {"worker|booting|": 1.0})
-    assert up.load_phase_times(home, sort("g5.xlarge")) == {}

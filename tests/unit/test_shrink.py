@@ -119,7 +119,7 @@ def test_what_nobody_fetched_is_named(paid: bool, folder: Path) -> None:
     never ask."""
     here = lab(folder, paid=paid)
     told, asked = smaller(here.where, 2, [made(here, 4)])
-    assert "job 7 has unfetched outputs there: 2.0 MB" in told
+    assert "job 7 has unfetched outputs: 2.0 MB" in told
     assert asked == ["remove worker-[3-8]?"] * paid
 
 

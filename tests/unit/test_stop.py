@@ -158,7 +158,7 @@ def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, clou
     )
     said = call("stop")
     _, _, after = said.err.partition("\n")
-    assert "not everything was stopped: up to 1 machine may keep running at $1.75/h" in said.err
+    assert "not everything was stopped: up to 1 machine may keep costing $1.75/h" in said.err
     assert "; `clusterctl stop lab` continues\n" in said.err
     judge(replace(said, err=after), 3, "credentials have expired", "log in")
     assert here.store.read_cluster("lab") == replace(before, stopping=True)
@@ -175,7 +175,7 @@ def test_a_cluster_that_cannot_be_looked_at_is_not_said_to_be_stopped(
     provide(monkeypatch, "local", Silent())
     said = call("stop")
     assert said.code == 3
-    assert "nothing was stopped: the machines keep running at $1.75/h until" in said.err
+    assert "nothing was stopped: the machines keep costing $1.75/h until" in said.err
 
 
 def test_a_stop_that_was_killed_does_not_hide_what_runs(
@@ -189,9 +189,9 @@ def test_a_stop_that_was_killed_does_not_hide_what_runs(
     status = json.loads(call("status", "--json").out)
     assert (status["phase"], status["dollars_per_hour"]) == ("ready", 0.25)
     [said] = status["warnings"]
-    assert "`stop` has not finished for cluster lab: no machine is running, $0.2500/h" in said
+    assert "`stop` has not finished for cluster lab: nothing runs, $0.2500/h" in said
     assert "`clusterctl stop lab` completes it" in said
-    assert "no machine is running, $0.2500/h" in call("cost").err
+    assert "nothing runs, $0.2500/h" in call("cost").err
     cloud.refuses = None
     assert call("stop").code == 0
     assert json.loads(call("status", "--json").out)["warnings"] == []

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import cost, lifetime, status
-from clusterctl.actions import down as actions_down
+from clusterctl.actions import costs, lifetime, status
 from clusterctl.actions.common import open_store
 from clusterctl.actions.down import finish_down
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
@@ -143,9 +142,7 @@ class Life:
 
     def stop(self) -> None:
         aws = self.account
-        actions_down.stop(
-            self.store, "lab", lambda line: None, lambda question: True, lambda: aws.now
-        )
+        lifetime.stop(self.store, "lab", lambda line: None, lambda question: True, lambda: aws.now)
 
     def kill_stop(self) -> None:
         self.store.save(replace(self.cluster, stopping=True))
@@ -205,7 +202,7 @@ class Life:
         said = status.read_status(self.store, self.cluster, clock=lambda: aws.now)
         self.compare(said.dollars, any("nobody saw" in line for line in said.warnings))
         assert said.dollars_per_hour == pytest.approx(aws.hourly(), abs=0.0001)
-        spent = cost.sum_spending(self.store, 99 * HOUR, None, lambda: aws.now)
+        spent = costs.sum_spending(self.store, 99 * HOUR, None, lambda: aws.now)
         assert spent.dollars == pytest.approx(said.dollars)
         assert sum(day.dollars for day in spent.days) == pytest.approx(said.dollars)
 
