@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from clusterctl.actions.common import choose_cluster, open_store
 from clusterctl.actions.jobs import choose_own
-from clusterctl.data.datasets import DATASETS
+from clusterctl.data.datasets import load_datasets
 from clusterctl.errors import ClusterctlError
 from clusterctl.project.program import list_bundled
 
@@ -36,4 +36,4 @@ def list_programs() -> list[str]:
 
 
 def list_data_sets() -> list[str]:
-    return list(DATASETS)
+    return list(load_datasets())

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,9 +21,9 @@ from clusterctl.core import assets
 from clusterctl.core.model import Cluster, Node, NodeResult, Phase, Reporter
 from clusterctl.core.text import count, format_bytes
 from clusterctl.data import datasets, sources
-from clusterctl.data.datasets import DATASETS, Dataset, Progress
+from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
-from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
 from clusterctl.jobs.outputs import put_folder
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import LocalChannel, Pool
@@ -50,7 +51,7 @@ def list_data(store: Store) -> tuple[Entry, ...]:
     root = locate_copies(store)
     return tuple(
         Entry(d.name, d.title, d.size, datasets.is_here(d, root), str(root / d.name))
-        for d in DATASETS.values()
+        for d in load_datasets().values()
     )
 
 
@@ -62,10 +63,11 @@ def locate_copies(store: Store) -> Path:
 def find_data(name: str, kinds: str = "data set") -> Dataset:
     """The data set of that name, or UsageError with the names there are; it says that none of these
     `kinds` has the name."""
-    if name in DATASETS:
-        return DATASETS[name]
-    close = get_close_matches(name, DATASETS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"available: {', '.join(DATASETS)}"
+    known = load_datasets()
+    if name in known:
+        return known[name]
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"available: {', '.join(known)}"
     raise UsageError(f"no {kinds} named {name!r}", hint=hint)
 
 
@@ -100,21 +102,51 @@ def get(
         ProviderError: The mirror fails, or a worker refuses.
         NodeUnreachable, RecordError: About the cluster.
     """
-    dataset = find_data(name)
-    if options.push and options.cluster is not None:
-        require_ready(
-            choose_cluster(store, options.cluster)
-        )  # a wrong name is said before the download
+    dataset, target = find_data(name), _choose_target(store, options)
     root = store.home.make(locate_copies(store))
     if datasets.is_here(dataset, root):
         report(f"{name} is already on this machine")
-    path = datasets.get(dataset, root, options.mirror, progress)
-    if not options.push or (options.cluster is None and not store.list_names()):
+    else:
+        download(dataset, root, options.mirror, progress, report)
+    path = root / name
+    if target is None:
         if options.push:
             report(f"no cluster yet: `clusterctl data push {name}` copies it later")
         return CopiedDataSet(name, str(path), ())
-    target = require_ready(choose_cluster(store, options.cluster))
     return CopiedDataSet(name, str(path), copy(store, target, path, name, dataset.mark, report))
+
+
+def _choose_target(store: Store, options: GetOptions) -> Cluster | None:
+    """Where the data goes, if anywhere: a wrong name is an error before the download."""
+    if options.push and (options.cluster is not None or store.list_names()):
+        return require_ready(choose_cluster(store, options.cluster))
+    return None
+
+
+def download(
+    dataset: Dataset, root: Path, mirror: str, progress: Progress, report: Reporter
+) -> None:
+    """Downloads a data set to this machine, from its own server or from a folder `mirror`."""
+    base = (mirror or dataset.url).rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        raise UsageError(
+            f"--mirror {mirror!r} is not a URL",
+            hint="give one that begins with http:// or https://",
+        )
+    files = [Remote(f.path, f"{base}/{f.path}", f.size, f.sha256) for f in dataset.files]
+    scratch = root / f".{dataset.name}.download"
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        _download_here(scratch, "files", Source("files", tuple(files)), progress, report)
+        datasets.complete(dataset, scratch / "files", root)
+        shutil.rmtree(scratch)
+    except OSError as error:
+        raise make_local_error(
+            f"{error.filename or root} cannot be written: {error.strerror or error}",
+            error.errno,
+            hint=f"{dataset.name} takes about {dataset.size * 3 // 1_000_000 + 1} MB while it is "
+            "unpacked; check permissions and free space, or set CLUSTERCTL_HOME",
+        ) from error
 
 
 def push(
@@ -164,11 +196,7 @@ def copy(
     names = [node.name for node in nodes]
     with open_pool(store, cluster) as pool:
         away = connect_or_report(pool, names, report)
-        if away:
-            node, why = next(iter(away.items()))
-            raise NodeUnreachable(
-                f"{node} does not answer: {why}", hint="check with `status --live`"
-            )
+        _require_answers(away)
         roots = {node.name: f"{node.root}/data" for node in nodes}
         marks = {node: shlex.quote(f"{root}/.{name}.complete") for node, root in roots.items()}
         if mark:
@@ -193,6 +221,11 @@ def copy(
 
         require_copied(pool.call_each(send, names), name)
     return tuple(names)
+
+
+def _require_answers(away: Mapping[str, str]) -> None:
+    for node, why in away.items():
+        raise NodeUnreachable(f"{node} does not answer: {why}", hint="check with `status --live`")
 
 
 def require_copied(results: Sequence[NodeResult], name: str) -> None:
@@ -229,6 +262,8 @@ the server is 30 s, and it says each attempt."""
 SLOWEST = 2e6
 """Bytes per second that a copy between nodes has to reach, beside an hour."""
 
+CONTINUES = "repeat the command: it continues where it stopped"
+
 Listing = list[tuple[str, int, str]]
 """Path, size in bytes, SHA-256."""
 
@@ -247,9 +282,7 @@ def download_on_nodes(
         ProviderError: The server refuses, a checksum is wrong, or a disk is too small.
         NodeUnreachable, RecordError: About the cluster.
     """
-    target = None
-    if options.push and (options.cluster is not None or store.list_names()):
-        target = require_ready(choose_cluster(store, options.cluster))
+    target = _choose_target(store, options)
     source = _find(url)
     name = check_data_name(options.name or source.name)
     if options.sha256:
@@ -259,8 +292,9 @@ def download_on_nodes(
     if target is None:
         if options.push:
             report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
-        path = _download_here(store, name, source, progress, report)
-        return CopiedDataSet(name, str(path), ())
+        root = store.home.make(locate_copies(store))
+        _download_here(root, name, source, progress, report)
+        return CopiedDataSet(name, str(root / name), ())
     return _copy_to_nodes(store, target, name, source, progress, report)
 
 
@@ -281,10 +315,7 @@ def _copy_to_nodes(
     first, *others = nodes
     with open_pool(store, cluster) as pool:
         away = connect_or_report(pool, [node.name for node in nodes], report)
-        for node, why in away.items():
-            raise NodeUnreachable(
-                f"{node} does not answer: {why}", hint="check with `status --live`"
-            )
+        _require_answers(away)
         try:
             report(f"{first.name} downloads {_describe_source(source)}")
             channel = pool.find_transport(first.name).open(_render_command(first))
@@ -308,12 +339,9 @@ def _describe_source(source: Source) -> str:
 
 
 def _download_here(
-    store: Store, name: str, source: Source, progress: Progress, report: Reporter
-) -> Path:
-    root = store.home.make(locate_copies(store))
-    channel = LocalChannel(_render_command(None))
-    _follow(channel, str(root), name, source, progress, report)
-    return root / name
+    root: Path, name: str, source: Source, progress: Progress, report: Reporter
+) -> Listing:
+    return _follow(LocalChannel(_render_command(None)), str(root), name, source, progress, report)
 
 
 def _render_command(node: Node | None) -> str:
@@ -358,17 +386,16 @@ def _follow(
     except (TimeoutError, ConnectionError) as error:
         raise NodeUnreachable(
             f"the connection broke during the download: {error or 'no answer'}",
-            hint="repeat the command: it continues where it stopped",
+            hint=CONTINUES,
             transient=True,
         ) from error
     finally:
         channel.close()
     if ended and "done" in ended:
         return [(path, size, digest) for path, size, digest in ended["done"]]
-    message = str((ended or {}).get("error") or "the download ended without a result")
-    hint = "repeat the command: it continues where it stopped"
-    kind = UnreachableSource if (ended or {}).get("unreachable") else ProviderError
-    raise kind(message, hint=hint)
+    ended = ended or {"error": "the download ended without a result"}
+    kind = UnreachableSource if ended.get("unreachable") else ProviderError
+    raise kind(str(ended["error"]), hint=CONTINUES)
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -390,11 +417,8 @@ def _send(
     report: Reporter,
 ) -> Listing:
     """By way of this machine."""
-    path = _download_here(store, name, source, progress, report)
-    listing = [
-        (place, entry["size"], entry["sha256"])
-        for place, entry in json.loads((path.parent / f".{name}.files").read_bytes()).items()
-    ]
+    root = store.home.make(locate_copies(store))
+    listing = _download_here(root, name, source, progress, report)
     if _find_holders([node], name, _make_mark(listing), pool):
         return listing
     report(f"copying {name} to {node.name}")
@@ -402,7 +426,9 @@ def _send(
     begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
     sent = begun
     if begun.ok:
-        sent = put_folder(transport, path, target, timeout=_estimate_limit(listing), report=report)
+        sent = put_folder(
+            transport, root / name, target, timeout=_estimate_limit(listing), report=report
+        )
     require_copied([replace(sent, node=node.name)], name)
     return listing
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.data.datasets import DATASETS
+from clusterctl.data.datasets import load_datasets
 from tests.e2e.cli import Cli
 from tests.workloads import making
 
@@ -39,7 +39,7 @@ def test_a_data_set_is_copied_once(cli: Cli) -> None:
     """With small files in MNIST's format in the place of the downloaded ones."""
     root = cli.home / "data"
     making.mnist(root / "mnist")
-    (root / ".mnist.complete").write_text(DATASETS["mnist"].mark + "\n")
+    (root / ".mnist.complete").write_text(load_datasets()["mnist"].mark + "\n")
     try:
         assert cli.json("data", "list")["data"][0]["here"] is True
         missing = cli("run", "train_mnist_ddp.py", "--epochs", 1, code=2)

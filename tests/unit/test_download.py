@@ -1,11 +1,13 @@
-"""`data get URL`: one node downloads, from servers on this machine; the others get it from it."""
+"""`data get`: downloads from servers on this machine, by one node or by this machine."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shlex
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions.data import require_copied
+from clusterctl.actions import data as actions_data
 from clusterctl.core.model import NodeResult
-from clusterctl.data import sources
+from clusterctl.data import datasets, sources
+from clusterctl.data.datasets import Dataset, File
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from tests.unit.calling import Call, Said
 from tests.unit.staged import Staged, lab
@@ -361,5 +364,81 @@ def test_a_node_that_was_lost_is_not_taken_for_a_full_one(
     results: list[NodeResult], error: type[ClusterctlError], hint: str
 ) -> None:
     with pytest.raises(error, match="digits is not on worker-2: ") as raised:
-        require_copied([NodeResult(node="worker-1", exit_code=0), *results], "digits")
+        actions_data.require_copied([NodeResult(node="worker-1", exit_code=0), *results], "digits")
     assert hint in raised.value.hint
+
+
+# -------------------------------------------------------------------------------------------------
+# Data sets that are known by name.
+
+
+def describe(archive: bool = False, **files: bytes) -> Dataset:
+    rows = tuple(File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in files.items())
+    return Dataset(name="some", title="", url="http://nowhere.invalid", files=rows, archive=archive)
+
+
+def download(
+    some: Dataset, folder: Path, server: Server, **files: bytes
+) -> list[tuple[str, int, int]]:
+    """The progress that was told."""
+    seen: list[tuple[str, int, int]] = []
+    server.files = {f"/folder/{name}": content for name, content in files.items()}
+    mirror = f"{server.url}/folder/"
+    actions_data.download(some, folder, mirror, lambda *told: seen.append(told), print)
+    return seen
+
+
+def test_a_data_set_is_whole_or_not_there(tmp_path: Path, server: Server) -> None:
+    files = {"a": CONTENT, "b": b"b"}
+    some = describe(**files)
+    for wrong in (CONTENT[::-1], CONTENT + b"more"):
+        with pytest.raises(ProviderError):
+            download(some, tmp_path, server, a=wrong, b=b"b")
+        assert not datasets.is_here(some, tmp_path)
+        assert not (tmp_path / "some").exists()
+    seen = download(some, tmp_path, server, **files)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "some").iterdir()} == files
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".some.complete", "some"]
+    assert ("a", len(CONTENT), len(CONTENT)) in seen
+    assert datasets.is_here(some, tmp_path)
+    assert not datasets.is_here(describe(a=b"a new edition", b=b"b"), tmp_path)
+
+
+def test_a_mirror_that_has_not_all_is_named(tmp_path: Path, server: Server) -> None:
+    with pytest.raises(ProviderError, match=r"/folder/b: .*404"):
+        download(describe(a=b"a", b=b"b"), tmp_path, server, a=b"a")
+    with pytest.raises(UsageError, match="is not a URL"):
+        actions_data.download(describe(), tmp_path, "file:///etc", lambda *told: None, print)
+
+
+def pack(*names: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    return packed.getvalue()
+
+
+def test_archives_are_unpacked_without_their_outermost_folder(
+    tmp_path: Path, server: Server
+) -> None:
+    good = pack("outer/train/x/1.png", "outer/val/x/2.png")
+    download(describe(archive=True, a=good), tmp_path, server, a=good)
+    assert sorted(p.name for p in (tmp_path / "some").iterdir()) == ["train", "val"]
+    for bad in (b"no archive", pack("../../escaped")):
+        other, folder = describe(archive=True, a=bad), tmp_path / "deep" / "er"
+        with pytest.raises(ProviderError, match="cannot be unpacked"):
+            download(other, folder, server, a=bad)
+        assert not datasets.is_here(other, folder)
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_the_data_sets_of_the_programs_are_known() -> None:
+    known = datasets.load_datasets()
+    assert set(known) == {"mnist", "cifar10", "imagenette"}
+    for some in known.values():
+        assert some.url.startswith("https://")
+        assert all(len(file.sha256) == 64 and file.size for file in some.files)
+    with pytest.raises(UsageError) as caught:
+        actions_data.find_data("mnsit")
+    assert caught.value.hint == "did you mean mnist?"
