@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,6 @@ from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
 from time import monotonic
-from typing import NamedTuple
 
 import msgspec
 
@@ -41,8 +39,8 @@ KEPT = ("torch", "mpi4py")
 """Packages of the nodes' Python that fit their GPUs and their MPI: others are not put in their
 place unless a lock, or a file that was asked for, pins another version."""
 ASK_TIMEOUT = 30.0
-NAMED = 8
-"""Lines of a file that are named where they are left out."""
+NO_PYTHON = 3
+"""What a question to a node ends with where the Python that was asked for is missing."""
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
 """What torch alone needs, and brings itself: gigabytes."""
@@ -110,14 +108,7 @@ def describe_packages(wanted: Wanted, nodes: Sequence[Node]) -> str:
     python = {_require_python(node).executable for node in nodes} if wanted.texts else set()
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
     off = "" if wanted.requirements is None else f" (`--requirements {NONE}` turns this off)"
-    return f"using the packages of {wanted.source}{beside}{other}{_describe_left_out(wanted)}{off}"
-
-
-def _describe_left_out(wanted: Wanted) -> str:
-    """`, without python=3.11, cudatoolkit`: the first ones by name."""
-    named, more = wanted.left_out[:NAMED], len(wanted.left_out) - NAMED
-    beyond = f" and {more} more" if more > 0 else ""
-    return f", without {', '.join(named)}{beyond}" if named else ""
+    return f"using the packages of {wanted.source}{beside}{other}{off}"
 
 
 def read_versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
@@ -187,19 +178,23 @@ class _Environment:
 
     def bring_to(self, nodes: Sequence[Node]) -> None:
         by_name = {node.name: node for node in nodes}
-        questions = {
-            node.name: f"[ -d {quote(locate_packages(node, self._digest))} ]" for node in nodes
-        }
+        questions = {node.name: self._make_question(node) for node in nodes}
         found = self._pool.run(questions, timeout=ASK_TIMEOUT)
         for result in found:
             if result.exit_code is None:
                 raise make_error("installing packages", result)
+        if lacking := [result.node for result in found if result.exit_code == NO_PYTHON]:
+            wanted = _require_python(nodes[0]).executable
+            raise LaunchError(
+                f"no {wanted} on {', '.join(lacking)}",
+                hint=f"install it there (apt-get install {wanted}, or `uv python install"
+                f" {wanted.removeprefix('python')}`), or leave out --python",
+            )
         holders = [by_name[result.node] for result in found if result.ok]
         missing = [by_name[result.node] for result in found if not result.ok]
         if not missing:
             return
         started, number = monotonic(), len(missing)
-        self._find_python(missing)
         try:
             if not holders:
                 self._send(missing[0])
@@ -221,6 +216,15 @@ class _Environment:
             raise
         where = count(number, "node")
         self._report(f"packages are ready on {where} after {monotonic() - started:.1f} s")
+
+    def _make_question(self, node: Node) -> str:
+        """Whether it is there; and where a Python was asked for by its version, whether that is."""
+        there = f"[ -d {quote(locate_packages(node, self._digest))} ]"
+        python = _require_python(node).executable
+        if python.startswith("/"):
+            return there
+        lacks = f"{_PATH} command -v {python} >/dev/null || exit {NO_PYTHON}"
+        return _run_inside(node, f"{there} && exit; {lacks}; exit 1")
 
     def _locate_scratch(self, node: Node) -> str:
         return locate_packages(node, self._digest) + self._part
@@ -245,10 +249,13 @@ class _Environment:
                 options = ["--no-deps", "--target", str(packages), "--requirements", str(lock)]
                 # Versions are decided: one that only a later index has is looked for there.
                 options += ["--index-strategy", "unsafe-best-match"]
+                if any("--hash" in text for text in wanted.texts.values()):
+                    options += ["--constraints", str(uv.write_texts(wanted, Path(scratch)))]
+                if not uv.is_like_here(node):
+                    options += ["--no-build"]
                 target = uv.make_target_options(node)
                 with COPIED.count_download():
-                    uv.call("packages", "pip", "install", "--quiet", *options, *target)
-            self._check_platform(packages, node)
+                    uv.call(wanted.source, "pip", "install", "--quiet", *options, *target)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {format_bytes(size)} of packages to {node.name}")
             place = self._locate_packages(node, self._locate_scratch(node))
@@ -258,22 +265,6 @@ class _Environment:
         if not sent.ok:
             raise make_error("installing packages", replace(sent, node=node.name))
         self._set_up([node])
-
-    def _check_platform(self, packages: Path, node: Node) -> None:
-        """What had to be built was built for this machine: only plain Python runs elsewhere."""
-        version = "".join(_require_python(node).version.split(".")[:2])
-        own = f"cp{sys.version_info[0]}{sys.version_info[1]}-"
-        for wheel in packages.glob("*.dist-info/WHEEL"):
-            tags = re.findall(r"(?m)^Tag: (\S+)", wheel.read_text(encoding="utf-8"))
-            built = [tag for tag in tags if tag.endswith(f"-linux_{os.uname().machine}")]
-            foreign = os.uname().machine != node.facts.arch or not own.startswith(f"cp{version}-")
-            if (built and foreign) or any("macosx" in tag for tag in tags):
-                name = wheel.parent.name.removesuffix(".dist-info")
-                raise LaunchError(
-                    f"{name} has no wheel for Python {version[0]}.{version[1:]} on Linux"
-                    f" {node.facts.arch}, and what is built here does not run on {node.name}",
-                    hint="choose a version that has one",
-                )
 
     def _read_wanted(self) -> Wanted:
         stored = _locate_stored(self._home, self._digest)
@@ -310,7 +301,6 @@ class _Environment:
                 hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
                 f" `--requirements {NONE}` installs nothing",
             )
-        entries = uv.keep_hashes(entries, wanted.texts, wanted.source)
         text = "".join(f"{entry}\n" for entry in entries)
         write_atomic(path, text.encode())
         return text
@@ -332,23 +322,6 @@ class _Environment:
                 target_name = pairs[result.node].name
                 raise make_error(f"copying packages to {target_name} from {result.node}", result)
         self._set_up(list(pairs.values()))
-
-    def _find_python(self, nodes: Sequence[Node]) -> None:
-        """Raises LaunchError where a Python that was asked for by its version is missing."""
-        wanted = _require_python(nodes[0]).executable
-        if wanted.startswith("/"):
-            return
-        commands = {node.name: _run_inside(node, f"{_PATH} command -v {wanted}") for node in nodes}
-        results = self._pool.run(commands, timeout=ASK_TIMEOUT)
-        for result in results:
-            if result.exit_code is None:
-                raise make_error("installing packages", result)
-        if lacking := [result.node for result in results if not result.ok]:
-            raise LaunchError(
-                f"no {wanted} on {', '.join(lacking)}",
-                hint=f"install it there (apt-get install {wanted}, or `uv python install"
-                f" {wanted.removeprefix('python')}`), or leave out --python",
-            )
 
     def _set_up(self, nodes: Sequence[Node]) -> None:
         script = assets.render("job/environment.py").encode()
@@ -388,11 +361,7 @@ def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str
                 hint=f"`--requirements {wanted.source}` installs that of the file,"
                 f" `--requirements {NONE}` installs nothing",
             )
-        keeps = wanted.keeps_nodes
-        other = f" (`--requirements {keeps}` keeps that of the nodes)" if keeps else ""
-        report(
-            f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}{other}"
-        )
+        report(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
     return kept
 
 
@@ -410,82 +379,6 @@ def _locate_stored(home: Home, digest: str) -> Path:
 
 
 # -------------------------------------------------------------------------------------------------
-# `environment.yml` of conda, as far as an index of Python packages has what it names. Pure.
-
-
-SUFFIXES = (".yml", ".yaml")
-
-RENAMED = {"pytorch": "torch", "pytorch-cpu": "torch", "py-opencv": "opencv-python"}
-"""Packages that have another name there."""
-
-LEFT_OUT = re.compile(
-    r"python|pip|setuptools|wheel|conda|cudatoolkit|cudnn|nccl|pytorch-cuda|pytorch-mutex|cuda-\S+"
-    r"|openmpi|mpich|mpi|nodejs|compilers|(c|cxx|fortran)-compiler|gcc\S*|gxx\S*|gfortran\S*"
-    r"|libgcc\S*|_\S+|\S+-ng|\S+[-_]linux-64|r-\S+|numpy-base|blas|libblas|openblas|libopenblas"
-    r"|mkl|intel-openmp|libgomp|llvm-openmp|bzip2|ca-certificates|libffi|libuuid|ncurses|openssl"
-    r"|readline|sqlite|tk|xz|zlib|ffmpeg|git|make"
-)
-"""What is no Python package (or another one in an index), or what the nodes have themselves."""
-
-_ITEM = re.compile(r"(\s*)-\s+(.*?)\s*(?:\s#.*)?$")
-_SPEC = re.compile(r"(?:[\w.-]+::)?([A-Za-z0-9_.-]+)\s*([=<>!~][\w=<>!~,.*+ -]*)?")
-
-
-class Environment(NamedTuple):
-    """`lines`: those of a requirements file. `left_out`: what of the file is not in them."""
-
-    lines: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-
-def read_conda_file(path: Path, text: str) -> Environment:
-    """What its `dependencies` ask for. Raises UsageError for a line that is not understood."""
-    lines: list[str] = []
-    left_out: list[str] = []
-    inside, depth, by_pip = False, 0, False
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        item = _ITEM.match(line)
-        if item is None:
-            key = line.split("#")[0].strip()
-            inside, by_pip = key == "dependencies:", False
-            if key.startswith("channels:"):
-                left_out.append("its channels")
-            continue
-        if not inside:
-            continue
-        indent, entry = len(item[1]), item[2].strip("'\"")
-        if entry == "pip:":
-            by_pip, depth = True, indent
-        elif by_pip and indent > depth:
-            lines.append(entry)
-        else:
-            by_pip = False
-            translated = _translate(entry, f"{path}, line {number}")
-            (lines if translated else left_out).append(translated or entry)
-    return Environment(tuple(lines), tuple(left_out))
-
-
-def _translate(entry: str, where: str) -> str:
-    """`numpy=1.26=py311_0` as conda means it, `numpy==1.26.*`; "" for what is left out."""
-    found = _SPEC.fullmatch(entry)
-    if found is None:
-        raise UsageError(
-            f"{where} is not understood: {entry!r}",
-            hint="write NAME or NAME=VERSION, or `--requirements none`",
-        )
-    name, rest = found[1].lower(), (found[2] or "").replace(" ", "")
-    if LEFT_OUT.fullmatch(name):
-        return ""
-    name = RENAMED.get(name, name)
-    if rest.startswith("=") and not rest.startswith("=="):
-        version, _, _ = rest[1:].partition("=")  # a build is conda's own
-        rest = f"=={version}" if version.endswith("*") else f"=={version}.*"
-    return name + rest
-
-
-# -------------------------------------------------------------------------------------------------
 # The packages that a program asks for, as --requirements or the files of its tree name them.
 
 
@@ -499,11 +392,15 @@ _LOCAL = re.compile(
     r"(?P<place>['\"]?[\w./-]+)(?P<more>\[[^]]*\])?['\"]?[ \t]*(?:#.*)?(?:$\n?|\Z)"
 )
 """`-e .`, `libs/common`, `./libs/common[train]`, `common @ file:///…/libs/common`."""
-_PINNED = re.compile(r"(?i)[\"'](?:torch|mpi4py)(?:\[[^]]*\])?\s*===?")
 
 PROJECT, LOCK = own_project.OWN_PROJECT, "uv.lock"
 
 _CONDA = ("environment.yml", "environment.yaml")
+SUFFIXES = (".yml", ".yaml")
+_PIP_SECTION = re.compile(
+    r"(?m)^(?P<indent> *)- +pip: *(?:#.*)?\n(?P<items>(?:(?P=indent) +\S.*(?:\n|\Z)|\s*?\n)*)"
+)
+_DEPENDENCIES = re.compile(r"(?ms)^dependencies:(.*?)(?=^[a-z]|\Z)")
 
 
 def find_package_files(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
@@ -626,7 +523,6 @@ def _read_lock(folder: Path, lock: Path, tree: project_tree.Tree, *, asked: bool
         {"requirements.txt": "\n".join((*lines, ""))},
         asked,
         locked=True,
-        keeps_nodes="" if asked else NONE if _PINNED.search(project) else PROJECT,
         folders=tuple(one.folder for one in own_project.collect_own_project(tree, folders)),
     )
 
@@ -668,11 +564,25 @@ def _add_local(
 
 
 def _read_conda(path: Path, tree: project_tree.Tree, *, asked: bool = False) -> Wanted | None:
-    """None where it names no packages for Python."""
-    found = read_conda_file(path, _read_text(path))
-    if not found.lines:
+    """What its section `pip` asks for; None for a file that asks for nothing."""
+    text = _read_text(path)
+    others = "".join(_DEPENDENCIES.findall(_PIP_SECTION.sub("", text)))
+    warning = ""
+    if "[" in others or re.search(r"(?m)^ *- +(?!(?:pip|python)\b)", others):
+        warning = (
+            f"{path.name}: conda's packages are not installed, only those below `- pip:`;"
+            " `pip freeze >requirements.txt` in its environment lists all"
+        )
+    if not (warning or _PIP_SECTION.search(text)):
         return None
-    return replace(_read_lines(path, tree, asked=asked), left_out=found.left_out)
+    return replace(_read_lines(path, tree, asked=asked), warning=warning)
+
+
+def _read_pip_section(text: str) -> str:
+    """The requirements of an environment.yml that pip installs."""
+    items = (section["items"] for section in _PIP_SECTION.finditer(text))
+    lines = (line.strip("'\"") for i in items for line in re.findall(r"(?m)^\s*- +(.*?) *$", i))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
@@ -702,7 +612,7 @@ def _read(path: Path, tree: project_tree.Tree, *, asked: bool) -> Wanted:
     if path.suffix in SUFFIXES:
         if environment := _read_conda(path, tree, asked=asked):
             return environment
-        raise UsageError(f"{path} names no packages for Python", hint="check its `dependencies`")
+        raise UsageError(f"{path} names no packages for pip", hint="check its `dependencies`")
     if path.suffix not in (".txt", ".in"):
         raise UsageError(
             f"--requirements: {path} is not a file of packages",
@@ -738,7 +648,7 @@ def _collect(
         )
     text = _read_text(path)
     if conda:
-        text = "".join(f"{line}\n" for line in read_conda_file(path, text).lines)
+        text = _read_pip_section(text)
 
     def name_project(found: re.Match[str]) -> str:
         place = found["place"].strip("'\"")

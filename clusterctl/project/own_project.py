@@ -4,7 +4,6 @@ the code that runs is that of the job's own copy of the tree."""
 
 from __future__ import annotations
 
-import configparser
 import os
 import platform
 import re
@@ -19,7 +18,6 @@ from dataclasses import replace
 from email import message_from_string
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import msgspec
 
@@ -54,6 +52,8 @@ _LOCAL_PROJECT = re.compile(r"([\w.-]+)\s*(\[[^]]*\])?\s*@\s*file://(?:localhost
 
 _ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
 _ESSENTIAL = ("Metadata-Version:", "Name:", "Version:", "Requires-", "Provides-Extra:")
+_HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' .*\n' '''|.*python.*)\n")
+"""Of a command that uv made: it names the Python of this machine, perhaps through a shell."""
 _SCRIPT = """\
 #!/usr/bin/env python3
 import sys
@@ -70,14 +70,12 @@ class Project(msgspec.Struct, frozen=True):
     folder: str
     name: str = ""
     metadata: str = ""
-    points: dict[str, dict[str, str]] = {}
-    """Its entry points, by group."""
     paths: tuple[str, ...] = ()
     """Folders of the tree that hold its packages."""
     made: tuple[tuple[str, bytes], ...] = ()
     """Files of its packages that only a build makes, for the tree."""
     own: tuple[tuple[str, bytes, int], ...] = ()
-    """Those that have no place in the tree, and its scripts."""
+    """Those that have no place in the tree, what describes the project, and its commands."""
     needs: tuple[str, ...] = ()
     """Folders of other projects that its metadata names."""
     compiled: bool = False
@@ -98,8 +96,7 @@ class Project(msgspec.Struct, frozen=True):
 
     @property
     def commands(self) -> set[str]:
-        scripts = {name.removeprefix("bin/") for name, _, _ in self.own if name[:4] == "bin/"}
-        return scripts | {path.removeprefix("bin/") for path, _, _ in _make_scripts(self.points)}
+        return {name.removeprefix("bin/") for name, _, _ in self.own if name[:4] == "bin/"}
 
 
 def find_folder(program: Program, root: Path) -> Path | None:
@@ -128,10 +125,7 @@ def find_file(folder: Path) -> str:
 
 def list_commands(folder: Path) -> list[str]:
     """The commands that the pyproject.toml in that folder declares."""
-    if not (folder / OWN_PROJECT).is_file():
-        return []
-    points = _read_points(_read_own_project(folder / OWN_PROJECT))
-    return [path.removeprefix("bin/") for path, _, _ in _make_scripts(points)]
+    return [name for name, _, _ in _list_scripts(_read_own_project(folder / OWN_PROJECT))]
 
 
 def is_command(word: str, here: Path) -> bool:
@@ -175,36 +169,21 @@ def collect_own_project(tree: project_tree.Tree, folders: Iterable[Path]) -> lis
 def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> project_tree.Tree:
     """The tree with the files by which Python and a shell know its projects: for a folder that is
     on PYTHONPATH and whose `bin` is on PATH."""
-    own: dict[str, tuple[str, bytes, int]] = {}
-    for project in reversed(projects):  # the program's own wins
-        if re.fullmatch(r"[\w.-]+", project.name):
-            version = message_from_string(project.metadata)["Version"]
-            info = f"{re.sub(r'[-_.]+', '_', project.name).lower()}-{version}.dist-info"
-            points = "".join(
-                f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
-                for group, entries in project.points.items()
-            )
-            texts = (
-                (f"{info}/METADATA", project.metadata, 0o644),
-                (f"{info}/entry_points.txt", points, 0o644),
-                *_make_scripts(project.points),
-            )
-            own |= {name: (name, text.encode(), mode) for name, text, mode in texts}
-        own |= {entry[0]: entry for entry in project.own}
+    # The program's own wins.
+    own = {entry[0]: entry for project in reversed(projects) for entry in project.own}
     made = {name: data for project in projects for name, data in project.made}
     return replace(tree, written=(*tree.written, *made.items()), own=tuple(own.values()))
 
 
 def check_own_project(projects: Sequence[Project], nodes: Sequence[Node]) -> None:
     """Raises LaunchError for what was compiled here and cannot run there."""
-    here = (platform.machine(), platform.python_version_tuple()[:2])
     for project in projects:
         for node in nodes:
-            version = node.facts.python.version if node.facts.python else ""
-            if project.compiled and here != (node.facts.arch, tuple(version.split(".")[:2])):
+            if project.compiled and not uv.is_like_here(node):
                 raise LaunchError(
                     f"{project.name} has compiled parts: what is built here, for Python"
-                    f" {'.'.join(here[1])} on {here[0]}, does not run on {node.name}",
+                    f" {platform.python_version()} on {platform.machine()}, does not run on"
+                    f" {node.name}",
                     hint=f"install it on the nodes, and run with `--requirements {NONE}`",
                 )
 
@@ -279,7 +258,7 @@ def _hash_files(root: Path, files: Iterable[str]) -> str:
 
 
 def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Project:
-    """Builds a copy: backends write beside the sources."""
+    """What uv installs of a copy: backends write beside the sources."""
     with tempfile.TemporaryDirectory() as scratch:
         copy, out = Path(scratch, "tree"), Path(scratch, "out")
         for name in tree.files:
@@ -288,62 +267,54 @@ def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Pro
                 shutil.copy2(tree.root / name, copy / name, follow_symlinks=False)
         if (git := tree.root / ".git").exists():  # from which some find the version
             (copy / ".git").write_text(f"gitdir: {git}" if git.is_dir() else git.read_text())
-        place = copy / plain.folder
-        options = ("--wheel", "--python", sys.executable, "--out-dir", str(out))
         what = plain.folder if plain.folder != "." else plain.name
+        options = ("--no-deps", "--python", sys.executable, "--target", str(out))
+        words = ("pip", "install", "--quiet", *options, str(copy / plain.folder))
         try:
             with suppress(ClusterctlError):
-                uv.call(what, "build", "--offline", *options, str(place), **LOCKS)
-            if not any(out.glob("*.whl")):
-                uv.call(what, "build", *options, str(place), **LOCKS, UV_HTTP_RETRIES="1")
+                uv.call(what, *words, "--offline", **LOCKS)
+            if not any(out.glob("*.dist-info")):
+                uv.call(what, *words, **LOCKS, UV_HTTP_RETRIES="1")
         except ClusterctlError as error:
             why = error.message.removeprefix(f"{what}: ").replace(f"{copy}/", "")
             return msgspec.structs.replace(plain, problem=why)
-        with ZipFile(next(out.glob("*.whl"))) as wheel:
-            return _read_wheel(wheel, plain, files, copy.resolve(), tree.root)
+        return _read_installed(out, plain, files, copy.resolve(), tree.root)
 
 
-def _read_wheel(
-    wheel: ZipFile, plain: Project, files: Sequence[str], copy: Path, root: Path
+def _read_installed(
+    out: Path, plain: Project, files: Sequence[str], copy: Path, root: Path
 ) -> Project:
-    names = [name for name in wheel.namelist() if not name.endswith("/")]
-    info = next(name for name in names if name.endswith(".dist-info/METADATA"))
-    metadata, needs = _split_local(wheel.read(info).decode(), copy)
-    points: dict[str, dict[str, str]] = {}
-    if (listed := info.replace("METADATA", "entry_points.txt")) in names:
-        parser = configparser.RawConfigParser(delimiters="=", strict=False)
-        parser.optionxform = str  # type: ignore[assignment,method-assign]
-        parser.read_string(wheel.read(listed).decode())
-        points = {group: dict(parser[group]) for group in parser.sections()}
-    data = f"{os.path.dirname(info).removesuffix('.dist-info')}.data/"
-    own, packaged = [], {}
-    for name in names:
-        if name.startswith(f"{data}scripts/"):
-            text = re.sub(rb"^#!.*python\w*", b"#!/usr/bin/env python3", wheel.read(name))
-            own.append((f"bin/{os.path.basename(name)}", text, 0o755))
-        elif name.startswith((f"{data}purelib/", f"{data}platlib/")):
-            packaged[name.split("/", 2)[2]] = name
-        elif not name.startswith((data, f"{os.path.dirname(info)}/")):
-            packaged[name] = name
+    (info,) = out.glob("*.dist-info")
+    metadata, needs = _split_local((info / "METADATA").read_text(encoding="utf-8"), copy)
+    own = [(f"{info.name}/METADATA", metadata.encode(), 0o644)]
+    packaged = []
+    for path in (path for path in out.rglob("*") if path.is_file() and path.name != ".lock"):
+        name = str(path.relative_to(out))
+        if path.parent == out / "bin":
+            own.append((name, _HEAD.sub(b"#!/usr/bin/env python3\n", path.read_bytes()), 0o755))
+        elif path == info / "entry_points.txt":
+            own.append((name, path.read_bytes(), 0o644))
+        elif info not in path.parents:
+            packaged.append(name)
     places, missing = _find_places(packaged, files)
     made = []
     for name in missing:
+        data = (out / name).read_bytes()
         top = next((p for p in places if (root / p / name.split("/")[0]).is_dir()), None)
         if top is None or "/" not in name:
-            own.append((name, wheel.read(packaged[name]), 0o644))
+            own.append((name, data, 0o644))
         else:
-            made.append((os.path.normpath(f"{top}/{name}"), wheel.read(packaged[name])))
+            made.append((os.path.normpath(f"{top}/{name}"), data))
     return msgspec.structs.replace(
         plain,
         name=str(message_from_string(metadata)["Name"]),
         metadata=metadata,
-        points=points,
         paths=tuple(places) or plain.paths,
         made=tuple(made),
         own=tuple(own),
         needs=tuple(needs),
         compiled=any(name.endswith(".so") for name in missing),
-        content=_hash_files(root, files) if made or own else "",
+        content=_hash_files(root, files) if missing else "",
     )
 
 
@@ -398,7 +369,23 @@ def _describe(tree: project_tree.Tree, folder: Path) -> Project:
     required = (line for line in given if isinstance(line, str)) if isinstance(given, list) else ()
     head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata = head + "".join(f"Requires-Dist: {line}\n" for line in required)
-    return Project(place, name, metadata, _read_points(table), paths)
+    info = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}.dist-info"
+    points, own = "[console_scripts]\n", [(f"{info}/METADATA", metadata.encode(), 0o644)]
+    for command, module, function in _list_scripts(table):
+        points += f"{command} = {module}:{function}\n"
+        first = function.partition(".")[0]
+        text = _SCRIPT.format(module=module, first=first, function=function)
+        own.append((f"bin/{command}", text.encode(), 0o755))
+    own.append((f"{info}/entry_points.txt", points.encode(), 0o644))
+    return Project(place, name, metadata, paths, own=tuple(own))
+
+
+def _list_scripts(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The name, the module and the function of each command."""
+    scripts = table.get("scripts")
+    for name, entry in scripts.items() if isinstance(scripts, dict) else ():
+        if (found := _ENTRY.fullmatch(str(entry))) and _COMMAND.fullmatch(name):
+            yield name, found[1], found[2]
 
 
 def list_sources(folder: Path, root: Path) -> Iterator[str]:
@@ -428,32 +415,13 @@ def list_sources(folder: Path, root: Path) -> Iterator[str]:
 
 
 def _read_own_project(path: Path) -> Mapping[str, Any]:
-    """The table [project], else Poetry's own one; empty for a file that is not there, or is not
-    understood, which is said where its packages are looked for."""
-    whole: Mapping[str, Any] = {}
+    """The table [project]; empty for a file that is not there, or is not understood, which is said
+    where its packages are looked for."""
     with suppress(UsageError, OSError):
-        whole = read_toml(path)
-    tables = _filter_tables(whole)
-    return tables.get("project") or _filter_tables(tables.get("tool")).get("poetry", {})
+        return _filter_tables(read_toml(path)).get("project", {})
+    return {}
 
 
 def _filter_tables(value: Any) -> dict[str, dict[str, Any]]:
     pairs = value.items() if isinstance(value, dict) else ()
     return {k: v for k, v in pairs if isinstance(v, dict)}
-
-
-def _read_points(table: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    scripts = {"console_scripts": table.get("scripts")}
-    groups = _filter_tables({**_filter_tables(table.get("entry-points")), **scripts})
-    return {
-        group: {k: v for k, v in entries.items() if isinstance(v, str)}
-        for group, entries in groups.items()
-    }
-
-
-def _make_scripts(points: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str, int]]:
-    for name, entry in points.get("console_scripts", {}).items():
-        if (found := _ENTRY.fullmatch(entry)) and _COMMAND.fullmatch(name):
-            first = found[2].partition(".")[0]
-            text = _SCRIPT.format(module=found[1], first=first, function=found[2])
-            yield f"bin/{name}", text, 0o755

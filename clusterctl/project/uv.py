@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import sys
 import sysconfig
@@ -47,10 +48,8 @@ class Wanted:
     requirements: tuple[str, ...] | None = None
     """Those of a file that was only found and that the nodes may have already (see `installed`);
     None where they are installed in any case."""
-    keeps_nodes: str = ""
-    """What --requirements may name instead of a lock to keep the nodes' own torch and mpi4py."""
-    left_out: tuple[str, ...] = ()
-    """What the file asks for beside that, and nobody installs."""
+    warning: str = ""
+    """What the file asks for beside that, and nobody installs; for people."""
     local: dict[str, str] = field(default_factory=dict)
     """Projects of the tree among these packages, with their metadata: their code travels with the
     tree, only what they need is installed."""
@@ -85,7 +84,6 @@ _OPTION = re.compile(
     r"|--only-binary|--trusted-host)(?:[ \t=].*)?)$"
 )
 _RELATIVE = re.compile(r"(?m)^([ \t]*(?:-f|--find-links)[ \t=]+)(?![\w+]+:|/|\$)(\S+)")
-_HASH = re.compile(r"--hash[\s=]+(\S+)")
 
 
 def list_lines(texts: Mapping[str, str]) -> list[str]:
@@ -98,9 +96,8 @@ def list_lines(texts: Mapping[str, str]) -> list[str]:
 
 
 def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
-    """The indexes and `find-links` of `[tool.uv]` in a pyproject.toml or in a script's block, and
-    Poetry's sources, as lines of a requirements file; with `only_some`, also those that only some
-    packages name."""
+    """The indexes and `find-links` of `[tool.uv]` in a pyproject.toml or in a script's block, as
+    lines of a requirements file; with `only_some`, also those that only some packages name."""
     found: list[str] = []
     for name, text in texts.items():
         if name.endswith(".py"):
@@ -108,8 +105,7 @@ def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
             text = "".join(re.sub("^# ?", "", line) for line in block)
         elif name != "pyproject.toml":
             continue
-        tool: dict[str, Any] = parse_toml(text, name).get("tool", {})
-        table: dict[str, Any] = tool.get("uv", {})
+        table: dict[str, Any] = parse_toml(text, name).get("tool", {}).get("uv", {})
         found += (
             f"{'--index-url' if index.get('default') else '--extra-index-url'} {index['url']}"
             for index in table.get("index", ())
@@ -120,8 +116,6 @@ def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
             for place in table.get("find-links", ())
             if "://" in place or place.startswith("/")  # uv looks for others beside the file
         )
-        sources = tool.get("poetry", {}).get("source", ())
-        found += (f"--extra-index-url {row['url']}" for row in sources if row.get("url"))
     return found
 
 
@@ -130,34 +124,13 @@ def make_absolute(text: str, folder: Path) -> str:
     return _RELATIVE.sub(lambda found: found[1] + str((folder / found[2]).resolve()), text)
 
 
-def keep_hashes(entries: list[str], texts: Mapping[str, str], source: str) -> list[str]:
-    """What uv has decided, with no other hashes than the requirements files (`texts`) allow, where
-    they name some. Raises UsageError where none of them is left."""
-    allowed: dict[str, set[str]] = {}
-    for name, text in texts.items():
-        if name.endswith((".txt", ".in")):
-            for line in re.sub(r"\\\n", " ", text).splitlines():
-                if hashes := _HASH.findall(line):
-                    allowed.setdefault(_name(line), set()).update(hashes)
-    return [_restrict(entry, allowed.get(_name(entry)), source) for entry in entries]
-
-
-def _restrict(entry: str, allowed: set[str] | None, source: str) -> str:
-    if allowed is None:
-        return entry
-    what = entry.split("--hash")[0].rstrip(" \\\n")
-    same = [found for found in _HASH.findall(entry) if found in allowed]
-    if not same:
-        raise UsageError(
-            f"{source}: no file of {what.split(';')[0].strip()} has a hash that it names",
-            hint="the package index has other files: generate the file again, or find out why",
-        )
-    return " \\\n    ".join((what, *(f"--hash={found}" for found in same)))
-
-
-def _name(line: str) -> str:
-    found = re.match(r"\s*([A-Za-z0-9._-]+)", line)
-    return re.sub(r"[-_.]+", "-", found[1]).lower() if found else ""
+def write_texts(wanted: Wanted, folder: Path) -> Path:
+    """Writes the files of what is asked for; returns the first one."""
+    for name, text in wanted.texts.items():
+        path = folder / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder / "files" / next(iter(wanted.texts))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -189,15 +162,11 @@ def resolve_packages(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str
         for name, metadata in wanted.local.items():
             lines.append(f"{name} @ {_write_stub(wheels, name, metadata).as_uri()}")
         pins.write_text("\n".join(lines))
-        for name, text in wanted.texts.items():
-            path = Path(scratch, "files", name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
         options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-strip-extras"]
         options += ["--constraints", str(pins)]
         for name in (*kept, *wanted.local):
             options += ["--no-emit-package", name, "--no-sources-package", name]
-        first = Path(scratch, "files", next(iter(wanted.texts)))
+        first = write_texts(wanted, Path(scratch))
         if first.suffix in (".txt", ".in") and "UV_INDEX_STRATEGY" not in os.environ:
             # Written for pip, which takes the best version of all indexes: PyTorch's, the most
             # usual extra one, has old versions of many packages.
@@ -225,6 +194,13 @@ def make_target_options(node: Node) -> tuple[str, ...]:
     platform = f"{node.facts.arch}-manylinux_2_28"
     own = ("--python", sys.executable)
     return (*own, "--python-version", version, "--python-platform", platform)
+
+
+def is_like_here(node: Node) -> bool:
+    """Whether what is built on this machine runs on the node."""
+    here = (platform.system(), platform.machine(), platform.python_version_tuple()[:2])
+    version = node.facts.python.version if node.facts.python else ""
+    return here == ("Linux", node.facts.arch, tuple(version.split(".")[:2]))
 
 
 def call(what: str, *words: str, **settings: str) -> str:
