@@ -372,9 +372,10 @@ def prepare(
     requirements: str = "",
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
-    wanted, command = None, ""
+    wanted, command, unread = None, "", ""
     if not (spec.venv or spec.modules or spec.container):
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
+        unread = wanted.warning if wanted else ""
         nodes = cluster.workers or (cluster.launcher,)
         has_all = wanted and not (spec.python or command)
         if wanted and has_all and environment.has_all(wanted, nodes):
@@ -417,6 +418,7 @@ def prepare(
         plan = replace(plan, notes=(*plan.notes, note))
     warnings = (
         *(own_project.explain_own_project(project) for project in projects if project.problem),
+        unread,
         warn_of_backend(resolved, spec.backend),
         warn_of_launcher(resolved, job.ranks),
         warn_of_no_mpi(resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi),

@@ -580,8 +580,8 @@ def _read_conda(path: Path, tree: project_tree.Tree, *, asked: bool = False) -> 
 
 def _read_pip_section(text: str) -> str:
     """The requirements of an environment.yml that pip installs."""
-    items = (section["items"] for section in _PIP_SECTION.finditer(text))
-    lines = (line.strip("'\"") for i in items for line in re.findall(r"(?m)^\s*- +(.*?) *$", i))
+    items = "".join(section["items"] for section in _PIP_SECTION.finditer(text))
+    lines = (found[2] for found in re.finditer(r"(?m)^\s*- +([\"']?)(.*?)\1\s*(?:\s#.*)?$", items))
     return "".join(f"{line}\n" for line in lines)
 
 

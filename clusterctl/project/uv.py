@@ -213,7 +213,12 @@ def call(what: str, *words: str, **settings: str) -> str:
             "uv is not installed; it installs the job's packages", hint="pip install uv"
         )
     env = process.make_environment(
-        program, NO_COLOR="1", UV_NO_PROGRESS="1", UV_PYTHON_DOWNLOADS="never", **settings
+        program,
+        NO_COLOR="1",
+        COLUMNS="9999",  # a reason is one line
+        UV_NO_PROGRESS="1",
+        UV_PYTHON_DOWNLOADS="never",
+        **settings,
     )
     result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
     if result.ok:

@@ -68,13 +68,8 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("poetry", [False, True])
-def test_a_command_of_the_project_runs_as_if_it_were_installed(
-    poetry: bool, here: Path, tmp_path: Path
-) -> None:
-    text = NAMED + SCRIPTS
-    text = text.replace("[project", "[tool.poetry") if poetry else text
-    Path("pyproject.toml").write_text(text)
+def test_a_command_of_the_project_runs_as_if_it_were_installed(here: Path, tmp_path: Path) -> None:
+    Path("pyproject.toml").write_text(NAMED + SCRIPTS)
     found = resolve_program("pkg-train", ("--lr", "0.1"))
     assert (found.program.kind, found.program.target) == (ProgramKind.COMMAND, "pkg-train")
     unpack(found, tmp_path)

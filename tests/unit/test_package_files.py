@@ -1,4 +1,4 @@
-"""Packages that files of conda and of Poetry name."""
+"""Packages that files of conda, other projects and workspaces name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.project import environment, uv
+from clusterctl.project import environment
 from clusterctl.project.program import resolve_program
 from tests import wheels
 from tests.unit.packaged import (
@@ -43,36 +43,40 @@ variables:
 """
 
 
-def test_an_environment_of_conda_as_far_as_an_index_has_it(project: Path) -> None:
-    Path("environment.yml").write_text(CONDA)
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "environment.yml")
+@pytest.mark.parametrize(
+    ("text", "lines", "warned"),
+    [
+        (CONDA, "trainer==1.0\n", True),
+        (
+            "dependencies:\n- python=3.11\n- pip:\n  - 'demo<2'  # ours\n\n  - helper",
+            "demo<2\nhelper\n",
+            False,
+        ),
+        ("dependencies: [pip, cowsay]\n", "", True),
+        ("dependencies:\n  - numpy\n", "", True),
+    ],
+)
+def test_of_an_environment_of_conda_what_pip_installs(
+    text: str, lines: str, warned: bool, project: Path
+) -> None:
+    """What conda alone has is named as missing."""
+    Path("environment.yml").write_text(text)
+    wanted = environment.find_package_files(resolve_program("train.py", ()), "")
     assert wanted is not None
-    assert wanted.texts == {
-        "environment.yml.txt": "demo==1.*\nhelper==1.5.*\ntorch>=2.1\ntrainer==1.0\nother>=2,<3\n"
-    }
-    assert wanted.left_out == ("its channels", "python=3.11", "cudatoolkit=12.1")
+    assert wanted.texts == {"environment.yml.txt": lines}
+    assert bool(wanted.warning) == warned
 
 
 def test_an_environment_of_conda_gets_the_files_that_it_includes(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     pip = "  - pip:\n    - -r requirements.in\n    - -e .\n"
-    Path("environment.yml").write_text(f"dependencies:\n  - python\n  - helper\n  - pip\n{pip}")
-    Path("requirements.in").write_text("demo==1.0\n")
+    Path("environment.yml").write_text(f"dependencies:\n  - python\n  - pip\n{pip}")
+    Path("requirements.in").write_text("demo==1.0\nhelper\n")
     one = here("worker-1", tmp_path)
     install("", one)
     code = "import demo, helper; print(demo.VERSION, helper.VERSION)"
     assert run(python_of(one), "-c", code) == "1.0 1.5\n"
-
-
-def test_indexes_that_poetry_names_are_asked(project: Path) -> None:
-    make_project(project, "mine", {}, "demo (>=1.0,<2)")
-    with Path("pyproject.toml").open("a") as file:
-        file.write('[[tool.poetry.source]]\nname = "t"\nurl = "https://h/simple"\n')
-    found = environment.find_package_files(resolve_program("train.py", ()), "")
-    assert found is not None
-    assert uv.list_lines(found.texts) == ["--extra-index-url https://h/simple"]
-    assert found.requirements == ("demo (>=1.0,<2)",)
 
 
 def test_projects_of_the_tree_bring_what_they_need_and_are_used_where_they_lie(
