@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clusterctl.actions import access as actions_access
 from clusterctl.actions.common import check_name, open_pool, write_known_hosts
-from clusterctl.batch import scheduler
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets, catalog, keys
 from clusterctl.core.model import (
     Cluster,
@@ -516,7 +516,7 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
 
 def suggest_size(cluster: Cluster) -> str:
     """Options of `run` that ask this batch system for two ranks."""
-    return scheduler.load_batch(cluster.system).example_size
+    return load_system(cluster.system).example_size
 
 
 def _survey_site(
@@ -531,7 +531,7 @@ def _survey_site(
         id=cluster.id,
         workdir=login.workdir,
         files={
-            "bin/survey": scheduler.load_batch(site.name).survey(),
+            "bin/survey": load_system(site.name).survey(),
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
         },
         questions={

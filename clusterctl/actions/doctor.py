@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clusterctl.actions import jobs
 from clusterctl.actions.common import open_pool
-from clusterctl.batch import system
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets, clock
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.clock import Deadline
@@ -177,7 +177,7 @@ def diagnose(
         findings += (causes.describe_hang(found, hang),)
     summary = causes.summarize(found, findings)
     if cluster and job.state is JobState.QUEUED:
-        summary = system.load_job_system(cluster).describe_wait(job)
+        summary = load_system(cluster.system).describe_wait(job)
     diagnosis = Diagnosis(
         job=job,
         findings=findings,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions.run import FindDeadNodes, open_follower
-from clusterctl.batch import system, verdict
+from clusterctl.batch import verdict
+from clusterctl.batch.system import load_system
 from clusterctl.core.job import Hang, Job, JobState
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.errors import (
@@ -322,7 +323,8 @@ def fetch_from(
     if wanted:
         brought = outputs.fetch(job, cluster, pool, wanted, folder, store.home, report)
     places = (output.place for output in brought.outputs)
-    records.note(store.home, job, system.load_job_system(cluster).locate(job), folder, places)
+    nodes = load_system(cluster.system).locate(job, cluster)
+    records.note(store.home, job, nodes, folder, places)
     failed += brought.failed
     if job.state.ended and not brought.kept and not missing and not failed:
         job = replace(job, fetched=True)

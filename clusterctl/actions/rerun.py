@@ -14,7 +14,7 @@ from pathlib import Path
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions.jobs import make_lost_cluster_error
 from clusterctl.actions.run import FindDeadNodes, OnJob, OnOutput, Prepared, plan_job, run
-from clusterctl.batch import system
+from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobSpec
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
@@ -70,8 +70,9 @@ def find_earlier_files(
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
         return _use_fetched(store, old, report)
     with open_pool(store, cluster) as pool:
-        first, *others = names = system.load_job_system(cluster).locate(old)
-        if cluster.id == target.id and system.load_job_system(target).locate(next_job)[0] == first:
+        locate = load_system(cluster.system).locate
+        first, *others = names = locate(old, cluster)
+        if cluster.id == target.id and locate(next_job, target)[0] == first:
             old = _require_ended(control.refresh(old, cluster, pool))
             there = control.find_staged(old, cluster, pool)
             copies = _find_copies(old, cluster, pool, names, there, report)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from clusterctl import process
 from clusterctl.actions.access import start_ssh
 from clusterctl.actions.common import connect_or_report, open_pool, require_ready
-from clusterctl.batch import system as batch_system
+from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
@@ -280,9 +280,9 @@ class Prepared:
     """What one of them has to bring."""
 
     @property
-    def preview(self) -> batch_system.Preview:
+    def preview(self) -> Preview:
         """What differs by who runs the job, for `--dry-run`."""
-        return batch_system.load_job_system(self.cluster).preview(self.job, self.plan)
+        return load_system(self.cluster.system).preview(self.job, self.cluster, self.plan)
 
 
 def resolve_run(
@@ -402,7 +402,7 @@ def prepare(
         spec = replace(spec, packages=wanted.digest)
     asked = resolved.asked
     if asked.launcher:
-        launchers = batch_system.load_job_system(cluster).scheduler.launchers
+        launchers = load_system(cluster.system).launchers
         usual = spec.launcher == "auto"
         asked = asked.limit_to(launchers[0] if usual else spec.launcher, launchers)
         spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
@@ -439,11 +439,11 @@ def prepare(
 def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:
     """The job's record before it is staged, and how its ranks are started."""
     plan_compilation(spec.program, spec.env)  # its flags may be wrong
-    system = batch_system.load_job_system(require_ready(cluster))
+    system = load_system(require_ready(cluster).system)
     spec = replace(spec, venv=_make_absolute(cluster, spec.venv))
     if spec.launcher == "auto":
-        spec = replace(spec, launcher=system.scheduler.launchers[0])
-    spec, placement = system.resolve(spec)
+        spec = replace(spec, launcher=system.launchers[0])
+    spec, placement = system.resolve(spec, cluster)
     job = Job(
         id=number,
         cluster=cluster.name,
@@ -609,13 +609,14 @@ def find_job(store: Store, number: int) -> Job | None:
 
 def emit(prepared: Prepared, kind: str = "sh") -> str:
     """The job as a script that needs no clusterctl. Secrets are left for the caller."""
-    cluster, scheduler = prepared.cluster, batch_system.load_job_system(prepared.cluster).scheduler
-    if kind != scheduler.emits:
+    cluster = prepared.cluster
+    system = load_system(cluster.system)
+    if kind != system.emits:
         raise UsageError(
             f"--emit {kind} does not fit cluster {cluster.name!r} ({cluster.spec.provider})",
-            hint=f"--emit {scheduler.emits}",
+            hint=f"--emit {system.emits}",
         )
-    return scheduler.emit(prepared.job, cluster, prepared.plan, beside=make_copy_command(prepared))
+    return system.emit(prepared.job, cluster, prepared.plan, beside=make_copy_command(prepared))
 
 
 def make_copy_command(prepared: Prepared) -> str:
@@ -654,7 +655,7 @@ class Terminal:
 def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
     """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
     nothing recorded."""
-    argv = batch_system.load_job_system(require_ready(cluster)).make_interactive_argv(spec, words)
+    argv = load_system(require_ready(cluster).system).interactive_argv(spec, cluster, words)
     if cluster.launcher.here:
         return Terminal(argv, Path.cwd())
     argv = (*start_ssh(cluster, cluster.launcher, "-t"), shlex.join(argv))

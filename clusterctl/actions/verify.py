@@ -17,7 +17,7 @@ import msgspec
 from clusterctl.actions import jobs, run
 from clusterctl.actions.common import open_pool, require_ready
 from clusterctl.actions.run import run_quietly
-from clusterctl.batch import scheduler
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets, clock
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import JobSpec, JobState
@@ -604,7 +604,7 @@ def require_measurable(store: Store, cluster: Cluster, report: Reporter, *, now:
         raise UsageError(
             f"cluster {cluster.name!r} has no nodes of its own to measure",
             hint="run reduce_all.py on it:"
-            f" clusterctl run {scheduler.load_batch(cluster.system).example_size} reduce_all.py",
+            f" clusterctl run {load_system(cluster.system).example_size} reduce_all.py",
         )
     running = [
         job.id

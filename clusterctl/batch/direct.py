@@ -1,4 +1,4 @@
-"""Our own supervisor: one sh process per job on the launcher, which notes facts for `job_state`."""
+"""Our own supervisor: one sh process per job on the launcher, which notes facts for `verdict`."""
 
 from __future__ import annotations
 
@@ -6,41 +6,26 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 from clusterctl import __version__
 from clusterctl.batch import verdict
+from clusterctl.batch.system import BatchSystem, Preview
 from clusterctl.core import assets
-from clusterctl.core.job import Job, LaunchPlan
+from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
 from clusterctl.errors import UsageError
+from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.compiling import plan_compilation
+from clusterctl.launch.hostfile import place
+from clusterctl.launch.torchrun import place_points
 from clusterctl.options.resume_args import SNAPSHOTS, list_predicates, name_predicate
-
-START_LIMIT = 180
-"""Seconds in which the first rank has to start. A launch that hangs on the wrong network would
-hang for ever; what mpirun said until then goes with the error."""
-
-HANG_POLL = 15.0
-"""Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
-
-HANG_SLACK = 10.0
-"""Seconds beyond its own limit after which such a look, or the pause before it, says of the machine
-that it was asleep or stood still, and nothing of the ranks."""
-
-END_POLL = 20
-"""Seconds between two looks whether mpirun still waits for ranks that have all ended."""
-
-ANSWER_LIMIT = 25
-"""Seconds beyond the grace of its programs that a node has to answer the supervisor: one whose disk
-hangs never does."""
+from clusterctl.project.program import check_program
 
 STACK_LIMIT = 8
 """Seconds in which the Python stack of a rank is read; its C stack may take twice as long."""
-
-STACKS_LIMIT = 4 * STACK_LIMIT
-"""Seconds that a node has for the stacks of its ranks, which are read at the same time."""
 
 LARGEST_NOTE = 100_000
 """Bytes that the note about a rank may have in the file `state`."""
@@ -51,19 +36,6 @@ rank. A file that is more than a quarter larger loses its middle: a tenth at its
 
 LEAST_OUTPUT = 16_000_000
 """Bytes that such a part has at least."""
-
-RESUME_LIMIT = 1800
-"""Seconds that a node has to send another one the snapshot that a job goes on from."""
-
-MIRROR_INTERVAL = 30
-"""Seconds between two looks for outputs that are to be copied to the launcher."""
-
-SYNC_INTERVAL = 10
-"""The same for a job with --sync."""
-
-MIRROR_LONGEST = 600
-"""Seconds between two copies at most, however long the last one seems to have taken: the machine
-may have been asleep meanwhile."""
 
 MIRROR_RESERVE = 1 << 20
 """KiB that copies of outputs leave free on a disk: on the launcher's, and on that of a node."""
@@ -76,106 +48,147 @@ CLEAN_LIMIT = 15
 without us, and the job is lost when it is done."""
 ASK_TIMEOUT = CLEAN_LIMIT + 10.0
 """Seconds that a node has to answer a question about a job."""
-STAGE_TIMEOUT = 600.0
-"""Seconds that a node has to take what is sent to it."""
+
+WATCHING: Mapping[str, int] = {
+    # Between two looks whether mpirun still waits for ranks that have all ended.
+    "end_poll": 20,
+    # Beyond its own limit after which a look for output, or the pause before it, says of the
+    # machine that it was asleep or stood still, and nothing of the ranks.
+    "hang_slack": 10,
+    # For a node to read the stacks of its ranks, which happens at the same time.
+    "stacks_limit": 4 * STACK_LIMIT,
+}
+"""Seconds, as the scripts of all batch systems name them."""
+
+HANG_POLL = 15.0
+"""Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
+
+SUPERVISING: Mapping[str, int] = {
+    **WATCHING,
+    # In which the first rank has to start. A launch that hangs on the wrong network would hang for
+    # ever; what mpirun said until then goes with the error.
+    "start_limit": 180,
+    # Beyond the grace of its programs, for a node to answer: one whose disk hangs never does.
+    "answer_limit": 25,
+    # For a node to send another one the snapshot that a job goes on from.
+    "resume_limit": 1800,
+    # Between two looks for outputs that are to be copied to the launcher (with --sync), and at
+    # most, however long the last copy seems to have taken: the machine may have been asleep.
+    "interval": 30,
+    "sync_interval": 10,
+    "longest": 600,
+}
+"""The same of our own supervisor."""
 
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""
 
 
-class Direct:
+class Direct(BatchSystem):
     """Needs nothing on the launcher but sh, flock and ssh."""
 
     launchers = ("mpirun", "torchrun")
     emits = "sh"
+    places_ranks = True
+    start_limit = 60.0
+    ask_limit = ASK_TIMEOUT
+    poll = 0.1
+    backoff = 1.0
+    logs = ("mpirun.err", "mpirun.out", "supervise.log")
+
+    def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
+        placement = (place_points if spec.is_sweep else place)(cluster, spec)
+        check_program(spec.program, cluster, tuple(item.node for item in placement))
+        return replace(spec, notice=0), placement
+
+    def plan(self, request: launch_launcher.Request) -> LaunchPlan:
+        name = "points" if request.spec.is_sweep else request.spec.launcher
+        return launch_launcher.load_launcher(name).plan(request)
+
+    def preview(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> Preview:
+        texts = {
+            "hostfile": plan.files.get("hostfile", ""),
+            f"on {cluster.launcher.name}": f"{render_command_line(plan.argv)}\n",
+            "torchrun, on each node": "".join(
+                f"{name}: {line}\n" for name, line in plan.agents.items()
+            ),
+        }
+        document = {
+            "argv": plan.argv,
+            "node_env": plan.node_env,
+            "agents": plan.agents,
+            "files": plan.files,
+            "notes": (*plan.notes, *plan.warnings),
+            "placement": {place.node: list(place.ranks) for place in job.placement},
+        }
+        return Preview(tuple((title, text) for title, text in texts.items() if text), document)
+
+    def locate(self, job: Job, cluster: Cluster) -> tuple[str, ...]:
+        return tuple(place.node for place in job.placement)
+
+    def expect_hostname(self, node: Node, cluster: Cluster) -> str:
+        return (cluster.launcher if cluster.one_host else node).facts.hostname
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
-        launcher = cluster.launcher
-        tag = f"{cluster.id}/{job.id};"
+        launcher, spec = cluster.launcher, job.spec
         where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
-        placed = [place.node for place in job.placement]
         shared = _list_common_values(job, cluster, where)
+        placed = [place.node for place in job.placement]
         mirror: dict[str, Any] = {
             "rank_nodes": [node for node in shared["nodes"] if node["name"] in placed],
-            "interval": SYNC_INTERVAL if job.spec.sync else MIRROR_INTERVAL,
-            "longest": MIRROR_LONGEST,
             "reserve": MIRROR_RESERVE,
         }
         # Nodes on one host can only be lost together.
-        mirrored = bool(job.spec.sync) or not cluster.one_host
-        alloc = "".join(
-            f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
-            for place in job.placement
-        )
+        mirrored = bool(spec.sync) or not cluster.one_host
         found = {
-            "alloc": alloc,
+            "alloc": "".join(
+                f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
+                for place in job.placement
+            ),
             "launch.sh": assets.render(
                 "job/launch.sh.j2",
                 id=job.id,
                 root=launcher.root,
                 folder=where[launcher.name],
                 container="" if launcher.job_port == launcher.ssh_port else launcher.name,
-                tag=tag,
+                tag=f"{cluster.id}/{job.id};",
                 system="direct",
                 command=render_command_line(plan.argv),
             ),
             "supervise.sh": assets.render(
                 "job/supervise.sh.j2",
-                start_limit=START_LIMIT,
-                now=job.spec.now,
-                timeout=f"{job.spec.timeout:g}" if job.spec.timeout else "",
-                retries=job.spec.retries,
+                now=spec.now,
+                timeout=f"{spec.timeout:g}" if spec.timeout else "",
+                retries=spec.retries,
                 **list_watch_values(job),
-                **list_resume_values(job),
-                resume_limit=RESUME_LIMIT,
-                holders=_list_holders(job, where),
+                # Those that may have snapshots, that of rank 0 first.
+                holders=[
+                    {"name": p.node, "folder": where[p.node], "first": p.first, "count": p.count}
+                    for p in job.placement
+                ],
                 rerun_of=job.rerun_of,
-                restores=mirrored and not job.spec.is_sweep,
-                kept=shlex.join(list_predicates(job.spec.keep_files)),
+                restores=mirrored and not spec.is_sweep,
+                kept=shlex.join(list_predicates(spec.keep_files)),
                 ranks=len(job.processes),
-                first=cluster.node(job.placement[0].node),
+                first=cluster.node(placed[0]),
                 mirrored=mirrored,
-                synced=bool(job.spec.sync),
+                synced=bool(spec.sync),
                 predicates=shlex.join(_list_predicates(job)),
                 **mirror,
                 **shared,
             ),
             "clean.sh": assets.render("job/clean.sh.j2", **shared),
         }
-        if job.spec.is_sweep:
-            found["points.sh"] = assets.render(
-                "job/points.sh.j2", slots=_list_slots(job, where), **shared
-            )
+        if spec.is_sweep:
+            slots = [
+                {"node": place.node, "folder": where[place.node], "slot": slot}
+                for place in job.placement
+                for slot in range(place.count)
+            ]
+            found["points.sh"] = assets.render("job/points.sh.j2", slots=slots, **shared)
         if cluster.spec.cloud.idle is not None:
             found["save.sh"] = assets.render("job/save.sh.j2", predicates="", **mirror, **shared)
         return found
-
-    def submit_argv(self, job: Job) -> tuple[str, ...]:
-        script = (
-            "setsid /bin/sh ./supervise.sh </dev/null >>supervise.log 2>&1 &"
-            " i=0; until [ -s state ] || [ $i -ge 100 ]; do sleep 0.01; i=$((i+1)); done; cat state"
-        )
-        return ("/bin/sh", "-c", script)
-
-    def status_argv(self, job: Job) -> tuple[str, ...]:
-        """A supervisor that is alive holds the lock; one that died has not written `ended`. Then
-        clean.sh ends what is left of the job, and says that it is lost. The lock is looked at
-        first: the supervisor may end, and say so, between the two."""
-        return ("/bin/sh", "-c", assets.render("job/status.sh.j2", limit=CLEAN_LIMIT))
-
-    def parse_status(self, job: Job, text: str) -> Job:
-        return verdict.judge(job, text)
-
-    def cancel_argv(self, job: Job) -> tuple[str, ...]:
-        """Leaves word for the supervisor, also for one that is about to start, and returns. Where
-        it is dead, clean.sh ends the job."""
-        script = (
-            "echo cancelled >stop; if ! flock -n alive true;"
-            ' then kill -TERM "$(cat supervisor.pid)" 2>/dev/null;'
-            " elif [ -s state ];"
-            " then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; :"
-        )
-        return ("/bin/sh", "-c", script)
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A POSIX sh script that starts mpirun as the job would."""
@@ -222,27 +235,51 @@ class Direct:
             command=" ".join(words),
         )
 
+    def submit_argv(self, job: Job) -> tuple[str, ...]:
+        script = (
+            "setsid /bin/sh ./supervise.sh </dev/null >>supervise.log 2>&1 &"
+            " i=0; until [ -s state ] || [ $i -ge 100 ]; do sleep 0.01; i=$((i+1)); done; cat state"
+        )
+        return ("/bin/sh", "-c", script)
 
-def _list_slots(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
-    """Each slot that the job takes: its node, the job's folder there, its number on the node."""
-    return [
-        {"node": place.node, "folder": where[place.node], "slot": slot}
-        for place in job.placement
-        for slot in range(place.count)
-    ]
+    def status_argv(self, job: Job) -> tuple[str, ...]:
+        """In the job's folder. A supervisor that is alive holds the lock; one that died has not
+        written `ended`. Then clean.sh ends what is left of the job, and says that it is lost. The
+        lock is looked at first: the supervisor may end, and say so, between the two."""
+        return ("/bin/sh", "-c", assets.render("job/status.sh.j2", limit=CLEAN_LIMIT))
 
+    def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
+        root = cluster.launcher.root
+        found = {}
+        for job in jobs:
+            # There may be no folder, where its client died or the launcher was made anew.
+            absent = assets.render("job/absent.sh.j2", root=root, id=job.id)
+            folder = f"{shlex.quote(root)}/jobs/{job.id}"
+            found[
+                f"cd {folder} 2>/dev/null || {{\n{absent}\nexit; }};"
+                f" {shlex.join(self.status_argv(job))}"
+            ] = (job,)
+        return found
 
-def _list_holders(job: Job, where: Mapping[str, str]) -> list[dict[str, object]]:
-    """The nodes that may have snapshots, that of rank 0 first, with the ranks that run there."""
-    return [
-        {
-            "name": place.node,
-            "folder": where[place.node],
-            "first": place.first,
-            "count": place.count,
-        }
-        for place in job.placement
-    ]
+    def parse_status(self, job: Job, text: str) -> Job:
+        return verdict.judge(job, text)
+
+    def describe_wait(self, job: Job) -> str:
+        return f"job {job.id} is waiting: other jobs use the slots (--now skips the queue)"
+
+    def limit_end(self, spec: JobSpec) -> float:
+        return spec.save_time + 4.0
+
+    def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        """Leaves word for the supervisor, also for one that is about to start, and returns. Where
+        it is dead, clean.sh ends the job."""
+        script = (
+            "echo cancelled >stop; if ! flock -n alive true;"
+            ' then kill -TERM "$(cat supervisor.pid)" 2>/dev/null;'
+            " elif [ -s state ];"
+            " then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; :"
+        )
+        return ("/bin/sh", "-c", script)
 
 
 def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) -> dict[str, Any]:
@@ -250,14 +287,13 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
     launcher = cluster.launcher
     placed = (place.node for place in job.placement)
     involved = [cluster.node(name) for name in dict.fromkeys((launcher.name, *placed))]
-    return {
+    values = {
+        **SUPERVISING,
         "id": job.id,
         "folder": where[launcher.name],
         "root": launcher.root,
         "launcher": launcher.name,
         "grace": math.ceil(job.spec.save_time),
-        "answer_limit": ANSWER_LIMIT,
-        "stacks_limit": STACKS_LIMIT,
         "nodes": [
             {
                 "name": node.name,
@@ -269,6 +305,7 @@ def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) ->
             for node in involved
         ],
     }
+    return {**values, "interval": values["sync_interval"]} if job.spec.sync else values
 
 
 def _list_aliases(node: Node, nodes: Sequence[Node]) -> list[str]:
@@ -282,21 +319,12 @@ def _list_names(node: Node) -> set[str]:
 
 
 def list_watch_values(job: Job) -> dict[str, object]:
-    """What templates/job/watch.sh.j2 needs."""
-    limit = job.spec.hang_timeout
+    """What the scripts of all batch systems need that watch and start ranks. `snapshots`: what
+    `find` is to take for one, with --resume-args; "": nothing is to be looked for."""
+    spec, limit = job.spec, job.spec.hang_timeout
     return {
-        "end_poll": END_POLL,
         "hang_timeout": f"{limit:g}" if limit else "",
         "hang_poll": f"{min(HANG_POLL, limit / 4):g}",
-        "hang_slack": f"{HANG_SLACK:g}",
-    }
-
-
-def list_resume_values(job: Job) -> dict[str, object]:
-    """What the scripts that start ranks need for --resume-args. `snapshots`: what `find` is to
-    take for one; "": nothing is to be looked for."""
-    spec = job.spec
-    return {
         "snapshots": shlex.join(list_predicates(spec.keep_files)) if spec.resume_args else "",
         "resumes": job.resumes,
     }

@@ -2,7 +2,8 @@
 
 The script writes the same `state` file as our own supervisor does; the queue is asked for what the
 file cannot say: that a job still waits, and how it ended when nobody was left to write that down.
-`survey` (on the login node, templates/batch/survey.sh.j2) prints both.
+`survey` (on the login node, templates/batch/survey.sh.j2) prints both. All that we reach is the
+login node, whose disk the nodes of a job share.
 """
 
 from __future__ import annotations
@@ -11,59 +12,32 @@ import math
 import os
 import re
 import shlex
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from clusterctl import __version__
 from clusterctl.batch import direct, verdict
+from clusterctl.batch.system import BatchSystem, Preview
 from clusterctl.core import assets
 from clusterctl.core.catalog import FAST
-from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, Reason
+from clusterctl.core.job import (
+    UNPLACED,
+    Job,
+    JobSpec,
+    JobState,
+    LaunchPlan,
+    Placement,
+    Reason,
+    parse_concurrency,
+)
 from clusterctl.core.model import Cluster
-from clusterctl.core.text import fold_runs
 from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
+from clusterctl.launch import launcher, torchrun
 from clusterctl.launch.compiling import plan_compilation
-
-# -------------------------------------------------------------------------------------------------
-# Sweeps as arrays of a batch system: one task per point. Pure.
-#
-# Each task leaves two notes of its own, for a shared disk takes no lines from several nodes: where
-# it began, and how it ended. The survey reads them; the queue says when there will be no more.
-
-
-SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
-"""What a batch system may say of a job, or of a task, whose own notes say more."""
-
-
-def render_ranges(numbers: Sequence[int]) -> str:
-    """`0-4,7`: as sbatch takes them."""
-    runs = fold_runs(numbers)
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-
-def describe_end(job: Job, facts: str, rest: str, gone: Mapping[str, JobState]) -> Job:
-    """The job after its last task has left the queue. `rest` is what the survey says about that:
-    `STATE|CODE|REASON|WHEN`."""
-    said, _, more = rest.partition("|")
-    word, when = said.partition(" ")[0], more.rpartition("|")[2]
-    time = when if when.isdecimal() else "0"
-    code = 1 if job.unfinished_points else 0
-    began = sum(line.startswith("point ") for line in facts.splitlines())
-    ends = f"launcher {time} {code}\nstarted {time} {began}\nended {time}\n"
-    ended = verdict.judge(job, f"{facts}\n{ends}")
-    if ended.state is not JobState.FAILED:
-        return ended
-    if gone.get(word) is JobState.CANCELLED:
-        return replace(ended, state=JobState.CANCELLED, failure=None, reason="")
-    if word in SAYS_LITTLE:
-        return ended
-    return replace(ended, reason=f"{ended.reason} (the batch system says {said})")
-
-
-# -------------------------------------------------------------------------------------------------
+from clusterctl.options import jobs as options_jobs
 
 QUEUE_AGE = 5
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
@@ -90,11 +64,13 @@ def check_value(name: str, text: str) -> str:
     return text
 
 
-def make_job_name(job: Job) -> str:
-    """The program's name and the job's number, in letters that every queue takes."""
-    stem = job.spec.program.target.rpartition("/")[2].partition(".")[0]
+def make_job_name(spec: JobSpec, number: int) -> str:
+    """As asked for; else the program's name and the job's number, in letters that every queue
+    takes."""
+    stem = spec.program.target.rpartition("/")[2].partition(".")[0]
     plain = re.sub(r"[^A-Za-z0-9_-]", "", stem).strip("-") or "job"
-    return f"{plain[:20]}-{job.id}"
+    name = spec.native.get("job-name", f"{plain[:20]}-{number}")
+    return check_value("--job-name", name)
 
 
 def choose_lead(spec: JobSpec) -> int:
@@ -102,21 +78,28 @@ def choose_lead(spec: JobSpec) -> int:
     return max(LEAD, math.ceil(spec.grace))
 
 
-class Batch(ABC):
-    """What all batch systems do alike. Commands run in the job's folder on the login node."""
+class QueueSystem(BatchSystem):
+    """What all batch systems with a queue do alike. Commands run on the login node."""
+
+    places_ranks = False
+    start_limit = 60.0 + HAND_IN
+    slow_start = (
+        f"the queue has not answered yet; waiting up to {HAND_IN} s (press Ctrl-C twice to give up)"
+    )
+    ask_limit = 45.0  # as long as a silent queue may take to be given up, twice, and then some
+    poll = 0.5
+    backoff = 1.5
+    logs = ("launch.err", "launch.out", "batch.out")
 
     system: ClassVar[str]
     prefix: ClassVar[str]
     """What a directive begins with, in the head of a script."""
-    submit: ClassVar[str]
-    """The command that takes a script, and `receipt`, its options that make it print the number."""
     receipt: ClassVar[str]
+    """Options of the command that takes a script (`emits`): with them it prints the number."""
     end: ClassVar[str]
     """The command that takes the number of a job to end."""
     down: ClassVar[str]
     """What it says, as a pattern of grep -E, when it could not even ask the queue."""
-    example_size: ClassVar[str]
-    """Options of `run` for a job of two ranks, as an example."""
     unconfigured: ClassVar[str] = ""
     """What it says, as a pattern, where it does not know whom to ask."""
     gone: ClassVar[Mapping[str, JobState]]
@@ -130,26 +113,30 @@ class Batch(ABC):
     """The exit code with which a script asks to be run again."""
     ours: ClassVar[tuple[str, ...]]
     """Beginnings of the directives that serve our job folder: no use in an emitted script."""
-    launchers: ClassVar[tuple[str, ...]]
     native_env: ClassVar[Sequence[tuple[str, str, str]]] = ()
     """Variables for its own launcher: name, value unless the site sets one, and why."""
     without_mpi: ClassVar[str] = ""
     """The option of `run` with which its own launcher starts programs that call no MPI."""
 
-    @property
-    def emits(self) -> str:
-        """A script for the command that takes one."""
-        return self.submit
+    @abstractmethod
+    def check(self, spec: JobSpec) -> None:
+        """Raises UsageError for a value of an option that it cannot take."""
 
     @abstractmethod
-    def directives(self, job: Job) -> list[str]:
-        """Lines of the head, without `prefix`. Paths are relative to the job's folder."""
+    def resolve_size(self, spec: JobSpec) -> JobSpec:
+        """The spec with the numbers of nodes and ranks that it left open. Raises UsageError where
+        they contradict each other."""
+
+    @abstractmethod
+    def directives(self, spec: JobSpec, number: int) -> list[str]:
+        """Lines of the head of a job's script, without `prefix`. Paths are relative to the job's
+        folder."""
 
     @abstractmethod
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         """From the queue's words for a state and its reason: the state, and why the job waits."""
 
-    def warn_after(self, job: Job) -> float:
+    def warn_after(self, spec: JobSpec) -> float:
         """Seconds until the script warns itself of its time limit, where the system does not; 0:
         never."""
         return 0.0
@@ -158,80 +145,108 @@ class Batch(ABC):
         """Seconds before its end at which the job asks to be warned, where it does."""
         return 0
 
-    def give_time(self, spec: JobSpec) -> JobSpec:
-        """The job with the seconds that its ranks have to save: as it says, or all of the warning
-        that it asks for. Of one of our own choice the script needs a part."""
-        announced = 0 if self.name_passed(spec, "USR1") else self.read_notice(spec)
-        spec = replace(spec, grace=spec.grace or float(announced))
-        notice = math.ceil(spec.grace) or LEAD - ANSWER_MARGIN
-        return replace(spec, notice=notice)
-
     def name_passed(self, spec: JobSpec, signal: str) -> str:
         """The signal that ranks get with --pass-signal when the script gets that one; "": the
         script gives them SIGTERM."""
         return signal if spec.pass_signal and signal != "TERM" else ""
 
-    def reasons(self, spec: JobSpec) -> tuple[Reason, ...]:
-        if spec.launcher == "mpirun":
-            return ()
-        return tuple(Reason(item=f"{name}={text}", why=why) for name, text, why in self.native_env)
+    def pass_on(self, secrets: Sequence[str]) -> list[str]:
+        """Directives that hand these variables on from whoever hands the script in."""
+        return []
+
+    # ---------------------------------------------------------------------------- before the start
+
+    def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
+        if spec.hosts:
+            limit = options_jobs.find_limit("run", "--nodelist", (cluster.system,))
+            hint = f"`run --nodelist {','.join(spec.hosts)}`" if limit is None else "leave it out"
+            raise UsageError(
+                f"hosts cannot be chosen here ({', '.join(spec.hosts)}): the queue chooses them",
+                hint=hint,
+            )
+        self.check(spec)
+        spec = self._give_time(spec)
+        if spec.is_sweep:
+            _check_points(spec)
+            count = parse_concurrency(spec.array) or len(spec.points)
+        else:
+            spec = self.resolve_size(spec)
+            count = spec.ranks or spec.nodes * spec.ranks_per_node
+        return spec, (Placement(node=UNPLACED, first=0, count=count),)
+
+    def _give_time(self, spec: JobSpec) -> JobSpec:
+        """The job with the seconds that its ranks have to save: as it says, or all of the warning
+        that it asks for. Of one of our own choice the script needs a part."""
+        announced = 0 if self.name_passed(spec, "USR1") else self.read_notice(spec)
+        grace = spec.grace or float(announced)
+        return replace(spec, grace=grace, notice=math.ceil(grace) or LEAD - ANSWER_MARGIN)
+
+    def plan(self, request: launcher.Request) -> LaunchPlan:
+        plan = launcher.load_launcher("batch").plan(request)
+        if request.spec.launcher == "mpirun":
+            return plan
+        reasons = (Reason(item=f"{name}={text}", why=why) for name, text, why in self.native_env)
+        return replace(plan, reasons=(*plan.reasons, *reasons))
+
+    def preview(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> Preview:
+        files = self.script(job, cluster, plan)
+        return Preview(tuple(files.items()), {"files": files, "ranks": job.ranks})
+
+    def locate(self, job: Job, cluster: Cluster) -> tuple[str, ...]:
+        return (cluster.launcher.name,)
+
+    # --------------------------------------------------------------------------------- the scripts
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
-        if job.spec.is_sweep:
-            return {"job.sh": self._render_array(job, cluster, plan)}
-        root = cluster.launcher.root
+        root, spec = cluster.launcher.root, job.spec
+        common = {
+            "directives": self._render_head(self.directives(spec, job.id)),
+            "notice": spec.notice,
+            "id": job.id,
+            "tag": f"{cluster.id}/{job.id};",
+            "folder": f"{root}/jobs/{job.id}",
+            **self._start(job, plan, "work"),
+        }
+        if spec.is_sweep:
+            text = assets.render(
+                "batch/points.sh.j2",
+                signals=self.signals,
+                point=self.point,
+                points=len(job.processes),
+                **common,
+            )
+            return {"job.sh": text}
         timers = []
-        if job.spec.timeout:
-            timers.append((f"{job.spec.timeout:g}", "echo timeout >stop"))
-        if warn_after := self.warn_after(job):
+        if spec.timeout:
+            timers.append((f"{spec.timeout:g}", "echo timeout >stop"))
+        if warn_after := self.warn_after(spec):
             timers.append((f"{warn_after:g}", "kill -USR1 $$"))
         text = assets.render(
             "batch/job.sh.j2",
-            directives=[f"{self.prefix} {line}" for line in self.directives(job)],
-            traps=[(*row, self.name_passed(job.spec, row[0])) for row in self.signals],
-            notice=job.spec.notice,
-            requeue="requeue" in job.spec.native,
+            traps=[(*row, self.name_passed(spec, row[0])) for row in self.signals],
+            requeue="requeue" in spec.native,
             requeue_code=self.requeue_code,
-            id=job.id,
-            tag=f"{cluster.id}/{job.id};",
-            folder=f"{root}/jobs/{job.id}",
             root=root,
-            grace=math.ceil(job.spec.save_time),
+            grace=math.ceil(spec.save_time),
             answer_limit=ANSWER_MARGIN,
-            stacks_limit=direct.STACKS_LIMIT,
             timers=timers,
-            retries=job.spec.retries,
+            retries=spec.retries,
+            **direct.WATCHING,
             **direct.list_watch_values(job),
-            **direct.list_resume_values(job),
-            **self._start(job, plan, "work"),
+            **common,
         )
         agent = assets.render(f"{self.system}/agent.sh.j2", folder=f"{root}/jobs/{job.id}")
         return {"job.sh": text, "clusterctl-agent": agent}
 
-    def _render_array(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> str:
-        return assets.render(
-            "batch/points.sh.j2",
-            directives=[f"{self.prefix} {line}" for line in self.directives(job)],
-            signals=self.signals,
-            notice=job.spec.notice,
-            id=job.id,
-            tag=f"{cluster.id}/{job.id};",
-            folder=f"{cluster.launcher.root}/jobs/{job.id}",
-            point=self.point,
-            points=len(job.processes),
-            **self._start(job, plan, "work"),
-        )
-
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
         what, secrets = job.spec.program, job.spec.secret_names
-        lines = [line for line in self.directives(job) if not line.startswith(self.ours)]
+        lines = self.directives(job.spec, job.id)
+        lines = [line for line in lines if not line.startswith(self.ours)]
         return assets.render(
             "batch/emit.sh.j2",
-            directives=[
-                f"{self.prefix} {line}" for line in (*lines, *self.pass_on(job.spec.secret_names))
-            ],
-            submit=self.submit,
+            directives=self._render_head([*lines, *self.pass_on(secrets)]),
+            submit=self.emits,
             beside=beside,
             title=" ".join((what.target, *what.args)),
             version=__version__,
@@ -244,9 +259,8 @@ class Batch(ABC):
             **self._start(job, plan, ".."),
         )
 
-    def pass_on(self, secrets: Sequence[str]) -> list[str]:
-        """Directives that hand these variables on from whoever hands the script in."""
-        return []
+    def _render_head(self, lines: Sequence[str]) -> list[str]:
+        return [f"{self.prefix} {line}" for line in lines]
 
     def _start(self, job: Job, plan: LaunchPlan, tree: str) -> dict[str, object]:
         """What batch/start.sh.j2 needs; `tree` is where the script sees the program's files."""
@@ -277,81 +291,144 @@ class Batch(ABC):
         return assets.render(
             "batch/survey.sh.j2",
             system=self.system,
-            submit=self.submit,
+            submit=self.emits,
             age=QUEUE_AGE,
             limit=ANSWER_LIMIT,
             patience=HAND_IN,
         )
 
-    def survey_argv(self, jobs: Sequence[Job]) -> tuple[str, ...]:
-        return ("/bin/sh", "bin/survey", *(str(job.id) for job in jobs))
+    # ------------------------------------------------------------------------------- its commands
 
     def submit_argv(self, job: Job) -> tuple[str, ...]:
         script = assets.render(
             "batch/submit.sh.j2",
-            submit=self.submit,
+            submit=self.emits,
             receipt=self.receipt,
             without=[name for name, option in SBATCH.items() if option in job.spec.native],
             end=self.end,
             down=self.down,
-            name=job.spec.native.get("job-name", make_job_name(job)),
+            name=make_job_name(job.spec, job.id),
             patience=HAND_IN,
-            status=shlex.join(self.status_argv(job)),
+            status=f"/bin/sh ../../bin/survey {job.id}",
         )
         return ("/bin/sh", "-c", script)
 
-    def status_argv(self, job: Job) -> tuple[str, ...]:
-        return ("/bin/sh", "../../bin/survey", str(job.id))
+    def advise(self, refusal: str, cluster: Cluster) -> str:
+        status = f"`clusterctl status {cluster.name} --live` shows"
+        silences = ("^no answer from the queue", self.down, self.unconfigured)
+        if re.search("|".join(filter(None, silences)), refusal):
+            return f"the queue does not answer; {status} when it does again"
+        return f"check the options of the job; {status} partitions and queues"
+
+    def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
+        """One question for all of them."""
+        # Not in a job's folder: there may be none, where its client died.
+        numbers = " ".join(str(job.id) for job in jobs)
+        root = shlex.quote(cluster.launcher.root)
+        return {f"cd {root} && /bin/sh bin/survey {numbers}": jobs} if jobs else {}
+
+    def describe_silence(self, answer: str) -> str:
+        match = re.match(r"@@silent (\d*)\|(.*)", answer)
+        if match is None:
+            return ""
+        said = match[2].strip()
+        why = f" ({said})" if said else ""
+        age = f"using its answer from {match[1]} s ago" if match[1] else "it has never answered"
+        return f"the queue does not answer{why}: {age}"
 
     def parse_status(self, job: Job, text: str) -> Job:
-        """The job after a survey. An answer that means nothing changes nothing."""
-        native, lines = split_sections(text).get(job.id, ("", []))
+        """The job after a survey."""
+        native, lines = _split_sections(text).get(job.id, ("", []))
         if job.state.ended:
             return job
-        if native:
-            job = replace(job, native_id=native)
         facts = "\n".join(lines)
-        job = verdict.judge(job, facts)
+        job = verdict.judge(replace(job, native_id=native or job.native_id), facts)
         read = verdict.read_state(facts)
         for line in lines:
             word, _, rest = line.partition(" ")
             if word == "queue":
-                word, _, reason = rest.partition("|")
-                job = _mark_waiting(job, *self.read_queue_state(word, reason))
+                state, _, reason = rest.partition("|")
+                job = _mark_waiting(job, *self.read_queue_state(state, reason))
             elif word == "unsubmitted" and rest.isdecimal():
                 job = verdict.mark_unsubmitted(job, read, float(rest))
-            elif word == "gone" and job.spec.is_sweep:
-                job = describe_end(job, facts, rest, self.gone)
             elif word == "gone":
-                job = _end_lost(job, rest, self.gone, read.last.stop == "stopped")
+                job = self._end_gone(job, facts, rest, stopped=read.last.stop == "stopped")
         return job
+
+    def _end_gone(self, job: Job, facts: str, rest: str, *, stopped: bool) -> Job:
+        """The job after it has left the queue without a note how it ended, of which the queue says
+        `STATE|CODE|REASON|WHEN`. `stopped`: its script was told to end, as is done to a job that
+        somebody takes from the queue."""
+        if job.state.ended:
+            return job
+        said, _, reason, when = [*rest.split("|"), "", "", ""][:4]
+        word = said.partition(" ")[0]
+        state = self.gone.get(word, JobState.LOST)
+        if job.spec.is_sweep:
+            return _end_sweep(job, facts, said, when, cancelled=state is JobState.CANCELLED)
+        if _TIME_IS_UP in reason:
+            state = JobState.TIMEOUT
+        elif stopped and word in SAYS_LITTLE:
+            state = JobState.CANCELLED
+        why = f"{said}: {reason}" if reason not in ("", "None") else said
+        reasons = {
+            JobState.LOST: "it left the queue without a final state",
+            JobState.FAILED: f"the batch system ended it ({why})",
+        }
+        finished = float(when) if when.isdecimal() else None
+        return replace(job, state=state, finished=finished, reason=reasons.get(state, ""))
+
+    def describe_wait(self, job: Job) -> str:
+        why = f": {job.reason}" if job.reason else ""
+        return f"job {job.id} ({job.scheduler} {job.native_id}) is in the queue{why}"
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the script, which ends its ranks with grace and counts what is left of
         them; a job whose script does not run is taken from the queue at once."""
-        if job.spec.is_sweep:  # each task gives its program time; those that wait never begin
-            return ("/bin/sh", "-c", f"echo cancelled >stop; {self._end()}")
-        waits = "'' | queued* | stop*stopped | stopped* | ended*"
-        script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {self._end()} ;; esac"
+        script = self._end()
+        if not job.spec.is_sweep:  # its tasks give their programs time; those that wait never begin
+            waits = "'' | queued* | stop*stopped | stopped* | ended*"
+            script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {script} ;; esac"
         return ("/bin/sh", "-c", f"echo cancelled >stop; {script}")
 
-    def is_silence(self, complaint: str) -> bool:
-        patterns = ("^no answer from the queue", self.down, self.unconfigured)
-        return re.search("|".join(filter(None, patterns)), complaint) is not None
+    def limit_end(self, spec: JobSpec) -> float:
+        return 2 * spec.save_time + 20.0  # its script has to see our word first, and asks all nodes
 
     def end_argv(self, job: Job) -> tuple[str, ...]:
         return ("/bin/sh", "-c", self._end())
 
     def _end(self) -> str:
-        """What the queue said before is void."""
+        """Takes the job from the queue. What that said before is void."""
         return (
-            f"{write_unset(self.submit)}; rm -f ../../queue;"
+            f"{write_unset(self.emits)}; rm -f ../../queue;"
             " n=$(cat native 2>/dev/null); n=${n%%;*};"
             f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
         )
 
 
-def split_sections(text: str) -> dict[int, tuple[str, list[str]]]:
+SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
+"""What a batch system may say of a job, or of a task, whose own notes say more."""
+_TIME_IS_UP = "enforced h_rt"
+"""Grid Engine's reason for ending a job at its limit."""
+
+
+def _check_points(spec: JobSpec) -> None:
+    """Raises UsageError for options that mean nothing to an array, whose tasks the queue starts."""
+    torchrun.check_options(spec)
+    for name, value in (
+        ("--nodes", spec.nodes),
+        ("--timeout", spec.timeout),
+        ("--pass-signal", spec.pass_signal),
+    ):
+        if value:
+            raise UsageError(
+                f"{name} cannot be combined with --sweep or --array on a batch system:"
+                " each point is a task of its array",
+                hint="--time limits each point" if name == "--timeout" else "leave it out",
+            )
+
+
+def _split_sections(text: str) -> dict[int, tuple[str, list[str]]]:
     """A survey's answers by job: the batch system's number, and the lines."""
     found: dict[int, tuple[str, list[str]]] = {}
     lines: list[str] = []
@@ -365,17 +442,6 @@ def split_sections(text: str) -> dict[int, tuple[str, list[str]]]:
     return found
 
 
-def describe_silence(text: str) -> str:
-    """What a survey says of a queue that does not answer, for people; "" of one that does."""
-    match = re.match(r"@@silent (\d*)\|(.*)", text)
-    if match is None:
-        return ""
-    said = match[2].strip()
-    why = f" ({said})" if said else ""
-    age = f"using its answer from {match[1]} s ago" if match[1] else "it has never answered"
-    return f"the queue does not answer{why}: {age}"
-
-
 def _mark_waiting(job: Job, state: JobState, reason: str) -> Job:
     """The job after the queue's word for it. It runs when its script says so: before that there
     may be a prolog, or a node that has yet to wake up."""
@@ -386,31 +452,18 @@ def _mark_waiting(job: Job, state: JobState, reason: str) -> Job:
     return replace(job, state=state, reason="" if reason == "None" else reason)
 
 
-_TIME_IS_UP = "enforced h_rt"
-"""Grid Engine's reason for ending a job at its limit."""
-
-
-def _end_lost(job: Job, rest: str, gone: Mapping[str, JobState], stopped: bool) -> Job:
-    """The job has left the queue and has not written down how it ended. With `stopped` its script
-    was told to end, as is done to a job that somebody takes from the queue."""
-    if job.state.ended:
-        return job
-    state, _, more = rest.partition("|")
-    word = state.partition(" ")[0]
-    ended = gone.get(word, JobState.LOST)
-    _, reason, when = [*more.split("|"), "", ""][:3]
-    if _TIME_IS_UP in reason:
-        ended = JobState.TIMEOUT
-    elif stopped and word in SAYS_LITTLE:
-        ended = JobState.CANCELLED
-    why = f"{state}: {reason}" if reason not in ("", "None") else state
-    reasons = {
-        JobState.LOST: "it left the queue without a final state",
-        JobState.FAILED: f"the batch system ended it ({why})",
-    }
-    return replace(
-        job,
-        state=ended,
-        finished=float(when) if when.isdecimal() else None,
-        reason=reasons.get(ended, ""),
-    )
+def _end_sweep(job: Job, facts: str, said: str, when: str, *, cancelled: bool) -> Job:
+    """The job after the last task of its array has left the queue. Each task leaves two notes of
+    its own, where it began and how it ended: a shared disk takes no lines from several nodes."""
+    time = when if when.isdecimal() else "0"
+    code = 1 if job.unfinished_points else 0
+    began = sum(line.startswith("point ") for line in facts.splitlines())
+    ends = f"launcher {time} {code}\nstarted {time} {began}\nended {time}\n"
+    ended = verdict.judge(job, f"{facts}\n{ends}")
+    if ended.state is not JobState.FAILED:
+        return ended
+    if cancelled:
+        return replace(ended, state=JobState.CANCELLED, failure=None, reason="")
+    if said.partition(" ")[0] in SAYS_LITTLE:
+        return ended
+    return replace(ended, reason=f"{ended.reason} (the batch system says {said})")

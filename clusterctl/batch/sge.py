@@ -3,29 +3,60 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from clusterctl.batch import queue
-from clusterctl.core.job import Job, JobSpec, JobState, parse_concurrency
+from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
+from clusterctl.core.job import JobSpec, JobState, parse_concurrency
+from clusterctl.core.model import Cluster
 from clusterctl.core.text import count
 from clusterctl.errors import UsageError
 
-OPTIONS = {
-    "pe": "-pe",
-    "l": "-l",
-    "queue": "-q",
-    "project": "-P",
-    "account": "-A",
-    "mail-user": "-M",
-    "mail-type": "-m",
-    "time": "-l h_rt=",
-    "job-name": "-N",
-    "requeue": "-r y",
-}
-"""What `run` passes on, and Grid Engine's word for it."""
-
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
+
+
+def parse_seconds(text: str) -> int:
+    """`12:00:00`. Slurm would read a bare number as minutes, Grid Engine as seconds."""
+    match = re.fullmatch(r"(\d+):(\d\d?):(\d\d?)", text)
+    if match is None:
+        raise UsageError(f"--time {text!r} is not HOURS:MINUTES:SECONDS", hint="--time 12:00:00")
+    hours, minutes, rest = map(int, match.groups())
+    return hours * 3600 + minutes * 60 + rest
+
+
+def translate_mail_type(text: str) -> str:
+    """Letters for -m, from Slurm's words (`BEGIN,END`) or as they are."""
+    words = text.upper().split(",")
+    if all(word in MAIL for word in words):
+        letters = "".join(MAIL[word] for word in words)
+        return "".join(dict.fromkeys(letters))
+    if re.fullmatch("[beasn]+", text):
+        return text
+    raise UsageError(
+        f"--mail-type {text!r} is unknown", hint=f"some of: {', '.join(MAIL)}, or letters of -m"
+    )
+
+
+def _check_resources(text: str) -> str:
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        if not (name and value):
+            raise UsageError(f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive=TRUE")
+    return check_value("-l", text)
+
+
+OPTIONS: Sequence[tuple[str, str, Callable[[str], str]]] = (
+    ("pe", "-pe ", lambda text: " ".join(check_value("-pe", word) for word in text.split())),
+    ("l", "-l ", _check_resources),
+    ("time", "-l h_rt=", lambda text: str(parse_seconds(text))),
+    ("mail-type", "-m ", translate_mail_type),
+    ("queue", "-q ", partial(check_value, "--queue")),
+    ("project", "-P ", partial(check_value, "--project")),
+    ("account", "-A ", partial(check_value, "--account")),
+    ("mail-user", "-M ", partial(check_value, "--mail-user")),
+)
+"""What `run` passes on, Grid Engine's word for it, and what checks and renders its value."""
 
 GONE: dict[str, JobState] = {
     "CANCELLED": JobState.CANCELLED,
@@ -36,10 +67,10 @@ REQUEUE_CODE = 99
 """A job that exits with it is put back into the queue (`man sge_conf`, FORBID_RESCHEDULE)."""
 
 
-class Sge(queue.Batch):
+class Sge(QueueSystem):
     system = "sge"
     prefix = "#$"
-    submit, receipt = "qsub", "-terse"
+    emits, receipt = "qsub", "-terse"
     end = "qdel"
     example_size = "-pe NAME 2"
     down = "Connection refused|got (select|send) error"
@@ -54,19 +85,7 @@ class Sge(queue.Batch):
     launchers = ("auto", "mpirun")
 
     def check(self, spec: JobSpec) -> None:
-        if "time" in spec.native:
-            parse_seconds(spec.native["time"])
-        if "mail-type" in spec.native:
-            translate_mail_type(spec.native["mail-type"])
-        for item in spec.native["l"].split(",") if "l" in spec.native else ():
-            name, _, text = item.partition("=")
-            if not (name and text):
-                raise UsageError(
-                    f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive=TRUE"
-                )
-        for name in ("l", "queue", "project", "account", "mail-user", "job-name"):
-            if name in spec.native:
-                queue.check_value(OPTIONS[name], spec.native[name])
+        self.directives(spec, 0)
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         """Grid Engine counts slots, one rank each. UsageError for more ranks than slots."""
@@ -79,11 +98,10 @@ class Sge(queue.Batch):
             )
         return replace(spec, ranks=spec.ranks or slots)
 
-    def directives(self, job: Job) -> list[str]:
-        native = job.spec.native
-        name = native.get("job-name", queue.make_job_name(job))
+    def directives(self, spec: JobSpec, number: int) -> list[str]:
+        native, name = spec.native, make_job_name(spec, number)
         lines = [
-            f"-N {queue.check_value('--job-name', name if name[:1].isalpha() else f'j{name}')}",
+            f"-N {name if name[:1].isalpha() else f'j{name}'}",
             "-S /bin/sh",
             "-cwd",
             "-j y",
@@ -91,25 +109,13 @@ class Sge(queue.Batch):
             "-notify",
             f"-r {'y' if 'requeue' in native else 'n'}",
         ]
-        if job.spec.is_sweep:
-            lines.append(f"-t 1-{len(job.processes)}")
-            if most := parse_concurrency(job.spec.array):
+        if spec.is_sweep:
+            lines.append(f"-t 1-{len(spec.points)}")
+            if most := parse_concurrency(spec.array):
                 lines.append(f"-tc {most}")
-        if "pe" in native:
-            pe, _, slots = native["pe"].rpartition(" ")
-            lines.append(f"-pe {queue.check_value('-pe', pe)} {queue.check_value('-pe', slots)}")
-        if "l" in native:
-            lines.append(f"-l {queue.check_value('-l', native['l'])}")
-        if "time" in native:
-            lines.append(f"-l h_rt={parse_seconds(native['time'])}")
-        if "mail-type" in native:
-            lines.append(f"-m {translate_mail_type(native['mail-type'])}")
-        for option in ("queue", "project", "account", "mail-user"):
-            if option in native:
-                lines.append(
-                    f"{OPTIONS[option]} {queue.check_value(f'--{option}', native[option])}"
-                )
-        return lines
+        return lines + [
+            f"{word}{render(native[name])}" for name, word, render in OPTIONS if name in native
+        ]
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
@@ -119,28 +125,22 @@ class Sge(queue.Batch):
             return JobState.QUEUED, "held" if "h" in state else "waiting"
         return JobState.RUNNING, ""
 
-    def warn_after(self, job: Job) -> float:
-        if job.spec.pass_signal:
+    def warn_after(self, spec: JobSpec) -> float:
+        if spec.pass_signal:
             return 0  # as the site says: USR1 for -l s_rt, USR2 before the end
-        limit = find_time_limit(job.spec)
-        return max(1, limit - queue.choose_lead(job.spec)) if limit else 0
+        limit = find_time_limit(spec)
+        return max(1, limit - choose_lead(spec)) if limit else 0
 
     def pass_on(self, secrets: Sequence[str]) -> list[str]:
         return [f"-v {','.join(secrets)}"] if secrets else []
 
-    def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+    def interactive_argv(
+        self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
+    ) -> tuple[str, ...]:
+        spec, _ = self.resolve(spec, cluster)
         ours = (*self.ours, "-j ", "-S ", "-cwd")
-        lines = [line for line in self.directives(job) if not line.startswith(ours)]
+        lines = [line for line in self.directives(spec, 0) if not line.startswith(ours)]
         return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
-
-
-def parse_seconds(text: str) -> int:
-    """`12:00:00`. Slurm would read a bare number as minutes, Grid Engine as seconds."""
-    match = re.fullmatch(r"(\d+):(\d\d?):(\d\d?)", text)
-    if match is None:
-        raise UsageError(f"--time {text!r} is not HOURS:MINUTES:SECONDS", hint="--time 12:00:00")
-    hours, minutes, rest = map(int, match.groups())
-    return hours * 3600 + minutes * 60 + rest
 
 
 def find_time_limit(spec: JobSpec) -> int:
@@ -153,16 +153,3 @@ def find_time_limit(spec: JobSpec) -> int:
     if match[2] is None:
         return int(match[1])
     return int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])
-
-
-def translate_mail_type(text: str) -> str:
-    """Letters for -m, from Slurm's words (`BEGIN,END`) or as they are."""
-    words = text.upper().split(",")
-    if all(word in MAIL for word in words):
-        letters = "".join(MAIL[word] for word in words)
-        return "".join(dict.fromkeys(letters))
-    if re.fullmatch("[beasn]+", text):
-        return text
-    raise UsageError(
-        f"--mail-type {text!r} is unknown", hint=f"some of: {', '.join(MAIL)}, or letters of -m"
-    )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from signal import Signals
 
-from clusterctl.batch import queue
-from clusterctl.core.job import Job, JobSpec, JobState, parse_concurrency
-from clusterctl.core.text import count
+from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
+from clusterctl.core.job import JobSpec, JobState, parse_concurrency
+from clusterctl.core.model import Cluster
+from clusterctl.core.text import count, fold_runs
 from clusterctl.errors import UsageError
 
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
@@ -71,10 +72,10 @@ always where the word that a fence is over is late on one node. A ring waits for
 plug-in reads: src/plugins/mpi/pmix/pmixp_info.c."""
 
 
-class Slurm(queue.Batch):
+class Slurm(QueueSystem):
     system = "slurm"
     prefix = "#SBATCH"
-    submit, receipt = "sbatch", "--parsable"
+    emits, receipt = "sbatch", "--parsable"
     end = "scancel"
     example_size = "--nodes 2"
     down = "connect failure"
@@ -90,7 +91,7 @@ class Slurm(queue.Batch):
     def check(self, spec: JobSpec) -> None:
         for name, text in spec.native.items():
             if text:
-                queue.check_value(f"--{name}", text)
+                check_value(f"--{name}", text)
         if "mpi" in spec.native and spec.launcher == "mpirun":
             raise UsageError(
                 "--mpi works only where srun starts the ranks", hint="leave out --launcher mpirun"
@@ -133,11 +134,9 @@ class Slurm(queue.Batch):
             nodes = spec.ranks // each
         return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
 
-    def directives(self, job: Job) -> list[str]:
-        spec = job.spec
-        name = spec.native.get("job-name", queue.make_job_name(job))
+    def directives(self, spec: JobSpec, number: int) -> list[str]:
         lines = [
-            f"--job-name={queue.check_value('--job-name', name)}",
+            f"--job-name={make_job_name(spec, number)}",
             "--output=batch.out",
             "--open-mode=append",
         ]
@@ -145,11 +144,10 @@ class Slurm(queue.Batch):
         for option, text in spec.native.items():
             if option in ("job-name", "mpi", "requeue", "signal"):
                 continue
-            lines.append(
-                f"--{option}={queue.check_value(f'--{option}', text)}" if text else f"--{option}"
-            )
+            value = f"={check_value(f'--{option}', text)}" if text else ""
+            lines.append(f"--{option}{value}")
         lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
-        lines.append(f"--signal=B:USR1@{self.read_notice(spec) or queue.choose_lead(spec)}")
+        lines.append(f"--signal=B:USR1@{self.read_notice(spec) or choose_lead(spec)}")
         return lines
 
     def read_notice(self, spec: JobSpec) -> int:
@@ -165,8 +163,10 @@ class Slurm(queue.Batch):
             reason += " (held: `scontrol release` on the login node releases it)"
         return QUEUE.get(state, JobState.RUNNING), reason
 
-    def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
-        spec = job.spec
+    def interactive_argv(
+        self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
+    ) -> tuple[str, ...]:
+        spec, _ = self.resolve(spec, cluster)
         options = [f"--{k}={v}" if v else f"--{k}" for k, v in spec.native.items()]
         command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
         return ("srun", "--pty", *list_size(spec), *options, *command)
@@ -205,7 +205,8 @@ def _name_signal(text: str) -> str:
 def _list_array(spec: JobSpec) -> list[str]:
     """A task for each point, under its number: programs that are written for arrays read that."""
     most = parse_concurrency(spec.array)
-    numbers = queue.render_ranges([point.number for point in spec.points])
+    runs = fold_runs([point.number for point in spec.points])
+    numbers = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
     return ["--ntasks=1", f"--array={numbers}{f'%{most}' if most else ''}"]
 
 

@@ -1,24 +1,28 @@
-"""Who runs a cluster's jobs: clusterctl's own supervisor, or a batch system.
+"""WHO runs a cluster's jobs: clusterctl's own supervisor on the launcher, Slurm or Grid Engine.
 
-Everything that differs by that is a method or a declared fact of a `JobSystem`; nobody else asks.
-What is pure of it (scripts, commands, parsing) is the scheduler of the same name in `schedulers`.
+All pure: argv and scripts in, text out, states parsed. `jobs` runs them. What differs by who runs
+the jobs is here; nobody else asks for the name of a batch system.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import ClassVar, cast
 
-from clusterctl.batch.scheduler import Scheduler
-from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
 from clusterctl.errors import UsageError
 from clusterctl.launch.launcher import Request
 from clusterctl.options import jobs as options_jobs
-from clusterctl.transport.pool import Pool
+from clusterctl.options.batch import BATCH_SYSTEMS
+
+SYSTEMS: dict[str, str] = {
+    "direct": "clusterctl.batch.direct:Direct",
+    **{name: f"clusterctl.batch.{name}:{name.capitalize()}" for name in BATCH_SYSTEMS},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,95 +33,126 @@ class Preview:
     document: Mapping[str, object]
 
 
-class JobSystem(Protocol):
-    """Runs the jobs of the one cluster that it was made for."""
+class BatchSystem(ABC):
+    """Commands run in the job's folder on the launcher or login node, unless they say otherwise."""
 
-    scheduler: Scheduler
-
-    start_limit: float
+    launchers: ClassVar[tuple[str, ...]]
+    """What `--launcher` may name; the first is the default."""
+    emits: ClassVar[str]
+    """The kind of script that `emit` writes, as `--emit` names it."""
+    example_size: ClassVar[str] = ""
+    """Options of `run` for a job of two ranks, where they are needed."""
+    places_ranks: ClassVar[bool]
+    """Whether the nodes of a job are chosen here before it starts, and answer from here. Else a
+    queue chooses them, and only the login node is reached."""
+    start_limit: ClassVar[float]
     """Seconds that handing in a job may take."""
-    slow_start: str
+    slow_start: ClassVar[str] = ""
     """What to say while that takes longer than usual; "" for nothing."""
-    poll: float
+    ask_limit: ClassVar[float]
+    """Seconds that a question about jobs may take."""
+    poll: ClassVar[float]
     """Seconds between two looks whether a job has ended."""
-    backoff: float
+    backoff: ClassVar[float]
     """By how much longer than before a follower waits until it asks again for a silent job."""
-    logs: tuple[str, ...]
-    """Files in the job's folder that say why no rank was started."""
-    errors: str
-    """The one of them with what mpirun or srun wrote to its stderr."""
-    copies_outputs: bool
-    """Its launcher has copies of what is on the nodes."""
-    secrets_in_memory: bool
-    """Whether a job starts where it was staged, before the next restart."""
-    counts_survivors: bool
-    """Whether the nodes of a job can be asked from here what is left of it."""
+    logs: ClassVar[tuple[str, ...]]
+    """Files in the job's folder that say why no rank was started. The first has what mpirun or srun
+    wrote to its stderr."""
 
-    def advise(self, refusal: str) -> str:
-        """What to do where it does not take a job, by what it wrote to its stderr."""
-
-    def resolve(self, spec: JobSpec) -> tuple[JobSpec, tuple[Placement, ...]]:
+    def resolve(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
         """The spec with the sizes that it left open, and where its ranks run as far as that is
         known. Raises UsageError for options that mean nothing here, LaunchError for ranks that do
         not fit."""
+        for option in spec.particular:  # a stored job may have been made for another cluster
+            if limit := options_jobs.find_limit("run", option, (cluster.system, spec.launcher)):
+                hint = limit.suggest_instead((cluster.system,))
+                raise UsageError(f"{option} {limit.says}", hint=hint)
+        if spec.launcher not in self.launchers:
+            raise UsageError(
+                f"--launcher {spec.launcher} does not work on cluster {cluster.name!r}"
+                f" ({cluster.spec.provider})",
+                hint=f"leave it out, or choose one of: {', '.join(self.launchers)}",
+            )
+        return self._place(spec, cluster)
 
+    @abstractmethod
+    def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]: ...
+
+    @abstractmethod
     def plan(self, request: Request) -> LaunchPlan:
         """How the ranks are started. Raises LaunchError where that cannot work."""
 
-    def preview(self, job: Job, plan: LaunchPlan) -> Preview: ...
+    @abstractmethod
+    def preview(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> Preview: ...
 
-    def locate(self, job: Job) -> tuple[str, ...]:
+    @abstractmethod
+    def locate(self, job: Job, cluster: Cluster) -> tuple[str, ...]:
         """The nodes that hold the job's files, that of rank 0 first. Some may be gone."""
 
-    def expect_hostname(self, node: Node) -> str:
+    def expect_hostname(self, node: Node, cluster: Cluster) -> str:
         """The name that a rank on that node has to see as its host's; "" where any will do."""
+        return ""
 
-    def build(self, job: Job, pool: Pool) -> None:
-        """Compiles the program where it was staged, if it has to be compiled before the start.
-        Raises LaunchError with what the compiler said."""
+    def survey(self) -> str:
+        """The script `bin/survey` on the login node, which answers for many jobs at once."""
+        return ""
 
-    def refresh(
-        self, jobs: Sequence[Job], pool: Pool, report: Callable[[str], None], deadline: Deadline
-    ) -> tuple[Job, ...]:
-        """The jobs as the launcher or the queue knows them now; unchanged where there is no answer
-        by the deadline."""
+    @abstractmethod
+    def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
+        """Files for the job's folder, by name."""
 
-    def limit_end(self, spec: JobSpec) -> float:
-        """Seconds that the job's own script has to end everything, before we do."""
+    @abstractmethod
+    def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
+        """The job as a script that needs no clusterctl, with its secrets left to whoever starts it.
+        `beside` is the command that copies the program there, "" where it is there."""
 
-    def make_force_argv(self, job: Job) -> tuple[str, ...]:
-        """Ends a job that has not ended by itself after `cancel_argv`; () for nothing more."""
+    @abstractmethod
+    def submit_argv(self, job: Job) -> tuple[str, ...]: ...
 
+    def advise(self, refusal: str, cluster: Cluster) -> str:
+        """What to do where it does not take a job, by what it wrote to its stderr."""
+        return "--verbose shows more"
+
+    @abstractmethod
+    def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
+        """What asks for these jobs, from any folder, and for which of them each asks."""
+
+    def describe_silence(self, answer: str) -> str:
+        """For people: that the queue has not answered; "" where it has."""
+        return ""
+
+    @abstractmethod
+    def parse_status(self, job: Job, text: str) -> Job:
+        """The job as the answer describes it. One that means nothing changes nothing."""
+
+    @abstractmethod
     def describe_wait(self, job: Job) -> str:
         """For people: that a job waits, and for what."""
 
-    def make_interactive_argv(self, spec: JobSpec, words: Sequence[str]) -> tuple[str, ...]:
-        """A terminal on nodes as `spec` asks for them. Raises UsageError where there is none."""
+    @abstractmethod
+    def cancel_argv(self, job: Job) -> tuple[str, ...]:
+        """Tells the job's own script to end everything, and returns at once."""
 
+    @abstractmethod
+    def limit_end(self, spec: JobSpec) -> float:
+        """Seconds that the job's own script has to end everything, before we do."""
 
-SYSTEMS: dict[str, str] = {"direct": "clusterctl.batch.direct_system:DirectSystem"}
+    def end_argv(self, job: Job) -> tuple[str, ...]:
+        """Ends a job that has not ended by itself after `cancel_argv`; () for nothing more."""
+        return ()
 
-BATCH = "clusterctl.batch.queue_system:BatchSystem"
-"""Every other one, with the row of its name in `schedulers.SCHEDULERS`."""
-
-
-def load_job_system(cluster: Cluster) -> JobSystem:
-    """What runs the jobs of this cluster, imported on first use."""
-    module, _, attribute = SYSTEMS.get(cluster.system, BATCH).partition(":")
-    return cast(JobSystem, getattr(import_module(module), attribute)(cluster))
-
-
-def check_options(options: Sequence[str], launcher: str, cluster: Cluster) -> None:
-    """Raises UsageError for an option of `run` that means nothing on this cluster. A stored job may
-    have been made for one of another kind."""
-    name = cluster.system
-    for option in options:
-        if limit := options_jobs.find_limit("run", option, (name, launcher)):
-            raise UsageError(f"{option} {limit.says}", hint=limit.suggest_instead((name,)))
-    launchers = load_job_system(cluster).scheduler.launchers
-    if launcher not in launchers:
+    def interactive_argv(
+        self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
+    ) -> tuple[str, ...]:
+        """A terminal on nodes as `spec` asks for them: a shell, or `words`. UsageError where there
+        is none."""
         raise UsageError(
-            f"--launcher {launcher} does not work on cluster {cluster.name!r}"
-            f" ({cluster.spec.provider})",
-            hint=f"leave it out, or choose one of: {', '.join(launchers)}",
+            f"cluster {cluster.name!r} has no batch system; --interactive needs one",
+            hint="`clusterctl ssh` opens a shell on one of its nodes",
         )
+
+
+def load_system(name: str) -> BatchSystem:
+    """The batch system of that name (`Cluster.system`), imported on first use."""
+    module, _, attribute = SYSTEMS[name].partition(":")
+    return cast(BatchSystem, getattr(import_module(module), attribute)())

@@ -487,7 +487,7 @@ def describe_exit(code: int) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# How a job is started, as a value: what `launch` plans and `schedulers` turn into scripts.
+# How a job is started, as a value: what `launch` plans and `batch` turns into scripts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.batch import direct, verdict
-from clusterctl.batch import system as batch_system
 from clusterctl.batch.direct import ASK_TIMEOUT
+from clusterctl.batch.system import load_system
 from clusterctl.core.clock import NEVER, Deadline, now
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
@@ -44,16 +44,29 @@ def refresh_all(
 ) -> tuple[Job, ...]:
     """All these jobs of one cluster. `report` hears of a queue that does not answer. Those not
     asked after by the deadline are unchanged."""
-    found = batch_system.load_job_system(cluster).refresh(jobs, pool, report, deadline)
-    for job, fresh in zip(jobs, found, strict=True):
-        if fresh.state.ended and fresh.started is None and not job.state.ended:
-            forget(fresh, cluster, pool)  # staged at most: no script of its own has cleaned up
-    return tuple(
-        replace(fresh, survivors=kill_processes(fresh, cluster, pool, deadline))
-        if fresh.reason == verdict.NO_FOLDER and not fresh.survivors
-        else fresh  # the launcher has no script that would clean up
-        for fresh in found
-    )
+    system, name = load_system(cluster.system), cluster.launcher.name
+    found: dict[int, Job] = {}
+    for command, asked in system.status_commands(jobs, cluster).items():
+        if deadline.passed:
+            break
+        limit = min(system.ask_limit, deadline.left)
+        result = pool.find_transport(name).run(command, timeout=limit)
+        if result.error or not result.stdout:
+            if not system.places_ranks:
+                report(f"{name} does not answer: showing the jobs of {cluster.name} as last seen")
+            continue
+        if silence := system.describe_silence(result.text):
+            report(f"{cluster.name}: {silence}")
+        for job in asked:
+            fresh = system.parse_status(job, result.text)
+            if fresh.state.ended and fresh.started is None and not job.state.ended:
+                forget(fresh, cluster, pool)  # staged at most: no script of its own has cleaned up
+            if fresh.reason == verdict.NO_FOLDER and not fresh.survivors:
+                # The launcher has no script that would clean up.
+                survivors = kill_processes(fresh, cluster, pool, deadline)
+                fresh = replace(fresh, survivors=survivors)
+            found[job.id] = fresh
+    return tuple(found.get(job.id, job) for job in jobs)
 
 
 def cancel(job: Job, cluster: Cluster, pool: Pool, report: Reporter = lambda text: None) -> Job:
@@ -69,7 +82,7 @@ def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVE
     # waited for as long as for an answer.
     for result in pool.connect([cluster.launcher.name], timeout=min(HURRY, deadline.left)):
         _require_told(job, result)
-    argv = batch_system.load_job_system(cluster).scheduler.cancel_argv(job)
+    argv = load_system(cluster.system).cancel_argv(job)
     _require_told(job, _run_on_launcher(job, cluster, pool, argv, deadline))
 
 
@@ -92,10 +105,10 @@ def wait_for_end(
     """The job that `ask_to_end` is ending. What its supervisor has not ended in time is ended from
     here, over our own connections. Returned as it is where it has not ended by the deadline.
     `report` hears now and then that ranks are still saving."""
-    known, system = job.state.ended, batch_system.load_job_system(cluster)
+    known, system = job.state.ended, load_system(cluster.system)
     limit = deadline.limit(system.limit_end(job.spec))
     job = _wait_for_end(job, cluster, pool, limit, report)
-    if not job.state.ended and (force := system.make_force_argv(job)):
+    if not job.state.ended and (force := system.end_argv(job)):
         _run_on_launcher(job, cluster, pool, force, deadline)
         job = _wait_for_end(job, cluster, pool, deadline.limit(FORCE_TIMEOUT))
     if deadline.passed:
@@ -103,7 +116,7 @@ def wait_for_end(
     survivors = kill_processes(job, cluster, pool, deadline)
     if not known and job.state in (JobState.LOST, JobState.RUNNING, JobState.QUEUED):
         job = replace(job, state=JobState.CANCELLED, finished=time.time(), reason="")
-    return replace(job, survivors=survivors) if system.counts_survivors else job
+    return replace(job, survivors=survivors) if system.places_ranks else job
 
 
 def _wait_for_end(
@@ -117,7 +130,7 @@ def _wait_for_end(
     job = refresh(job, cluster, pool, deadline)
     began, told = now(), 0.0
     while not job.state.ended and not deadline.passed:
-        time.sleep(batch_system.load_job_system(cluster).poll)
+        time.sleep(load_system(cluster.system).poll)
         job = refresh(job, cluster, pool, deadline)
         waited = now() - began
         if job.state is JobState.RUNNING and waited - told >= SAVING:
@@ -172,7 +185,7 @@ def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
 
 def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
-    logs = batch_system.load_job_system(cluster).logs
+    logs = load_system(cluster.system).logs
     result = _run_on_launcher(
         job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
     )
@@ -181,7 +194,7 @@ def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
 
 def read_remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher said about ranks that failed, less what everybody knows by then."""
-    command = f"tail -c {REMARKS} {batch_system.load_job_system(cluster).errors} 2>/dev/null"
+    command = f"tail -c {REMARKS} {load_system(cluster.system).logs[0]} 2>/dev/null"
     return direct.drop_known_remarks(
         _run_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command)).text
     )

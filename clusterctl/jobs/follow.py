@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
 
-from clusterctl.batch import system, verdict
+from clusterctl.batch import verdict
+from clusterctl.batch.system import load_system
 from clusterctl.core.clock import now
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, Reporter
@@ -131,7 +132,7 @@ class Follower:
         self.job = job
         self.cut_short = False
         self._cluster = cluster
-        self._system = system.load_job_system(cluster)
+        self._system = load_system(cluster.system)
         self._pool = pool
         self._folder = folder / "out"
         self._file: BufferedWriter | None = None

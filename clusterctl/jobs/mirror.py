@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.batch import system
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.job import Job, JobState
@@ -396,7 +396,7 @@ class Keeper:
         self._largest = math.inf if job.spec.sync else LARGEST
         # What shares this machine's disk is not safer for a further copy on it.
         wanted = bool(job.spec.sync) or not cluster.shares_machine
-        self._works = wanted and system.load_job_system(cluster).copies_outputs
+        self._works = wanted and load_system(cluster.system).places_ranks
         self._end = threading.Event()
         self._busy = threading.Lock()
 

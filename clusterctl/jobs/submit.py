@@ -19,7 +19,6 @@ from shlex import join, quote
 from shutil import which
 from typing import Any
 
-from clusterctl.batch import system as batch_system
 from clusterctl.batch.direct import (
     LARGEST_NOTE,
     LEAST_OUTPUT,
@@ -27,8 +26,8 @@ from clusterctl.batch.direct import (
     OUTPUT,
     SMALL,
     STACK_LIMIT,
-    STAGE_TIMEOUT,
 )
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets
 from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind
 from clusterctl.core.model import (
@@ -41,7 +40,8 @@ from clusterctl.core.model import (
     make_error,
 )
 from clusterctl.core.text import format_bytes
-from clusterctl.errors import UsageError
+from clusterctl.errors import LaunchError, UsageError
+from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.options.resume_args import SNAPSHOTS, quote_words
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import Resolved
@@ -114,6 +114,9 @@ def _locate() -> str:
 
 # -------------------------------------------------------------------------------------------------
 
+STAGE_TIMEOUT = 600.0
+"""Seconds that a node has to take what is sent to it."""
+COMPILE_TIMEOUT = 600.0
 ALONE = "job/sitecustomize.py"
 """Of the templates: notes whether a rank has met others."""
 
@@ -141,7 +144,7 @@ def make_node_files(
 ) -> FilesByNode:
     """Everything generated, per node: name → (text, mode). `values`: those of the secrets."""
     files: FilesByNode = {}
-    system = batch_system.load_job_system(cluster)
+    system = load_system(cluster.system)
     tag = f"{cluster.id}/{job.id};"
     for name in list_nodes(job, cluster):
         node = cluster.node(name)
@@ -172,12 +175,12 @@ def make_node_files(
             text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
             files[name]["lib/sitecustomize.py"] = (text, 0o644)
         files[name] |= _make_rank_files(
-            job, node, plan, cluster.system, system.expect_hostname(node)
+            job, node, plan, cluster.system, system.expect_hostname(node, cluster)
         )
         if job.spec.is_sweep:
             files[name] |= _make_point_files(job, folder, tag)
     launcher = files[cluster.launcher.name]
-    texts = {**plan.files, **system.scheduler.script(job, cluster, plan)}
+    texts = {**plan.files, **system.script(job, cluster, plan)}
     launcher.update({name: (text, 0o755) for name, text in texts.items()})
     return files
 
@@ -297,7 +300,7 @@ def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
 def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
     """The nodes that have the job's files, as far as they still exist."""
     return tuple(
-        name for name in batch_system.load_job_system(cluster).locate(job) if cluster.has(name)
+        name for name in load_system(cluster.system).locate(job, cluster) if cluster.has(name)
     )
 
 
@@ -370,8 +373,69 @@ def put(
     certain = all(cluster.has(place.node) for place in job.placement)
     for note in project_tree.judge_answers(job.spec.program, lacks, certain=certain):
         report(note)
-    batch_system.load_job_system(cluster).build(job, pool)
+    _compile(job, cluster, pool)
     return answers[placed[0]][1].strip()
+
+
+def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
+    """Compiles a source file once per architecture, on the first worker of each, and copies it to
+    the others. A job of a queue compiles its program itself, where it runs. Raises LaunchError with
+    what the compiler said."""
+    program = job.spec.program
+    compiled = plan_compilation(program, job.spec.env)
+    if compiled is None or not load_system(cluster.system).places_ranks:
+        return
+    groups: dict[str, list[Node]] = {}
+    for name in list_rank_nodes(job, cluster):
+        node = cluster.node(name)
+        groups.setdefault(node.facts.arch, []).append(node)
+    for first, *others in groups.values():
+        binary = _compile_on(first, job, compiled, pool)
+
+        def send(name: str, binary: bytes = binary) -> NodeResult:
+            folder = f"{cluster.node(name).root}/jobs/{job.id}"
+            target = quote(f"{folder}/work/{program.folder}/{program.target}")
+            command = f"cat >{target} && chmod 755 {target} && {_count_staged(folder, program)}"
+            return pool.find_transport(name).run(command, stdin=binary, timeout=STAGE_TIMEOUT)
+
+        for result in pool.call_each(send, [node.name for node in others]):
+            if not result.ok:
+                raise make_error("copying the compiled program", result)
+
+
+def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> bytes:
+    program = job.spec.program
+    target = quote(program.target)
+    folder = f"{node.root}/jobs/{job.id}"
+    command = (
+        f"cd {quote(folder)}/work/{quote(program.folder)} || exit;"
+        f" PATH={quote(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
+        f" {_count_staged(folder, program)} && cat {target}"
+    )
+    if node.job_port != node.ssh_port:
+        # The compiler is where the program will run: in the node's container.
+        command = f"exec {quote(node.root)}/bin/clusterctl-ssh {quote(node.name)} {quote(command)}"
+    result = pool.find_transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
+    if result.exit_code is None:
+        raise make_error(f"compiling {program.source}", result)
+    if result.exit_code == NO_COMPILER:
+        raise LaunchError(
+            f"{node.name}: {result.why}",
+            hint=f"on the node: apt-get install {compiled.language.package}",
+        )
+    if not result.ok:
+        raise LaunchError(
+            f"{program.source} does not compile on {node.name}:\n{result.complaints}",
+            hint=suggest_repair(compiled.language, result.complaints),
+        )
+    return result.stdout
+
+
+def _count_staged(folder: str, program: Program) -> str:
+    """A command that counts a compiled program, and modules of Fortran, among what was staged: they
+    are no outputs."""
+    path = os.path.normpath(f"{program.folder}/{program.target}")
+    return f"/bin/sh {quote(folder)}/outputs.sh built {quote(path)}"
 
 
 def _locate_archive(node: Node, job: Job, kind: str) -> str:
@@ -415,7 +479,7 @@ def _split_environment(
 ) -> tuple[bytes, list[str]]:
     """Takes the environment of ranks out of `texts`: what is sent before the archive, and the sh
     that keeps it."""
-    if FILE not in texts or not batch_system.load_job_system(cluster).secrets_in_memory:
+    if FILE not in texts or not load_system(cluster.system).places_ranks:
         return b"", []
     text, _ = texts.pop(FILE)
     data = text.encode()
@@ -425,11 +489,11 @@ def _split_environment(
 def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> Job:
     """Starts the supervisor, or hands the job in; returns the job in the state that was written
     first. A batch system that takes its time is waited for, and that is said."""
-    system = batch_system.load_job_system(cluster)
+    system = load_system(cluster.system)
     launcher = cluster.launcher
     command = (
         f"cd {quote(launcher.root)}/jobs/{job.id} && echo {quote(port)} >port &&"
-        f" {join(system.scheduler.submit_argv(job))}"
+        f" {join(system.submit_argv(job))}"
     )
     slow = threading.Timer(START_PATIENCE, report, [system.slow_start])
     slow.daemon = True
@@ -440,8 +504,9 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
     finally:
         slow.cancel()
     if not result.ok:
-        raise make_error(f"starting job {job.id}", result, system.advise(result.complaints))
-    return system.scheduler.parse_status(job, result.text)
+        hint = system.advise(result.complaints, cluster)
+        raise make_error(f"starting job {job.id}", result, hint)
+    return system.parse_status(job, result.text)
 
 
 # -------------------------------------------------------------------------------------------------

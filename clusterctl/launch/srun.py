@@ -1,6 +1,6 @@
 """Ranks inside a job of a batch system: which nodes run them is known only when it starts.
 
-The plan holds what every rank needs; the batch script (`schedulers`) starts them with `srun` or
+The plan holds what every rank needs; the batch script (`batch`) starts them with `srun` or
 `mpirun`, by what the site has. Node names, MASTER_ADDR and MASTER_PORT are facts of the job.
 """
 

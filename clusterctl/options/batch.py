@@ -12,8 +12,8 @@ BATCH_SYSTEMS: dict[str, str] = {
     "slurm": "clusterctl.options.slurm:OPTIONS",
     "sge": "clusterctl.options.sge:OPTIONS",
 }
-"""The row that makes a batch system known: where its options are. By the same name, `schedulers`
-has the module NAME with a class Name, and `providers` NAME/provider.py with a class NameProvider.
+"""The row that makes a batch system known: where its options are. By the same name, `batch` has
+the module NAME with a class Name, and `machines` one with a class NameProvider.
 """
 
 

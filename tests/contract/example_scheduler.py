@@ -1,6 +1,6 @@
 """A whole batch system: OAR, as far as its commands are like Slurm's. One row makes it known.
 
-Real ones have three modules for this: of the scheduler, of the site, and of their options.
+Real ones have three modules: of the jobs and of the site, which are here, and of their options.
 """
 
 from __future__ import annotations
@@ -8,22 +8,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from clusterctl.batch.queue import Batch, check_value, make_job_name
-from clusterctl.core.job import Job, JobSpec, JobState
+from clusterctl.batch.queue import QueueSystem, check_value, make_job_name
+from clusterctl.core.job import JobSpec, JobState
+from clusterctl.core.model import Cluster
 from clusterctl.machines.attached import BatchSite
 from clusterctl.machines.protocol import Queue
-from clusterctl.options.batch import BatchOptions
-from clusterctl.options.table import Group, Option, text
 
 
-class Oar(Batch):
+class Oar(QueueSystem):
     """Its own agent, survey and words for nodes would be templates in `templates/oar`."""
 
     system = "slurm"
     prefix = "#OAR"
-    submit, receipt = "oarsub", "--json"
+    emits, receipt = "oarsub", "--json"
     end = "oardel"
     down = "Connection refused"
     example_size = "--nodes 2"
@@ -37,20 +36,21 @@ class Oar(Batch):
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         return replace(spec, nodes=spec.nodes or 1, ranks_per_node=spec.ranks_per_node or 2)
 
-    def directives(self, job: Job) -> list[str]:
-        spec = job.spec
+    def directives(self, spec: JobSpec, number: int) -> list[str]:
         size = f"-l nodes={spec.nodes}/core={spec.ranks_per_node}"
         wanted = [
             f"{flag} {check_value(f'--{name}', spec.native[name])}"
             for name, flag in {"queue": "-q", "property": "-p"}.items()
             if name in spec.native
         ]
-        return [f"-n {make_job_name(job)}", size, "--stdout=batch.out", *wanted]
+        return [f"-n {make_job_name(spec, number)}", size, "--stdout=batch.out", *wanted]
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         return (JobState.QUEUED if state == "Waiting" else JobState.RUNNING), reason
 
-    def interactive_argv(self, job: Job, words: Sequence[str]) -> tuple[str, ...]:
+    def interactive_argv(
+        self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
+    ) -> tuple[str, ...]:
         return ("oarsub", "-I", *words)
 
 
@@ -74,18 +74,3 @@ class OarProvider(BatchSite):
     def parse_queues(self, text: str) -> tuple[Queue, ...]:
         nodes = len(text.splitlines())
         return (Queue(name="default", nodes=nodes, slots=nodes),)
-
-
-def pass_on(group: Group) -> tuple[Option[Any], ...]:
-    """Grid Engine has a --queue, too."""
-    return (text("--property", group), text("--queue", group))
-
-
-OPTIONS = BatchOptions(
-    title="OAR",
-    emits="oarsub",
-    passed=pass_on,
-    dash_q="--queue",
-    short={"-r": "--time"},
-    instead={"--constraint": "--property EXPRESSION"},
-)

@@ -18,7 +18,7 @@ import json, sys
 from importlib import import_module
 from clusterctl.options.batch import BATCH_SYSTEMS
 
-BATCH_SYSTEMS["oar"] = "tests.contract.example_scheduler:OPTIONS"
+BATCH_SYSTEMS["oar"] = "tests.contract.example_options:OPTIONS"
 example = import_module("tests.contract.example_scheduler")
 sys.modules["clusterctl.batch.oar"] = example
 sys.modules["clusterctl.machines.oar"] = example

@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"transport", "terraform", "state", "process", "options", "core"},
     "jobs": {
         "batch",
+        "launch",
         "project",
         "data",
         "transport",
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "insight": {"batch", "core"},  # pure
-    "batch": {"project", "launch", "transport", "options", "core"},
+    "batch": {"project", "launch", "options", "core"},  # pure
     "project": {"launch", "transport", "state", "process", "options", "core"},
     "launch": {"core"},  # pure: from values to text and argv
     "data": {"machines", "transport", "core"},  # with the client that EC2 has for AWS

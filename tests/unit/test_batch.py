@@ -11,8 +11,8 @@ import pytest
 
 from clusterctl.actions.common import open_store
 from clusterctl.actions.run import describe_attempt, plan_job
-from clusterctl.batch import scheduler, sge, slurm
-from clusterctl.batch import system as batch_system
+from clusterctl.batch import sge, slurm
+from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobSpec, JobState, Placement
 from clusterctl.core.model import Cluster, Role
 from clusterctl.errors import UsageError
@@ -34,7 +34,7 @@ def made_for(system: str) -> Cluster:
 
 def batch_job(system: str, **changes: Any) -> Job:
     wanted = spec(**{"launcher": "auto", **changes})
-    what, placement = batch_system.load_job_system(site(system)).resolve(wanted)
+    what, placement = load_system(system).resolve(wanted, site(system))
     made = job(None, spec(), scheduler=system, native_id="4711")
     return replace(made, spec=what, placement=placement, cluster_id="lab-1a2b")
 
@@ -82,7 +82,7 @@ def test_every_line_of_the_seed() -> None:
             "mem": "0",
         },
     )
-    assert slurm.Slurm().directives(made) == [
+    assert slurm.Slurm().directives(made.spec, made.id) == [
         "--job-name=job_name",
         "--output=batch.out",
         "--open-mode=append",
@@ -107,7 +107,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     native = {"pe": "mpi 4", "l": "h_vmem=15G", "queue": "all.q", "project": "p"}
     made = batch_job("sge", native={**native, "mail-type": "BEGIN,END", "time": "1:00:00"})
     assert made.ranks == 4
-    lines = sge.Sge().directives(made)
+    lines = sge.Sge().directives(made.spec, made.id)
     for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=3600"):
         assert line in lines
     assert "kill -USR1 $$" in _script(made)
@@ -117,7 +117,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
 @pytest.mark.parametrize(("grace", "seconds"), [(5.0, 60), (119.5, 120)])
 def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, seconds: int) -> None:
     slow = batch_job("slurm", native={"time": "1:00:00"}, grace=grace)
-    assert f"--signal=B:USR1@{seconds}" in slurm.Slurm().directives(slow)
+    assert f"--signal=B:USR1@{seconds}" in slurm.Slurm().directives(slow.spec, slow.id)
     slow = batch_job("sge", native={"time": "1:00:00"}, grace=grace)
     assert f"later {3600 - seconds} " in _script(slow)
 
@@ -157,12 +157,12 @@ def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice:
 def test_a_warning_reaches_the_script_which_alone_can_requeue(signal: str, directive: str) -> None:
     """Without `B:` Slurm signals the ranks and not the batch script."""
     made = batch_job("slurm", native={"signal": signal, "requeue": ""})
-    assert directive in slurm.Slurm().directives(made)
+    assert directive in slurm.Slurm().directives(made.spec, made.id)
 
 
 def test_ranks_and_gpus_of_a_job_are_dealt_out_together() -> None:
     """`--gpus 4` may be 1 and 3 on two nodes, whose ranks would be 2 and 2."""
-    lines = slurm.Slurm().directives(batch_job("slurm", native={"gpus": "t4:4"}))
+    lines = slurm.Slurm().directives(batch_job("slurm", native={"gpus": "t4:4"}).spec, 7)
     assert {"--gpus-per-task=t4:1", "--ntasks=4"} <= set(lines)
     assert "--gpus=t4:4" not in lines
 
@@ -193,7 +193,7 @@ def _script(made: Job) -> str:
     where = site(made.scheduler)
     wanted = replace(request(), spec=made.spec, cluster=where, placement=made.placement)
     plan = launcher.load_launcher("batch").plan(wanted)
-    return scheduler.load_scheduler(made.scheduler).script(made, where, plan)["job.sh"]
+    return load_system(made.scheduler).script(made, where, plan)["job.sh"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def _script(made: Job) -> str:
 )
 def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError) as caught:
-        batch_system.load_job_system(made_for(system)).resolve(spec(native=native))
+        load_system(system).resolve(spec(native=native), made_for(system))
     assert word in caught.value.message
     assert "---" not in caught.value.message
     assert "--pe" not in caught.value.message
@@ -251,14 +251,14 @@ def test_an_option_of_a_stored_job_that_cannot_be(
 ) -> None:
     """`rerun -c` may take it to a cluster of another kind."""
     with pytest.raises(UsageError) as caught:
-        batch_system.load_job_system(made_for(system)).resolve(spec(**changes))
+        load_system(system).resolve(spec(**changes), made_for(system))
     assert caught.value.message.startswith(word)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["30", "30:00", "12:00:00", "2-0", "2-12:30", "UNLIMITED"])
 def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
-    batch_system.load_job_system(site("slurm")).resolve(spec(native={"time": text}))
+    load_system("slurm").resolve(spec(native={"time": text}), site("slurm"))
 
 
 @pytest.mark.parametrize(
@@ -383,9 +383,7 @@ def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
 )
 def test_sizes_that_contradict(system: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        batch_system.load_job_system(site(system)).resolve(
-            JobSpec(program=spec().program, **changes)
-        )
+        load_system(system).resolve(JobSpec(program=spec().program, **changes), site(system))
     assert caught.value.hint
 
 
@@ -396,7 +394,7 @@ RAN = "queued 100.5\nrunning 110.0 1\nplaced 110.1 c1:2,c2:1,\n"
 
 def status(system: str, text: str, number: int = 7) -> Job:
     made = replace(batch_job(system, nodes=0), state=JobState.QUEUED)
-    return scheduler.load_scheduler(system).parse_status(made, f"@@job {number} 99\n{text}")
+    return load_system(system).parse_status(made, f"@@job {number} 99\n{text}")
 
 
 def test_a_running_job_has_its_nodes() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.batch import scheduler
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobState, RankFailure
 from clusterctl.core.model import Accelerator
@@ -54,7 +54,7 @@ def ended(tmp_path: Path) -> object:
         plan = replace(plan, path=str(tmp_path / "bin"))
         folder = tmp_path / "jobs" / "7"
         folder.mkdir(parents=True)
-        for name, text in scheduler.load_scheduler("sge").script(made, where, plan).items():
+        for name, text in load_system("sge").script(made, where, plan).items():
             (folder / name).write_text(text)
         values = {"id": 7, "node": "login", "tag": f"{tmp_path}/7;", "folder": folder}
         values |= {"output": 1 << 32, "least": 1 << 24}
@@ -79,9 +79,7 @@ def ended(tmp_path: Path) -> object:
         )
         assert done.returncode not in (0, 99, 100)
         text = f"@@job 7 99\n{(folder / 'state').read_text()}"
-        return scheduler.load_scheduler("sge").parse_status(
-            replace(job(what=spec()), scheduler="sge"), text
-        )
+        return load_system("sge").parse_status(replace(job(what=spec()), scheduler="sge"), text)
 
     return run
 
@@ -158,9 +156,7 @@ def called(
         "MPI": mpi,
         **changes,
     }
-    script = scheduler.load_scheduler("sge").emit(
-        made, site("sge"), replace(plan, path=""), beside=""
-    )
+    script = load_system("sge").emit(made, site("sge"), replace(plan, path=""), beside="")
     subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=30)
     apart, *words = (tmp_path / "said").read_text().splitlines()
     return apart, parameters(words)

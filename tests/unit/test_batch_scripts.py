@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.batch import scheduler as batch_scheduler
-from clusterctl.batch import system, verdict
+from clusterctl.batch import verdict
+from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState, LaunchPlan, ProgramKind, RankFailure
 from clusterctl.core.model import Cluster, Role
 from clusterctl.jobs.submit import make_node_files
@@ -71,7 +71,7 @@ def made(
     what = program(*args, kind=ProgramKind.BINARY, target=target)
     changes = {"launcher": "auto", **changes}
     asked = spec(program=what, nodes=1, ranks_per_node=2, **changes)
-    asked, placement = system.load_job_system(where).resolve(asked)
+    asked, placement = load_system(where.system).resolve(asked, where)
     one = replace(job(None, spec(), scheduler="slurm"), spec=asked, placement=placement)
     wanted = Request(id=7, spec=asked, cluster=where, placement=placement)
     return where, one, launcher.load_launcher("batch").plan(wanted)
@@ -110,7 +110,7 @@ def test_an_emitted_batch_script_hands_on_any_variable(
 ) -> None:
     where, one, plan = made(tmp_path, env=env)
     script = tmp_path / "script"
-    scheduler = batch_scheduler.load_scheduler("slurm")
+    scheduler = load_system("slurm")
     text = scheduler.emit(one, where, plan, beside="")
     script.write_text(text)
     subprocess.run([shell, script], env=slurm, cwd=tmp_path, check=True, timeout=60)
@@ -127,7 +127,7 @@ def test_no_rank_takes_itself_for_one_of_another_job(
     script, cwd = folder / "job.sh", folder / "work"
     if emits:
         script, cwd = tmp_path / "script", tmp_path
-        script.write_text(batch_scheduler.load_scheduler("slurm").emit(one, where, plan, beside=""))
+        script.write_text(load_system("slurm").emit(one, where, plan, beside=""))
     setting = {"OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash"}
     subprocess.run(
         ["sh", script], env=OF_ANOTHER | setting | slurm, cwd=cwd, check=True, timeout=60
@@ -149,7 +149,7 @@ def test_no_fence_of_pmix_ends_early(
     script, cwd = folder / "job.sh", folder / "work"
     if emits:
         script, cwd = tmp_path / "script", tmp_path
-        script.write_text(batch_scheduler.load_scheduler("slurm").emit(one, where, plan, beside=""))
+        script.write_text(load_system("slurm").emit(one, where, plan, beside=""))
     subprocess.run(["sh", script], env=slurm | site, cwd=cwd, check=True, timeout=60)
     assert (cwd / "fence").read_text() == f"{found}\n"
 
@@ -271,10 +271,7 @@ def test_a_batch_job_that_the_system_ends_leaves_the_verdict_to_it(
     assert batch.end().state is JobState.RUNNING
     assert batch.process.returncode != 0
     said = "@@job 7 4711\n" + (batch.folder / "state").read_text() + "gone COMPLETED|0:0||130\n"
-    assert (
-        batch_scheduler.load_scheduler("slurm").parse_status(batch.job, said).state
-        is JobState.CANCELLED
-    )
+    assert load_system("slurm").parse_status(batch.job, said).state is JobState.CANCELLED
 
 
 def test_a_batch_job_tries_again(start: Callable[..., Batch]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.batch import system as batch_system
+from clusterctl.batch.system import load_system
 from clusterctl.core.model import Cluster, render_hostfile_mark
 from clusterctl.errors import UsageError
 from clusterctl.launch import mpirun
@@ -192,7 +192,7 @@ def test_mpirun_args_that_clusterctl_decides_are_refused(given: str, hint: str) 
 
 
 def test_mpirun_args_need_mpirun() -> None:
-    system = batch_system.load_job_system(cluster())
+    system = load_system("direct")
     with pytest.raises(UsageError, match="--mpirun-arg works only with --launcher mpirun"):
-        system.resolve(spec(launcher="torchrun", mpirun_args=("--report-bindings",)))
-    assert system.resolve(spec(mpirun_args=("--report-bindings",)))
+        system.resolve(spec(launcher="torchrun", mpirun_args=("--report-bindings",)), cluster())
+    assert system.resolve(spec(mpirun_args=("--report-bindings",)), cluster())

@@ -96,9 +96,9 @@ def test_the_launch_carries_the_tag_and_the_plan() -> None:
 
 def test_the_supervisor_keeps_to_what_was_asked_for() -> None:
     text = scripts()["supervise.sh"]
-    assert f"\nlater {direct.START_LIMIT} " in text
+    assert f"\nlater {direct.SUPERVISING['start_limit']} " in text
     assert "echo timeout" not in text
-    assert f"while pause {direct.END_POLL} && kill -0" in text
+    assert f"while pause {direct.WATCHING['end_poll']} && kill -0" in text
     assert "\nattempts 0\n" in text
     assert "admit() { # called with the queue locked\n    running=''" in text
     assert "note hung" not in text
@@ -133,7 +133,7 @@ def test_outputs_are_copied_from_the_nodes_of_ranks_to_another_machine() -> None
     text = scripts()["supervise.sh"]
     copied = re.findall(r"mirror_node (\S+) ", text)
     assert copied == ["worker-1", "worker-2"]
-    assert f"cctl_nap={direct.MIRROR_INTERVAL}\n" in text
+    assert f"cctl_nap={direct.SUPERVISING['interval']}\n" in text
     assert f"- {direct.MIRROR_RESERVE}) / 2" in text
     assert "mirror_all" not in scripts(replace(cluster(), one_host=True))["supervise.sh"]
 
@@ -141,7 +141,7 @@ def test_outputs_are_copied_from_the_nodes_of_ranks_to_another_machine() -> None
 def test_outputs_for_sync_are_copied_on_one_host_too_and_more_often() -> None:
     text = scripts(replace(cluster(), one_host=True), sync="/there")["supervise.sh"]
     assert re.findall(r"mirror_node (\S+) ", text) == ["worker-1", "worker-2"]
-    assert f"cctl_nap={direct.SYNC_INTERVAL}\n" in text
+    assert f"cctl_nap={direct.SUPERVISING['sync_interval']}\n" in text
 
 
 @pytest.mark.parametrize("name", ["supervise.sh", "clean.sh"])

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.batch import system
 from clusterctl.batch.direct import render_command_line
+from clusterctl.batch.system import load_system
 from clusterctl.core.job import ProgramKind
 from clusterctl.core.model import Accelerator, Mpi, Python, Role
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
@@ -339,7 +339,7 @@ def test_torchrun_with_uneven_ranks() -> None:
 
 def test_no_such_launcher() -> None:
     with pytest.raises(UsageError, match="mpiexec"):
-        system.load_job_system(cluster()).resolve(spec(launcher="mpiexec"))
+        load_system("direct").resolve(spec(launcher="mpiexec"), cluster())
 
 
 def test_a_network_is_needed() -> None:

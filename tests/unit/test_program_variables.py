@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import process
-from clusterctl.batch import scheduler
+from clusterctl.batch.system import load_system
 from clusterctl.core.variables import write_unset
 from clusterctl.project import uv
 from clusterctl.project.tree import find_tree
@@ -154,7 +154,7 @@ def test_slurm_commands_see_neither_a_surrounding_job_nor_options_by_variable(
     passing = {"SLURM_CONF", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SLURM_PMIX_FENCE"}
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "MULTI": "a\nSLURM_NOT=1\nb"}
     env |= dict.fromkeys((*SLURM.split(), *passing, "SBATCH_PARTITION", "MINE"), "1")
-    slurm = scheduler.load_scheduler("slurm")
+    slurm = load_system("slurm")
     for argv in (slurm.submit_argv(one), slurm.end_argv(one)):
         subprocess.run([shell, *argv[1:]], cwd=folder, env=env, timeout=30)
     for name in ("sbatch", "scancel"):

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from clusterctl.actions import status
 from clusterctl.actions.common import check_name
 from clusterctl.batch import direct, verdict
-from clusterctl.batch.scheduler import load_batch
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets, keys, stacks
 from clusterctl.core.job import JobState
 from clusterctl.errors import ProviderError, RecordError, UsageError
@@ -313,13 +313,13 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          "dead", "absent", "full", "state=failed", "code=3", "worker-1:2,", "cancelled", "?"),
     ),
     "slurm": (
-        lambda text: load_batch("slurm").parse_status(job(state=JobState.RUNNING), text),
+        lambda text: load_system("slurm").parse_status(job(state=JobState.RUNNING), text),
         ("@@job 7 12", "@@job", "@@job ² 1",
          "@@job 7 1\nunsubmitted ²", "queue PENDING|Priority", "queue", "gone",
          "unsubmitted", "|"),
     ),
     "sge": (
-        lambda text: load_batch("sge").parse_status(job(state=JobState.RUNNING), text),
+        lambda text: load_system("sge").parse_status(job(state=JobState.RUNNING), text),
         ("@@job 7 12", "@@job", "@@job ² 1",
          "@@job 7 1\nunsubmitted ²", "queue qw|", "queue Eqw|x", "gone", "unsubmitted",
          "failed", "|"),

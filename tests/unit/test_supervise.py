@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.batch.direct import START_LIMIT, Direct
+from clusterctl.batch.direct import SUPERVISING, Direct
 from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site
 
@@ -253,7 +253,7 @@ def test_a_signal_while_the_end_is_looked_at_changes_nothing(site: Site, tmp_pat
 
 def test_a_launch_that_starts_no_rank_is_ended(site: Site) -> None:
     """mpirun on the wrong network waits for ever; what it said goes with the error."""
-    limit = f"later {START_LIMIT} "
+    limit = f"later {SUPERVISING['start_limit']} "
     site.change = lambda text: text.replace(limit, "later 0.5 ")
     job = site.ended(site.submit(1, ":", "echo no route >&2; sleep 300"))
     assert (job.state, job.program_exit_code) == (JobState.FAILED, None), site.story(job)
@@ -263,7 +263,7 @@ def test_a_launch_that_starts_no_rank_is_ended(site: Site) -> None:
 
 
 def test_a_slow_job_is_left_alone_by_the_start_limit(site: Site) -> None:
-    site.change = lambda text: text.replace(f"later {START_LIMIT} ", "later 0.3 ")
+    site.change = lambda text: text.replace(f"later {SUPERVISING['start_limit']} ", "later 0.3 ")
     job = site.ended(site.submit(1, "sleep 1.5", BOTH))
     assert job.state is JobState.SUCCEEDED, site.story(job)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.batch.direct import ANSWER_LIMIT, STACKS_LIMIT
+from clusterctl.batch.direct import SUPERVISING
 from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site, until
 from tests.unit.uptime import SILENCE, Uptime
@@ -146,8 +146,8 @@ def test_a_node_whose_disk_hangs_does_not_keep_a_job_that_hangs(site: Site) -> N
     change = site.change
     site.change = lambda text: (
         change(text)
-        .replace(f"cctl_grace + {ANSWER_LIMIT}", "cctl_grace")
-        .replace(f"stacks) echo {STACKS_LIMIT}", "stacks) echo 2")
+        .replace(f"cctl_grace + {SUPERVISING['answer_limit']}", "cctl_grace")
+        .replace(f"stacks) echo {SUPERVISING['stacks_limit']}", "stacks) echo 2")
     )
     site.where = replace(site.where, one_host=False)
     agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"

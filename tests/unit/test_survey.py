@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.batch import queue
-from clusterctl.batch import scheduler as batch_scheduler
+from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState
 from tests.unit.test_batch import batch_job
 
@@ -41,7 +41,7 @@ def login(tmp_path: Path) -> Path:
         (fake / name).chmod(0o755)
     root = tmp_path / "two words"
     (root / "bin").mkdir(parents=True)
-    (root / "bin" / "survey").write_text(batch_scheduler.load_batch("slurm").survey())
+    (root / "bin" / "survey").write_text(load_system("slurm").survey())
     for number in (1, 2, 3):
         folder = root / "jobs" / str(number)
         folder.mkdir(parents=True)
@@ -63,7 +63,7 @@ def _age(path: Path, seconds: float) -> None:
 
 def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
     text = answer(root, numbers)
-    scheduler = batch_scheduler.load_scheduler("slurm")
+    scheduler = load_system("slurm")
     jobs = (replace(batch_job("slurm"), id=number, native_id="") for number in numbers)
     return {one.id: scheduler.parse_status(one, text) for one in jobs}
 
@@ -171,12 +171,12 @@ def test_a_silent_queue_is_told_and_asked_once(login: Path, ago: int | None, sai
     assert (login.parent / "fake" / "asked").read_text() == "asked\n"
     text = answer(login)
     why = "(Unable to contact slurm controller)"
-    assert re.sub("4[0-9] s", "40 s", queue.describe_silence(text)) == (
+    assert re.sub("4[0-9] s", "40 s", load_system("slurm").describe_silence(text)) == (
         f"the queue does not answer {why}: {said}"
     )
     (login.parent / "fake" / "down").unlink()
     _age(login / "queue.silent", 10)
-    assert queue.describe_silence(answer(login)) == ""
+    assert load_system("slurm").describe_silence(answer(login)) == ""
 
 
 SBATCH = """#!/bin/sh
@@ -203,7 +203,7 @@ def submit(login: Path, *behaviours: str) -> subprocess.CompletedProcess[str]:
     folder = login / "jobs" / "1"
     (folder / "native").unlink()
     return subprocess.run(
-        batch_scheduler.load_scheduler("slurm").submit_argv(replace(batch_job("slurm"), id=1)),
+        load_system("slurm").submit_argv(replace(batch_job("slurm"), id=1)),
         cwd=folder,
         env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
         capture_output=True,
@@ -235,7 +235,7 @@ def test_a_queue_that_hangs_is_given_up_in_time(
     done = submit(login, "hangs")
     assert done.returncode != 0
     assert "no answer from the queue in 1 s" in done.stderr
-    assert queue.make_job_name(replace(batch_job("slurm"), id=1)) in done.stderr
+    assert queue.make_job_name(batch_job("slurm").spec, 1) in done.stderr
     assert not (login / "jobs" / "1" / "native").exists()
 
 
@@ -272,7 +272,7 @@ def test_a_cancelled_job_is_taken_from_the_queue_unless_its_script_runs(
     (fake / "scancel").chmod(0o755)
     (folder / "state").write_text(facts)
     subprocess.run(
-        batch_scheduler.load_scheduler("slurm").cancel_argv(replace(batch_job("slurm"), id=1)),
+        load_system("slurm").cancel_argv(replace(batch_job("slurm"), id=1)),
         cwd=folder,
         env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
         check=True,

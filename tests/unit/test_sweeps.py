@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.batch import scheduler, verdict
-from clusterctl.batch import system as batch_system
+from clusterctl.batch import verdict
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets
 from clusterctl.core.job import MOST, Job, JobState, list_points, parse_concurrency
 from clusterctl.core.model import Accelerator, Cluster, Role
@@ -112,7 +112,7 @@ def test_an_array_may_name_a_point_twice_and_have_as_many_as_allowed() -> None:
 
 def planned(where: Cluster, **changes: object) -> Job:
     """The job as it is before it starts."""
-    wanted, placement = batch_system.load_job_system(where).resolve(spec(**changes))
+    wanted, placement = load_system(where.system).resolve(spec(**changes), where)
     return replace(job(where, spec()), spec=wanted, placement=placement)
 
 
@@ -187,7 +187,7 @@ BEGAN = "@@job 7 4711\nrunning 1 1\npoint 1 0 c1\npoint 2 1 c2\nexit 3 0 0 1\n"
 
 def surveyed(text: str, system: str = "slurm") -> Job:
     made = planned(site(system), array="0-2", launcher="auto")
-    return scheduler.load_scheduler(system).parse_status(made, text)
+    return load_system(system).parse_status(made, text)
 
 
 def test_an_array_runs_while_the_queue_has_tasks_of_it() -> None:
@@ -230,9 +230,7 @@ def test_a_cancelled_array_is_cancelled_whatever_its_points_say() -> None:
 def scripts(where: Cluster, **changes: object) -> dict[str, dict[str, tuple[str, int]]]:
     made = planned(where, **changes)
     request = Request(id=made.id, spec=made.spec, cluster=where, placement=made.placement)
-    return submit.make_node_files(
-        made, where, batch_system.load_job_system(where).plan(request), {}
-    )
+    return submit.make_node_files(made, where, load_system(where.system).plan(request), {})
 
 
 def test_a_point_is_told_its_gpu() -> None:
