@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
-from clusterctl.insight.verify import NETWORK_BASELINE, Measurements
+from clusterctl.insight.verify import NETWORK_BASELINE, Measurements, read_rocm_cards
 
 # -------------------------------------------------------------------------------------------------
 # What the GPUs of a node do at a moment, as `templates/insight/gpus.sh.j2` prints it. Pure.
@@ -58,18 +56,16 @@ def _read_nvidia(text: str) -> tuple[str, GpuLook]:
     return name[0] if name else index, gpu
 
 
-def _read_rocm(text: str) -> tuple[GpuLook, ...]:
+def _read_rocm(text: str) -> Iterator[GpuLook]:
     """What `rocm-smi --showuse --showmeminfo vram --json` prints."""
-    found = []
-    for name, card in json.loads(text[text.index("{") :]).items():
-        if isinstance(card, dict) and (match := re.fullmatch(r"card(\d+)", name)):
-            lower = {key.lower(): str(value) for key, value in card.items()}
-            used = lower.get("gpu use (%)", "")
-            memory = int(lower.get("vram total used memory (b)", 0))
-            total = int(lower.get("vram total memory (b)", 0))
-            part = float(used) / 100 if used.isdecimal() else None
-            found.append(GpuLook(int(match[1]), part, memory, total))
-    return tuple(found)
+    for number, card in read_rocm_cards(text).items():
+        used = card.get("gpu use (%)", "")
+        part = float(used) / 100 if used.isdecimal() else None
+        memory, total = (
+            card.get(f"vram {what} (b)", 0) for what in ("total used memory", "total memory")
+        )
+        if number >= 0:
+            yield GpuLook(number, part, int(memory), int(total))
 
 
 # -------------------------------------------------------------------------------------------------

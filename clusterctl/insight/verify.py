@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from clusterctl.core.text import count
 
@@ -171,8 +172,10 @@ NETWORK_BASELINE = {
 """Gbit/s that an instance always has, as describe-instance-types says (BaselineBandwidthInGbps):
 https://github.com/scylladb/scylla-machine-image/blob/next/common/aws_net_params.json"""
 
-SLOW = {"core": 0.8, "memory": 0.7, "gemm": 0.8, "disk": 0.4}
-"""Share of the median of its kind below which a node is slow. Disks vary most."""
+SLOW = {"core speed": 0.8, "memory copy": 0.7, "disk write": 0.4}
+"""Share of the median of its kind below which a node's figure is low. Disks vary most."""
+GEMM = 0.8
+"""The same of matrix products."""
 LINK = 0.85
 """Share of the baseline below which a link is slow."""
 LINK_AMONG = 0.4
@@ -221,9 +224,9 @@ def judge(
     found: list[Verdict] = []
     for node in nodes:
         if node.error:
-            found.append(Verdict(node.name, "node", "low", node.error))
-            continue
-        found += _judge_node(node, nodes, one_machine)
+            found.append(_give(node.name, "node", True, node.error))
+        else:
+            found += _judge_node(node, nodes, one_machine)
     memory = max((node.memory for node in nodes), default=0.0)
     ends = {node.name: node for node in nodes}
     busy = one_machine and any(_describe_others(node) for node in nodes)
@@ -243,6 +246,21 @@ def _describe_left_out(item: LeftOut) -> Verdict:
     return Verdict(subject, item.what, "note", text)
 
 
+def _give(
+    subject: str,
+    what: str,
+    low: bool,
+    text: str,
+    value: float | None = None,
+    limit: float | None = None,
+    *,
+    noted: bool = False,
+) -> Verdict:
+    """`noted`: what is low is no fault of the machine."""
+    state = "ok" if not low else "note" if noted else "low"
+    return Verdict(subject, what, state, text, value, limit)
+
+
 def _judge_node(
     node: NodeFigures, nodes: Sequence[NodeFigures], one_machine: bool
 ) -> Iterator[Verdict]:
@@ -252,64 +270,40 @@ def _judge_node(
         text = f"{node.cores} of {node.expected_cores}" if lacks else f"{node.cores}"
         if node.core and not busy:
             text += f", {node.together / node.core:.1f} times as fast as one"
-        yield Verdict(node.name, "cores", _name_level(lacks), text, node.cores, node.expected_cores)
+        yield _give(node.name, "cores", lacks, text, node.cores, node.expected_cores)
     if busy:
         # Nodes of one machine share it with all that its user does.
         outside = one_machine and node.visible <= LOAD * node.cores
-        yield Verdict(node.name, "processor", "note" if outside else "low", busy, node.load)
+        yield _give(node.name, "processor", True, busy, node.load, noted=outside)
     if node.throttled > THROTTLED:
         text = f"a limit of its cgroup stops a thread in {node.throttled:.0%} of the time slices"
-        yield Verdict(node.name, "processor", "low", text, node.throttled, THROTTLED)
+        yield _give(node.name, "processor", True, text, node.throttled, THROTTLED)
     elif node.share < SHARE and not busy:
         text = f"a thread gets {node.share:.0%} of a core: a cgroup limits it"
-        yield Verdict(node.name, "processor", "low", text, node.share, SHARE)
+        yield _give(node.name, "processor", True, text, node.share, SHARE)
     for what, why in node.failed.items():
-        yield Verdict(node.name, what, "low", f"not measured: {why}")
-    rest = [n for n in nodes if n.kind == node.kind and not n.error and n is not node]
-    figures: list[tuple[str, str, float | None, list[float], Callable[[float], str]]] = [
-        ("core", "core speed", node.core, [n.core for n in rest if n.core], format_rate),
-        ("memory", "memory copy", node.memory, [n.memory for n in rest if n.memory], format_rate),
-        ("disk", "disk write", node.disk, [n.disk for n in rest if n.disk], format_rate),
-        *(
-            (
-                "gemm",
-                f"GEMM {name}",
-                rate,
-                [n.gemm[name] for n in rest if name in n.gemm],
-                format_flops,
-            )
-            for name, rate in node.gemm.items()
-        ),
-    ]
+        yield _give(node.name, what, True, f"not measured: {why}")
+    rest = [_list_rates(n) for n in nodes if n.kind == node.kind and not n.error and n is not node]
     hot = next((f"GPU {gpu.index} is throttled" for gpu in node.gpus if gpu.throttled), "")
-    for key, what, value, others, show in figures:
-        if value:
-            yield _compare(node, what, value, others, SLOW[key], show, busy or hot)
+    for what, value in _list_rates(node).items():
+        others = [rates[what] for rates in rest if what in rates]
+        usual = median(others) if others else None
+        low = usual is not None and value < SLOW.get(what, GEMM) * usual
+        text = format_rate(value, "B/s" if what in SLOW else "FLOP/s")
+        if low and usual:
+            text += f", {value / usual:.0%} of the median"
+            text += f": {busy or hot}" if busy or hot else ""
+        # What others slow down is no fault of the machine.
+        yield _give(node.name, what, low, text, value, usual, noted=bool(busy))
     yield from _judge_clock(node, nodes)
     yield from _judge_gpus(node, nodes)
 
 
-def _compare(
-    node: NodeFigures,
-    what: str,
-    value: float,
-    others: Sequence[float],
-    least: float,
-    show: Callable[[float], str],
-    why: str,
-) -> Verdict:
-    """A figure against those of the other nodes of its kind. What others slow down is only noted:
-    it is no fault of the machine."""
-    usual = median(others) if others else None
-    share = value / usual if usual else 1.0
-    if share >= least:
-        return Verdict(node.name, what, "ok", show(value), value, usual)
-    text = f"{show(value)}, {share:.0%} of the median" + (f": {why}" if why else "")
-    return Verdict(node.name, what, "note" if _describe_others(node) else "low", text, value, usual)
-
-
-def _name_level(low: bool) -> str:
-    return "low" if low else "ok"
+def _list_rates(node: NodeFigures) -> dict[str, float]:
+    """What has to be equal in nodes of one kind."""
+    bytes_ = {"core speed": node.core, "memory copy": node.memory, "disk write": node.disk}
+    found = {**bytes_, **{f"GEMM {name}": rate for name, rate in node.gemm.items()}}
+    return {what: rate for what, rate in found.items() if rate}
 
 
 def _describe_others(node: NodeFigures) -> str:
@@ -325,31 +319,30 @@ def _describe_others(node: NodeFigures) -> str:
 
 
 def _judge_clock(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
-    offsets = [other.offset for other in nodes if other.offset is not None]
-    if node.offset is None:
-        return
-    difference = node.offset - sorted(offsets)[len(offsets) // 2]
-    low = abs(difference) > CLOCK + node.uncertainty
-    side = "ahead" if difference > 0 else "behind"
-    text = f"{abs(difference):.2f} s {side}: start a time service there" if low else "right"
-    yield Verdict(node.name, "clock", "low" if low else "ok", text, difference, CLOCK)
+    offsets = sorted(other.offset for other in nodes if other.offset is not None)
+    if node.offset is not None:
+        difference = node.offset - offsets[len(offsets) // 2]
+        low = abs(difference) > CLOCK + node.uncertainty
+        side = "ahead" if difference > 0 else "behind"
+        text = f"{abs(difference):.2f} s {side}: start a time service there" if low else "right"
+        yield _give(node.name, "clock", low, text, difference, CLOCK)
 
 
 def _judge_gpus(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Verdict]:
-    count, expected = len(node.gpus), node.expected_gpus
+    there, expected = len(node.gpus), node.expected_gpus
     if node.gpu_error:
-        yield Verdict(node.name, "GPUs", "low", node.gpu_error, 0, expected)
-    elif expected or count:
-        low = count < expected
-        text = f"{count} of {expected}" if low else f"{count} × {node.gpus[0].name}"
-        yield Verdict(node.name, "GPUs", "low" if low else "ok", text, count, expected)
+        yield _give(node.name, "GPUs", True, node.gpu_error, 0, expected)
+    elif expected or there:
+        low = there < expected
+        text = f"{there} of {expected}" if low else f"{there} × {node.gpus[0].name}"
+        yield _give(node.name, "GPUs", low, text, there, expected)
     drivers = {gpu.driver for other in nodes for gpu in other.gpus}
     if node.gpus and len(drivers) > 1:
         text = f"{node.gpus[0].driver}; the nodes have several: {', '.join(sorted(drivers))}"
-        yield Verdict(node.name, "GPU driver", "low", text)
+        yield _give(node.name, "GPU driver", True, text)
     for gpu in node.gpus:
         for text in _list_ailments(gpu):
-            yield Verdict(node.name, f"GPU {gpu.index}", "low", text)
+            yield _give(node.name, f"GPU {gpu.index}", True, text)
 
 
 def _list_ailments(gpu: Gpu) -> Iterator[str]:
@@ -377,15 +370,13 @@ def _judge_links(
     trip = median(link.latency for link in sound) if sound else 0.0
     for link in links:
         if link.error:
-            text = link.error + _describe_devices(link, ends)
-            yield Verdict(link.name, "link", "low", text)
+            yield _give(link.name, "link", True, link.error + _describe_devices(link, ends))
             continue
         yield _judge_bandwidth(link, ends, usual if len(sound) > 2 else 0.0, memory, busy)
         slow = link.latency > LATENCY * trip and link.latency - trip > LATENCY_LEAST
         text = f"{link.latency * 1e6:.0f} µs"
         text += f", {link.latency / trip:.1f} times the median" if slow else ""
-        state = ("note" if busy else "low") if slow else "ok"
-        yield Verdict(link.name, "latency", state, text, link.latency, trip)
+        yield _give(link.name, "latency", slow, text, link.latency, trip, noted=busy)
 
 
 def _judge_bandwidth(
@@ -419,8 +410,7 @@ def _judge_bandwidth(
     elif low and link.flow > 1.5 * link.least:
         text += f"; one flow alone has {link.flow * 8 / 1e9:.3g} Gbit/s"
     text += _describe_devices(link, ends) if low else ""
-    state = ("note" if noted else "low") if low else "ok"
-    return Verdict(link.name, "bandwidth", state, text, bits, limit)
+    return _give(link.name, "bandwidth", low, text, bits, limit, noted=noted)
 
 
 def _describe_devices(link: Link, ends: Mapping[str, NodeFigures]) -> str:
@@ -438,19 +428,18 @@ def _describe_devices(link: Link, ends: Mapping[str, NodeFigures]) -> str:
 def _judge_reduction(item: Reduction, links: Sequence[Link], busy: bool) -> Verdict:
     subject = f"all-reduce {item.backend}"
     if item.error:
-        return Verdict(subject, "all-reduce", "note" if busy else "low", item.error)
+        return _give(subject, "all-reduce", True, item.error, noted=busy)
     slowest = min((link.least for link in links if not link.error), default=0.0)
     share = f", {item.rate / slowest:.0%} of the slowest link" if slowest else ""
     text = f"{item.latency * 1e6:.0f} µs; {format_rate(item.rate)}{share}"
-    return Verdict(subject, "all-reduce", "ok", text, item.rate, slowest or None)
+    return _give(subject, "all-reduce", False, text, item.rate, slowest or None)
 
 
-def format_rate(value: float) -> str:
-    return f"{value / 1e9:.3g} GB/s" if value >= 1e9 else f"{value / 1e6:.3g} MB/s"
-
-
-def format_flops(value: float) -> str:
-    return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
+def format_rate(value: float, unit: str = "B/s") -> str:
+    """`2.1 GB/s`, `350 GFLOP/s`."""
+    scales = {"T": 1e12, "G": 1e9, "M": 1e6}
+    prefix = next((name for name, scale in scales.items() if value >= scale), "M")
+    return f"{value / scales[prefix]:.3g} {prefix}{unit}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -465,73 +454,6 @@ _THROTTLED = {
 }
 """Bits of clocks_throttle_reasons.active that are no ordinary work of the GPU:
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
-GPU_FIELDS = (
-    *("index", "name", "driver_version", "temperature.gpu", "clocks.sm", "clocks.max.sm"),
-    *("pcie.link.width.current", "pcie.link.width.max"),
-    *("ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.active"),
-    *("memory.used", "memory.total", "utilization.gpu"),
-)
-"""Asked of nvidia-smi, in this order."""
-
-
-def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """The lines of `nvidia-smi --query-gpu=GPU_FIELDS --format=csv,noheader,nounits`."""
-    found = []
-    for line in text.splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) != len(GPU_FIELDS) or not words[0].isdecimal():
-            continue
-        given = dict(zip(GPU_FIELDS, words, strict=True))
-        active = 0
-        with suppress(ValueError):
-            active = int(given["clocks_throttle_reasons.active"], 16)
-        reasons = dict.fromkeys(text for bit, text in _THROTTLED.items() if active & bit)
-        found.append(
-            Gpu(
-                index=int(given["index"]),
-                name=given["name"],
-                driver=given["driver_version"],
-                temperature=_read_number(given["temperature.gpu"]),
-                width=_read_number(given["pcie.link.width.current"]),
-                width_most=_read_number(given["pcie.link.width.max"]),
-                errors=_read_number(given["ecc.errors.uncorrected.volatile.total"]),
-                throttled=", ".join(reasons),
-                memory_used=_read_number(given["memory.used"]),
-                utilization=_read_number(given["utilization.gpu"]),
-            )
-        )
-    return tuple(found)
-
-
-def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
-    """What `rocm-smi --showproductname --showtemp --showuse --showdriverversion --json` prints."""
-    try:
-        read = json.loads(text[text.index("{") :])
-    except (ValueError, RecursionError):
-        return ()
-    cards = {name: card for name, card in read.items() if isinstance(card, dict)}
-    driver = str(cards.get("system", {}).get("Driver version", ""))
-    found = []
-    for name, card in sorted(cards.items()):
-        if not (match := re.fullmatch(r"card(\d+)", name)):
-            continue
-        lower = {key.lower(): str(value) for key, value in card.items()}
-        series = next((value for key, value in lower.items() if "card series" in key), "AMD GPU")
-        hottest = [
-            degrees
-            for key, value in lower.items()
-            if "temperature" in key and (degrees := _read_number(value)) is not None
-        ]
-        found.append(
-            Gpu(
-                index=int(match[1]),
-                name=series,
-                driver=driver,
-                temperature=max(hottest, default=None),
-                utilization=_read_number(lower.get("gpu use (%)", "")),
-            )
-        )
-    return tuple(found)
 
 
 def _read_number(text: str) -> float | None:
@@ -539,6 +461,70 @@ def _read_number(text: str) -> float | None:
         return float(text)
     except ValueError:  # `[N/A]`
         return None
+
+
+def _read_reasons(text: str) -> str:
+    active = 0
+    with suppress(ValueError):
+        active = int(text, 16)
+    return ", ".join(dict.fromkeys(why for bit, why in _THROTTLED.items() if active & bit))
+
+
+GPU_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "index": ("index", int),
+    "name": ("name", str),
+    "driver_version": ("driver", str),
+    "temperature.gpu": ("temperature", _read_number),
+    "pcie.link.width.current": ("width", _read_number),
+    "pcie.link.width.max": ("width_most", _read_number),
+    "ecc.errors.uncorrected.volatile.total": ("errors", _read_number),
+    "clocks_throttle_reasons.active": ("throttled", _read_reasons),
+    "memory.used": ("memory_used", _read_number),
+    "utilization.gpu": ("utilization", _read_number),
+}
+"""Asked of nvidia-smi, in this order; what of a Gpu that is, and how it is read."""
+
+
+def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+    """The lines of `nvidia-smi --query-gpu=GPU_FIELDS --format=csv,noheader,nounits`."""
+    lines = ([word.strip() for word in line.split(",")] for line in text.splitlines())
+    return tuple(
+        Gpu(**{k: read(w) for (k, read), w in zip(GPU_FIELDS.values(), words, strict=True)})
+        for words in lines
+        if len(words) == len(GPU_FIELDS) and words[0].isdecimal()
+    )
+
+
+def read_rocm_cards(text: str) -> dict[int, dict[str, str]]:
+    """What `rocm-smi … --json` prints of each card, and of the system (-1), below what it may print
+    before: texts by their names in lower case."""
+    found: dict[int, dict[str, str]] = {}
+    with suppress(ValueError, RecursionError):
+        for name, card in json.loads(text[text.index("{") :]).items():
+            number = re.fullmatch(r"card(\d+)|system", name)
+            if number and isinstance(card, dict):
+                told = {key.lower(): str(value) for key, value in card.items()}
+                found[int(number[1] or -1)] = told
+    return found
+
+
+def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
+    """What `rocm-smi --showproductname --showtemp --showuse --showdriverversion --json` prints."""
+    cards = read_rocm_cards(text)
+    driver = cards.pop(-1, {}).get("driver version", "")
+    found = []
+    for number, card in sorted(cards.items()):
+        hottest = [_read_number(value) for key, value in card.items() if "temperature" in key]
+        found.append(
+            Gpu(
+                index=number,
+                name=next((v for key, v in card.items() if "card series" in key), "AMD GPU"),
+                driver=driver,
+                temperature=max((each for each in hottest if each is not None), default=None),
+                utilization=_read_number(card.get("gpu use (%)", "")),
+            )
+        )
+    return tuple(found)
 
 
 def read_reduction(backend: str, text: str) -> Reduction:
