@@ -380,7 +380,7 @@ def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path,
             replace_file(target, to_csv(points).encode())
             return (target,)
         started = job.started or job.created
-        return metrics.write(points, target / f"job-{job.id}", started)
+        return metrics.write_event_files(points, target / f"job-{job.id}", started)
     except OSError as error:
         hint = "choose another folder or FILE.csv with --export"
         raise make_write_error(f"the metrics to {target}", error, hint) from error

@@ -17,10 +17,10 @@ from clusterctl.core.text import count, format_seconds, format_time
 from clusterctl.errors import ClusterctlError, make_write_error
 from clusterctl.insight import cost as insight_cost
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.page import Table
 from clusterctl.insight.report import (
     LAST_JOBS,
     ReportData,
+    Table,
     UpPhase,
     count_plots,
     to_html,

@@ -26,7 +26,7 @@ from clusterctl.core.variables import redact
 from clusterctl.errors import UsageError
 from clusterctl.insight import scaling
 from clusterctl.insight import verify as insight_verify
-from clusterctl.insight.scaling import SPLIT, Curve, Curves, Row, ScalingStep
+from clusterctl.insight.scaling import SPLIT, Curve, Curves
 from clusterctl.insight.top import GpuLook, NodeLine, RankLine, TopFrame
 from clusterctl.options.clusters import Verify
 from clusterctl.options.jobs import BenchAllreduce, BenchScaling, Diff, Doctor, Report, Top
@@ -161,8 +161,7 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
         repeats=given.repeats or REPEATS,
     )
     found = bench.measure_allreduce(store, cluster, sizes, console.report, now=given.now)
-    head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
-    console.result(format_table([head, *(_format_size(row, found) for row in found.rows)]))
+    console.result(format_table(scaling.tabulate_allreduce(found)))
     for backend, why in found.failed.items():
         console.note(f"{backend}: {why}")
     for line in _describe_limits(found):
@@ -181,18 +180,6 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
                 for row in found.rows
             ],
         }
-    )
-
-
-def _format_size(row: Row, found: Curves) -> tuple[str, ...]:
-    share = f"{row.bus.value / found.limit.rate:.0%}" if found.limit.rate else "-"
-    return (
-        row.backend,
-        str(row.size),
-        row.seconds.describe(1e6),
-        row.algorithm.describe(1e-9),
-        row.bus.describe(1e-9),
-        share,
     )
 
 
@@ -225,9 +212,7 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
         repeats=given.repeats or REPEATS,
     )
     curve = bench.measure_scaling(store, cluster, series, console.report, now=given.now)
-    console.result(
-        format_table([_list_columns(curve), *(_format_step(step, curve) for step in curve.steps)])
-    )
+    console.result(format_table(scaling.tabulate_scaling(curve)))
     for line in _conclude(curve):
         console.note(line)
     console.document(
@@ -243,30 +228,6 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
                 for step in curve.steps
             ],
         }
-    )
-
-
-def _list_columns(curve: Curve) -> tuple[str, ...]:
-    times = (f"s/{curve.unit}", "predicted", "speed-up", "efficiency")
-    return ("ranks", "nodes", *times, "compute", "communication", "waiting", f"$/{curve.unit}")
-
-
-def _format_step(step: ScalingStep, curve: Curve) -> tuple[str, ...]:
-    predicted = "-" if step.predicted is None else scaling.describe_allreduce(step.predicted)
-    split = (
-        [scaling.describe_allreduce(seconds) for seconds in step.split]
-        if step.split
-        else ["-"] * len(SPLIT)
-    )
-    return (
-        str(step.ranks),
-        str(step.nodes),
-        step.seconds.describe(),
-        predicted,
-        step.speedup.describe(),
-        f"{step.efficiency:.0%}",
-        *split,
-        "-" if step.dollars is None else scaling.describe_allreduce(step.dollars),
     )
 
 

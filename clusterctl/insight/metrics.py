@@ -8,11 +8,10 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from clusterctl.errors import UsageError
 
@@ -343,12 +342,8 @@ def drop_repeated(points: Iterable[MetricPoint]) -> tuple[MetricPoint, ...]:
 def list_columns(points: Iterable[MetricPoint]) -> list[str]:
     """All names: epoch and step first, time last, the others as they first came."""
     seen = dict.fromkeys(name for point in points for name in point.values)
-    middle = [name for name in seen if name not in (*FIRST, *LAST)]
-    return [
-        *(name for name in FIRST if name in seen),
-        *middle,
-        *(name for name in LAST if name in seen),
-    ]
+    order = {name: number for number, name in enumerate(FIRST, -len(FIRST))}
+    return sorted(seen, key=lambda name: 1 if name in LAST else order.get(name, 0))
 
 
 def to_csv(points: Sequence[MetricPoint]) -> str:
@@ -451,18 +446,14 @@ SUFFIX = ".clusterctl"
 """Ends the names of the files that we write. Those of an earlier export are replaced, no others."""
 
 
-class EventFile(Protocol):
-    """One run, as TensorBoard calls it. OSError where the disk is full."""
-
-    def add(self, name: str, value: float, step: int, when: float) -> None:
-        """`when`: seconds since the epoch."""
-
-    def close(self) -> None: ...
-
-
-def open_event_file(folder: Path) -> EventFile:
-    """A new file in `folder`. UsageError where tensorboardX is not installed."""
+def write_event_files(
+    points: Sequence[MetricPoint], folder: Path, started: float
+) -> tuple[Path, ...]:
+    """A run for each rank, `folder`/rank-N; returns the runs. A point lies at its step, else at its
+    epoch. `started`: the time of points that have none. UsageError where tensorboardX is not
+    installed, OSError where the disk is full."""
     try:
+        # Not its SummaryWriter, whose queue waits for ever when the disk is full.
         from tensorboardX import event_file_writer, summary
         from tensorboardX.proto.event_pb2 import Event
     except ImportError:
@@ -470,46 +461,21 @@ def open_event_file(folder: Path) -> EventFile:
             "writing files for TensorBoard needs tensorboardX, which is not installed",
             hint="pip install 'clusterctl[tensorboard]', or use --export FILE.csv",
         ) from None
-
-    class Written:
-        # Not its SummaryWriter, whose queue waits for ever when the disk is full.
-        def __init__(self) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            prefix = str(folder.absolute() / "events")
-            self._writer = event_file_writer.EventsWriter(prefix, SUFFIX)
-
-        def add(self, name: str, value: float, step: int, when: float) -> None:
-            scalar = summary.scalar(name, value)
-            self._writer.write_event(Event(wall_time=when, step=step, summary=scalar))
-
-        def close(self) -> None:
-            self._writer.close()
-
-    return Written()
-
-
-def write(
-    points: Sequence[MetricPoint],
-    folder: Path,
-    started: float,
-    open_file: Callable[[Path], EventFile] = open_event_file,
-) -> tuple[Path, ...]:
-    """A run for each rank, `folder`/rank-N; returns the runs. A point lies at its step, else at its
-    epoch. `started`: the time of points that have none. UsageError and OSError: see
-    `open_event_file`."""
     found = {name: find_curves(points, name) for name in list_columns(points) if name not in PLACES}
     runs = []
     for rank in sorted({rank for by_rank in found.values() for rank in by_rank}):
         run = folder / f"rank-{rank}"
+        run.mkdir(parents=True, exist_ok=True)
         for earlier in run.glob(f"events.out.tfevents.*{SUFFIX}"):
             earlier.unlink()
-        file = open_file(run)
+        file = event_file_writer.EventsWriter(str(run.absolute() / "events"), SUFFIX)
         for name, by_rank in found.items():
             curve = by_rank.get(rank, [])
             whole = all(x == int(x) for x, _ in curve)  # else parts of epochs: no step of theirs
             for number, (x, point) in enumerate(curve):
-                step = int(x) if whole else number
-                file.add(name, point.values[name], step, point.values.get("time", started))
+                step, when = int(x) if whole else number, point.values.get("time", started)
+                value = summary.scalar(name, point.values[name])
+                file.write_event(Event(wall_time=when, step=step, summary=value))
         file.close()
         runs.append(run)
     return tuple(runs)

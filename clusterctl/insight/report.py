@@ -3,18 +3,23 @@ it is given: what it says comes from records."""
 
 from __future__ import annotations
 
+import html
+import io
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobState
-from clusterctl.insight import metrics, page
-from clusterctl.insight import scaling as insight_scaling
+from clusterctl.core.text import count, format_bytes, format_time
+from clusterctl.errors import UsageError
+from clusterctl.insight import metrics, scaling
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.page import Section, Table
-from clusterctl.insight.scaling import Curve, Curves
-from clusterctl.insight.verify import Link, Verdict
+from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure, estimate_ring_seconds
+from clusterctl.insight.verify import Link, Verdict, format_rate
 
 LAST_JOBS = 20
 """Jobs on the timeline and in the table; the latest ones."""
@@ -22,13 +27,30 @@ MOST_PLOTS = 12
 """Plots of metrics: each takes a tenth of a second and 30 kB. Losses and accuracies come first."""
 LAST_CURVES = 6
 """Jobs whose curves are drawn."""
-_KINDS = {
-    JobState.SUCCEEDED: 2,
-    JobState.RUNNING: 0,
-    JobState.QUEUED: 4,
-    JobState.CANCELLED: 4,
-}
-_FAILED, _PHASE = 1, 3
+
+Plot = tuple[str, str]
+"""A title and an SVG."""
+Lines = Mapping[str, Sequence[tuple[float, float | Figure]]]
+"""Points by the name of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`head` and rows of text; numbers are right-aligned in the columns of `right`."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with what is below it. There are no plots in Markdown."""
+
+    title: str
+    table: Table | None = None
+    plots: tuple[Plot, ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,192 +83,6 @@ class ReportData:
     scaling: Curve | None = None
 
 
-def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
-    """All that there is something to say about. `draw`: with plots."""
-    found = [Section("Overview", source.facts)]
-    if source.nodes:
-        found.append(Section("Nodes", source.nodes))
-    bars, unit = _make_bars(source)
-    if bars and draw:
-        drawn = page.draw_timeline(bars, f"{unit} since the start")
-        found.append(Section("Time line", plots=(("Phases and jobs", drawn),)))
-    if source.job_table:
-        found.append(Section("Jobs", source.job_table))
-    table = _tabulate_metrics(source.points)
-    if table:
-        groups, units = _collect_lines(source.points)
-        shown = dict(itertools.islice(groups.items(), MOST_PLOTS))
-        text = ""
-        if draw and len(groups) > len(shown):
-            text = f"Curves of {len(shown)} of {len(groups)} metrics; the table has all of them."
-        curves = tuple(_draw_curves(shown, units)) if draw else ()
-        found.append(Section("Metrics", table, curves, text))
-    if source.cost:
-        found.append(Section("Cost", source.cost))
-    if source.verdicts:
-        found.append(_describe_measurements(source, draw))
-    if source.allreduce:
-        found.append(insight_scaling.describe_allreduce_benchmarks(source.allreduce, draw))
-    if source.scaling:
-        found.append(insight_scaling.describe_scaling(source.scaling, draw))
-    return found
-
-
-def _make_bars(source: ReportData) -> tuple[list[page.Bar], str]:
-    """And the unit of their times."""
-    jobs = [job for job in source.jobs if job.started][-LAST_JOBS:]
-    starts = [*(phase.start for phase in source.phases), *(job.started or 0.0 for job in jobs)]
-    if not starts:
-        return [], ""
-    first = min(starts)
-    ends = [*(p.end for p in source.phases), *(j.finished or source.now for j in jobs)]
-    unit, name = _choose_unit(max(ends) - first)
-    bars = [
-        page.Bar(phase.name, (phase.start - first) / unit, (phase.end - first) / unit, _PHASE)
-        for phase in source.phases
-    ]
-    bars += [
-        page.Bar(
-            f"job {job.id}",
-            ((job.started or first) - first) / unit,
-            ((job.finished or source.now) - first) / unit,
-            _KINDS.get(job.state, _FAILED),
-        )
-        for job in jobs
-    ]
-    return bars, name
-
-
-def _choose_unit(seconds: float) -> tuple[float, str]:
-    for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds > 3 * unit:
-            return unit, name
-    return 1.0, "seconds"
-
-
-def _make_label(name: str) -> str:
-    return name.replace("_per_", "/").replace("_", " ")
-
-
-_MIXED = ("loss", "accuracy")
-
-
-def _name_group(name: str) -> str:
-    """Metrics that share a plot: losses, accuracies; any other one has its own."""
-    for word in _MIXED:
-        if name == word or name.endswith(f"_{word}"):
-            return word
-    return name
-
-
-_NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes", "allreduces", "allreduce_bytes"}
-
-
-_Lines = dict[str, Sequence[tuple[float, float]]]
-
-
-def count_plots(source: ReportData) -> int:
-    """Plots of metrics that the page will have."""
-    return min(MOST_PLOTS, len(_collect_lines(source.points)[0]))
-
-
-def _collect_lines(
-    points: Mapping[int, Sequence[MetricPoint]],
-) -> tuple[dict[str, _Lines], set[str]]:
-    """The lines of each plot that has a curve, the most wanted first, and the units of their x."""
-    chosen = dict(sorted(points.items())[-LAST_CURVES:])
-    groups: dict[str, _Lines] = {}
-    units = set()
-    for number, mine in chosen.items():
-        if any("bytes" in point.values for point in mine):
-            _add_sizes(groups, number, mine)
-            continue
-        units.add("step" if any("step" in point.values for point in mine) else "epoch")
-        for name in metrics.list_columns(mine):
-            if name in _NO_CURVE:
-                continue
-            ranks = metrics.find_series(mine, name)
-            lines = groups.setdefault(_name_group(name), {})
-            mixed = _name_group(name) in _MIXED
-            for rank, series in ranks.items():
-                rest = f", rank {rank}" if len(ranks) > 1 else ""
-                what = f": {_make_label(name)}" if mixed else ""
-                lines[f"job {number}{what}{rest}"] = series
-    curved = {
-        group: lines
-        for group, lines in groups.items()
-        if group == _SIZES or any(len(series) > 1 for series in lines.values())
-    }
-    first = (_SIZES, *_MIXED)
-    return dict(sorted(curved.items(), key=lambda item: item[0] not in first)), units
-
-
-def _draw_curves(groups: Mapping[str, _Lines], units: set[str]) -> list[tuple[str, str]]:
-    found = []
-    for group, lines in groups.items():
-        if group == _SIZES:
-            drawn = page.draw_curves(lines, x="bytes", y="GB/s", log_x=True, log_y=True)
-            found.append(("All-reduce: bus bandwidth by size", drawn))
-        else:
-            low = min(y for series in lines.values() for _, y in series)
-            scale = group not in _MIXED and low >= 0
-            axis = " or ".join(sorted(units))
-            drawn = page.draw_curves(lines, x=axis, y=_make_label(group), from_zero=scale)
-            found.append((_make_label(group).capitalize(), drawn))
-    return found
-
-
-_SIZES = "all-reduce"
-
-
-def _add_sizes(
-    groups: dict[str, _Lines],
-    number: int,
-    mine: Sequence[MetricPoint],
-) -> None:
-    rates = [
-        (p.values["bytes"], p.values["bus_gb_per_second"])
-        for p in mine
-        if p.values.get("bytes", 0) > 0 and p.values.get("bus_gb_per_second", 0) > 0
-    ]
-    if rates:
-        groups.setdefault(_SIZES, {})[f"job {number}"] = rates
-
-
-def _tabulate_metrics(points: Mapping[int, Sequence[MetricPoint]]) -> Table | None:
-    """First, last, and the best of what may have one."""
-    rows = []
-    for number, mine in sorted(points.items())[-LAST_CURVES:]:
-        for name in metrics.list_columns(mine):
-            if name in _NO_CURVE:
-                continue
-            for rank, series in metrics.find_series(mine, name).items():
-                values = [value for _, value in series]
-                texts = (
-                    metrics.render_metrics(v)
-                    for v in (values[0], values[-1], min(values), max(values))
-                )
-                rows.append((str(number), _make_label(name), str(rank), str(len(values)), *texts))
-    head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
-    return Table(head, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7})) if rows else None
-
-
-def _describe_measurements(source: ReportData, draw: bool) -> Section:
-    rows = tuple((v.state, v.subject, v.what, v.text) for v in source.verdicts)
-    rates: dict[tuple[str, str], float] = {}
-    for link in source.links:
-        if not link.error and link.rate:
-            rates[link.second, link.first] = link.rate * 8 / 1e9
-            rates[link.first, link.second] = (link.back or link.rate) * 8 / 1e9
-    names = list(dict.fromkeys(name for pair in sorted(rates) for name in pair))
-    drawn: tuple[tuple[str, str], ...] = ()
-    if draw and rates:
-        title = "Bandwidth between nodes (row sends to column)"
-        drawn = ((title, page.draw_heat_map(names, rates, "Gbit/s")),)
-    text = f"Measured by clusterctl verify on {source.measured}."
-    return Section("Measurements", Table(("state", "of", "what", "result"), rows), drawn, text)
-
-
 def to_html(source: ReportData) -> str:
     """One page without scripts that loads nothing."""
     found = make_sections(source, draw=True)
@@ -257,19 +93,416 @@ def to_markdown(source: ReportData) -> str:
     """The same without plots, for issues and papers."""
     parts = [f"# {source.title}"]
     for section in make_sections(source, draw=False):
-        parts.append(f"## {section.title}")
-        if section.text:
-            parts.append(section.text)
-        if section.table:
-            parts.append(_render_table(section.table))
+        table = _render_table(section.table) if section.table else ""
+        parts += filter(None, (f"## {section.title}", section.text, table))
     return "\n\n".join(parts) + "\n"
 
 
 def _render_table(table: Table) -> str:
-    def render_row(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+    cells = [[c.replace("|", "\\|").replace("\n", " ") for c in row] for row in table.rows]
+    rule = ["---:" if number in table.right else "---" for number in range(len(table.head))]
+    rows = [f"| {' | '.join(row)} |" for row in (table.head, *cells)]
+    return "\n".join([rows[0], f"|{'|'.join(rule)}|", *rows[1:]])
 
-    rule = (
-        "|" + "|".join("---:" if n in table.right else "---" for n in range(len(table.head))) + "|"
+
+def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
+    """All that there is something to say about. `draw`: with plots."""
+    bars, unit = _make_bars(source) if draw else ([], "")
+    timeline = _draw_timeline(bars, f"{unit} since the start") if bars else ""
+    sections = (
+        Section("Overview", source.facts),
+        Section("Nodes", source.nodes),
+        Section("Time line", plots=(("Phases and jobs", timeline),)) if timeline else None,
+        Section("Jobs", source.job_table),
+        _describe_metrics(source.points, draw),
+        Section("Cost", source.cost),
+        _describe_measurements(source, draw) if source.verdicts else None,
+        _describe_allreduce(source.allreduce, draw) if source.allreduce else None,
+        _describe_scaling(source.scaling, draw) if source.scaling else None,
     )
-    return "\n".join([render_row(table.head), rule, *map(render_row, table.rows)])
+    return [section for section in sections if section and (section.table or section.plots)]
+
+
+# -------------------------------------------------------------------------------------------------
+# The time line.
+
+
+_PHASE, _FAILED = 3, 1
+_COLOURS = {
+    JobState.SUCCEEDED: 2,
+    JobState.RUNNING: 0,
+    JobState.QUEUED: 4,
+    JobState.CANCELLED: 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """From `start` to `end` in the row of that name. `colour`: 0 to 7."""
+
+    row: str
+    start: float
+    end: float
+    colour: int
+
+
+def _make_bars(source: ReportData) -> tuple[list[Bar], str]:
+    """And the unit of their times."""
+    bars = [Bar(phase.name, phase.start, phase.end, _PHASE) for phase in source.phases]
+    for job in [job for job in source.jobs if job.started][-LAST_JOBS:]:
+        end, colour = job.finished or source.now, _COLOURS.get(job.state, _FAILED)
+        bars.append(Bar(f"job {job.id}", job.started or 0.0, end, colour))
+    if not bars:
+        return [], ""
+    first = min(bar.start for bar in bars)
+    whole = max(bar.end for bar in bars) - first
+    units = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0}
+    name = next((name for name, seconds in units.items() if whole > 3 * seconds), "seconds")
+    unit = units.get(name, 1.0)
+    return [
+        Bar(bar.row, (bar.start - first) / unit, (bar.end - first) / unit, bar.colour)
+        for bar in bars
+    ], name
+
+
+# -------------------------------------------------------------------------------------------------
+# What programs have printed.
+
+
+_MIXED = ("loss", "accuracy")
+"""Metrics that share a plot; any other one has its own."""
+_SIZES = "all-reduce"
+"""The plot of what reduce_all.py prints."""
+_NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes", "allreduces", "allreduce_bytes"}
+
+
+def _make_label(name: str) -> str:
+    return name.replace("_per_", "/").replace("_", " ")
+
+
+def _name_group(name: str) -> str:
+    return next((word for word in _MIXED if name == word or name.endswith(f"_{word}")), name)
+
+
+def count_plots(source: ReportData) -> int:
+    """Plots of metrics that the page will have."""
+    return min(MOST_PLOTS, len(_collect_lines(source.points)[0]))
+
+
+def _describe_metrics(points: Mapping[int, Sequence[MetricPoint]], draw: bool) -> Section:
+    """First and last of each, the smallest and the largest; and the curves."""
+    rows = []
+    for number, mine in sorted(points.items())[-LAST_CURVES:]:
+        for name in [name for name in metrics.list_columns(mine) if name not in _NO_CURVE]:
+            for rank, series in metrics.find_series(mine, name).items():
+                values = [value for _, value in series]
+                chosen = (values[0], values[-1], min(values), max(values))
+                texts = map(metrics.render_metrics, chosen)
+                rows.append((str(number), _make_label(name), str(rank), str(len(values)), *texts))
+    head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
+    table = Table(head, tuple(rows), frozenset({0, *range(2, len(head))})) if rows else None
+    if not draw:
+        return Section("Metrics", table)
+    groups, units = _collect_lines(points)
+    shown = dict(itertools.islice(groups.items(), MOST_PLOTS))
+    more = f"Curves of {len(shown)} of {len(groups)} metrics; the table has all of them."
+    text = more * (len(groups) > len(shown))
+    return Section("Metrics", table, tuple(_draw_groups(shown, units)), text)
+
+
+def _collect_lines(
+    points: Mapping[int, Sequence[MetricPoint]],
+) -> tuple[dict[str, dict[str, list[tuple[float, float]]]], set[str]]:
+    """The lines of each plot that has a curve, the most wanted first, and the units of their x."""
+    groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    units = set()
+    for number, mine in sorted(points.items())[-LAST_CURVES:]:
+        if any("bytes" in point.values for point in mine):
+            both = ((p.values.get("bytes", 0), p.values.get("bus_gb_per_second", 0)) for p in mine)
+            if rates := [pair for pair in both if min(pair) > 0]:
+                groups.setdefault(_SIZES, {})[f"job {number}"] = rates
+            continue
+        units.add("step" if any("step" in point.values for point in mine) else "epoch")
+        for name in [name for name in metrics.list_columns(mine) if name not in _NO_CURVE]:
+            group = _name_group(name)
+            what = f": {_make_label(name)}" if group in _MIXED else ""
+            ranks = metrics.find_series(mine, name)
+            for rank, series in ranks.items():
+                rest = f", rank {rank}" if len(ranks) > 1 else ""
+                groups.setdefault(group, {})[f"job {number}{what}{rest}"] = series
+    curved = {
+        group: lines
+        for group, lines in groups.items()
+        if group == _SIZES or any(len(series) > 1 for series in lines.values())
+    }
+    first = (_SIZES, *_MIXED)
+    return dict(sorted(curved.items(), key=lambda item: item[0] not in first)), units
+
+
+def _draw_groups(
+    groups: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], units: set[str]
+) -> list[Plot]:
+    found = []
+    for group, lines in groups.items():
+        if group == _SIZES:
+            drawn = draw_curves(lines, x="bytes", y="GB/s", log=True)
+            found.append(("All-reduce: bus bandwidth by size", drawn))
+        else:
+            low = min(y for series in lines.values() for _, y in series)
+            zero, axis = group not in _MIXED and low >= 0, " or ".join(sorted(units))
+            drawn = draw_curves(lines, x=axis, y=_make_label(group), from_zero=zero)
+            found.append((_make_label(group).capitalize(), drawn))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# What `verify` and `bench` have measured.
+
+
+def _describe_measurements(source: ReportData, draw: bool) -> Section:
+    rows = tuple((v.state, v.subject, v.what, v.text) for v in source.verdicts)
+    rates: dict[tuple[str, str], float] = {}
+    for link in source.links:
+        if not link.error and link.rate:
+            rates[link.second, link.first] = link.rate * 8 / 1e9
+            rates[link.first, link.second] = (link.back or link.rate) * 8 / 1e9
+    drawn: tuple[Plot, ...] = ()
+    if draw and rates:
+        title = "Bandwidth between nodes (row sends to column)"
+        drawn = ((title, _draw_heat_map(rates, "Gbit/s")),)
+    text = f"Measured by clusterctl verify on {source.measured}."
+    return Section("Measurements", Table(("state", "of", "what", "result"), rows), drawn, text)
+
+
+def _describe_allreduce(found: Curves, draw: bool) -> Section:
+    """Table, and curves against the slowest link."""
+    head, *rows = scaling.tabulate_allreduce(found)
+    limit = f" Limit: {format_rate(found.limit.rate)} ({found.limit.of})."
+    text = (
+        f"Measured by clusterctl bench allreduce on {format_time(found.time)} with"
+        f" {count(found.rows[0].ranks, 'rank')}: median of {count(found.repeats, 'repeat')}, with"
+        f" the smallest and the largest.{limit if found.limit.rate else ''}"
+    )
+    table = Table(head, tuple(rows), frozenset(range(1, len(head))))
+    return Section("All-reduce", table, _plot_allreduce(found) if draw else (), text)
+
+
+def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
+    bandwidth: dict[str, list[tuple[float, float | Figure]]] = {}
+    latency: dict[str, list[tuple[float, float | Figure]]] = {}
+    for row in found.rows:
+        bandwidth.setdefault(row.backend, []).append((row.size, row.bus.scale(1e-9)))
+        latency.setdefault(row.backend, []).append((row.size, row.seconds.scale(1e6)))
+    if found.limit.rate:
+        ranks = found.rows[0].ranks
+        for size in sorted({row.size for row in found.rows}):
+            ring = estimate_ring_seconds(size, ranks, found.limit) or 0.0
+            bandwidth.setdefault("limit", []).append((size, found.limit.rate / 1e9))
+            latency.setdefault("ring at the limit", []).append((size, ring * 1e6))
+    dashed = ("limit", "ring at the limit")
+    return (
+        (
+            "All-reduce: bus bandwidth",
+            draw_curves(bandwidth, x="bytes", y="GB/s", log=True, dashed=dashed),
+        ),
+        ("All-reduce: time", draw_curves(latency, x="bytes", y="µs", log=True, dashed=dashed)),
+    )
+
+
+def _describe_scaling(found: Curve, draw: bool) -> Section:
+    """Table, and curves with prediction and efficiency."""
+    head, *rows = scaling.tabulate_scaling(found)
+    cheapest = f", cheapest: {count(found.cheapest, 'rank')}" if found.cheapest else ""
+    text = (
+        f"{found.program}, measured by clusterctl bench scaling on {format_time(found.time)}."
+        f" Fastest: {count(found.fastest, 'rank')}{cheapest}. Predicted from {found.assumes}."
+    )
+    table = Table(head, tuple(rows), frozenset(range(len(head))))
+    return Section("Scaling", table, _plot_scaling(found) if draw else (), text)
+
+
+def _plot_scaling(found: Curve) -> tuple[Plot, ...]:
+    if len(found.steps) < 2:
+        return ()
+    unit = f"seconds per {found.unit}"
+    times: Lines = {
+        "measured": [(step.ranks, step.seconds) for step in found.steps],
+        "predicted": [(s.ranks, s.predicted) for s in found.steps if s.predicted is not None],
+    }
+    share: Lines = {
+        "measured": [(step.ranks, 100 * step.efficiency) for step in found.steps],
+        "ideal": [(step.ranks, 100.0) for step in found.steps],
+    }
+    parts: Lines = {
+        name.removesuffix("_seconds"): [(s.ranks, s.split[number]) for s in found.steps if s.split]
+        for number, name in enumerate(SPLIT)
+    }
+    plots = {
+        "Time by number of ranks": (times, unit),
+        "Efficiency": (share, "% of ideal"),
+        **({"Where the time goes": (parts, unit)} if all(s.split for s in found.steps) else {}),
+    }
+    dashed = ("predicted", "ideal")
+    return tuple(
+        (title, draw_curves(lines, x="ranks", y=y, from_zero=True, dashed=dashed))
+        for title, (lines, y) in plots.items()
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Plots as SVG, by matplotlib (the extra `report`), for a page that is light or dark.
+#
+# Colours are variables of the page's style sheet: `--ink`, `--faint` and `--c0` to `--c7`. Text is
+# drawn as paths, so that it is as wide in every browser as it was when room was made for it.
+
+
+WIDTH, HEIGHT = 5.0, 3.0
+"""Inches, of 72 points each: a phone shows that without making the text too small."""
+MOST_POINTS, MOST_LINES = 400, 8
+LONGEST_LABEL = 18
+"""Characters in a line of an axis' label: a plot with a large legend has no more room."""
+INK, FAINT = "#010203", "#010204"
+SERIES = tuple(f"#01030{number}" for number in range(MOST_LINES))
+_VARIABLES = {
+    INK: "var(--ink)",
+    FAINT: "var(--faint)",
+    **{colour: f"var(--c{number})" for number, colour in enumerate(SERIES)},
+}
+_numbers = itertools.count()
+
+
+def _make_figure(height: float = HEIGHT) -> tuple[Any, Any]:
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError(
+            "the plots of an HTML report need matplotlib, which is not installed",
+            hint="pip install 'clusterctl[report]', or use --format md",
+        ) from None
+    from matplotlib import figure as matplotlib_figure
+
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "path", "svg.hashsalt": "clusterctl", "text.parse_math": False}
+    )
+    figure = matplotlib_figure.Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, which="both", labelsize=9)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _render_svg(figure: Any, label: str) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    # Several plots share a page, and an id is one thing's.
+    mark = f"plot{next(_numbers)}-"
+    svg = re.sub(r'\bid="', f'id="{mark}', svg)
+    svg = re.sub(r'href="#', f'href="#{mark}', svg).replace("url(#", f"url(#{mark}")
+    for side in ("width", "height"):
+        svg = re.sub(rf'<svg ([^>]*?){side}="[^"]*"', r"<svg \1", svg, count=1)
+    label = html.escape(label)  # it may be what a program calls a metric
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def draw_curves(
+    lines: Lines,
+    *,
+    x: str,
+    y: str,
+    log: bool = False,
+    from_zero: bool = False,
+    dashed: Collection[str] = (),
+) -> str:
+    """One line for each name that has points, which are shown where there are few; at most
+    MOST_LINES of them. `log`: by sizes of messages, on both axes. `dashed`: lines that are not
+    measured, limits and predictions."""
+    figure, axes = _make_figure()
+    shown = dict(itertools.islice(((n, p) for n, p in lines.items() if p), MOST_LINES))
+    for (name, points), colour in zip(shown.items(), SERIES, strict=False):
+        step = max(1, len(points) // MOST_POINTS)
+        chosen = [*points[::step], points[-1]] if step > 1 else points
+        xs = [at for at, _ in chosen]
+        ys = [value if isinstance(value, Figure) else Figure.of(value) for _, value in chosen]
+        few = len(chosen) <= 30 and name not in dashed
+        style = "--" if name in dashed else "-"
+        look: Any = {"color": colour, "linestyle": style, "linewidth": 1.6}
+        middle = [value.value for value in ys]
+        axes.plot(xs, middle, label=name, marker="o" if few else None, markersize=4, **look)
+        if any(value.low < value.high for value in ys):
+            spread = [[v.value - v.low for v in ys], [v.high - v.value for v in ys]]
+            bars = {"fmt": "none", "ecolor": colour, "elinewidth": 1.0, "capsize": 3}
+            axes.errorbar(xs, middle, yerr=spread, **bars)
+    axes.grid(color=FAINT, linewidth=0.5)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(textwrap.fill(y, LONGEST_LABEL), color=INK)
+    if log:
+        # The usual labels are formulas, which names of metrics must not be taken for.
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        sizes = sorted({point[0] for points in shown.values() for point in points})
+        sizes = sizes[:: -(-len(sizes) // 7)]
+        axes.set_xticks(sizes, map(format_bytes, sizes))
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=7)
+    if from_zero:
+        axes.set_ylim(bottom=0, top=1.05 * axes.get_ylim()[1])
+    if len(shown) > 1:
+        columns = 2 if max(map(len, shown)) < 24 else 1
+        figure.legend(
+            loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=9
+        )
+    return _render_svg(figure, f"{y} by {x}")
+
+
+def _draw_timeline(bars: Sequence[Bar], x: str) -> str:
+    """A row for each name, in the order of the bars, the first one above."""
+    rows = list(dict.fromkeys(bar.row for bar in bars))
+    figure, axes = _make_figure(0.9 + 0.28 * len(rows))
+    end = max((bar.end for bar in bars), default=1.0)
+    for bar in bars:
+        width = max(bar.end - bar.start, end / 200)
+        axes.barh(rows.index(bar.row), width, left=bar.start, color=SERIES[bar.colour], height=0.6)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first one above, and no room for rows that are not
+    axes.grid(color=FAINT, linewidth=0.5, axis="x")
+    axes.set_xlabel(x, color=INK)
+    return _render_svg(figure, "timeline")
+
+
+def _draw_heat_map(values: Mapping[tuple[str, str], float], label: str) -> str:
+    """A square for each ordered pair that has a value; numbers in the squares of few nodes."""
+    names = list(dict.fromkeys(name for pair in sorted(values) for name in pair))
+    size = len(names)
+    figure, axes = _make_figure(min(6.0, 1.8 + 0.4 * size))
+    missing = float("nan")
+    cells = [[values.get((row, column), missing) for column in names] for row in names]
+    known = [value for row in cells for value in row if value == value]
+    low, high = min(known), max(known)
+    mesh = axes.pcolormesh(cells, cmap="cividis", vmin=0.0, vmax=high or 1.0, edgecolors="none")
+    for row, column in itertools.product(range(size), repeat=2) if size <= 8 else ():
+        value = cells[row][column]
+        if value == value:
+            dark = value < 0.55 * high
+            colour = "#ffffff" if dark else "#000000"
+            place = (column + 0.5, row + 0.5)
+            axes.annotate(f"{value:.3g}", place, ha="center", va="center", color=colour, size=9)
+    ticks = [number + 0.5 for number in range(size)]
+    axes.set_xticks(
+        ticks, names, rotation=45 if size > 3 else 0, ha="right" if size > 3 else "center"
+    )
+    axes.set_yticks(ticks, names)
+    axes.invert_yaxis()
+    bar = figure.colorbar(mesh, ax=axes)
+    bar.set_label(label, color=INK)
+    bar.ax.tick_params(colors=INK, labelsize=9)
+    bar.outline.set_visible(False)
+    return _render_svg(figure, f"{label}, from {low:.3g} to {high:.3g}")

@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from clusterctl.core.text import count, format_time
-from clusterctl.insight import page
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.page import Section, Table
-from clusterctl.insight.verify import Measurements, Reduction, format_rate
+from clusterctl.insight.verify import Measurements, Reduction
 
 # -------------------------------------------------------------------------------------------------
 # How long all-reduces of many sizes take, in each backend, beside what the links allow. Pure.
@@ -43,14 +39,25 @@ class Figure:
     def from_values(cls, values: Sequence[float]) -> Figure:
         return cls(median(values), min(values), max(values))
 
-    def describe(self, unit: float = 1.0) -> str:
-        """`7.1 (6.9-8)`, times `unit`."""
-        texts = [describe_allreduce(each * unit) for each in (self.value, self.low, self.high)]
-        return texts[0] if self.low == self.high else f"{texts[0]} ({texts[1]}-{texts[2]})"
+    @classmethod
+    def of(cls, value: float) -> Figure:
+        """Of one repeat."""
+        return cls(value, value, value)
+
+    def scale(self, by: float) -> Figure:
+        return Figure(self.value * by, self.low * by, self.high * by)
+
+    def __str__(self) -> str:
+        """`7.1 (6.9-8)`."""
+        text = format_figure(self.value)
+        spread = f" ({format_figure(self.low)}-{format_figure(self.high)})"
+        return text if self.low == self.high else text + spread
 
 
-def describe_allreduce(value: float) -> str:
-    """Three digits, or two of what is very little."""
+def format_figure(value: float | None) -> str:
+    """Three digits, or two of what is very little; `-` of what is not known."""
+    if value is None:
+        return "-"
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.1e}"
@@ -116,6 +123,23 @@ def make_rows(
             )
         )
     return tuple(found)
+
+
+def tabulate_allreduce(found: Curves) -> list[tuple[str, ...]]:
+    """A head, and a row for each backend and size."""
+    limit = found.limit.rate
+    rows = (
+        (
+            row.backend,
+            str(row.size),
+            str(row.seconds.scale(1e6)),
+            str(row.algorithm.scale(1e-9)),
+            str(row.bus.scale(1e-9)),
+            f"{row.bus.value / limit:.0%}" if limit else "-",
+        )
+        for row in found.rows
+    )
+    return [("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit"), *rows]
 
 
 def _is_size(point: MetricPoint) -> bool:
@@ -340,122 +364,21 @@ def _describe_assumptions(
     return f"{text}, without communication"
 
 
-# -------------------------------------------------------------------------------------------------
-# What `bench` has measured, as sections of a report. Pure.
-
-
-Lines = dict[str, list[tuple[float, float]]]
-Errors = dict[str, list[tuple[float, float]]]
-
-
-def describe_allreduce_benchmarks(found: Curves, draw: bool) -> Section:
-    """Table, and curves against the slowest link."""
-    rows = tuple(
-        (
-            row.backend,
-            str(row.size),
-            row.seconds.describe(1e6),
-            row.algorithm.describe(1e-9),
-            row.bus.describe(1e-9),
-            f"{row.bus.value / found.limit.rate:.0%}" if found.limit.rate else "-",
-        )
-        for row in found.rows
-    )
-    head = ("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit")
-    limit = f" Limit: {format_rate(found.limit.rate)} ({found.limit.of})."
-    text = (
-        f"Measured by clusterctl bench allreduce on {format_time(found.time)} with"
-        f" {count(found.rows[0].ranks, 'rank')}: median of {count(found.repeats, 'repeat')}, with"
-        f" the smallest and the largest.{limit if found.limit.rate else ''}"
-    )
-    table = Table(head, rows, frozenset(range(1, len(head))))
-    return Section("All-reduce", table, _plot_allreduce(found) if draw else (), text)
-
-
-def _plot_allreduce(found: Curves) -> tuple[tuple[str, str], ...]:
-    bandwidth: Lines = {}
-    latency: Lines = {}
-    bandwidth_errors: Errors = {}
-    latency_errors: Errors = {}
-    for row in found.rows:
-        bandwidth.setdefault(row.backend, []).append((row.size, row.bus.value / 1e9))
-        bandwidth_errors.setdefault(row.backend, []).append((row.bus.low / 1e9, row.bus.high / 1e9))
-        latency.setdefault(row.backend, []).append((row.size, row.seconds.value * 1e6))
-        spread = (row.seconds.low * 1e6, row.seconds.high * 1e6)
-        latency_errors.setdefault(row.backend, []).append(spread)
-    dashed: list[str] = []
-    if found.limit.rate:
-        sizes = sorted({row.size for row in found.rows})
-        dashed = ["limit", "ring at the limit"]
-        bandwidth["limit"] = [(size, found.limit.rate / 1e9) for size in sizes]
-        ranks = found.rows[0].ranks
-        ring = [(size, estimate_ring_seconds(size, ranks, found.limit) or 0.0) for size in sizes]
-        latency["ring at the limit"] = [(size, seconds * 1e6) for size, seconds in ring]
-    scales: Any = {"x": "bytes", "log_x": True, "log_y": True, "dashed": dashed}
-    return (
-        (
-            "All-reduce: bus bandwidth",
-            page.draw_curves(bandwidth, y="GB/s", errors=bandwidth_errors, **scales),
-        ),
-        ("All-reduce: time", page.draw_curves(latency, y="µs", errors=latency_errors, **scales)),
-    )
-
-
-def describe_scaling(found: Curve, draw: bool) -> Section:
-    """Table, and curves with prediction and efficiency."""
-    rows = tuple(
+def tabulate_scaling(found: Curve) -> list[tuple[str, ...]]:
+    """A head, and a row for each number of ranks."""
+    rows = (
         (
             str(step.ranks),
             str(step.nodes),
-            step.seconds.describe(),
-            "-" if step.predicted is None else describe_allreduce(step.predicted),
-            step.speedup.describe(),
+            str(step.seconds),
+            format_figure(step.predicted),
+            str(step.speedup),
             f"{step.efficiency:.0%}",
-            *(describe_allreduce(seconds) for seconds in step.split or ()),
-            *["-"] * (0 if step.split else len(SPLIT)),
-            "-" if step.dollars is None else describe_allreduce(step.dollars),
+            *map(format_figure, step.split or (None,) * len(SPLIT)),
+            format_figure(step.dollars),
         )
         for step in found.steps
     )
-    times = (f"s per {found.unit}", "predicted", "speed-up", "efficiency")
-    split = ("compute", "communication", "waiting")
-    head = ("ranks", "nodes", *times, *split, f"$ per {found.unit}")
-    cheapest = f", cheapest: {count(found.cheapest, 'rank')}" if found.cheapest else ""
-    text = (
-        f"{found.program}, measured by clusterctl bench scaling on {format_time(found.time)}."
-        f" Fastest: {count(found.fastest, 'rank')}{cheapest}. Predicted from {found.assumes}."
-    )
-    table = Table(head, rows, frozenset(range(len(head))))
-    return Section("Scaling", table, _plot_scaling(found) if draw else (), text)
-
-
-def _plot_scaling(found: Curve) -> tuple[tuple[str, str], ...]:
-    if len(found.steps) < 2:
-        return ()
-    unit = f"seconds per {found.unit}"
-    times: Lines = {"measured": [(step.ranks, step.seconds.value) for step in found.steps]}
-    spread = {"measured": [(step.seconds.low, step.seconds.high) for step in found.steps]}
-    known = [(step.ranks, step.predicted) for step in found.steps if step.predicted is not None]
-    if known:
-        times["predicted"] = [(float(ranks), seconds) for ranks, seconds in known]
-    share: Lines = {
-        "measured": [(step.ranks, 100 * step.efficiency) for step in found.steps],
-        "ideal": [(step.ranks, 100.0) for step in found.steps],
-    }
-    common: Any = {"x": "ranks", "from_zero": True}
-    drawn = [
-        (
-            "Time by number of ranks",
-            page.draw_curves(times, y=unit, errors=spread, dashed=["predicted"], **common),
-        ),
-        ("Efficiency", page.draw_curves(share, y="% of ideal", dashed=["ideal"], **common)),
-    ]
-    if all(step.split for step in found.steps):
-        parts: Lines = {
-            name.removesuffix("_seconds"): [
-                (step.ranks, step.split[number]) for step in found.steps if step.split
-            ]
-            for number, name in enumerate(SPLIT)
-        }
-        drawn.append(("Where the time goes", page.draw_curves(parts, y=unit, **common)))
-    return tuple(drawn)
+    times = (f"s/{found.unit}", "predicted", "speed-up", "efficiency")
+    parts = (name.removesuffix("_seconds") for name in SPLIT)
+    return [("ranks", "nodes", *times, *parts, f"$/{found.unit}"), *rows]

@@ -336,58 +336,37 @@ def test_nothing_is_written_of_a_job_without_metrics(call: Call, tmp_path: Path)
     assert list(tmp_path.glob("*.csv")) == []
 
 
-class Events:
-    """An event file that remembers what it was given."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"events.out.tfevents.2.here{metrics.SUFFIX}"
-        self.rows: list[str] = []
-
-    def add(self, name: str, value: float, step: int, when: float) -> None:
-        self.rows.append(f"{name} {value} at {step}, {when}")
-
-    def close(self) -> None:
-        self.path.write_text("\n".join(self.rows))
-
-
-def test_event_files_have_a_run_for_each_rank(tmp_path: Path) -> None:
-    """A training that began again, and an export that is repeated, replace what there was: two
-    values at one step are a zigzag in TensorBoard."""
-    points = [
-        *POINTS,
-        MetricPoint(1, {"epoch": 0, "loss": 0.625}),
-        MetricPoint(2, {"epoch": 3, "time": 9.0}),
-    ]
-    (tmp_path / "rank-0").mkdir()
-    earlier = tmp_path / "rank-0" / f"events.out.tfevents.1.here{metrics.SUFFIX}"
-    theirs = tmp_path / "rank-0" / "events.out.tfevents.1.here"
-    for path in (earlier, theirs):
-        path.touch()
-    runs = metrics.write(points, tmp_path, 50.0, Events)
-    assert runs == (tmp_path / "rank-0", tmp_path / "rank-1")
-    first, second = (next(run.glob("events*.2.*")).read_text().splitlines() for run in runs)
-    assert first == ["loss 0.5 at 0, 100.0", "loss 0.25 at 1, 110.0"]
-    assert second == ["loss 0.625 at 0, 50.0"]
-    assert theirs.exists()
-    assert not earlier.exists()
-
-
-def test_tensorboard_reads_what_is_written(call: Call, tmp_path: Path) -> None:
+def read_events(run: Path) -> list[tuple[str, float, int, float]]:
     """Records of TensorFlow: length (8 bytes), checksum (4), the event, its checksum (4)."""
     from tensorboardX.proto.event_pb2 import Event
 
-    printed(rank_0=line(epoch=0, loss=0.5, time=100.0) + b"\n" + line(epoch=1, loss=0.25) + b"\n")
-    said = call("logs", "7", "--metrics", "--export", str(tmp_path / "runs"))
-    assert said.code == 0, said
-    (file,) = (tmp_path / "runs" / "job-7" / "rank-0").iterdir()
+    (file,) = run.glob(f"events*{metrics.SUFFIX}")
     data, found = file.read_bytes(), []
     while data:
         size = int.from_bytes(data[:8], "little")
         event = Event.FromString(data[12 : 12 + size])
-        found += [(v.tag, v.simple_value, event.step) for v in event.summary.value]
+        found += [(v.tag, v.simple_value, event.step, event.wall_time) for v in event.summary.value]
         data = data[16 + size :]
-    assert found == [("loss", 0.5, 0), ("loss", 0.25, 1)]
+    return found
+
+
+def test_event_files_have_a_run_for_each_rank(call: Call, tmp_path: Path) -> None:
+    """A training that began again, and an export that is repeated, replace what there was: two
+    values at one step are a zigzag in TensorBoard. Files of others stay."""
+    first = line(epoch=0, loss=0.5, time=100.0) + b"\n" + line(epoch=1, loss=0.25) + b"\n"
+    again = line(epoch=0, loss=0.75) + b"\n" + line(epoch=0, loss=0.625) + b"\n"
+    printed(rank_0=first, rank_1=again, rank_2=line(epoch=3, time=9.0))
+    job = tmp_path / "runs" / "job-7"
+    theirs = job / "rank-0" / "events.out.tfevents.1.here"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    for _ in range(2):
+        said = call("logs", "7", "--metrics", "--export", str(tmp_path / "runs"))
+        assert said.code == 0, said
+    assert sorted(run.name for run in job.iterdir()) == ["rank-0", "rank-1"]
+    assert read_events(job / "rank-0") == [("loss", 0.5, 0, 100.0), ("loss", 0.25, 1, 1.0)]
+    assert read_events(job / "rank-1") == [("loss", 0.625, 0, 1.0)]
+    assert theirs.exists()
 
 
 def test_without_tensorboardx(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,10 @@ from clusterctl.actions import bench, verify
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobState, Provenance, RankFailure
 from clusterctl.core.model import Charge, Cluster
-from clusterctl.insight import page as insight_page
+from clusterctl.insight import report as insight_report
 from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.page import Table
-from clusterctl.insight.report import MOST_PLOTS, ReportData, count_plots, make_sections
+from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, make_sections
 from clusterctl.insight.scaling import Curve, Curves, HardwareLimit
 from clusterctl.insight.verify import Link, Measurements, Verdict
 from tests.conftest import Need
@@ -164,7 +163,7 @@ def test_a_file_that_cannot_be_written(call: Call) -> None:
 def test_the_name_of_a_metric_is_text() -> None:
     """A program may call one as it likes: neither markup nor a formula."""
     name = '$\\frac$ "><script>'
-    svg = insight_page.draw_curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
+    svg = insight_report.draw_curves({name: [(0, 1), (1, 2)], "loss": [(0, 1)]}, x="step", y=name)
     assert "<script" not in svg
     assert 'aria-label="$\\frac$ &quot;&gt;' in svg
 
@@ -187,17 +186,17 @@ def test_of_many_metrics_the_first_are_drawn_and_all_are_in_the_table() -> None:
 
 def test_sizes_are_no_formulas() -> None:
     """Text is drawn as paths, with a comment that says what it is."""
-    svg = insight_page.draw_curves(
-        {"mpi": [(8, 0.001), (32768, 2.0)]}, x="bytes", y="GB/s", log_x=True, log_y=True
+    svg = insight_report.draw_curves(
+        {"mpi": [(8, 0.001), (32768, 2.0)]}, x="bytes", y="GB/s", log=True
     )
     drawn = set(re.findall(r"<!-- (.*?) -->", svg))
-    assert {"8 B", "32 KiB", "0.01", "1"} <= drawn
+    assert {"8 B", "32.8 kB", "0.01", "1"} <= drawn
     assert not any("$" in text for text in drawn)
 
 
 def test_many_lines_and_points_are_thinned() -> None:
     lines = {f"job {n}": [(x, x * n) for x in range(10_000)] for n in range(20)}
-    svg = insight_page.draw_curves(lines, x="step", y="loss")
+    svg = insight_report.draw_curves(lines, x="step", y="loss")
     assert len(svg) < 600_000
     assert "--c7" in svg
 
