@@ -23,7 +23,7 @@ from clusterctl.jobs import control, mirror, outputs, records
 from clusterctl.jobs.records import Files
 from clusterctl.jobs.submit import Carry, list_nodes, list_rank_nodes
 from clusterctl.launch.hostfile import drop_unknown_hosts
-from clusterctl.options.resume_args import SNAPSHOTS, are_given, matches
+from clusterctl.options.values import SNAPSHOTS, are_given, matches
 from clusterctl.project.tree import Tree
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool

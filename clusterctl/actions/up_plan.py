@@ -40,7 +40,8 @@ from clusterctl.machines.protocol import (
     ProviderPlan,
 )
 from clusterctl.options.clusters import Up
-from clusterctl.options.table import DOCKER, EC2, LAUNCHER
+from clusterctl.options.table import DOCKER, EC2
+from clusterctl.options.values import LAUNCHER
 from clusterctl.state.store import Store
 
 # -------------------------------------------------------------------------------------------------

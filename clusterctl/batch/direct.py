@@ -21,7 +21,7 @@ from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.launch.hostfile import place
 from clusterctl.launch.torchrun import place_points
-from clusterctl.options.resume_args import SNAPSHOTS, list_predicates, name_predicate
+from clusterctl.options.values import SNAPSHOTS, list_predicates, name_predicate
 from clusterctl.project.program import check_program
 
 STACK_LIMIT = 8

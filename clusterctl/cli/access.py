@@ -135,14 +135,8 @@ def _check_real(given: Check, console: Console) -> None:
     console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
     report = actions_check.run_real_check(
         common.open_store(),
-        runtime=Runtime(given.runtime) if given.runtime else None,
-        cloud=CloudSpec(
-            region=given.region,
-            vpc=given.vpc,
-            subnet=given.subnet,
-            tag=given.tag,
-            ssh_cidr=given.ssh_cidr,
-        ),
+        runtime=Runtime(runtime) if (runtime := given.values["runtime"]) else None,
+        cloud=CloudSpec(**given.pick_fields(CloudSpec)),
         folder=Path.cwd(),
         report=console.report,
         consent=(lambda question: True) if given.yes else console.consent,

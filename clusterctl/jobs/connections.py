@@ -25,7 +25,7 @@ from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, NodeResult, Reporter, shorten
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.jobs.submit import list_nodes
-from clusterctl.options.table import MIN_IDLE
+from clusterctl.options.values import MIN_IDLE
 from clusterctl.process import ENDING, Terminated
 from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.diagnosis import FAILURES, describe_failure

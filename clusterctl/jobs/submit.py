@@ -42,7 +42,7 @@ from clusterctl.core.model import (
 from clusterctl.core.text import format_bytes
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
-from clusterctl.options.resume_args import SNAPSHOTS, quote_words
+from clusterctl.options.values import SNAPSHOTS, quote_words
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import Resolved
 from clusterctl.state.home import Home, find_home

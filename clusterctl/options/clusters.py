@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import Any
 
 from clusterctl.options import batch_systems, table
+from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.table import (
     ARGUMENTS,
     DEFAULT_NAME,
@@ -18,27 +20,30 @@ from clusterctl.options.table import (
     Option,
     Verb,
     amount,
-    begins_file_system,
-    budget,
     choice,
     cluster_option,
-    duration,
     file,
     flag,
+    join_words,
+    maybe,
+    name_argument,
+    number,
+    text,
+    texts,
+    words,
+)
+from clusterctl.options.values import (
+    LAUNCHER,
+    begins_file_system,
+    budget,
+    duration,
     idle_time,
     indices,
     integer,
-    join_words,
     life_time,
-    maybe,
-    name_argument,
-    names,
-    number,
     seconds,
     sha256_hex,
     shared_folder,
-    text,
-    texts,
 )
 
 CLUSTERS = "Clusters"
@@ -58,7 +63,7 @@ def join_shared(verb: type[Verb], words: list[str]) -> list[str]:
         if word == "--shared":
             given = following and begins_file_system(following[0])
             end = index + 1 + bool(given)
-            found.append(f"{word}={following[0] if given else table.LAUNCHER}")
+            found.append(f"{word}={following[0] if given else LAUNCHER}")
         else:
             found += words[index:end]
         index = end
@@ -95,7 +100,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         " file system of EFS or FSx",
         "[ID]",
         check=shared_folder,
-        alone=table.LAUNCHER,
+        alone=LAUNCHER,
         limits=table.FILE_SYSTEM,
     )
     image = texts(
@@ -105,13 +110,8 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "[KIND=]IMAGE",
         limits=table.IMAGE,
     )
-    gpus = Option[tuple[str, ...]](
-        "--gpus",
-        MACHINE,
-        "This machine's GPUs for the workers",
-        "0,1|all",
-        empty=(),
-        check=indices,
+    gpus = words(
+        *("--gpus", MACHINE, "This machine's GPUs for the workers", "0,1|all", indices),
         limits=table.DOCKER,
     )
     gpu = texts(
@@ -121,12 +121,8 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")
     launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
     region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
-    regions = Option[tuple[str, ...]](
-        "--regions", EC2, "Regions to try, in this order", "A,B", empty=(), check=names
-    )
-    zones = Option[tuple[str, ...]](
-        "--zones", EC2, "Availability zones to try, in this order", "A,B", empty=(), check=names
-    )
+    regions = words("--regions", EC2, "Regions to try, in this order")
+    zones = words("--zones", EC2, "Availability zones to try, in this order")
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
     runtime = choice(
@@ -135,7 +131,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "Run ranks in containers or on the host (default: docker)",
         "docker",
         "host",
-        limits=table.RUNTIME,
+        limits=table.EC2,
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
     disk = number(
@@ -146,14 +142,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--reservation", EC2, "Capacity Reservation or Capacity Block for the workers", "ID"
     )
     vpc = text("--vpc", EC2, "VPC for the machines (default: a new one)", "ID")
-    subnet = Option[tuple[str, ...]](
-        "--subnet",
-        EC2,
-        "Subnets for the machines, tried in this order",
-        "A,B",
-        empty=(),
-        check=names,
-    )
+    subnet = words("--subnet", EC2, "Subnets for the machines, tried in this order")
     private = flag("--private", EC2, "Give workers no public addresses (adds a NAT gateway)")
     tag = texts("--tag", EC2, "Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
     ssh_cidr = text(
@@ -262,7 +251,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         maybe(
             flag,
             OPTIONS,
-            f"Site with {batch_systems.SYSTEMS[name].title} (default: here)",
+            f"Site with {BATCH_SYSTEMS[name].title} (default: here)",
             "[LOGIN]",
         )
         for flag, name in batch_systems.FLAGS.items()
@@ -278,7 +267,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         "DIR",
     )
     bootstrap = flag(
-        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=table.HOSTS
+        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=table.limit_to("hosts")
     )
     shared = flag("--shared", OPTIONS, limits=batch_systems.NOT_MOUNTED)
 
@@ -371,7 +360,7 @@ class Gc(Common, heading=CLUSTERS, module="lifetime"):
     )
     region = texts("--region", OPTIONS, "Region (default: all); repeatable", "NAME")
     dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
-    cluster = cluster_option(table.NOT_ADOPT, help="Remove only this cluster")
+    cluster = cluster_option(table.exclude("adopt"), help="Remove only this cluster")
     yes = YES
 
 
@@ -396,7 +385,7 @@ class Ssh(Common, heading=MACHINES, module="access"):
         "SECONDS",
         seconds,
         empty=600.0,
-        limits=table.WITH_JSON,
+        limits=table.limit_to("json"),
     )
 
     @classmethod
@@ -421,9 +410,9 @@ class SshConfig(Common, heading=MACHINES, module="access", function="ssh_config"
     examples = ("clusterctl ssh-config", "ssh default-worker-1")
     show = flag("--print", OPTIONS, "Print the line and change nothing", settable=False)
     remove = flag(
-        "--remove", OPTIONS, "Remove the line again", limits=table.NOT_PRINTED, settable=False
+        "--remove", OPTIONS, "Remove the line again", limits=table.exclude("print"), settable=False
     )
-    cluster = cluster_option(table.ALL_CLUSTERS)
+    cluster = cluster_option(table.NEVER)
 
 
 class Forward(Common, heading=MACHINES, module="access"):
@@ -452,7 +441,7 @@ class Init(Common, heading=MACHINES, module="access"):
 
     examples = ("clusterctl init", "clusterctl init --print")
     only_print = flag("--print", OPTIONS, "Print it, and write no file", settable=False)
-    cluster = cluster_option(table.FOR_A_FOLDER)
+    cluster = cluster_option(table.NEVER)
 
 
 class Check(Common, heading=MACHINES, module="access"):
@@ -464,27 +453,13 @@ class Check(Common, heading=MACHINES, module="access"):
     settings_of = ("up",)
     examples = ("clusterctl check", "clusterctl check --real")
     real = flag("--real", OPTIONS, "Create and remove a cluster on EC2, and write a report")
-    region = text("--region", OPTIONS, "Region for --real", "NAME", limits=table.REAL)
-    ssh_cidr = text(
-        "--ssh-cidr", OPTIONS, "Networks that may connect to it", "A,B", limits=table.REAL
-    )
-    vpc = text("--vpc", OPTIONS, "VPC for it (default: a new one)", "ID", limits=table.REAL)
-    subnet = Option[tuple[str, ...]](
-        "--subnet", OPTIONS, "Subnets for it", "A,B", empty=(), check=names, limits=table.REAL
-    )
-    tag = texts(
-        "--tag", OPTIONS, "Tag for everything that is created", "KEY=VALUE", limits=table.REAL
-    )
-    runtime = choice(
-        "--runtime",
-        OPTIONS,
-        "Run ranks in containers or on the host (default: docker)",
-        "docker",
-        "host",
-        limits=table.REAL,
+    REAL = Group(OPTIONS.heading, (table.limit_to("real"),))
+    of_up: tuple[Option[Any], ...] = (
+        *(Up.region.move(REAL), Up.ssh_cidr.move(REAL), Up.vpc.move(REAL)),
+        *(Up.subnet.move(REAL), Up.tag.move(REAL), Up.runtime.move(REAL)),
     )
     yes = YES
-    cluster = cluster_option(table.ONLY_THIS_MACHINE)
+    cluster = cluster_option(table.NEVER)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -510,15 +485,26 @@ class DataGet(Common, heading=DATA, module="data"):
         "clusterctl data get s3://my-bucket/train --name images",
     )
     names = texts("", ARGUMENTS, "mnist, cifar10, imagenette, or a URL", "NAME|URL...")
-    name = text("--name", OPTIONS, "Name of the folder on the workers", "NAME", limits=table.URL)
+    name = text(
+        "--name",
+        OPTIONS,
+        "Name of the folder on the workers",
+        "NAME",
+        limits=table.limit_to("url", "works only with a URL"),
+    )
     sha256 = text(
-        "--sha256", OPTIONS, "Checksum of the file", "HEX", limits=table.URL, check=sha256_hex
+        "--sha256",
+        OPTIONS,
+        "Checksum of the file",
+        "HEX",
+        limits=table.limit_to("url", "works only with a URL"),
+        check=sha256_hex,
     )
     mirror = text(
         "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
     )
     no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
-    cluster = cluster_option(table.PUSHED)
+    cluster = cluster_option(table.exclude("no-push"))
 
 
 class DataPush(Common, heading=DATA, module="data"):
@@ -533,7 +519,7 @@ class DataList(Common, heading=DATA, module="data"):
     """List the data sets, and which of them are on this machine."""
 
     examples = ("clusterctl data list",)
-    cluster = cluster_option(table.ONLY_LOCAL_DATA)
+    cluster = cluster_option(table.NEVER)
 
 
 class DataIndex(Common, heading=DATA, module="data"):
@@ -542,8 +528,8 @@ class DataIndex(Common, heading=DATA, module="data"):
     passes_options = True
     examples = ("clusterctl data index train val",)
     words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
-    json = flag("--json", GENERAL, limits=table.NO_JSON)
-    cluster = cluster_option(table.ONLY_LOCAL_DATA)
+    json = flag("--json", GENERAL, limits=table.NEVER)
+    cluster = cluster_option(table.NEVER)
 
 
 class ImageBuild(Common, heading=DATA, module="data"):
@@ -553,7 +539,7 @@ class ImageBuild(Common, heading=DATA, module="data"):
     name = text("", ARGUMENTS, _RECIPES, "NAME")
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
     base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
-    cluster = cluster_option(table.BUILT_HERE)
+    cluster = cluster_option(table.NEVER)
 
 
 class ImageLock(Common, heading=DATA, module="data"):
@@ -561,4 +547,4 @@ class ImageLock(Common, heading=DATA, module="data"):
 
     examples = ("clusterctl image lock nvidia",)
     name = text("", ARGUMENTS, _RECIPES, "NAME")
-    cluster = cluster_option(table.BUILT_HERE)
+    cluster = cluster_option(table.NEVER)

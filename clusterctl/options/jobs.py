@@ -16,23 +16,19 @@ from clusterctl.options.table import (
     OPTIONS,
     Common,
     Limit,
-    Option,
     Verb,
     amount,
-    byte_size,
     choice,
     cluster_option,
-    duration,
-    expression,
     file,
     flag,
-    integer,
     maybe,
-    names,
     number,
-    one_of,
     text,
+    whole,
+    words,
 )
+from clusterctl.options.values import byte_size, duration, expression, integer, names, one_of
 
 
 class Jobs(Common, heading=JOBS, module="jobs"):
@@ -44,20 +40,11 @@ class Jobs(Common, heading=JOBS, module="jobs"):
         "clusterctl jobs --cluster lab --json",
         "clusterctl jobs --columns id,commit,loss,took,dollars",
     )
-    job = Option[int | None](
+    job = whole(
         *("", ARGUMENTS, "Show only this job; of a sweep, each point with its last metrics"),
         "[JOB]",
-        empty=None,
-        check=integer(0),
     )
-    columns = Option[tuple[str, ...]](
-        "--columns",
-        OPTIONS,
-        "Columns to show, metrics too: id,commit,loss",
-        "A,B",
-        empty=(),
-        check=names,
-    )
+    columns = words("--columns", OPTIONS, "Columns to show, metrics too: id,commit,loss")
     all = flag("--all", OPTIONS, "Also those of verify, bench and up, which have ended")
     cluster = cluster_option(help="Show only this cluster")
 
@@ -73,14 +60,12 @@ class Logs(Common, heading=JOBS, module="jobs"):
     )
     job = LAST_JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
-    rank = Option[int | None](
-        "--rank", OPTIONS, "Show only this rank", "N", empty=None, check=integer(0)
-    )
+    rank = whole("--rank", OPTIONS, "Show only this rank")
     tail = number(
         "--tail",
         OPTIONS,
         "Show the last N lines of each rank",
-        limits=(table.FOLLOWED, table.NOT_METRICS),
+        limits=(table.exclude("follow"), table.exclude("metrics")),
     )
     grep = text(
         "--grep",
@@ -88,21 +73,25 @@ class Logs(Common, heading=JOBS, module="jobs"):
         "Show lines that match an expression",
         "REGEX",
         check=expression,
-        limits=table.NOT_METRICS,
+        limits=table.exclude("metrics"),
     )
     metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
     csv = flag(
         "--csv",
         OPTIONS,
         "Print metrics as comma-separated values",
-        limits=(table.WITH_METRICS, table.NOT_FOLLOWED_OR_JSON, table.NOT_EXPORTED),
+        limits=(
+            table.limit_to("metrics"),
+            table.exclude("follow", "json"),
+            table.exclude("export"),
+        ),
     )
     export = file(
         "--export",
         OPTIONS,
         "Write metrics to a .csv file, or for TensorBoard to a folder",
         "DIR|FILE.csv",
-        limits=(table.WITH_METRICS, table.FOLLOWED),
+        limits=(table.limit_to("metrics"), table.exclude("follow")),
     )
     json = JSON_LINES
     cluster = OF_JOB
@@ -241,9 +230,8 @@ class BenchAllreduce(Common, heading=JOBS, module="insight"):
         "clusterctl bench allreduce",
         "clusterctl bench allreduce --backends mpi,nccl --max-size 1GB --ranks 8",
     )
-    backends = Option[tuple[str, ...]](
+    backends = words(
         *("--backends", OPTIONS, "Backends (default: all that the nodes have)", "gloo,mpi,nccl"),
-        empty=(),
         check=parse_backends,
     )
     max_size = number(
@@ -264,9 +252,8 @@ class BenchScaling(Started, heading=JOBS, module="insight"):
 
     settings_of = ("run",)
     examples = ("clusterctl bench scaling --ranks 1,2,4 multinode_ddp_mpi.py 3 3 --metrics",)
-    counts = Option[tuple[int, ...]](
+    counts = words(
         *("-n --ranks", OPTIONS, "Numbers of ranks: 1,2,4", "N,N,..."),
-        empty=(),
         check=parse_counts,
         settable=False,
     )

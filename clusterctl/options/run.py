@@ -7,7 +7,7 @@ from typing import Any
 from clusterctl.core import job as core_job
 from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems, table
-from clusterctl.options import resume_args as options_resume_args
+from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.clusters import Up, join_shared
 from clusterctl.options.table import (
     ARGUMENTS,
@@ -22,21 +22,25 @@ from clusterctl.options.table import (
     Option,
     Verb,
     amount,
-    byte_size,
     choice,
     cluster_option,
-    duration,
     file,
     files,
     flag,
+    number,
+    text,
+    texts,
+    whole,
+)
+from clusterctl.options.values import (
+    byte_size,
+    check_resume_args,
+    duration,
     folder_or_bucket,
     integer,
     node_choice,
-    number,
     pattern,
     python_version,
-    text,
-    texts,
 )
 
 ENV = "Variable for all ranks; repeatable"
@@ -193,14 +197,14 @@ class Run(Started, heading=JOBS, module="run"):
         JOB,
         "Arguments to resume: '--resume {snapshot}'",
         "ARGS",
-        check=options_resume_args.check_resume_args,
+        check=check_resume_args,
     )
     keep_files = texts(
         "--keep-files",
         JOB,
         "Outputs to copy to the launcher; repeatable",
         "GLOB",
-        limits=(table.COPIED, table.SUPERVISED),
+        limits=(table.DIRECT, table.SUPERVISED),
         check=pattern,
     )
     sync = text(
@@ -208,7 +212,7 @@ class Run(Started, heading=JOBS, module="run"):
         JOB,
         "Copy outputs here or to S3 while the job runs",
         "DIR|URL",
-        limits=(table.COPIED, table.SUPERVISED, table.ATTENDED),
+        limits=(table.DIRECT, table.SUPERVISED, table.ATTENDED),
         check=folder_or_bucket,
     )
     now = flag(
@@ -220,7 +224,7 @@ class Run(Started, heading=JOBS, module="run"):
         MORE_JOB,
         "Print a standalone script",
         "sh",
-        *(system.emits for system in batch_systems.SYSTEMS.values()),
+        *(system.emits for system in BATCH_SYSTEMS.values()),
         limits=STAGED,
         settable=False,
     )
@@ -236,7 +240,6 @@ class Run(Started, heading=JOBS, module="run"):
         batch_systems.GROUP,
         "Environment module; repeatable",
         "NAME",
-        old="environment_module",
     )
     venv = text("--venv", batch_systems.GROUP, "Virtual environment on the nodes", "DIR")
     container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
@@ -314,6 +317,11 @@ class Launch(Started, heading=JOBS, module="launches"):
         return super().arrange(join_shared(cls, words))
 
 
+def _read_job(text: str, option: str) -> int | None:
+    """`arrange` gives "" where only the program's arguments are given."""
+    return integer(0)(text, option) if text else None
+
+
 class Rerun(Common, heading=JOBS, module="run"):
     """Run a job again with the same program, files and options, here or on another cluster."""
 
@@ -322,11 +330,7 @@ class Rerun(Common, heading=JOBS, module="run"):
         "clusterctl rerun 7 --resume --cluster other",
         "clusterctl rerun 7 --resume -- --resume checkpoint.pt",
     )
-    job = Option[int | None](
-        *("", ARGUMENTS, LAST_JOB.help, LAST_JOB.metavar),
-        empty=None,
-        check=lambda text, option: integer(0)(text, option) if text else None,
-    )
+    job = whole("", ARGUMENTS, LAST_JOB.help, LAST_JOB.metavar, check=_read_job)
     failed = flag("--failed", OPTIONS, "Of a sweep: only the points that did not succeed")
     arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")
     resume = flag("--resume", OPTIONS, "Start from the previous job's output files")

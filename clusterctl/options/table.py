@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
-import re
-import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -23,6 +21,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from clusterctl.core.text import read_toml
 from clusterctl.errors import UsageError
+from clusterctl.options import values
+from clusterctl.options.values import LAUNCHER, ReadValue, cluster_name, integer, names, one_of
 
 # -------------------------------------------------------------------------------------------------
 # What providers of `up` have on the command line, known without loading one of them.
@@ -64,14 +64,10 @@ def join_words(words: Sequence[str], last: str) -> str:
 # -------------------------------------------------------------------------------------------------
 # Where options have an effect: for command lines, settings and stored jobs.
 #
-# An option without limits (see `options`) works wherever its verb does. One with limits is refused
-# (exit 2) where it would have no effect; a setting is ignored there, with a note. Circumstances
-# are words: a provider (`local`, `ec2`), what runs jobs (`direct`, `slurm`), what is to be done
-# (`emit`).
+# An option without limits works wherever its verb does. One with limits is refused (exit 2) where
+# it would have no effect; a setting is ignored there, with a note. Circumstances are words: a
+# provider (`local`, `ec2`), what runs jobs (`direct`, `slurm`), what is to be done (`emit`).
 
-
-LAUNCHER = "launcher"
-"""The value of `up --shared` without an ID: the folder is made with the cluster."""
 
 LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 
@@ -79,14 +75,16 @@ LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the time
     """`only`: one of these circumstances has to hold; None: any will do. `never`: none of these
     may. `free` is a value that may be given everywhere. `says` goes on after the option's name;
-    `instead` is the hint by circumstance, where one is better than `hint`."""
+    `instead` is the hint by circumstance, where one is better than `hint`. `owner`: the provider
+    whose option it is; others share it by their row."""
 
     says: str
+    hint: str = LEAVE_OUT
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
     free: str = ""
-    hint: str = LEAVE_OUT
     instead: Mapping[str, str] = MappingProxyType({})
+    owner: str = ""
 
     def holds(self, circumstances: Collection[str]) -> bool:
         """Whether the option means something in these."""
@@ -98,366 +96,65 @@ class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the 
         found = (text for word, text in self.instead.items() if word in circumstances)
         return next(found, self.hint)
 
-
-class ProviderLimit(NamedTuple):
-    """The limit of options that one provider owns: they work with it, and with those whose row in
-    PROVIDER_OPTIONS shares them. In `says` and `hint`, `{titles}` and `{names}` are all of them."""
-
-    owner: str
-    free: str = ""
-    says: str = "works only with {titles}"
-    hint: str = "add --provider {names}, or leave it out"
-    instead: Mapping[str, str] = MappingProxyType({})
-
-    def resolve(self, flag: str) -> Limit:
-        """The limit of that option."""
+    def name_providers(self, flag: str) -> Limit:
+        """As it holds for that option: `{titles}` and `{names}` are its providers."""
+        if not self.owner:
+            return self
         names = list_takers(self.owner, flag)
         words = {"titles": join_titles(names), "names": join_words(names, "or")}
-        return Limit(
-            only=frozenset(names),
-            free=self.free,
-            says=self.says.format(**words),
-            hint=self.hint.format(**words),
-            instead=self.instead,
-        )
+        says, hint = (text.format(**words) for text in (self.says, self.hint))
+        return self._replace(says=says, hint=hint, only=frozenset(names))
 
 
-def _limit_to(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
-    return Limit(only=frozenset(words), says=says, hint=hint)
+def _make_provider_limit(
+    owner: str, says: str = "works only with {titles}", free: str = ""
+) -> Limit:
+    return Limit(says, "add --provider {names}, or leave it out", owner=owner, free=free)
 
 
-def _exclude(*words: str, says: str, hint: str = LEAVE_OUT) -> Limit:
-    return Limit(never=frozenset(words), says=says, hint=hint)
+def limit_to(word: str, says: str = "", hint: str = "") -> Limit:
+    """For what needs another option, unless `says` names something else."""
+    hint = hint or (LEAVE_OUT if says else f"add --{word}, or leave it out")
+    return Limit(says or f"works only with --{word}", hint, only=frozenset({word}))
 
 
-EC2 = ProviderLimit(owner="ec2")
-SSH_CIDR = (
-    EC2,
-    _exclude(
-        "instance-connect",
-        says="has no effect with --instance-connect, which opens SSH to no network",
-        hint=ONE_OF_TWO,
-    ),
-)
-FILE_SYSTEM = ProviderLimit(
-    owner="ec2",
-    free=LAUNCHER,
-    says="takes an ID only with {titles}",
-    hint="add --provider {names}, or leave the ID out: --shared alone makes a folder",
-)
-DOCKER = ProviderLimit(owner="docker", says="works only with {titles} nodes")
-RUNTIME = ProviderLimit(
-    owner="ec2",
-    hint=LEAVE_OUT,
-    instead={"docker": "leave it out; choose the image with --image"},
-)
-IMAGE = (
-    ProviderLimit(owner="docker"),
-    _exclude("host", says="needs containers, which --runtime host does not use", hint=ONE_OF_TWO),
-)
+def exclude(*words: str, says: str = "", hint: str = ONE_OF_TWO) -> Limit:
+    """For what cannot be combined with other options."""
+    says = says or f"cannot be combined with {join_words([f'--{word}' for word in words], 'or')}"
+    return Limit(says, hint, never=frozenset(words))
 
-DIRECT = _limit_to(
-    "direct",
-    says="has no effect with a batch system",
-    hint="leave it out: the queue decides when a job starts",
-)
-COPIED = _limit_to(
-    "direct", says="has no effect with a batch system, where nodes that are lost lose no files"
-)
-REPLACED = _limit_to("direct", says="has no effect with a batch system", hint="use --requeue")
+
+EC2 = _make_provider_limit("ec2")
+DOCKER = _make_provider_limit("docker")
+FILE_SYSTEM = _make_provider_limit("ec2", "takes an ID only with {titles}", free=LAUNCHER)
+SSH_CIDR = (EC2, exclude("instance-connect"))
+IMAGE = (DOCKER, exclude("host", says="needs containers, which --runtime host does not use"))
+
+_SYSTEM = "has no effect with a batch system"
+DIRECT = limit_to("direct", _SYSTEM)
+REPLACED = limit_to("direct", _SYSTEM, "use --requeue")
 MPIRUN = Limit(
+    "works only with --launcher mpirun",
+    "add --launcher mpirun, or leave it out",
     only=frozenset({"direct", "mpirun"}),
     never=frozenset({"torchrun", "srun", "interactive", "once"}),
-    says="works only with --launcher mpirun",
-    hint="add --launcher mpirun, or leave it out",
 )
-SRUN = _exclude(*("mpirun", "once"), says="works only where srun starts the ranks", hint=ONE_OF_TWO)
-STAGED = _exclude(
-    "interactive",
-    says="has no effect with --interactive, which stages and records nothing",
-    hint=ONE_OF_TWO,
-)
-SUPERVISED = _exclude(
-    "emit",
-    says="is not part of an emitted script, which runs without clusterctl",
-    hint="leave it out, or run the job without --emit",
-)
-
-NOT_ONCE = _exclude(
-    "once", says="has no effect with --once, which starts one process", hint=ONE_OF_TWO
-)
-NOT_TERMINAL = _exclude(
+SRUN = exclude("mpirun", "once", says="works only where srun starts the ranks")
+STAGED = exclude("interactive")
+SUPERVISED = exclude("emit")
+ATTENDED = exclude("detach")
+NOT_ONCE = exclude("once")
+NOT_TERMINAL = exclude(
     "terminal",
-    says="cannot be combined with --interactive, whose output goes to the terminal",
+    says="cannot be combined with --interactive",
     hint="leave one of the two out, or add --dry-run",
 )
-ENDS_ONCE = _exclude("interactive", says="has no effect with --interactive")
-HERE = _exclude("here", says="has no effect: this machine is the login node")
-HOSTS = _limit_to(
-    "hosts",
-    says="works only with --hosts",
-    hint="leave it out: nothing is installed on a batch system's machines",
-)
-WITH_JSON = _limit_to("json", says="works only with --json", hint="add --json, or leave it out")
-NO_JSON = _limit_to(says="has no effect with `data index`, whose program writes a file")
-NOT_ADOPT = _exclude(
-    "adopt", says="cannot be combined with --adopt, which already names the cluster"
-)
-ATTENDED = _exclude("detach", says="needs a clusterctl that follows the job", hint=ONE_OF_TWO)
-FOLLOWED = _exclude("follow", says="cannot be combined with --follow", hint=ONE_OF_TWO)
-WITH_METRICS = _limit_to(
-    "metrics", says="works only with --metrics", hint="add --metrics, or leave it out"
-)
-NOT_METRICS = _exclude("metrics", says="cannot be combined with --metrics", hint=ONE_OF_TWO)
-NOT_EXPORTED = _exclude("export", says="cannot be combined with --export", hint=ONE_OF_TWO)
-NOT_FOLLOWED_OR_JSON = _exclude(
-    *("follow", "json"), says="cannot be combined with --follow or --json", hint=ONE_OF_TWO
-)
-PUSHED = _exclude("no-push", says="has no effect with --no-push", hint=ONE_OF_TWO)
-URL = _limit_to("url", says="works only with a URL", hint="leave it out")
-ONLY_LOCAL_DATA = _limit_to(says="has no effect: this command works on this machine")
-BUILT_HERE = _limit_to(says="has no effect: images are built on this machine")
-ALL_CLUSTERS = _limit_to(says="has no effect: the line is for all clusters")
-FOR_A_FOLDER = _limit_to(says="has no effect: the settings are for a folder, not for a cluster")
-NOT_PRINTED = _exclude("print", says="cannot be combined with --print", hint=ONE_OF_TWO)
-REAL = _limit_to("real", says="works only with --real", hint="add --real, or leave it out")
-ONLY_THIS_MACHINE = _limit_to(
-    says="has no effect: `check` checks this machine",
-    hint="leave it out; `clusterctl status --live` checks a cluster",
-)
-
-
-# -------------------------------------------------------------------------------------------------
-# How the text of an option becomes its value. Each check gets the text and what to call the
-# option, and raises UsageError.
-
-
-ReadValue = Callable[[Any, str], Any]
-"""Makes the value of a text, or raises UsageError; it is told what to call the option."""
-
-MAX_BUDGET = 1_000_000
-"""US dollars."""
-MAX_TTL = 30 * 86400.0
-"""Seconds. A cluster that nobody has looked at for so long is a forgotten one."""
-MIN_IDLE = 60.0
-"""Seconds of --idle."""
-
-
-def path(text: str, option: str) -> Path:
-    return Path(text)
-
-
-def pattern(text: str, option: str) -> str:
-    """A pattern for files below the working directory."""
-    parts = text.split("/")
-    if not text or text.startswith("/") or ".." in parts or "." in parts:
-        raise UsageError(
-            f"{option} {text!r}: expected a pattern below the working directory",
-            hint=f"for example {option} '*.pt' or {option} 'runs/*'",
-        )
-    return text
-
-
-def folder_or_bucket(text: str, option: str) -> str:
-    """A folder of this machine, whatever the current one is later, or `s3://BUCKET/PREFIX`."""
-    bucket = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?", text)
-    if bucket and text.isprintable():
-        return text.rstrip("/")
-    if not text or "://" in text:
-        raise UsageError(
-            f"{option} {text!r}: expected a folder of this machine or s3://BUCKET/PREFIX",
-            hint=f"for example {option} outputs, or {option} s3://your-bucket/outputs",
-        )
-    return os.path.abspath(os.path.expanduser(text))
-
-
-_FILE_SYSTEM = re.compile(r"fs-[0-9a-f]{8,40}(:/[A-Za-z0-9_.+@/-]*)?")
-_LIKE_A_FILE_SYSTEM = ("fs-", "fsap-", "arn:")
-
-
-def begins_file_system(text: str) -> bool:
-    """Whether a word after --shared is meant as its value, and not as a cluster or a script."""
-    return text.startswith(_LIKE_A_FILE_SYSTEM)
-
-
-def shared_folder(text: str, option: str) -> str:
-    """LAUNCHER, or the ID of a file system of EFS or FSx, with a folder of it after a colon."""
-    if text == LAUNCHER or _FILE_SYSTEM.fullmatch(text):
-        return text
-    raise UsageError(
-        f"{option} {text!r}: expected nothing, or the ID of a file system of EFS or FSx",
-        hint=f"for example {option} fs-0123456789abcdef0, or fs-0123456789abcdef0:/data for a"
-        " folder of it",
-    )
-
-
-def _example(option: str, value: int) -> str:
-    return f"for example {option} {value}" if option.startswith("-") else f"for example {value}"
-
-
-def integer(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:
-    """Reads a whole number within these limits."""
-
-    def check(text: str, option: str) -> int:
-        if not re.fullmatch(r"[+-]?\d{1,12}", text):
-            raise UsageError(f"{option} {text!r}: expected a number", hint=_example(option, 2))
-        if not least <= int(text) <= most:
-            limit = f"at least {least}" if int(text) < least else f"at most {most}"
-            fits = max(least, min(2, most))
-            raise UsageError(f"{option} {text}: must be {limit}", hint=_example(option, fits))
-        return int(text)
-
-    return check
-
-
-def node_choice(text: str, option: str) -> str:
-    """A number of nodes, or their names."""
-    if re.fullmatch(r"[+-]?[\d.]*", text) and text.count(".") < 2:
-        return str(integer(1)(text, option))
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(re.fullmatch(r"[\w.:@-]+", name) and name[0] != "-" for name in names):
-        raise UsageError(
-            f"{option} {text!r}: expected a number, or names of workers",
-            hint=f"{option} 2, or {option} worker-1,worker-2",
-        )
-    return ",".join(names)
-
-
-def decimal(text: str, option: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(
-            f"{option} {text!r}: expected a number", hint=_example(option, 20)
-        ) from None
-
-
-def seconds(text: str, option: str) -> float:
-    if not 0.1 <= (found := decimal(text, option)) < 1e9:
-        raise UsageError(f"{option} {text}: must be 0.1 to 1e9 seconds", hint=_example(option, 20))
-    return found
-
-
-def budget(text: str, option: str) -> float:
-    if not 0 < (found := decimal(text, option)) <= MAX_BUDGET:
-        raise UsageError(
-            f"{option} {found:,.12g}: must be more than 0 and at most {MAX_BUDGET:,} US dollars",
-            hint="for example --budget 20",
-        )
-    return found
-
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def duration(text: str, option: str) -> float:
-    """Seconds in `90`, `90s`, `30m`, `8h`, `1d` or a sum such as `1h30m`."""
-    if not re.fullmatch(r"(?=.)(\d{1,9}(\.\d{1,9})?[smhd])*(\d{1,9}(\.\d{1,9})?)?", text):
-        raise UsageError(f"{option} {text!r} is not a duration", hint="for example 90s, 30m or 8h")
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if total <= 0:
-        raise UsageError(f"{option} must be longer than zero", hint="for example 90s, 30m or 8h")
-    return total
-
-
-def life_time(text: str, option: str) -> float:
-    """Seconds in a --ttl, which needs a unit: 8 seconds instead of 8 hours would cost a cluster."""
-    total = duration(text, option)
-    if text[-1] not in "smhd":
-        bare = not set(text) & set("smhd")
-        raise UsageError(
-            f"{option} {text!r} {'has no unit' if bare else 'ends without a unit'}",
-            hint=f"did you mean {text}h or {text}m?" if bare else "for example 1h30m",
-        )
-    if total > MAX_TTL:
-        raise UsageError(
-            f"{option} {text!r} is more than {MAX_TTL / 86400:g} days",
-            hint="`clusterctl extend --ttl` moves the deadline whenever you need longer",
-        )
-    return total
-
-
-def idle_time(text: str, option: str) -> float:
-    """Seconds, with a unit; 0 for `off`."""
-    if text == "off":
-        return 0.0
-    total = life_time(text, option)
-    if total < MIN_IDLE:
-        raise UsageError(
-            f"{option} {text!r} is too short: it must be at least a minute",
-            hint=f"for example {option} 1h, or {option} off",
-        )
-    return total
-
-
-def one_of(*known: str) -> Callable[[str, str], str]:
-    def check(text: str, option: str) -> str:
-        if text not in known:
-            from difflib import get_close_matches
-
-            close = get_close_matches(text, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(known)}"
-            raise UsageError(f"{option}: unknown value {text!r}", hint=hint)
-        return text
-
-    return check
-
-
-def expression(text: str, option: str) -> str:
-    try:
-        re.compile(text.encode())
-    except re.error as error:
-        raise UsageError(
-            f"{option} {text!r} is not a regular expression: {error}",
-            hint=f"to search for this text literally: {option} {shlex.quote(re.escape(text))}",
-        ) from None
-    return text
-
-
-def byte_size(text: str, option: str) -> int:
-    """Of `500MB` or `2GB`, in decimal units."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.IGNORECASE)
-    power = " kMGT".lower().index(found[2].lower() or " ") if found else 0
-    if not found or not (size := int(float(found[1]) * 1000**power)):
-        raise UsageError(f"{option} {text!r} is not a size", hint=f"for example {option} 2GB")
-    return size
-
-
-def python_version(text: str, option: str) -> str:
-    """`3.12`."""
-    if not re.fullmatch(r"3\.\d+", text, re.ASCII):
-        raise UsageError(f"{option} {text!r} is not a Python version", hint=f"{option} 3.12")
-    return text
-
-
-def sha256_hex(text: str, option: str) -> str:
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
-        raise UsageError(f"{option} {text!r} is not a SHA-256 checksum", hint="64 hex digits")
-    return text.lower()
-
-
-def cluster_name(text: str, option: str) -> str:
-    if not text:
-        raise UsageError("'' is not a valid cluster name", hint="leave it out, or give a name")
-    return text
-
-
-def names(text: str, option: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def indices(text: str, option: str) -> tuple[str, ...]:
-    """The GPUs of `up --gpus`."""
-    found = tuple(part.strip() for part in text.split(",")) if text else ()
-    if found and found != ("all",) and not all(re.fullmatch(r"\d{1,3}", part) for part in found):
-        raise UsageError(f"{option} {text!r}: expected numbers or all", hint=f"{option} 0,1")
-    return found
+HERE = exclude("here", says="has no effect: this machine is the login node", hint=LEAVE_OUT)
+NEVER = Limit("has no effect with this command", only=frozenset())
 
 
 # -------------------------------------------------------------------------------------------------
 
-AnyLimit = Limit | ProviderLimit
 T = TypeVar("T")
 Given = TypeVar("Given", bound="Verb")
 
@@ -469,7 +166,7 @@ class Group(NamedTuple):
     batch system as they are."""
 
     heading: str
-    limits: tuple[AnyLimit, ...] = ()
+    limits: tuple[Limit, ...] = ()
     native: bool = False
     lead: str = ""
     """What the help says before those that it only names."""
@@ -483,7 +180,6 @@ class Option(Generic[T]):
         alone: The value of one that may stand without a value, as a flag does.
         many: May be repeated; `words`: how many words a value has.
         env: A variable beside the usual CLUSTERCTL_VERB_OPTION.
-        old: A former key in settings files.
         settable: Whether settings may have it. What says what one command line does is no default.
     """
 
@@ -499,25 +195,21 @@ class Option(Generic[T]):
         alone: str = "",
         many: bool = False,
         words: int = 1,
-        limits: AnyLimit | tuple[AnyLimit, ...] | None = None,
+        limits: Limit | tuple[Limit, ...] | None = None,
         env: str = "",
-        old: str = "",
         settable: bool = True,
     ) -> None:
         self.flags = tuple(flags.split())
         self.group, self.empty, self.check = group, empty, check
         self.alone = alone
-        self.metavar, self.many, self.words, self.env, self.old = metavar, many, words, env, old
-        own = (limits,) if isinstance(limits, Limit | ProviderLimit) else limits
-        declared = group.limits if own is None else own
-        self.limits = tuple(
-            limit.resolve(self.flag) if isinstance(limit, ProviderLimit) else limit
-            for limit in declared
-        )
+        self.metavar, self.many, self.words, self.env = metavar, many, words, env
+        declared = group.limits if limits is None else limits
+        declared = (declared,) if isinstance(declared, Limit) else declared
+        self.limits = tuple(limit.name_providers(self.flag) for limit in declared)
         self.help = help + _name_providers(declared, group, self.flag)
         self.settable = settable
         self.is_flag = empty is False
-        self.separator = os.pathsep if check is path else None
+        self.separator = os.pathsep if check is values.path else None
         """Between the values in a variable; None: blanks."""
         self.attribute = ""
 
@@ -551,6 +243,12 @@ class Option(Generic[T]):
         """It is only taken to be refused: every verb has it, and it can do nothing for this one."""
         return any(limit.only == frozenset() for limit in self.limits)
 
+    def move(self, group: Group, *more: Limit) -> Option[T]:
+        """The same option under another heading, with its limits and those."""
+        moved = copy.copy(self)
+        moved.group, moved.limits = group, (*group.limits, *more)
+        return moved
+
     def check_given(self, raw: Any, label: str) -> None:
         """Raises UsageError for an empty text, which would count as not given: who writes
         `--vpc "$VPC"` wants no VPC of ours where the variable is not set."""
@@ -573,18 +271,14 @@ class Option(Generic[T]):
         return tuple(self.check(r, label) for r in raw) if self.many else self.check(raw, label)
 
 
-def _name_providers(declared: Iterable[AnyLimit], group: Group, flag: str) -> str:
+def _name_providers(declared: Iterable[Limit], group: Group, flag: str) -> str:
     """What the help says of the providers that an option works with: those that its heading does
     not name."""
-    named = {limit.owner for limit in group.limits if isinstance(limit, ProviderLimit)}
-    takers = {
-        name: None
-        for limit in declared
-        if isinstance(limit, ProviderLimit)
-        for name in list_takers(limit.owner, flag)
-        if name not in named
-    }
-    return f" ({'also ' if named else ''}{join_titles(takers)})" if takers else ""
+    named = {limit.owner for limit in group.limits}
+    owners = [limit.owner for limit in declared if limit.owner]
+    takers = dict.fromkeys(name for owner in owners for name in list_takers(owner, flag))
+    others = [name for name in takers if name not in named]
+    return f" ({'also ' if any(named) else ''}{join_titles(others)})" if others else ""
 
 
 # ------------------------------------------------------------------------------------- kinds
@@ -610,6 +304,13 @@ def texts(
     return Option(flags, group, help, metavar, empty=(), many=True, **more)
 
 
+def words(
+    flags: str, group: Group, help: str, metavar: str = "A,B", check: ReadValue = names, **more: Any
+) -> Option[tuple[Any, ...]]:
+    """A list of words in one, with commas."""
+    return Option(flags, group, help, metavar, empty=(), check=check, **more)
+
+
 def maybe(flags: str, group: Group, help: str, metavar: str, **more: Any) -> Option[str | None]:
     """A text that may be empty: None where it is not given."""
     return Option(flags, group, help, metavar, empty=None, **more)
@@ -618,16 +319,23 @@ def maybe(flags: str, group: Group, help: str, metavar: str, **more: Any) -> Opt
 def file(
     flags: str, group: Group, help: str, metavar: str = "FILE", **more: Any
 ) -> Option[Path | None]:
-    return Option(flags, group, help, metavar, empty=None, check=path, **more)
+    return Option(flags, group, help, metavar, empty=None, check=values.path, **more)
 
 
 def files(flags: str, group: Group, help: str, metavar: str = "FILE") -> Option[tuple[Path, ...]]:
-    return Option(flags, group, help, metavar, empty=(), many=True, check=path)
+    return Option(flags, group, help, metavar, empty=(), many=True, check=values.path)
 
 
 def number(flags: str, group: Group, help: str, metavar: str = "N", **more: Any) -> Option[int]:
     """A whole number, at least 1 unless another check is given; 0 where there is none."""
     return Option(flags, group, help, metavar, empty=0, **{"check": integer(1), **more})
+
+
+def whole(
+    flags: str, group: Group, help: str, metavar: str = "N", **more: Any
+) -> Option[int | None]:
+    """A whole number that may be 0; None where there is none."""
+    return Option(flags, group, help, metavar, empty=None, **{"check": integer(0), **more})
 
 
 def amount(
@@ -824,14 +532,7 @@ JOBS = "Jobs"
 OPTIONS = Group("Options")
 YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")
 JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line")
-LAST_JOB = Option[int | None](
-    "",
-    ARGUMENTS,
-    "Number of the job (default: the last one)",
-    "[JOB]",
-    empty=None,
-    check=integer(0),
-)
+LAST_JOB = whole("", ARGUMENTS, "Number of the job (default: the last one)", "[JOB]")
 OF_JOB = cluster_option(help="Cluster of the job (default: any)")
 
 
@@ -895,8 +596,8 @@ def read_settings(verbs: OptionsByVerb) -> Settings:
     _check_variables(verbs)
     merged: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
     for path in find_files():
-        for verb, values in _read_settings(path, verbs).items():
-            merged[verb].update(values)
+        for verb, key, setting in _read_file(path, verbs):
+            merged[verb][key] = setting
     return merged
 
 
@@ -907,7 +608,7 @@ def find_settings(
     `verbs`, else for one that it stands for, else for all verbs."""
     found: dict[str, Setting] = {}
     for option in options:
-        made = [item for verb in verbs if (item := find(verb, option, settings))]
+        made = [item for verb in verbs if (item := find_setting(verb, option, settings))]
         if made:
             found[option.key] = next((item for item in made if not item.general), made[0])
     return found
@@ -933,18 +634,18 @@ def read_values(
     return values
 
 
-def find(verb: str, option: Option[Any], settings: Settings) -> Setting | None:
+def find_setting(verb: str, option: Option[Any], settings: Settings) -> Setting | None:
     """An option's value where the command line has none: a variable's, else a settings file's."""
     if not option.flags:
         return None
-    for name in filter(None, (option.env, *_name_variables(verb, option))):
+    for name in filter(None, (option.env, _name_variable(verb, option))):
         if text := os.environ.get(name):
             return Setting(_read_variable(name, text, option), name, general=name == option.env)
     return settings.get(verb, {}).get(option.key)
 
 
-def _name_variables(verb: str, option: Option[Any]) -> list[str]:
-    return [f"{name_prefix(verb)}{key.upper()}" for key in (option.key, option.old) if key]
+def _name_variable(verb: str, option: Option[Any]) -> str:
+    return f"{name_prefix(verb)}{option.key.upper()}"
 
 
 def name_prefix(verb: str) -> str:
@@ -952,129 +653,89 @@ def name_prefix(verb: str) -> str:
     return f"CLUSTERCTL_{verb.upper().replace('-', '_')}_"
 
 
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+
+
 def _read_variable(name: str, text: str, option: Option[Any]) -> Any:
     if option.many:
         return tuple(text.split(option.separator))
+    word = text.strip().lower()
+    if (option.is_flag or option.alone) and word in (*_TRUE, *_FALSE):
+        return _make_flag(option, word in _TRUE)
     if option.is_flag:
-        if text.strip().lower() not in (*_TRUE, *_FALSE):
-            raise UsageError(
-                f"{name}={text}: expected true or false", hint=f"{name}=1, or unset it"
-            )
-        return text.strip().lower() in _TRUE
-    if option.alone and text.strip().lower() in (*_TRUE, *_FALSE):
-        return option.alone if text.strip().lower() in _TRUE else None
+        raise UsageError(f"{name}={text}: expected true or false", hint=f"{name}=1, or unset it")
     return text
 
 
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+def _make_flag(option: Option[Any], given: bool) -> Any:
+    """Of one that stands without a value: as the command line would have it."""
+    return (option.alone or True) if given else None if option.alone else False
 
 
 def _check_variables(verbs: OptionsByVerb) -> None:
     """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
     begin = tuple(map(name_prefix, verbs))
     given = [name for name in os.environ if name.startswith(begin)]
-    if not given:
-        return
     known = {
-        name
-        for verb, options in verbs.items()
+        _name_variable(verb, option): option
+        for verb, options in (verbs if given else {}).items()
         for option in options.values()
-        for name in _name_variables(verb, option)
-    }
-    refused = {
-        name: option.flag
-        for verb, options in verbs.items()
-        for option in options.values()
-        if not option.settable
-        for name in _name_variables(verb, option)
     }
     for name in given:
-        if flag := refused.get(name):
-            raise UsageError(
-                f"the variable {name} cannot be used: {flag} applies to a single command",
-                hint=f"unset it, and give {flag} on the command line",
-            )
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            raise UsageError(
-                f"the variable {name} sets no option of clusterctl",
-                hint=f"did you mean {close[0]}?" if close else "unset it",
-            )
+        _check_known(f"unknown variable {name}", name, known, "unset it")
 
 
-def _read_settings(path: Path, verbs: OptionsByVerb) -> dict[str, dict[str, Setting]]:
-    """One file's settings per verb; a verb's own table wins over the keys outside."""
-    found: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
-    tables: dict[str, dict[str, Setting]] = {}
-    for key, value in read_toml(path).items():
-        if isinstance(value, dict):
-            _check_known(path, key, "table", set(verbs))
-            options = _index_by_key(verbs[key])
-            for name in value:
-                _check_settable(path, f"{key}.{name}", verbs[key].get(name))
-                _check_known(
-                    path, f"{key}.{name}", "key", {f"{key}.{option}" for option in options}
-                )
-            tables[key] = {
-                options[n].key: Setting(
-                    _make_value(path, n, v, options[n]), f"{n} in [{key}] of {path}"
-                )
-                for n, v in value.items()
-            }
-        else:
-            by_verb = {verb: _index_by_key(options) for verb, options in verbs.items()}
-            _check_settable(path, key, next((o[key] for o in verbs.values() if key in o), None))
-            _check_known(path, key, "key", set().union(*by_verb.values()))
-            for verb, options in by_verb.items():
+def _read_file(path: Path, verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
+    """One file's settings, each with its verb and option; those of a verb's own table come after
+    those for all verbs, over which they win."""
+    whole = read_toml(path)
+    tables = {key: value for key, value in whole.items() if isinstance(value, dict)}
+    general = {key: value for key, value in whole.items() if key not in tables}
+    for key in tables:
+        _check_known(f"{path}: unknown table {key!r}", key, dict.fromkeys(verbs))
+    for verb, table in (("", general), *tables.items()):
+        begin, of = (f"{verb}.", f" in [{verb}] of") if verb else ("", " in")
+        takers = {verb: verbs[verb]} if verb else verbs
+        known = {f"{begin}{k}": item for options in takers.values() for k, item in options.items()}
+        for key, value in table.items():
+            _check_known(f"{path}: unknown key {begin + key!r}", begin + key, known)
+            for taker, options in takers.items():
                 if option := options.get(key):
-                    checked = _make_value(path, key, value, option)
-                    found[verb][option.key] = Setting(checked, f"{key} in {path}", general=True)
-    for verb, table in tables.items():
-        found[verb].update(table)
-    return found
-
-
-def _index_by_key(options: Mapping[str, Option[Any]]) -> dict[str, Option[Any]]:
-    """The options of a verb, by their present and former keys."""
-    found = {option.old: option for option in options.values() if option.old}
-    own = {key: option for key, option in options.items() if option.flags and option.settable}
-    return {**found, **own}
+                    made = _make_value(path, key, value, option)
+                    yield taker, key, Setting(made, f"{key}{of} {path}", general=not verb)
 
 
 def _make_value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
     """The value as the command line would have it: text, but for flags and lists."""
     if option.many:
-        if isinstance(value, str):
-            return (value,)
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return tuple(value)
+        found = [value] if isinstance(value, str) else value
+        if isinstance(found, list) and all(isinstance(item, str) for item in found):
+            return tuple(found)
         wanted = "a string or a list of strings"
-    elif option.is_flag:
+    elif option.is_flag or (option.alone and isinstance(value, bool)):
         if isinstance(value, bool):
-            return value
+            return _make_flag(option, value)
         wanted = "true or false"
     else:
-        if option.alone and isinstance(value, bool):
-            return option.alone if value else None
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
         wanted = "a string or a number"
     raise UsageError(f"{path}: {name} = {value!r} must be {wanted}", hint="correct that line")
 
 
-def _check_settable(path: Path, name: str, option: Option[Any] | None) -> None:
+def _check_known(
+    what: str, name: str, known: Mapping[str, Option[Any] | None], instead: str = ""
+) -> None:
+    """Raises UsageError for a name that is not among those, or whose option is no default for many
+    command lines. `instead`: the hint where no other name is close."""
+    option = known.get(name)
     if option and not option.settable:
         raise UsageError(
-            f"{path}: unknown key {name!r}: {option.flag} applies to a single command",
-            hint=f"remove that line, and give {option.flag} on the command line",
+            f"{what}: {option.flag} applies to a single command",
+            hint=f"remove it, and give {option.flag} on the command line",
         )
-
-
-def _check_known(path: Path, name: str, what: str, known: set[str]) -> None:
-    if name in known:
-        return
-    close = get_close_matches(name, known, n=1)
-    raise UsageError(
-        f"{path}: unknown {what} {name!r}",
-        hint=f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}",
-    )
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        instead = instead or f"known: {', '.join(sorted(known))}"
+        hint = f"did you mean {close[0]!r}?" if close else instead
+        raise UsageError(what, hint=hint)

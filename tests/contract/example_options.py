@@ -1,22 +1,14 @@
-"""The options of OAR (see `example_scheduler`)."""
+"""What OAR adds to the command line."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from clusterctl.options.batch import BatchOptions
-from clusterctl.options.table import Group, Option, text
-
-
-def pass_on(group: Group) -> tuple[Option[Any], ...]:
-    """Grid Engine has a --queue, too."""
-    return (text("--property", group), text("--queue", group))
-
+from clusterctl.options.batch import NATIVE, BatchOptions
+from clusterctl.options.table import text
 
 OPTIONS = BatchOptions(
     title="OAR",
     emits="oarsub",
-    passed=pass_on,
+    passed=(text("--property", NATIVE), text("--queue", NATIVE)),  # Grid Engine has a --queue, too
     dash_q="--queue",
     short={"-r": "--time"},
     instead={"--constraint": "--property EXPRESSION"},

@@ -17,8 +17,9 @@ PROGRAM = """
 import json, sys
 from importlib import import_module
 from clusterctl.options.batch import BATCH_SYSTEMS
+from tests.contract.example_options import OPTIONS
 
-BATCH_SYSTEMS["oar"] = "tests.contract.example_options:OPTIONS"
+BATCH_SYSTEMS["oar"] = OPTIONS
 example = import_module("tests.contract.example_scheduler")
 sys.modules["clusterctl.batch.oar"] = example
 sys.modules["clusterctl.machines.oar"] = example

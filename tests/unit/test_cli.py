@@ -81,7 +81,7 @@ def test_a_dry_run_leaves_nothing(call: Call) -> None:
         (
             '[run]\ntimeout = "30m"',
             ["--emit", "sh"],
-            "timeout in [run] of {}: it is not part",
+            "timeout in [run] of {}: it cannot be combined with --emit",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_setting_that_has_no_effect(
     ("key", "value", "wrong"),
     [
         ("ranks", "many", "'many': expected a number"),
-        ("timeout", "soon", "'soon' is not a duration"),
+        ("timeout", "soon", "'soon': expected a duration"),
         ("backend", "nccll", "unknown value 'nccll'"),
         ("pe", "mpi", "expected NAME SLOTS"),
         ("pe", "mpi two", "'two': expected a number"),

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.options import table as options_table
-from clusterctl.options.table import Group, cluster_option, flag, text, texts
+from clusterctl.options.table import (
+    Group,
+    cluster_option,
+    find_files,
+    find_setting,
+    flag,
+    read_settings,
+    text,
+    texts,
+)
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 from tests.unit.calling import Call
@@ -22,10 +30,7 @@ from tests.unit.making import cluster
 GROUP = Group("Options")
 FLAGS = [flag("--json", GROUP), flag("--dry-run", GROUP)]
 TEXTS = [text(f"--{name}", GROUP) for name in ("workers", "provider", "backend", "ranks")]
-LISTS = [
-    texts("--env", GROUP, "", "NAME"),
-    texts("--module", GROUP, "", "NAME", old="environment_module"),
-]
+LISTS = [texts("--env", GROUP, "", "NAME"), texts("--module", GROUP, "", "NAME")]
 OPTIONS = {option.key: option for option in (*FLAGS, *TEXTS, *LISTS, cluster_option())}
 VERBS = {
     verb: {name: OPTIONS[name] for name in names.split()}
@@ -43,7 +48,7 @@ def values() -> dict[str, dict[str, Any]]:
         verb: {
             name: setting.value
             for name, option in options.items()
-            if (setting := options_table.find(verb, option, options_table.read_settings(VERBS)))
+            if (setting := find_setting(verb, option, read_settings(VERBS)))
         }
         for verb, options in VERBS.items()
     }
@@ -93,7 +98,7 @@ def user_file() -> Path:
 
 
 def test_nothing(project: Path) -> None:
-    assert options_table.find_files() == ()
+    assert find_files() == ()
     assert values() == {}
 
 
@@ -106,15 +111,6 @@ def test_keys_and_tables(project: Path) -> None:
         "run": {"cluster": "other", "json": True, "backend": "mpi"},
         "status": {"cluster": "lab", "json": True},
     }
-
-
-@pytest.mark.parametrize("key", ["module", "environment_module"])
-def test_a_former_key(key: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are the options' names; files and variables of before are still read."""
-    (project / "clusterctl.toml").write_text(f'[run]\n{key} = ["openmpi", "cuda"]\n')
-    assert values() == {"run": {"module": ("openmpi", "cuda")}}
-    monkeypatch.setenv(f"CLUSTERCTL_RUN_{key.upper()}", "mpich")
-    assert values() == {"run": {"module": ("mpich",)}}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +130,7 @@ def test_a_flag_in_a_variable(
 def test_project_over_user(project: Path) -> None:
     user_file().write_text('cluster = "mine"\n[run]\nbackend = "gloo"\nranks = 2\n')
     (project / "clusterctl.toml").write_text('[run]\nbackend = "mpi"\n')
-    assert options_table.find_files() == (user_file(), project / "clusterctl.toml")
+    assert find_files() == (user_file(), project / "clusterctl.toml")
     found = values()["run"]
     assert found == {"cluster": "mine", "backend": "mpi", "ranks": "2"}
 
@@ -142,7 +138,7 @@ def test_project_over_user(project: Path) -> None:
 def test_the_nearest_project_file(project: Path) -> None:
     (project / "clusterctl.toml").write_text('cluster = "far"\n')
     (project / "deep" / "clusterctl.toml").write_text('cluster = "near"\n')
-    assert options_table.find_files() == (project / "deep" / "clusterctl.toml",)
+    assert find_files() == (project / "deep" / "clusterctl.toml",)
 
 
 def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +146,7 @@ def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "xdg"))
-    assert options_table.find_files() == (path,)
+    assert find_files() == (path,)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +179,7 @@ def test_a_vanished_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.Mo
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert options_table.find_files() == ()
+    assert find_files() == ()
 
 
 @pytest.mark.parametrize(

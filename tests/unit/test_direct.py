@@ -19,7 +19,7 @@ from clusterctl.batch.direct import Direct, render_command_line
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster
 from clusterctl.launch import launcher
-from clusterctl.options import resume_args
+from clusterctl.options.values import SNAPSHOTS
 from tests.unit.making import cluster, job, node, request, spec
 
 WEIRD = [
@@ -123,7 +123,7 @@ def chosen(**wanted: Any) -> list[str]:
 
 
 def test_small_outputs_and_snapshots_are_copied_unless_others_are_named() -> None:
-    names = [word for glob in resume_args.SNAPSHOTS for word in ("-o", "-name", glob)]
+    names = [word for glob in SNAPSHOTS for word in ("-o", "-name", glob)]
     assert chosen() == ["(", "-size", f"-{direct.SMALL + 1}c", *names, ")"]
     found = chosen(keep_files=("*.h5", "runs/*"))
     assert found == ["(", "-name", "*.h5", "-o", "-path", "./runs/*", ")"]

@@ -134,5 +134,5 @@ def test_a_choice_that_cannot_be(words: tuple[str, ...], message: str, call: Cal
 
 def test_a_size_that_is_none(call: Call, lab: None) -> None:
     said = call("run", "--max-stage", "much", "train.py")
-    assert (said.code, "--max-stage 'much' is not a size" in said.err) == (2, True)
+    assert (said.code, "--max-stage 'much': expected a size" in said.err) == (2, True)
     assert call("run", "--dry-run", "--max-stage", "1.5GB", str(Path("train.py"))).code == 0

@@ -13,7 +13,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.options.jobs import VERBS
-from clusterctl.options.table import duration, name_prefix
+from clusterctl.options.table import name_prefix
+from clusterctl.options.values import duration
 from tests.unit.calling import Call, clusterctl, judge
 
 

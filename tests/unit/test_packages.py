@@ -378,4 +378,4 @@ def test_a_job_says_which_python_it_uses(project: Path, call: Call, lab: None) -
     said = call("run", "--dry-run", "--python", "3.12", "train.py")
     assert "# using the packages of --python 3.12 with python3.12 of the nodes" in said.out
     assert "/packages/" in said.out.split("# every rank")[1].split("\n")[1]
-    assert "'3' is not a Python version" in call("run", "--python", "3", "train.py").err
+    assert "'3': expected a Python version" in call("run", "--python", "3", "train.py").err

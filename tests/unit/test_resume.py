@@ -440,7 +440,7 @@ def test_who_follows_a_job_later_gets_its_outputs_too(
 
 def test_sync_is_refused_where_nobody_follows_the_job(old: Staged, call: Call) -> None:
     said = call("run", "--detach", "--sync", "there", "train.py")
-    judge(said, 2, "--sync needs a clusterctl that follows the job", "leave one of the two out")
+    judge(said, 2, "--sync cannot be combined with --detach", "leave one of the two out")
 
 
 def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
-from clusterctl.options.resume_args import are_given, check_resume_args, quote_words
+from clusterctl.options.values import are_given, check_resume_args, quote_words
 from tests.unit.supervised import BOTH, Site, site
 from tests.unit.test_batch_scripts import Batch, made, slurm, staged, start
 

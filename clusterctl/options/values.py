@@ -1,0 +1,286 @@
+"""How the text of an option becomes its value.
+
+Each check gets the text and what to call the option, and raises UsageError.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import UsageError
+
+ReadValue = Callable[[Any, str], Any]
+"""Makes the value of a text, or raises UsageError; it is told what to call the option."""
+
+LAUNCHER = "launcher"
+"""The value of `up --shared` without an ID: the folder is made with the cluster."""
+MAX_BUDGET = 1_000_000
+"""US dollars."""
+MAX_TTL = 30 * 86400.0
+"""Seconds. A cluster that nobody has looked at for so long is a forgotten one."""
+MIN_IDLE = 60.0
+"""Seconds of --idle."""
+
+
+def _refuse(text: str, option: str, expected: str, example: str) -> UsageError:
+    """The error for a text that is something else; the example is what to write."""
+    label = option if option.startswith("-") else ""
+    hint = f"for example {label} {example}".replace("  ", " ")
+    return UsageError(f"{option} {text!r}: expected {expected}", hint=hint)
+
+
+def path(text: str, option: str) -> Path:
+    return Path(text)
+
+
+def pattern(text: str, option: str) -> str:
+    """A pattern for files below the working directory."""
+    parts = text.split("/")
+    if not text or text.startswith("/") or ".." in parts or "." in parts:
+        raise _refuse(text, option, "a pattern below the working directory", "'runs/*.pt'")
+    return text
+
+
+def folder_or_bucket(text: str, option: str) -> str:
+    """A folder of this machine, whatever the current one is later, or `s3://BUCKET/PREFIX`."""
+    bucket = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?", text)
+    if bucket and text.isprintable():
+        return text.rstrip("/")
+    if not text or "://" in text:
+        expected = "a folder of this machine or s3://BUCKET/PREFIX"
+        raise _refuse(text, option, expected, "s3://your-bucket/outputs")
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def begins_file_system(text: str) -> bool:
+    """Whether a word after --shared is meant as its value, and not as a cluster or a script."""
+    return text.startswith(("fs-", "fsap-", "arn:"))
+
+
+def shared_folder(text: str, option: str) -> str:
+    """LAUNCHER, or the ID of a file system of EFS or FSx, with a folder of it after a colon."""
+    if text != LAUNCHER and not re.fullmatch(r"fs-[0-9a-f]{8,40}(:/[A-Za-z0-9_.+@/-]*)?", text):
+        expected = "nothing, or the ID of a file system of EFS or FSx"
+        raise _refuse(text, option, expected, "fs-0123456789abcdef0, or fs-0123456789abcdef0:/data")
+    return text
+
+
+def integer(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:
+    """Reads a whole number within these limits."""
+
+    def check(text: str, option: str) -> int:
+        fits = str(max(least, min(2, most)))
+        if not re.fullmatch(r"[+-]?\d{1,12}", text):
+            raise _refuse(text, option, "a number", fits)
+        if not least <= int(text) <= most:
+            limit = f"at least {least}" if int(text) < least else f"at most {most}"
+            hint = _refuse(text, option, "", fits).hint
+            raise UsageError(f"{option} {text}: must be {limit}", hint=hint)
+        return int(text)
+
+    return check
+
+
+def node_choice(text: str, option: str) -> str:
+    """A number of nodes, or their names."""
+    if re.fullmatch(r"[+-]?[\d.]*", text) and text.count(".") < 2:
+        return str(integer(1)(text, option))
+    found = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(re.fullmatch(r"[\w.:@][\w.:@-]*", name) for name in found):
+        raise _refuse(text, option, "a number, or names of workers", "worker-1,worker-2")
+    return ",".join(found)
+
+
+def decimal(least: float, most: float, of: str) -> Callable[[str, str], float]:
+    """Reads a number within these limits; `of`: what it is a number of."""
+
+    def check(text: str, option: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            raise _refuse(text, option, "a number", "20") from None
+        if not least <= found <= most:
+            raise UsageError(
+                f"{option} {found:,.12g}: must be {least:g} to {most:,.12g} {of}",
+                hint=f"for example {option} 20",
+            )
+        return found
+
+    return check
+
+
+seconds = decimal(0.1, 1e9, "seconds")
+budget = decimal(0.01, MAX_BUDGET, "US dollars")
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds in `90`, `90s`, `30m`, `8h`, `1d` or a sum such as `1h30m`."""
+    if not re.fullmatch(r"(?=.)(\d{1,9}(\.\d{1,9})?[smhd])*(\d{1,9}(\.\d{1,9})?)?", text):
+        raise _refuse(text, option, "a duration", "90s, 30m or 8h")
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if total <= 0:
+        raise UsageError(f"{option} must be longer than zero", hint="for example 90s, 30m or 8h")
+    return total
+
+
+def life_time(text: str, option: str) -> float:
+    """Seconds in a --ttl, which needs a unit: 8 seconds instead of 8 hours would cost a cluster."""
+    total = duration(text, option)
+    if text[-1] not in "smhd":
+        bare = not set(text) & set("smhd")
+        raise UsageError(
+            f"{option} {text!r} {'has no unit' if bare else 'ends without a unit'}",
+            hint=f"did you mean {text}h or {text}m?" if bare else "for example 1h30m",
+        )
+    if total > MAX_TTL:
+        raise UsageError(
+            f"{option} {text!r} is more than {MAX_TTL / 86400:g} days",
+            hint="`clusterctl extend --ttl` moves the deadline whenever you need longer",
+        )
+    return total
+
+
+def idle_time(text: str, option: str) -> float:
+    """Seconds, with a unit; 0 for `off`."""
+    if text == "off":
+        return 0.0
+    total = life_time(text, option)
+    if total < MIN_IDLE:
+        raise _refuse(text, option, "at least a minute", f"1h, or {option} off")
+    return total
+
+
+def one_of(*known: str) -> Callable[[str, str], str]:
+    def check(text: str, option: str) -> str:
+        if text not in known:
+            close = get_close_matches(text, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(known)}"
+            raise UsageError(f"{option}: unknown value {text!r}", hint=hint)
+        return text
+
+    return check
+
+
+def expression(text: str, option: str) -> str:
+    try:
+        re.compile(text.encode())
+    except re.error as error:
+        raise UsageError(
+            f"{option} {text!r} is not a regular expression: {error}",
+            hint=f"to search for this text literally: {option} {shlex.quote(re.escape(text))}",
+        ) from None
+    return text
+
+
+def byte_size(text: str, option: str) -> int:
+    """Of `500MB` or `2GB`, in decimal units."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.IGNORECASE)
+    power = " kmgt".index(found[2].lower() or " ") if found else 0
+    if not found or not (size := int(float(found[1]) * 1000**power)):
+        raise _refuse(text, option, "a size", "2GB")
+    return size
+
+
+def python_version(text: str, option: str) -> str:
+    if not re.fullmatch(r"3\.\d+", text, re.ASCII):
+        raise _refuse(text, option, "a Python version", "3.12")
+    return text
+
+
+def sha256_hex(text: str, option: str) -> str:
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise UsageError(f"{option} {text!r} is not a SHA-256 checksum", hint="64 hex digits")
+    return text.lower()
+
+
+def cluster_name(text: str, option: str) -> str:
+    if not text:
+        raise UsageError("'' is not a valid cluster name", hint="leave it out, or give a name")
+    return text
+
+
+def names(text: str, option: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def indices(text: str, option: str) -> tuple[str, ...]:
+    """The GPUs of `up --gpus`."""
+    found = tuple(part.strip() for part in text.split(",")) if text else ()
+    if found and found != ("all",) and not all(re.fullmatch(r"\d{1,3}", part) for part in found):
+        raise _refuse(text, option, "numbers or all", "0,1")
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# `--resume-args`: what a program is told beside its arguments when it goes on from a snapshot.
+
+
+PLACES = {"snapshot": '"$cctl_snapshot"', "folder": '"${cctl_snapshot%/*}"'}
+"""What may stand between braces, and what it is in templates/job/rank.sh.j2."""
+SNAPSHOTS = ("*.pt", "*.pth", "*.ckpt", "*.safetensors")
+"""Outputs that are taken for snapshots, by their names."""
+
+_PLACE = rf"\{{({'|'.join(PLACES)})\}}"
+
+
+def check_resume_args(text: str, option: str) -> str:
+    """Raises UsageError for what is not understood."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r}: {str(error).lower()}", hint="quote it as in a shell"
+        ) from error
+    if not words:
+        raise UsageError(f"{option} is empty", hint=f"for example {option} '--resume {{snapshot}}'")
+    for name in re.findall(r"\{([a-z_]+)\}", text):
+        if name not in PLACES:
+            raise UsageError(
+                f"{option}: unknown placeholder {{{name}}}",
+                hint="{snapshot} stands for the newest snapshot, {folder} for the folder it is in",
+            )
+    return text
+
+
+def quote_words(text: str) -> str:
+    """The arguments for sh, in which the path of the snapshot is `$cctl_snapshot`."""
+    return " ".join(_quote_word(word) for word in shlex.split(text))
+
+
+def _quote_word(word: str) -> str:
+    parts = re.split(_PLACE, word)  # every second one is the name of a place
+    texts = [PLACES[part] if index % 2 else shlex.quote(part) for index, part in enumerate(parts)]
+    return "".join(text for part, text in zip(parts, texts, strict=True) if part or len(parts) == 1)
+
+
+def are_given(text: str, arguments: Sequence[str]) -> bool:
+    """Whether `arguments` name the option with which these arguments begin."""
+    option = shlex.split(text)[0].partition("=")[0]
+    return any(word.partition("=")[0] == option for word in arguments)
+
+
+def list_predicates(patterns: Sequence[str]) -> tuple[str, ...]:
+    """What `find` is to take for snapshots, where these patterns were given to --keep-files."""
+    rows = [name_predicate(glob) for glob in patterns or SNAPSHOTS]
+    return ("(", *[word for row in rows for word in ("-o", *row)][1:], ")")
+
+
+def matches(path: str, patterns: Sequence[str]) -> bool:
+    """Whether `find` chooses the file by one of these patterns of --keep-files."""
+    name = path.rpartition("/")[2]
+    return any(fnmatchcase(path if "/" in glob else name, glob) for glob in patterns)
+
+
+def name_predicate(glob: str) -> tuple[str, str]:
+    """How `find` chooses by a pattern of --keep-files."""
+    return ("-path", f"./{glob}") if "/" in glob else ("-name", glob)
