@@ -98,61 +98,16 @@ def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | 
     )
 
 
-_MPI_HEADER = re.compile(
-    r"mpi\.h|mpif\.h|mpi(_f08)?\.mod|module file .mpi|undefined reference to [`'‘]mpi_\w+", re.I
-)
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A row of compiling.toml."""
 
-_ADVICE = (
-    (
-        re.compile(rf"({_MPI_HEADER.pattern}).* does not exist, and .*mpirun", re.I | re.S),
-        "name the wrapper that belongs to this mpirun with -e {chooses}=FILE, or use machines whose"
-        " Python and mpirun belong to an MPI with {wrapper} (python=/usr/bin/python3 in the file of"
-        " `attach --hosts`)",
-    ),
-    (
-        _MPI_HEADER,
-        "mpi.h and the like come with the compiler wrapper of the MPI:"
-        " apt-get install libopenmpi-dev",
-    ),
-    (re.compile(r"No space left on device"), "free space there: `clusterctl ssh NODE -- df -h`"),
-    (
-        re.compile(r"Killed signal terminated|out of memory|cannot allocate memory", re.I),
-        "the node has too little memory for this compilation: try -e {flags}=-O0",
-    ),
-    (
-        re.compile(r"undefined reference to [`'‘](?:omp_|GOMP_)"),
-        "OpenMP needs a compiler flag: -e {flags}=-fopenmp",
-    ),
-    (
-        re.compile(r"undefined reference to|undefined symbol"),
-        "add a library with -e LDLIBS=-lNAME, another source file with --source FILE",
-    ),
-    (
-        re.compile(r"cannot find -l(?P<library>\S+)"),
-        "install the library on the node; -e LDFLAGS=-LFOLDER names where it is",
-    ),
-    (
-        re.compile(r"module file .*\.mod"),
-        "the file that defines the module comes before SCRIPT: --source FILE",
-    ),
-    (
-        re.compile(r"No such file or directory|cannot open (?:source|include) file", re.I),
-        "-e {flags}=-IFOLDER names where headers are; those of a library have to be installed on"
-        " the node",
-    ),
-    (
-        re.compile(r"unrecogni[sz]ed .*option|unknown argument|unsupported option", re.I),
-        "-e {flags}=… and -e LDLIBS=… contain a flag that this compiler does not support",
-    ),
-)
-"""By what a compiler says: what a person can do. The first that fits counts."""
+    pattern: str
+    text: str
 
 
 def suggest_repair(language: Language, said: str) -> str:
-    """What to do about a compilation that failed."""
-    for pattern, text in _ADVICE:
-        if pattern.search(said):
-            return text.format(
-                flags=language.flags, chooses=language.chooses, wrapper=language.wrapper
-            )
-    return f"flags are set by -e {language.flags}=…, libraries by -e LDLIBS=…"
+    """What to do about a compilation that failed, by what the compiler said."""
+    rows = assets.load_table("launch/compiling.toml", dict[str, tuple[Advice, ...]])["advice"]
+    text = next(row.text for row in rows if re.search(row.pattern, said, re.IGNORECASE))
+    return text.format(flags=language.flags, chooses=language.chooses, wrapper=language.wrapper)

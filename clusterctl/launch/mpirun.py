@@ -1,14 +1,11 @@
-"""mpirun of Open MPI 4 and 5: flags with their reasons, and the agent that reaches nodes.
-
-Open MPI 5 hands its runtime's own parameters to PRRTE (`--prtemca`), Open MPI 4 knows only
-`--mca`. https://docs.open-mpi.org/en/v5.0.x/launching-apps/ssh.html
-"""
+"""mpirun of Open MPI 4 and 5: flags with their reasons, and the agent that reaches nodes."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from ipaddress import ip_address, ip_network
 from shlex import quote
 
@@ -34,7 +31,6 @@ from clusterctl.launch.hostfile import (
 )
 from clusterctl.launch.launcher import Request
 from clusterctl.launch.network import (
-    UCX_WITHOUT_RDMA,
     Flag,
     Interconnect,
     MpiTransport,
@@ -46,17 +42,6 @@ from clusterctl.launch.network import (
 
 
 WHY = "--mpirun-arg"
-_OURS = {
-    **dict.fromkeys(("-np", "-n", "-c", "--np"), "use --ranks, or --ranks-per-node"),
-    **dict.fromkeys(
-        ("-H", "-host", "--host", "-hostfile", "--hostfile", "-machinefile", "--machinefile"),
-        "use --nodes N, or --nodes NAME,NAME",
-    ),
-    **dict.fromkeys(("-wdir", "--wdir", "-wd"), "ranks start in your current folder's copy"),
-    **dict.fromkeys(("--output", "--output-filename"), "`clusterctl logs` has the output"),
-    "-x": "use --env NAME=VALUE",
-}
-"""What clusterctl decides, and what to use instead."""
 _NAMED = ("--mca", "--prtemca", "--pmixmca", "-mca")
 """Options whose first value is the name of what they set."""
 
@@ -94,7 +79,8 @@ def parse_user_args(values: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _check(words: tuple[str, ...]) -> None:
-    if hint := _OURS.get(words[0].partition("=")[0]):
+    name = words[0].partition("=")[0]
+    for hint in (hint for hint, names in load_tables().ours.items() if name in names):
         raise UsageError(f"--mpirun-arg: clusterctl sets {words[0]} itself", hint=hint)
     orders = [part for word in words[1:] for part in word.lower().split(":")]
     if words[0] in ("--map-by", "--rank-by") and {"node", "span", "seq"} & set(orders):
@@ -123,7 +109,8 @@ def merge(flags: Sequence[Flag], values: Sequence[str], nodes: Sequence[Node] = 
             _check_networks(" ".join(words), words[-1].split(","), nodes)
     kept = [flag for flag in flags if _name_target(flag[0]) not in set_here]
     if ("pml", "ucx") in {words[1:] for words in own} and not all(map(list_rdma_devices, nodes)):
-        kept += [flag for flag in UCX_WITHOUT_RDMA if _name_target(flag[0]) not in set_here]
+        more = launch_network.list_flags_without_rdma()
+        kept += [flag for flag in more if _name_target(flag[0]) not in set_here]
     return [*kept, *((words, WHY) for words in own)]
 
 
@@ -176,89 +163,51 @@ IN_BATCH_JOB = Interconnect(
 )
 """The network of such a job: where its nodes lie is known when it starts."""
 
-AT_ONCE = 132 * 1024
-"""Bytes that ranks of one node send without asking first: 128 KiB and MPI's own words. By default
-(4 KiB) the receiver is asked, and copies by a system call: all-reduces of 16 to 256 KiB then take
-twice the time (5.0.11, 4.1.4)."""
-
-APART = "MALLOC_MMAP_THRESHOLD_"
-"""At the end of MPI_Comm_spawn across nodes, PRRTE 3.0 clears an entry behind the end of an array
-(`connect_release` clears `info[1]` of an array of one; seen with 3.0.14): its daemon then ends with
-a damaged heap in half of the runs. With this variable at 1, glibc gives each block pages of its
-own, and the entry lies in the unused rest of the page. Ranks and spawned processes do not get it:
-their memory would be slow."""
+APART = "MALLOC_MMAP_THRESHOLD_=1"
+"""A variable for the daemon that mpirun is itself; see `memory_apart` in mpirun.toml."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The words of one major version for the same thing."""
+    """The flags of one major version, as mpirun.toml has them."""
 
-    agent: tuple[str, str]
-    no_tree: tuple[str, str]
-    same_shell: tuple[str, str]
-    """Without it, the command for a daemon is written for the login shell of whoever starts mpirun,
-    which may be csh. Our agents hand it to sh, and say so when they are asked for the shell."""
+    major: int
+    agent: tuple[Flag, ...]
     daemons: tuple[str, str]
-    spawn: tuple[str, str, str]
-    """Lets MPI_Comm_spawn place its processes where ranks of this job are: the slots in the
-    hostfile are all taken. How the ranks themselves are placed does not depend on it."""
+    spawn: tuple[Flag, ...]
     alone: tuple[tuple[str, str, str], ...]
-    """In a job of a batch system: daemons come by our agent, whatever this build knows of it. Slurm
-    kills those that go into the background, so agents stay, and there may be any number of them
-    (see `many`)."""
     shared_memory: str
-    first_address_only: bool
-    one_thread: tuple[tuple[str, str, str], ...] = ()
-    """Daemons start processes in the thread that waits for their end. In PRRTE 3.0 several others
-    do: a program that ends before its number has been noted is never missed, and mpirun waits for
-    ever (openpmix/prrte#2713; 20 of 240 runs of `sh -c 'echo …'` on a busy machine, 0 of 200 with
-    this, 5.0.11)."""
-    many: tuple[tuple[str, str, str], ...] = ()
-    """Agents of Open MPI 5 stay as long as their daemons, which get `--daemonize` too. By default,
-    mpirun starts 128 and then waits for one to end: on more nodes, no rank would ever start. Agents
-    of Open MPI 4 end at once, except in a job of a batch system (see `alone`)."""
-    memory_apart: tuple[tuple[str, str, str], ...] = ()
-    """Starts the daemons, and what they start, with `APART` and without it."""
+    eager: tuple[Flag, ...]
+    first_address_only: bool = False
+    one_thread: tuple[Flag, ...] = ()
+    memory_apart: tuple[Flag, ...] = ()
+
+    def name_agent(self, name: str) -> list[Flag]:
+        """How mpirun reaches nodes by the agent of that name."""
+        return [
+            (tuple(name if word == "AGENT" else word for word in words), why)
+            for words, why in self.agent
+        ]
+
+    def choose_btl(self, why: str) -> Flag:
+        return ("--mca", "btl", f"self,{self.shared_memory},tcp"), why
 
 
-GENERATIONS: dict[int, Generation] = {
-    4: Generation(
-        agent=("--mca", "plm_rsh_agent"),
-        no_tree=("--mca", "plm_rsh_no_tree_spawn"),
-        same_shell=("--mca", "plm_rsh_assume_same_shell"),
-        daemons=("--mca", "oob_tcp_if_include"),
-        spawn=("--mca", "rmaps_base_oversubscribe", "1"),
-        alone=(
-            ("--mca", "plm", "rsh"),
-            ("--mca", "plm_rsh_disable_qrsh", "1"),
-            ("--mca", "plm_rsh_num_concurrent", "1000000"),
-            ("--mca", "orte_leave_session_attached", "1"),
-            ("--mca", "ras", "^slurm,gridengine,tm,lsf"),
-        ),
-        shared_memory="vader",
-        first_address_only=False,
-    ),
-    5: Generation(
-        agent=("--prtemca", "plm_ssh_agent"),
-        no_tree=("--prtemca", "plm_ssh_no_tree_spawn"),
-        same_shell=("--prtemca", "plm_ssh_assume_same_shell"),
-        daemons=("--prtemca", "prte_if_include"),
-        spawn=("--prtemca", "rmaps_default_mapping_policy", "slot:oversubscribe"),
-        alone=(
-            ("--prtemca", "plm", "ssh"),
-            ("--prtemca", "prte_leave_session_attached", "1"),
-            ("--prtemca", "ras", "^slurm,pbs,lsf"),
-        ),
-        shared_memory="sm",
-        first_address_only=True,
-        many=(("--prtemca", "plm_ssh_num_concurrent", "1000000"),),
-        one_thread=(("--prtemca", "odls_base_max_threads", "0"),),
-        memory_apart=(
-            ("--prtemca", "prte_launch_agent", f"env {APART}=1 prted"),
-            ("--prtemca", "odls_base_exec_agent", f"/usr/bin/env -u {APART}"),
-        ),
-    ),
-}
+@dataclass(frozen=True, slots=True)
+class MpirunTables:
+    """mpirun.toml. `ours`: options of mpirun that clusterctl decides, by what to use instead."""
+
+    generations: tuple[Generation, ...]
+    ours: dict[str, tuple[str, ...]]
+
+
+@cache
+def load_tables() -> MpirunTables:
+    return assets.load_table("launch/mpirun.toml", MpirunTables)
+
+
+def _index_generations() -> dict[int, Generation]:
+    return {row.major: row for row in load_tables().generations}
 
 
 class Mpirun:
@@ -281,9 +230,11 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
     transport = launch_network.choose_transport(request.spec.backend, nodes)
     if not cluster.one_host:
         network = replace(network, ucx_devices=transport.ucx_devices)
-    flags = merge(
-        _list_flags(request, mpi, network, counts, transport), request.spec.mpirun_args, nodes
-    )
+    words = _index_generations()[mpi.major]
+    flags = _list_flags(request, words, network, counts, transport)
+    flags = merge(flags, request.spec.mpirun_args, nodes)
+    # mpirun is itself the daemon of a launcher that has ranks.
+    daemon = not cluster.one_host and cluster.launcher.name in counts
     env, reasons = build_environment(request, transport.env)
     notes = list(transport.notes)
     if is_oversubscribed(cluster, request.placement):
@@ -292,9 +243,9 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
         notes.append(f"the nodes are one host ({cluster.mode}): mpirun forks, slots are summed")
     return LaunchPlan(
         argv=(
-            *_keep_memory_apart(request, mpi, counts),
+            *(("env", APART) if daemon and words.memory_apart else ()),
             f"{mpi.prefix}/bin/mpirun",
-            *(word for words, _ in flags for word in words),
+            *_list_words(flags),
             *build_rank_command(request),
         ),
         env=env,
@@ -302,7 +253,7 @@ def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
         programs={node.name: list_program(request, node) for node in nodes},
         files={"hostfile": render_hostfile(cluster, counts)},
         reasons=(
-            *(Reason(item=" ".join(words), why=why) for words, why in flags),
+            *(Reason(item=" ".join(flag), why=why) for flag, why in flags),
             *network.explain_reasons(),
             *reasons,
         ),
@@ -343,7 +294,7 @@ def find_common_mpi(nodes: list[Node]) -> Mpi:
             f"the nodes have different MPI versions: {versions}",
             hint="mpirun cannot talk across versions; install the same one everywhere",
         )
-    if launcher.flavour != "openmpi" or launcher.major not in GENERATIONS:
+    if launcher.flavour != "openmpi" or launcher.major not in _index_generations():
         raise LaunchError(
             f"{launcher.flavour} {launcher.version} is not supported",
             hint="clusterctl drives Open MPI 4 and 5",
@@ -353,65 +304,55 @@ def find_common_mpi(nodes: list[Node]) -> Mpi:
 
 def _list_flags(
     request: Request,
-    mpi: Mpi,
+    words: Generation,
     network: Interconnect,
     counts: dict[str, int],
     transport: MpiTransport,
 ) -> list[Flag]:
-    words = GENERATIONS[mpi.major]
-    cluster = request.cluster
-    total = sum(counts.values())
+    cluster, binding = request.cluster, choose_binding(request)
+    several = f":PE={binding.cores}" if binding.cores > 1 else ""
     flags: list[Flag] = []
     if cluster.launcher.user == "root":
-        flags.append(
-            (("--allow-run-as-root",), "the nodes' user is root; mpirun requires this flag")
-        )
-    flags.append((("-np", str(total)), _explain_ranks(request)))
-    flags.append(
-        (
-            # Relative to the job's folder, where mpirun starts: PRRTE splits the path at commas.
-            ("--hostfile", "hostfile"),
-            "workers only, slots as this job uses them",
-        )
-    )
-    binding = choose_binding(request)
-    several = f":PE={binding.cores}" if binding.cores > 1 else ""
+        why = "the nodes' user is root; mpirun requires this flag"
+        flags.append((("--allow-run-as-root",), why))
     flags += [
+        (("-np", str(sum(counts.values()))), _explain_ranks(request)),
+        # Relative to the job's folder, where mpirun starts: PRRTE splits the path at commas.
+        (("--hostfile", "hostfile"), "workers only, slots as this job uses them"),
         (("--map-by", f"slot{several}"), "ranks fill the nodes in the hostfile's order"),
-        *_limit_to_one_thread(words),
-        (words.spawn, "MPI_Comm_spawn may start more processes than there are slots"),
+        *words.one_thread,
+        *words.spawn,
         (("--bind-to", "core" if binding.cores else "none"), binding.why),
+        (("--wdir", "/"), "folders differ by node: the rank wrapper changes to its own"),
     ]
-    flags.append((("--wdir", "/"), "folders differ by node: the rank wrapper changes to its own"))
     if cluster.one_host:
+        why = "one host: TCP only between ranks and what MPI_Comm_spawn has started"
         flags += [
-            (
-                _route_messages(network)[0],
-                "one host: TCP only between ranks and what MPI_Comm_spawn has started",
-            ),
-            (
-                ("--mca", "btl", f"self,{words.shared_memory},tcp"),
-                "one host: its ranks talk through shared memory",
-            ),
+            (_route_messages(network)[0], why),
+            words.choose_btl("one host: its ranks talk through shared memory"),
         ]
     else:
         flags += [
-            *_name_agent(words, AGENT),
+            *words.name_agent(AGENT),
             _route_daemons(words, network),
-            *_split_words(words),
+            *words.memory_apart,
             _route_messages(network),
-            _choose_btl(words),
+            words.choose_btl(BTL),
         ]
     if transport.engine == "TCP" and max(counts.values()) > 1:
-        flags.append(_limit_starts(words))
-    flags += transport.flags
-    flags.append(
-        (("-x", "MASTER_PORT=$MASTER_PORT"), "a port that is free on the first worker at the start")
-    )
-    flags.append((("-x", "CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"), "counts --retries"))
-    return flags
+        flags += words.eager
+    return [
+        *flags,
+        *transport.flags,
+        (
+            ("-x", "MASTER_PORT=$MASTER_PORT"),
+            "a port that is free on the first worker at the start",
+        ),
+        (("-x", "CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"), "counts --retries"),
+    ]
 
 
+BTL = "shared memory within a node, TCP between nodes"
 PLACED: tuple[Flag, ...] = (
     (("--map-by", "slot"), "ranks fill the nodes in order"),
     (("--bind-to", "none"), "the batch system binds, or does not"),
@@ -423,83 +364,41 @@ def plan_batch_calls(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
     """The same flags in a job of a batch system, where the nodes and mpirun itself are known only
     when it starts. `args`: as in JobSpec.mpirun_args."""
     placed = _list_words(merge(PLACED, args))
-    found = {major: _plan_batch_call(words) for major, words in GENERATIONS.items()}
-    return {major: replace(call, placed=placed) for major, call in found.items()}
+    return {words.major: _plan_batch_call(words, placed) for words in load_tables().generations}
 
 
-def _plan_batch_call(words: Generation) -> BatchMpirun:
-    engines = [
-        (row.needs, row.pml, _list_words(row.flags)) for row in launch_network.ENGINES if row.needs
-    ]
+def _plan_batch_call(words: Generation, placed: tuple[str, ...]) -> BatchMpirun:
+    tables = launch_network.load_tables()
+    *fabrics, tcp = tables.engines
+    engines = [(row.needs, row.pml, _list_words(row.flags)) for row in fabrics]
     # Sites have fabrics that the table does not know: on those, Open MPI chooses by itself.
-    tcp = (*launch_network.TCP.flags, _choose_btl(words), _limit_starts(words))
-    engines.append((("no-fabric",), launch_network.TCP.pml, _list_words(tcp)))
+    flags = (*tcp.flags, words.choose_btl(BTL), *words.eager)
+    engines.append((("no-fabric",), tcp.pml, _list_words(flags)))
     variables = [
-        (needs, tuple(word for name, value, _ in rows for word in ("-x", f"{name}={value}")))
-        for needs, rows in launch_network.VARIABLES
+        (row.needs, tuple(word for name in row.names for word in ("-x", f"{name}={row.value}")))
+        for row in tables.variables
     ]
     by_subnet, by_device = (
         _list_words((_route_daemons(words, network), _route_messages(network)))
         for network in (IN_BATCH_JOB, replace(IN_BATCH_JOB, alone=False))
     )
     return BatchMpirun(
-        command=(*(("env", f"{APART}=1") if words.memory_apart else ()), "mpirun"),
+        command=(*(("env", APART) if words.memory_apart else ()), "mpirun"),
         flags=(
-            *(word for flag in (*words.alone, *words.one_thread, words.spawn) for word in flag),
-            *_list_words((*_name_agent(words, BATCH_AGENT), *_split_words(words))),
+            *(word for flag in words.alone for word in flag),
+            *_list_words((*words.one_thread, *words.spawn)),
+            *_list_words((*words.name_agent(BATCH_AGENT), *words.memory_apart)),
         ),
+        placed=placed,
         by_subnet=by_subnet,
         by_device=by_device,
         engines=tuple(engines),
-        more=((launch_network.UCC_NEEDS, _list_words(launch_network.UCC)), *variables),
+        more=((tables.ucc.needs, _list_words(tables.ucc.flags)), *variables),
     )
 
 
 def _list_words(flags: Iterable[Flag]) -> tuple[str, ...]:
     return tuple(word for words, _ in flags for word in words)
-
-
-def _name_agent(words: Generation, name: str) -> list[Flag]:
-    return [
-        ((*words.agent, name), "ssh with this cluster's keys, ports and known hosts"),
-        ((*words.no_tree, "1"), "the launcher starts every daemon itself"),
-        ((*words.same_shell, "0"), "daemons are started by sh, whatever login shells are"),
-        *(
-            (flag, "daemons keep their ssh: mpirun starts all, whatever their number")
-            for flag in words.many
-        ),
-    ]
-
-
-def _limit_to_one_thread(words: Generation) -> list[Flag]:
-    why = "PRRTE misses the end of a short program that another thread has started"
-    return [(flag, why) for flag in words.one_thread]
-
-
-def _split_words(words: Generation) -> list[Flag]:
-    why = "MPI_Comm_spawn: PRRTE writes past an array, into unused memory this way"
-    return [(flag, why) for flag in words.memory_apart]
-
-
-def _choose_btl(words: Generation) -> Flag:
-    btl = f"self,{words.shared_memory},tcp"
-    return ("--mca", "btl", btl), "shared memory within a node, TCP between nodes"
-
-
-def _limit_starts(words: Generation) -> Flag:
-    limit = f"btl_{words.shared_memory}_eager_limit"
-    return (
-        ("--mca", limit, str(AT_ONCE)),
-        "ranks of one node: up to 128 KiB without asking first",
-    )
-
-
-def _keep_memory_apart(request: Request, mpi: Mpi, counts: dict[str, int]) -> tuple[str, ...]:
-    """mpirun is itself the daemon of a launcher that has ranks."""
-    cluster = request.cluster
-    if cluster.one_host or cluster.launcher.name not in counts:
-        return ()
-    return ("env", f"{APART}=1") if GENERATIONS[mpi.major].memory_apart else ()
 
 
 def _route_messages(network: Interconnect) -> Flag:
@@ -508,8 +407,6 @@ def _route_messages(network: Interconnect) -> Flag:
 
 
 def _route_daemons(words: Generation, network: Interconnect) -> Flag:
-    """PRRTE matches a subnet against the first address of each device alone, an IPv6 one included,
-    and ignores the flag when that does not match (seen with 5.0.11)."""
     if words.first_address_only and not network.alone:
         devices = ",".join(sorted(set(network.devices.values())))
         return (

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import IPv4Interface, IPv4Network
 
+from clusterctl.core import assets
 from clusterctl.core.job import Reason
 from clusterctl.core.model import Accelerator, Interface, Node
 from clusterctl.errors import LaunchError
@@ -126,12 +128,8 @@ def _find_with_address(node: Node) -> Interface | None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Which engine carries MPI's messages, and what NCCL, RCCL and UCC are told: from facts alone.
-#
-# An engine counts only where every node of the job has it: a flag for a component that one Open
-# MPI was built without would end the job there. Open MPI's own documentation names the parameters:
-# https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/ and, for UCC,
-# https://docs.open-mpi.org/en/v5.0.x/tuning-apps/coll-tuned.html
+# Which engine carries MPI's messages, and what NCCL, RCCL and UCC are told: from facts alone, by
+# network.toml.
 
 
 Flag = tuple[tuple[str, ...], str]
@@ -146,27 +144,10 @@ RDMA = ("rc_", "dc_", "ud_")
 COPY = {Accelerator.NVIDIA: "cuda_copy", Accelerator.AMD: "rocm_copy"}
 """The transport that a UCX built for the vendor's GPUs has."""
 
-NO_LARGE_BAR = (
-    "UCX_ROCM_COPY_D2H_THRESH",
-    "UCX_ROCM_COPY_H2D_THRESH",
-    "UCC_EC_ROCM_REDUCE_HOST_LIMIT",
-    "UCC_EC_ROCM_COPY_HOST_LIMIT",
-    "OMPI_MCA_mpi_accelerator_rocm_memcpyD2H_limit",
-    "OMPI_MCA_mpi_accelerator_rocm_memcpyH2D_limit",
-)
-"""All 0: never load and store GPU memory from the processor. g4ad has no Large BAR, so that crashes
-there (openucx/ucc#1043)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A row of ENGINES. The first row counts of which the nodes have all `needs`:
-
-    `rdma`, `efa`: every UCX, or every libfabric, sees such a device. `gpu`: GPU gradients go
-    through MPI, `host`: they do not. `memory`: UCX reads whatever memory gradients lie in. `amd`:
-    there are GPUs of AMD, `mixed`: of NVIDIA too. `plug-in`: NCCL finds its OFI plug-in wherever
-    there is a GPU. Others are what every Open MPI was built with, as `framework:component`.
-    """
+    """What carries messages, and what it needs in the words of network.toml."""
 
     name: str
     needs: tuple[str, ...]
@@ -178,55 +159,42 @@ class Engine:
         return next(words[2] for words, _ in self.flags if words[1] == "pml")
 
 
-UCX_WITHOUT_RDMA: tuple[Flag, ...] = (
-    (("--mca", "pml_ucx_tls", "any"), "without it UCX is refused where there is no RDMA"),
-    (("--mca", "pml_ucx_devices", "any"), "the same: TCP devices count too"),
-)
-TCP = Engine(
-    "TCP",
-    (),
-    ((("--mca", "pml", "ob1"), "the engine that drives these transports"),),
-)
+@dataclass(frozen=True, slots=True)
+class FlagRow:
+    """Flags, and what they need."""
 
-ENGINES = (
-    Engine(
-        "UCX over RDMA",
-        ("pml:ucx", "rdma", "memory"),
-        ((("--mca", "pml", "ucx"), "UCX finds an RDMA device on every node"),),
-    ),
-    Engine(
-        "EFA",
-        ("pml:cm", "mtl:ofi", "efa", "host"),
-        (
-            (("--mca", "pml", "cm"), "EFA is driven by libfabric, below Open MPI's cm"),
-            (("--mca", "mtl", "ofi"), "libfabric, which finds an EFA device on every node"),
-        ),
-    ),
-    Engine(
-        "UCX over TCP, for GPU memory",
-        ("pml:ucx", "gpu", "memory"),
-        (
-            (("--mca", "pml", "ucx"), "UCX reads and writes the memory of every GPU in the job"),
-            *UCX_WITHOUT_RDMA,
-        ),
-    ),
-    TCP,
-)
+    needs: tuple[str, ...]
+    flags: tuple[Flag, ...]
 
-UCC_NEEDS = ("ucx", "gpu", "coll:ucc")
-UCC: tuple[Flag, ...] = (
-    (("--mca", "coll_ucc_enable", "1"), "UCC's collectives work on GPU memory; off by default"),
-    (("--mca", "coll_ucc_priority", "100"), "before Open MPI's own collectives"),
-)
 
-_NEVER_DIRECT = "an AMD GPU without Large BAR: its memory is never loaded and stored directly"
-_PROVIDER: Variable = ("FI_PROVIDER", "efa", "libfabric's provider for EFA, found on every node")
-VARIABLES: tuple[tuple[tuple[str, ...], tuple[Variable, ...]], ...] = (
-    (("ucx", "gpu", "amd"), tuple((name, "0", _NEVER_DIRECT) for name in NO_LARGE_BAR)),
-    (("cm",), (_PROVIDER,)),
-    (("efa", "plug-in"), (_PROVIDER,)),
-)
-"""What else is told to ranks, by what it needs."""
+@dataclass(frozen=True, slots=True)
+class VariableRow:
+    """Variables with one value, and what they need."""
+
+    needs: tuple[str, ...]
+    names: tuple[str, ...]
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTables:
+    """network.toml."""
+
+    engines: tuple[Engine, ...]
+    ucc: FlagRow
+    variables: tuple[VariableRow, ...]
+
+
+@cache
+def load_tables() -> NetworkTables:
+    return assets.load_table("launch/network.toml", NetworkTables)
+
+
+def list_flags_without_rdma() -> tuple[Flag, ...]:
+    """What UCX needs beside the flag that chooses it, where there is no RDMA."""
+    (engine,) = (row for row in load_tables().engines if {"pml:ucx", "gpu"} <= set(row.needs))
+    return tuple(flag for flag in engine.flags if flag[0][1] != "pml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,19 +217,22 @@ def choose_transport(backend: str, nodes: Sequence[Node]) -> MpiTransport:
             "NCCL and RCCL cannot talk to each other, and this job has AMD and NVIDIA GPUs",
             hint="--backend mpi (or auto), or use nodes of one vendor",
         )
-    engine = next(row for row in ENGINES if can.issuperset(row.needs))
+    tables = load_tables()
+    engine = next(row for row in tables.engines if can.issuperset(row.needs))
     can |= {engine.pml}
     rows: list[Variable] = []
     if "mixed" in can and backend == "auto":
         why = "NCCL and RCCL cannot talk to each other: gradients of both go over MPI"
         rows.append(("CLUSTERCTL_BACKEND", "mpi", why))
-    rows += [row for needs, more in VARIABLES if can.issuperset(needs) for row in more]
+    for row in tables.variables:
+        if can.issuperset(row.needs):
+            rows += [(name, row.value, row.why) for name in row.names]
     by_node = (
         {node.name: list_rdma_devices(node) for node in nodes} if {"ucx", "rdma"} <= can else {}
     )
     return MpiTransport(
         engine=engine.name,
-        flags=engine.flags + (UCC if can.issuperset(UCC_NEEDS) else ()),
+        flags=engine.flags + (tables.ucc.flags if can.issuperset(tables.ucc.needs) else ()),
         env=tuple(dict.fromkeys(rows)),
         ucx_devices=by_node,
         notes=_note_limits(can, nodes),
@@ -269,7 +240,7 @@ def choose_transport(backend: str, nodes: Sequence[Node]) -> MpiTransport:
 
 
 def _list_abilities(backend: str, nodes: Sequence[Node]) -> frozenset[str]:
-    """What the nodes of a job can do together, in the words of `Engine.needs`."""
+    """What the nodes of a job can do together, in the words of network.toml."""
     with_gpu = [node for node in nodes if node.facts.gpus]
     vendors = {node.facts.accelerator for node in with_gpu}
     mixed = len(vendors) > 1

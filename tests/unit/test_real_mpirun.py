@@ -20,7 +20,7 @@ from clusterctl.core.job import LaunchPlan
 from clusterctl.core.model import Interface
 from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import plan_batch_calls
-from clusterctl.launch.network import ENGINES
+from clusterctl.launch.network import load_tables
 from clusterctl.machines.facts import parse_interfaces
 from tests.unit.making import cluster, node, request, spec
 
@@ -263,7 +263,7 @@ def test_the_real_open_mpi_knows_the_parameters(major: int, need: Any) -> None:
     text = subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout
     built = set(re.findall(r"^mca:(\w+:\w+):version:", text, re.MULTILINE))
     known = set(re.findall(r":param:(\w+):", text)) | set(re.findall(r":synonym:name:(\w+)", text))
-    for engine in ENGINES:
+    for engine in load_tables().engines:
         words = [word for flag, _ in engine.flags for word in flag]
         given = dict(pairwise(words))
         needed = {f"{kind}:{given[kind]}" for kind in ("pml", "mtl") if kind in given}
@@ -274,7 +274,7 @@ def test_the_real_open_mpi_knows_the_parameters(major: int, need: Any) -> None:
 @pytest.mark.mpi
 def test_ranks_talk_over_ucx_where_there_is_no_rdma(need: Any, tmp_path: Path) -> None:
     """With the flags of the engine for GPU memory, which needs no GPU to start."""
-    (engine,) = [row for row in ENGINES if "GPU" in row.name]
+    (engine,) = [row for row in load_tables().engines if "GPU" in row.name]
     words = [word for flag, _ in engine.flags for word in flag]
     code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank + 1))"
     sink = tmp_path / "out"
