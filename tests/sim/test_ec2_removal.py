@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from clusterctl.core import assets
-from clusterctl.machines.ec2 import create, prices, remove
+from clusterctl.machines.ec2 import create, remove
 from clusterctl.machines.ec2.api import UNUSED_TAG, Api, find_instances, terminate_instances
 from clusterctl.terraform.folder import Terraform
 from tests.sim.lab import UBUNTU, Lab
@@ -182,9 +182,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     ):
         with pytest.raises(ClientError, match=code):
             getattr(lab.api, action)(**arguments)
-    priced = [
-        one for one in remove.find_priced(api, prices.find_rates) if one.kind == "NAT gateway"
-    ]
+    priced = [one for one in remove.find_priced(api) if one.kind == "NAT gateway"]
     assert sorted(one.hourly or 0 for one in priced) == [0, pytest.approx(0.045)]
     waits: list[str] = []
 

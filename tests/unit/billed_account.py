@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.core.model import Cluster, Reporter
+from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2.api import LIVING, Instance
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.test_ec2_again import Market
@@ -21,6 +22,7 @@ HOUR = 3600.0
 MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}
 SPOT = {"us-east-1a": 0.07, "us-east-1b": 0.095}
 GIB, ADDRESS, GATEWAY = 0.08, 0.005, 0.045
+PARTS = {prices.DISK: GIB, prices.ADDRESS: ADDRESS, prices.NAT: GATEWAY, prices.TRAFFIC: 0.09}
 
 
 @dataclass
@@ -107,23 +109,11 @@ class Answers(Market):
     account_: Account
     found_zones = tuple(SPOT)
 
-    def find_price(self, instance_type: str) -> float:
-        return MACHINE[instance_type]
+    def find_price(self, item: str) -> float | None:
+        return {**MACHINE, **PARTS}.get(item)
 
     def find_spot_price(self, instance_type: str, *zones: str) -> float:
         return max(SPOT[zone] for zone in zones or SPOT)
-
-    def find_disk_price(self) -> float:  # type: ignore[override]
-        return GIB
-
-    def find_address_price(self) -> float:  # type: ignore[override]
-        return ADDRESS
-
-    def find_nat_price(self) -> float:
-        return GATEWAY
-
-    def find_nat_traffic_price(self) -> float:
-        return 0.045
 
     def list_instances(self, *filters: Any, states: Sequence[str] = LIVING) -> list[Instance]:
         """EC2 tells whole seconds, and forgets a machine an hour after its end."""

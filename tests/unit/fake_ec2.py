@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from clusterctl.errors import ProviderError
+from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2 import refusals as ec2_refusals
 from clusterctl.machines.ec2.api import Api, Image, Instance, InstanceType
 
@@ -44,6 +45,10 @@ class Cloud:
 
 KEYS = {"Reservations": "instance", "Volumes": "volume", "Vpcs": "VPC"}
 IDS = {"instance": "InstanceId", "volume": "VolumeId", "VPC": "VpcId"}
+
+
+PRICES = {prices.DISK: 0.073, prices.ADDRESS: 0.005, prices.NAT: 0.045}
+"""Instance types cost a dollar."""
 
 
 class FakeApi(Api):
@@ -123,23 +128,8 @@ class FakeApi(Api):
             if kind == "instance" and cluster in wanted
         ]
 
-    def find_price(self, instance_type: str) -> float:
-        return 1.0
-
-    def find_disk_price(self) -> float:
-        return 0.073
-
-    def find_address_price(self) -> float:
-        return 0.005
-
-    def find_nat_price(self) -> float:
-        return 0.045
-
-    def find_nat_traffic_price(self) -> None:
-        """Nobody asks for it here, nor for the next."""
-
-    def find_traffic_price(self) -> None:
-        """As above."""
+    def find_price(self, item: str) -> float | None:
+        return PRICES.get(item, None if "GB " in item else 1.0)
 
     def call(self, action: str, service: str = "ec2", **arguments: Any) -> Any:
         self._checked(action)
@@ -172,7 +162,7 @@ class Allowing(Api):
     def check_right(self, action: str, **arguments: Any) -> None:
         """As above."""
 
-    def find_quota(self, code: str, service: str = "ec2") -> float:
+    def find_quota(self, code: str) -> float:
         return 100.0
 
     def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:

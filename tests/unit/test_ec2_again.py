@@ -13,7 +13,7 @@ import pytest
 from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import ledger
-from clusterctl.machines.ec2 import create, refusals, spec
+from clusterctl.machines.ec2 import create, prices, refusals, spec
 from clusterctl.machines.ec2.api import Instance, name_owner
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.ec2.spec import ProviderState, make_reporter
@@ -79,20 +79,12 @@ class Market(Allowing):
     def list_zones(self, types: Iterable[str]) -> tuple[str, ...]:
         return self.found_zones
 
-    def find_price(self, instance_type: str) -> float:
-        return 10.0
+    def find_price(self, item: str) -> float | None:
+        """The table has one for disks and addresses."""
+        return {prices.DISK: None, prices.ADDRESS: None, prices.TRAFFIC: 0.09}.get(item, 10.0)
 
     def find_spot_price(self, instance_type: str, *zones: str) -> float:
         return 3.0 if "us-east-1b" in zones else 1.0
-
-    def find_disk_price(self) -> None:
-        """The table has one."""
-
-    def find_address_price(self) -> None:
-        """So it has here."""
-
-    def find_traffic_price(self) -> float:
-        return 0.09
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Account:
     def find_price(self, *about: Any) -> None:
         """The package's table has one."""
 
-    find_spot_price = find_disk_price = find_address_price = find_traffic_price = find_price
+    find_spot_price = find_price
 
     def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [

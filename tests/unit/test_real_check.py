@@ -15,6 +15,7 @@ from clusterctl.actions import check as actions_check
 from clusterctl.actions.common import open_store
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Runtime, Thing
 from clusterctl.errors import LeftoverError, ProviderError, UsageError
+from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2.api import InstanceType
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import Provider, ProviderPlan
@@ -187,6 +188,7 @@ def test_who_is_told_to_end_removes_the_cluster_first(
 
 MACHINES = {"t3.micro": 0.0104, "t3.small": 0.0208}
 """US dollars per hour in us-east-1."""
+PARTS = {prices.DISK: 0.08, prices.ADDRESS: 0.005, prices.TRAFFIC: 0.09}
 
 
 class Shop(Offering):
@@ -197,17 +199,9 @@ class Shop(Offering):
     def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         return {name: InstanceType(name=name, vcpus=2) for name in names}
 
-    def find_price(self, instance_type: str) -> float:
-        return MACHINES[instance_type] * self.times
-
-    def find_disk_price(self) -> float:
-        return 0.08 * self.times
-
-    def find_address_price(self) -> float:
-        return 0.005
-
-    def find_traffic_price(self) -> float:
-        return 0.09
+    def find_price(self, item: str) -> float:
+        times = 1.0 if item in (prices.ADDRESS, prices.TRAFFIC) else self.times
+        return {**MACHINES, **PARTS}[item] * times
 
 
 @pytest.mark.usefixtures("terraform")

@@ -18,7 +18,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import refusals
@@ -124,6 +128,20 @@ def find_highest_price(texts: Iterable[str], usage: str = "") -> float | None:
     except (AttributeError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     return max((price for price in prices if 0 < price < math.inf), default=None)
+
+
+class _PriceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What AWS's price list is asked for: a row of prices.toml, which explains it."""
+
+    service: str
+    fields: dict[str, str]
+    usage: str = ""
+
+
+@cache
+def _load_price_queries() -> dict[str, _PriceQuery]:
+    text = Path(__file__).with_name("prices.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, _PriceQuery])
 
 
 def read_skew(response: Any) -> float:
@@ -679,61 +697,26 @@ class Api(Client):
         with self._explain_errors("describe instances"):
             return [read_instance(item) for group in reservations for item in group["Instances"]]
 
-    def find_price(self, instance_type: str) -> float | None:
-        """On-demand Linux in US dollars per hour; None where the price list has no such row."""
-        return self._search_price(
-            "AmazonEC2",
-            instanceType=instance_type,
-            regionCode=self.region,
-            operatingSystem="Linux",
-            preInstalledSw="NA",
-            tenancy="Shared",
-            capacitystatus="Used",
-        )
-
-    def find_disk_price(self) -> float | None:
-        """US dollars for a GiB of gp3 and a month; None as above."""
-        return self._search_price(
-            "AmazonEC2", volumeApiName="gp3", productFamily="Storage", regionCode=self.region
-        )
-
-    def find_address_price(self) -> float | None:
-        """US dollars per hour for a public IPv4 address in use; None as above."""
-        return self._search_price("AmazonVPC", group="VPCPublicIPv4Address", regionCode=self.region)
-
-    def find_nat_price(self) -> float | None:
-        """US dollars per hour for a NAT gateway; None as above."""
-        return self._search_nat_price("Hours")
-
-    def find_nat_traffic_price(self) -> float | None:
-        """US dollars for a GB through a NAT gateway; None as above."""
-        return self._search_nat_price("Bytes")
-
-    def _search_nat_price(self, what: str) -> float | None:
-        usage = f"NatGateway-{what}"  # with a prefix of the region, such as USE2-
-        family = "NAT Gateway"
-        return self._search_price("AmazonEC2", usage, productFamily=family, regionCode=self.region)
-
-    def find_traffic_price(self) -> float | None:
-        """US dollars for a GB to the internet, at the dearest step; None as above."""
-        return self._search_price(
-            "AWSDataTransfer", fromRegionCode=self.region, transferType="AWS Outbound"
-        )
-
-    def _search_price(self, service: str, usage: str = "", **fields: str) -> float | None:
-        """The highest price of the products that have these attributes, and whose type of usage
-        ends so."""
+    def find_price(self, item: str) -> float | None:
+        """On-demand, in US dollars: of an instance type (Linux) per hour, or of what a row of
+        prices.toml is named after. None where the price list has no such product."""
+        rows = _load_price_queries()
+        row = rows.get(item, rows["instance"])
         client = self._get_client("pricing", PRICING_REGION)
         with self._explain_errors("asking for prices"):
             answer = client.get_products(
-                ServiceCode=service,
+                ServiceCode=row.service,
                 Filters=[
-                    {"Type": "TERM_MATCH", "Field": field, "Value": value}
-                    for field, value in fields.items()
+                    {
+                        "Type": "TERM_MATCH",
+                        "Field": field,
+                        "Value": value.format(item=item, region=self.region),
+                    }
+                    for field, value in row.fields.items()
                 ],
                 MaxResults=10,
             )
-            return find_highest_price(answer["PriceList"], usage)
+            return find_highest_price(answer["PriceList"], row.usage)
 
     def find_spot_price(self, instance_type: str, *zones: str) -> float | None:
         """The spot price of this moment in the dearest of these zones, in US dollars per hour."""
@@ -763,6 +746,14 @@ SETTLE = 10.0
 https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html"""
 AT_A_TIME = 1000
 """Machines that one call may end."""
+MOST_TAGGED = 500
+"""Resources that one call may tag; EC2 takes 1,000."""
+T = TypeVar("T")
+
+
+def split(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """In parts of at most so many."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 def find_instances(api: Api, cluster_id: str) -> list[Instance]:
@@ -775,48 +766,33 @@ def find_instances(api: Api, cluster_id: str) -> list[Instance]:
 def terminate_instances(api: Api, cluster_id: str) -> None:
     """Begins to end all machines of a cluster at once, as far as AWS lets us. What is refused (a
     protected machine) is for who ends them one by one."""
-    ids = [item.id for item in find_instances(api, cluster_id)]
-    for first in range(0, len(ids), AT_A_TIME):
+    for ids in split([item.id for item in find_instances(api, cluster_id)], AT_A_TIME):
         with suppress(ProviderError):
-            api.call("terminate_instances", InstanceIds=ids[first : first + AT_A_TIME])
-
-
-# -------------------------------------------------------------------------------------------------
-# Puts tags on what a cluster has already.
-
-
-MOST_TAGGED = 500
-"""Resources in one call; EC2 takes 1,000."""
+            api.call("terminate_instances", InstanceIds=ids)
 
 
 def label(api: Api, cluster_id: str, key: str, value: str) -> None:
     """Gives all that carries a cluster's tag another tag, whatever else it has."""
     mine = [{"Name": "key", "Values": [TAG]}, {"Name": "value", "Values": [cluster_id]}]
-    ids = [item["ResourceId"] for item in api.list_all("describe_tags", "Tags", Filters=mine)]
-    _label(api, ids, {key: value})
+    found = [item["ResourceId"] for item in api.list_all("describe_tags", "Tags", Filters=mine)]
+    for ids in split(found, MOST_TAGGED):
+        if not _label_if_there(api, ids, key, value):
+            # One that is gone, and whose tags are still shown, keeps the others from theirs.
+            for id in ids:
+                _label_if_there(api, [id], key, value)
 
 
 def label_resource(api: Api, id: str, key: str, value: str) -> None:
     """Gives one resource a tag, where it is still there."""
-    _label_if_there(api, id, as_list({key: value}))
+    _label_if_there(api, [id], key, value)
 
 
-def _label(api: Api, ids: Sequence[str], tags: Mapping[str, str]) -> None:
-    for first in range(0, len(ids), MOST_TAGGED):
-        some = ids[first : first + MOST_TAGGED]
-        try:
-            api.call("create_tags", Resources=some, Tags=as_list(tags))
-        except refusals.RefusedByAws as refused:
-            if not refused.code.endswith(".NotFound"):
-                raise
-            # One that is gone, and whose tags are still shown, keeps the others from theirs.
-            for id in some:
-                _label_if_there(api, id, as_list(tags))
-
-
-def _label_if_there(api: Api, id: str, tags: list[dict[str, str]]) -> None:
+def _label_if_there(api: Api, ids: Sequence[str], key: str, value: str) -> bool:
+    """Whether all of them are."""
     try:
-        api.call("create_tags", Resources=[id], Tags=tags)
-    except refusals.RefusedByAws as refused:
+        api.call("create_tags", Resources=ids, Tags=as_list({key: value}))
+    except RefusedByAws as refused:
         if not refused.code.endswith(".NotFound"):
             raise
+        return False
+    return True

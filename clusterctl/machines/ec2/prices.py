@@ -61,38 +61,29 @@ def find_quotes(
     does not answer costs one line, not the plan.
     """
     spots = {name_worker_row(kind): kind for kind in spot}
-    found: dict[str, Quote] = {}
-    told = False
-    asked = {
-        kind: run_in_background(partial(api.find_price, kind)) for kind in dict.fromkeys(types)
-    }
+    items = dict.fromkeys((*types, DISK, ADDRESS, TRAFFIC, *((NAT, NAT_TRAFFIC) if nat else ())))
+    asked = {item: run_in_background(partial(api.find_price, item)) for item in items}
     asked |= {
         name: run_in_background(partial(api.find_spot_price, kind, *zones))
         for name, kind in spots.items()
     }
-    asked |= {
-        DISK: run_in_background(api.find_disk_price),
-        ADDRESS: run_in_background(api.find_address_price),
-        TRAFFIC: run_in_background(api.find_traffic_price),
-    }
-    if nat:
-        asked[NAT] = run_in_background(api.find_nat_price)
-        asked[NAT_TRAFFIC] = run_in_background(api.find_nat_traffic_price)
-    for kind, answer in asked.items():
-        live: float | None = None
-        source = "AWS spot price" if kind in spots else "AWS price list"
+    found: dict[str, Quote] = {}
+    told = False
+    today = time.strftime("%Y-%m-%d")
+    for item, answer in asked.items():
         try:
             live = answer.result()
         except ProviderError as error:
+            live = None
             if not told:
                 report(f"prices from the package's table: {error.message}")
             told = True
-        if live is not None:
-            found[kind] = Quote(live, f"{source}, {time.strftime('%Y-%m-%d')}")
-        else:
-            found[kind] = (
-                Quote(None, "unknown") if kind in spots else look_up_fallback(kind, api.region)
-            )
+        source = "AWS spot price" if item in spots else "AWS price list"
+        found[item] = (
+            look_up_fallback(item, api.region)
+            if live is None
+            else Quote(live, f"{source}, {today}")
+        )
     return found
 
 
@@ -107,27 +98,17 @@ def _find_quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | No
     return own or quotes.get(kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """US dollars per hour in a region: of instance types, a GiB of disk, an address, a NAT gateway.
-    None: unknown."""
-
-    types: Mapping[str, float | None]
-    gib: float | None
-    address: float | None
-    nat: float | None = None
+Rates = dict[str | tuple[str, str], float | None]
+"""US dollars per hour of instance types, a GiB of disk, an address, a NAT gateway; of spot
+instances by type and zone. None: unknown."""
 
 
 def find_rates(api: Api, types: Collection[str]) -> Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
     found = find_quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
     gib = found[DISK].dollars
-    return Rates(
-        {kind: found[kind].dollars for kind in types},
-        None if gib is None else gib / HOURS_PER_MONTH,
-        found[ADDRESS].dollars,
-        found[NAT].dollars,
-    )
+    rates: Rates = {item: quote.dollars for item, quote in found.items()}
+    return {**rates, DISK: gib and gib / HOURS_PER_MONTH}
 
 
 def build_charges(

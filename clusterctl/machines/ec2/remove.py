@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Reporter
@@ -26,6 +29,7 @@ from clusterctl.machines.ec2.api import (
     filter_by_cluster,
     label_resource,
     read_deadline,
+    split,
 )
 from clusterctl.machines.ec2.refusals import RefusedByAws
 from clusterctl.machines.protocol import Resource, describe_resources
@@ -40,29 +44,20 @@ MANAGED = "GuardDutyManaged"
 """Tag of what GuardDuty's runtime monitoring puts into a VPC: an endpoint, and a group for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """How to find and remove things of one kind. AWS's names of it follow from `name`, with few
-    exceptions."""
+class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to find and remove things of one kind: a row of resources.toml, which explains it."""
 
     name: str
     aws_name: str = ""
     answer: str = ""
     field: str = ""
-    """That says which it is, where it is not `NameId`."""
     verb: str = "delete"
     many: bool = False
-    """Removed by a list of ids."""
     by_vpc: str = ""
-    """Filter that finds untagged ones in a VPC of ours."""
     gone: tuple[str, ...] = ()
-    """States in which it is no longer there."""
     filters: str = "Filters"
-    """What the parameter with filters is called."""
     slow: tuple[str, ...] = ()
-    """States in which it goes, which takes minutes, and must not be told again."""
     later: bool = False
-    """An earlier version had no such things: its users may not ask for them, and have none."""
 
     @property
     def _words(self) -> list[str]:
@@ -87,52 +82,11 @@ class Kind:
         return f"{self.verb}_{pluralize(words) if self.many else words}"
 
 
+KINDS = msgspec.toml.decode(
+    Path(__file__).with_name("resources.toml").read_bytes(), type=dict[str, tuple[Kind, ...]]
+)["kind"]
+"""In the order in which they can be removed."""
 ENDPOINT, GATEWAY = "Instance Connect endpoint", "NAT gateway"
-KINDS = (
-    # In the order in which they can be removed.
-    Kind(
-        name="spot request",
-        aws_name="spot instance request",
-        verb="cancel",
-        many=True,
-        gone=("cancelled", "closed", "failed"),
-    ),
-    Kind(
-        name="instance",
-        answer="Reservations",
-        verb="terminate",
-        many=True,
-        by_vpc="vpc-id",
-        gone=("terminated",),
-    ),
-    Kind(
-        name=GATEWAY,
-        by_vpc="vpc-id",
-        gone=("deleted",),
-        filters="Filter",
-        slow=("deleting",),
-    ),
-    Kind(name="address", field="AllocationId", verb="release"),
-    Kind(name="volume"),
-    Kind(name="VPC endpoint", many=True, by_vpc="vpc-id", gone=("deleted",)),
-    Kind(
-        name=ENDPOINT,
-        by_vpc="vpc-id",
-        gone=("delete-complete",),
-        # AWS deletes none that is being made: cloudformation-coverage-roadmap, issue 2000.
-        slow=("create-in-progress", "update-in-progress", "delete-in-progress"),
-        later=True,
-    ),
-    Kind(name="network interface", by_vpc="vpc-id"),
-    Kind(name="launch template"),
-    Kind(name="placement group", field="GroupName", gone=("deleted", "deleting")),
-    Kind(name="key pair", field="KeyName"),
-    Kind(name="security group", field="GroupId", by_vpc="vpc-id"),
-    Kind(name="internet gateway", by_vpc="attachment.vpc-id"),
-    Kind(name="subnet", by_vpc="vpc-id"),
-    Kind(name="route table", by_vpc="vpc-id"),
-    Kind(name="VPC"),
-)
 SCHEDULES = Kind(name=deadline.KIND)
 """The last to go: they are for machines that are not gone yet."""
 Found = tuple[Kind, dict[str, Any], Resource]
@@ -153,52 +107,39 @@ def find_priced(api: Api) -> tuple[Resource, ...]:
     if not api.list_all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
         return tuple(deadline.find_schedule(api))
     found = search(api, "")
-    running = [
-        item
-        for kind, item, _ in found
-        if kind.name == "instance" and item["State"]["Name"] in ("pending", "running")
-    ]
-    kinds = {str(item["InstanceType"]) for item in running if not _is_spot(item)}
-    rates = prices.find_rates(api, kinds)
-    spots = {
-        (kind, zone): api.find_spot_price(kind, zone)
-        for kind, zone in {_read_market(item) for item in running if _is_spot(item)}
-    }
-    ids = {str(item["InstanceId"]) for item in running}
+    running = {_read_market(item) for kind, item, _ in found if _is_running(kind, item)}
+    rates = prices.find_rates(api, {type for type, zone in running if not zone})
+    rates |= {(type, zone): api.find_spot_price(type, zone) for type, zone in running if zone}
     return tuple(
-        replace(left, hourly=_compute_hourly(kind, item, rates, spots, ids))
-        for kind, item, left in found
+        replace(left, hourly=_compute_hourly(kind, item, rates)) for kind, item, left in found
     )
 
 
-def _is_spot(item: dict[str, Any]) -> bool:
-    return item.get("InstanceLifecycle") == "spot"
+def _is_running(kind: Kind, item: dict[str, Any]) -> bool:
+    return kind.name == "instance" and item["State"]["Name"] in ("pending", "running")
 
 
 def _read_market(item: dict[str, Any]) -> tuple[str, str]:
-    return str(item["InstanceType"]), str(item.get("Placement", {}).get("AvailabilityZone", ""))
+    """The type of an instance, and the zone of one that is a spot instance."""
+    spot = item.get("InstanceLifecycle") == "spot"
+    zone = item.get("Placement", {}).get("AvailabilityZone", "") if spot else ""
+    return str(item["InstanceType"]), str(zone)
 
 
-def _compute_hourly(
-    kind: Kind,
-    item: dict[str, Any],
-    rates: prices.Rates,
-    spots: Mapping[tuple[str, str], float | None],
-    running: Collection[str],
-) -> float | None:
+def _compute_hourly(kind: Kind, item: dict[str, Any], rates: prices.Rates) -> float | None:
+    parts: list[float | None] = []
     if kind.name == "volume":
-        return None if rates.gib is None else rates.gib * float(item.get("Size", 0))
-    if kind.name == "address":
-        return rates.address
-    if kind.name == GATEWAY:
-        return rates.nat if item.get("State") in ("pending", "available") else 0.0
-    if kind.name != "instance" or item["InstanceId"] not in running:
-        return 0.0
-    machine = (
-        spots[_read_market(item)] if _is_spot(item) else rates.types.get(str(item["InstanceType"]))
-    )
-    address = rates.address if item.get("PublicIpAddress") else 0.0
-    return None if machine is None or address is None else machine + address
+        gib = rates[prices.DISK]
+        parts = [gib and gib * float(item.get("Size", 0))]
+    elif kind.name == "address":
+        parts = [rates[prices.ADDRESS]]
+    elif kind.name == GATEWAY and item.get("State") in ("pending", "available"):
+        parts = [rates[prices.NAT]]
+    elif _is_running(kind, item):
+        type, zone = _read_market(item)
+        parts = [rates[(type, zone) if zone else type]]
+        parts += [rates[prices.ADDRESS]] if item.get("PublicIpAddress") else []
+    return None if None in parts else sum(part or 0.0 for part in parts)
 
 
 def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resource]]:
@@ -216,15 +157,14 @@ def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resour
             for item in _list_items(api, kind, search):
                 if _goes_by_itself(kind, item) or not item.get(kind.id):
                     continue
-                tags = _read_tags(item) or vpcs.get(_read_vpc(item), {})
-                if TAG not in tags:
-                    tags = vpcs.get(_read_vpc(item), tags)
+                own = _read_tags(item)
+                tags = own if TAG in own else vpcs.get(_read_vpc(item), own)
                 left = Resource(
                     kind.name,
                     str(item[kind.id]),
                     tags.get(TAG, ""),
                     tags.get(NAME_TAG, ""),
-                    managed=MANAGED in _read_tags(item),
+                    managed=MANAGED in own,
                     owner=tags.get(OWNER_TAG, ""),
                     client=tags.get(CLIENT_TAG, ""),
                     shared=tags.get(SHARED_TAG, ""),
@@ -380,46 +320,47 @@ def _is_hopeless(left: Sequence[Resource], stuck: Container[str]) -> bool:
 def _remove(api: Api, items: list[Found]) -> dict[str, ProviderError]:
     """One attempt at everything, in order; what was refused, by the id of the resource."""
     refused: dict[str, ProviderError] = {}
-    instances = [left for kind, _, left in items if kind.name == "instance"]
-    gateways = [left for kind, _, left in items if kind.name == GATEWAY]
-    for kind in KINDS:
-        mine = [(item, left) for owner, item, left in items if owner is kind]
-        if not mine:
+    there = {kind.name for kind, _, _ in items}
+    for kind in (*KINDS, SCHEDULES):
+        mine = [(item, left.id) for owner, item, left in items if owner is kind]
+        if _has_to_wait(kind, there):
             continue
-        # Refused anyway until they are gone.
-        if instances and kind.by_vpc and kind.name != "instance":
+        if kind.many:
+            for ids in split([id for _, id in mine], AT_A_TIME):
+                try:
+                    api.call(kind.remove, **{f"{kind.id}s": ids})
+                except ProviderError as error:
+                    refused |= dict.fromkeys(ids, error)
             continue
-        held = kind.by_vpc or kind.name == "address"
-        if gateways and held and kind.name not in ("instance", GATEWAY):
-            continue
-        try:
-            if kind.many:
-                ids = [left.id for _, left in mine]
-                for first in range(0, len(ids), AT_A_TIME):
-                    api.call(kind.remove, **{f"{kind.id}s": ids[first : first + AT_A_TIME]})
-                continue
-        except ProviderError as error:
-            refused |= {left.id: error for _, left in mine}
-            continue
-        for item, left in mine:
-            if item.get("State") in kind.slow:
-                continue
+        for item, id in mine:
             try:
-                for step, arguments in _list_before(kind, item):
-                    with suppress(ProviderError):
-                        api.call(step, **arguments)
-                api.call(kind.remove, **{kind.id: left.id})
-                if kind.name == GATEWAY and item.get("State") == "pending":
-                    with suppress(ProviderError):  # it counts as if it had been there
-                        label_resource(api, left.id, ec2_api.UNUSED_TAG, "true")
+                _remove_one(api, kind, item, id)
             except ProviderError as error:
-                refused[left.id] = error
-    for left in (left for kind, _, left in items if kind is SCHEDULES and not instances):
-        try:
-            deadline.remove_schedule(api, left.id)
-        except ProviderError as error:
-            refused[left.id] = error
+                refused[id] = error
     return refused
+
+
+def _has_to_wait(kind: Kind, there: Container[str]) -> bool:
+    """Whether it would be refused anyway until others are gone."""
+    if kind.name == "instance":
+        return False
+    if "instance" in there and (kind.by_vpc or kind is SCHEDULES):
+        return True
+    held = kind.by_vpc or kind.name == "address"
+    return bool(held) and GATEWAY in there and kind.name != GATEWAY
+
+
+def _remove_one(api: Api, kind: Kind, item: dict[str, Any], id: str) -> None:
+    if kind is SCHEDULES:
+        deadline.remove_schedule(api, id)
+    elif item.get("State") not in kind.slow:
+        for step, arguments in _list_before(kind, item):
+            with suppress(ProviderError):
+                api.call(step, **arguments)
+        api.call(kind.remove, **{kind.id: id})
+        if kind.name == GATEWAY and item.get("State") == "pending":
+            with suppress(ProviderError):  # it counts as if it had been there
+                label_resource(api, id, ec2_api.UNUSED_TAG, "true")
 
 
 def _list_before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
