@@ -91,7 +91,7 @@ def test_local_zones_are_left_out(lab: Lab, api: Api) -> None:
     )["InstanceTypeOfferings"]
     assert "us-east-1-bos-1a" in [one["Location"] for one in offered]
     assert survey(api).zones[0] == "us-east-1a"
-    with pytest.raises(UsageError, match="us-east-1-bos-1a: a Local or Wavelength Zone"):
+    with pytest.raises(UsageError, match="us-east-1-bos-1a: not an availability zone"):
         survey(api, zones=("us-east-1-bos-1a",))
 
 

@@ -147,11 +147,11 @@ TAG = "clusterctl:cluster"
 class Allowing(Api):
     """An account that may do everything, with all types there are."""
 
-    def find_image(self, owner: str, name: str) -> str:
-        return "ami-1"
+    def find_image(self, owner: str, name: str) -> Image | None:
+        return Image(id="ami-1", disk=8)
 
-    def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
-        return {id: Image(id=id, architecture="x86_64", disk=8) for id in ids}
+    def read_image(self, id: str) -> Image | None:
+        return Image(id=id, disk=8)
 
     def check_launch_right(self, instance_type: str, image: str, **how: Any) -> None:
         """Everything is allowed."""

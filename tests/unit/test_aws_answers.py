@@ -55,7 +55,7 @@ UNREADABLE = (
         lambda api: api.find_quota("L-1216C47A"),
         lambda api: api.find_price("t3.xlarge"),
         lambda api: api.list_instances(),
-        lambda api: api.list_images(["ami-1"]),
+        lambda api: api.read_image("ami-1"),
         go_on,
     ],
     ids=["account", "quota", "price", "instances", "image", "up"],

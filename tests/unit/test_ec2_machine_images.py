@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -23,12 +22,12 @@ class Described(Offering):
         super().__init__("us-east-1")
         self._row = row
 
-    def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
-        return Api.list_images(self, ids)
+    def read_image(self, id: str) -> Image | None:
+        return Api.read_image(self, id)
 
     def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
-        usual = {"ImageId": "ami-1", "Architecture": "x86_64", "Name": "ubuntu-jammy"}
-        return [usual, {**usual, "ImageId": "ami-2", "Name": "", **self._row}]
+        assert how == {"Filters": [{"Name": "image-id", "Values": ["ami-2"]}]}
+        return [{"ImageId": "ami-2", "Architecture": "x86_64", "Name": "", **self._row}]
 
 
 def survey(**row: Any) -> preflight.Survey:
@@ -41,18 +40,16 @@ def survey(**row: Any) -> preflight.Survey:
 @pytest.mark.parametrize(
     ("row", "system"),
     [
-        ({"Platform": "windows"}, "Windows"),
+        ({"PlatformDetails": "", "Platform": "windows"}, "Windows"),
         ({"PlatformDetails": "Windows with SQL Server Standard"}, "Windows"),
         ({"PlatformDetails": "Red Hat Enterprise Linux"}, "Red Hat Enterprise Linux"),
-        ({"PlatformDetails": "SUSE Linux"}, "SUSE Linux"),
-        ({"Name": "al2023-ami-2023.5.20240722.0-kernel-6.1-x86_64"}, "Amazon Linux"),
-        ({"Name": "amzn2-ami-hvm-2.0.20240719.0-x86_64-gp2"}, "Amazon Linux"),
-        ({"Name": "debian-12-amd64-20240717-1811"}, "Debian"),
-        ({"Name": "Rocky-9-EC2-Base-9.4-20240509.0.x86_64"}, "Rocky Linux"),
-        ({"Name": "ours", "Description": "Amazon Linux 2 with our drivers"}, "Amazon Linux"),
+        ({"Name": "al2023-ami-2023.5.20240722.0-kernel-6.1-x86_64"}, "al2023"),
+        ({"Name": "amzn2-ami-hvm-2.0.20240719.0-x86_64-gp2"}, "amzn2"),
+        ({"Name": "debian-12-amd64-20240717-1811"}, "debian"),
+        ({"Name": "ours", "Description": "Amazon Linux 2 with our drivers"}, "amazon linux"),
         (
             {"Name": "Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2) 20240625"},
-            "Amazon Linux",
+            "amazon linux",
         ),
     ],
 )
@@ -68,11 +65,11 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
     """AWS shows none of those then, neither by name nor by id."""
 
     class Allowing(Offering):
-        def find_image(self, owner: str, name: str) -> str:
-            return "ami-1" if ami else ""
+        def find_image(self, owner: str, name: str) -> Image | None:
+            return Image(id="ami-1") if ami else None
 
-        def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
-            return {"ami-1": Image(id="ami-1")}
+        def read_image(self, id: str) -> Image | None:
+            return None
 
     groups = (NodeGroup(count=1, family="cpu"),)
     cloud = CloudSpec(region="us-east-1", ami=ami)
@@ -129,8 +126,8 @@ def test_the_launcher_has_no_other_image_than_ubuntu() -> None:
     """Whatever --ami."""
 
     class Without(Offering):
-        def find_image(self, owner: str, name: str) -> str:
-            return ""
+        def find_image(self, owner: str, name: str) -> Image | None:
+            return None
 
     machines = [PlannedMachine(name=LAUNCHER, instance_type="t3.micro", image=LAUNCHER, disk=30)]
     wish = ClusterSpec(name="lab", provider="ec2", groups=(), cloud=CloudSpec(ami="ami-2"))

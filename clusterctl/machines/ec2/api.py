@@ -69,18 +69,21 @@ class InstanceType:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
-    `device`: what the root disk is called; `windows`: what it runs; `platform`: what is billed for
-    its system; `owner`: an account, or `amazon`."""
+    `device`: what the root disk is called; `platform`: what is billed for its system; `owner`: an
+    account, or `amazon`; `words`: all that says what it is, in small letters."""
 
     id: str
     architecture: str = "x86_64"
     disk: int = 0
     device: str = _ROOT
-    windows: bool = False
     name: str = ""
     description: str = ""
     platform: str = ""
     owner: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} {self.description} {self.platform}".lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +197,9 @@ def read_image(item: dict[str, Any]) -> Image:
         architecture=item.get("Architecture", "x86_64"),
         disk=max(disks, default=0),
         device=root or _ROOT,
-        windows=item.get("Platform", "") == "windows",
         name=item.get("Name", ""),
         description=item.get("Description", ""),
-        platform=item.get("PlatformDetails", ""),
+        platform=item.get("PlatformDetails") or item.get("Platform", "").capitalize(),
         owner=item.get("ImageOwnerAlias") or item.get("OwnerId", ""),
     )
 
@@ -588,28 +590,22 @@ class Api(Client):
             sorted(zone for zone, has in offered.items() if wanted <= has and usual.fullmatch(zone))
         )
 
-    def find_image(self, owner: str, name: str) -> str:
-        """The id of the newest available x86-64 image of that owner and name pattern, or ""."""
-        images = self.list_all(
-            "describe_images",
-            "Images",
-            Owners=[owner],
-            Filters=[
-                {"Name": "name", "Values": [name]},
-                {"Name": "architecture", "Values": ["x86_64"]},
-                {"Name": "state", "Values": ["available"]},
-            ],
-        )
-        newest = max(images, key=lambda image: image.get("CreationDate", ""), default=None)
-        return newest["ImageId"] if newest else ""
+    def find_image(self, owner: str, name: str) -> Image | None:
+        """The newest available x86-64 image of that owner and name pattern."""
+        wanted = {"name": name, "architecture": "x86_64", "state": "available"}
+        filters = [{"Name": key, "Values": [value]} for key, value in wanted.items()]
+        return self._find_newest(Owners=[owner], Filters=filters)
 
-    def list_images(self, ids: Iterable[str]) -> dict[str, Image]:
-        """Those of the images that there are."""
+    def read_image(self, id: str) -> Image | None:
+        """None where there is none of that id."""
         # Asked for by ImageIds, one that is unknown would be an error like any other.
-        wanted = [{"Name": "image-id", "Values": sorted(set(ids))}]
-        found = self.list_all("describe_images", "Images", Filters=wanted)
+        return self._find_newest(Filters=[{"Name": "image-id", "Values": [id]}])
+
+    def _find_newest(self, **search: Any) -> Image | None:
+        found = self.list_all("describe_images", "Images", **search)
         with self._explain_errors("describe images"):
-            return {item["ImageId"]: read_image(item) for item in found}
+            rows = sorted(found, key=lambda row: row.get("CreationDate", ""))
+            return read_image(rows[-1]) if rows else None
 
     def check_launch_right(
         self,

@@ -4,12 +4,12 @@ images, zones and networks; and `check`, which shows it."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import TypeVar
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline, run_in_background
@@ -44,34 +44,31 @@ def check_quotas(
     report: Reporter,
 ) -> None:
     """Every quota that the new machines count towards, against what runs in the account."""
-    needed: dict[tuple[str, str], int] = {}
+    needed = Counter[tuple[str, str]]()
     for machine in machines:
-        if machine.name in present or (options.cloud.reservation and machine.name != LAUNCHER):
+        row, worker = catalog.find_quota(machine.instance_type), machine.name != LAUNCHER
+        if row is None or machine.name in present or (options.cloud.reservation and worker):
             continue  # what is reserved was counted when it was reserved
-        row = catalog.find_quota(machine.instance_type)
-        if row is None:
-            continue
-        spot = options.cloud.spot and machine.name != LAUNCHER
-        if spot and not row.spot:
-            continue
-        name = (
-            f"All {row.spot_name or row.name} Spot Instance Requests"
-            if spot
-            else _name_quota(row.name)
-        )
-        key = (name, row.spot if spot else row.on_demand)
-        needed[key] = needed.get(key, 0) + types[machine.instance_type].vcpus
+        key = (f"Running On-Demand {row.name} instances", row.on_demand)
+        if options.cloud.spot and worker:
+            key = (f"All {row.spot_name or row.name} Spot Instance Requests", row.spot)
+        if key[1]:
+            needed[key] += types[machine.instance_type].vcpus
     if not needed:
         return
     limits = {code: run_in_background(partial(api.find_quota, code)) for _, code in needed}
-    taken_by_code = _count_used(api, running, report)
+    used: Mapping[str, int] = {}
+    try:
+        used = count_used(api, running.result())
+    except ProviderError as error:
+        report(f"could not list the running instances: {error.message}")
     for (name, code), vcpus in needed.items():
         try:
             limit = limits[code].result()
         except ProviderError as error:
             report(f"the quota {name} is not known: {error.message}")
             continue
-        taken = taken_by_code.get(code, 0)
+        taken = used.get(code, 0)
         if taken + vcpus > limit:
             raise ProviderError(
                 f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
@@ -88,27 +85,14 @@ def render_request(code: str, value: int) -> str:
     )
 
 
-def _name_quota(name: str) -> str:
-    return f"Running On-Demand {name} instances"
-
-
-def _count_used(api: Api, running: Future[list[Instance]], report: Reporter) -> dict[str, int]:
-    try:
-        return count_used(api, running.result())
-    except ProviderError as error:
-        report(f"could not list the running instances: {error.message}")
-        return {}
-
-
-def count_used(api: Api, running: Sequence[Instance]) -> dict[str, int]:
+def count_used(api: Api, running: Sequence[Instance]) -> Mapping[str, int]:
     """vCPUs of these instances, by quota code."""
     kinds = api.list_instance_types({item.type for item in running}) if running else {}
-    vcpus: dict[str, int] = {}
+    vcpus = Counter[str]()
     for item in running:
         row = catalog.find_quota(item.type)
         if row and item.type in kinds:
-            code = row.spot if item.spot else row.on_demand
-            vcpus[code] = vcpus.get(code, 0) + kinds[item.type].vcpus
+            vcpus[row.spot if item.spot else row.on_demand] += kinds[item.type].vcpus
     return vcpus
 
 
@@ -198,17 +182,10 @@ _ALLOWED = (
 )
 """Source: EC2 User Guide, "Allowed AMIs"."""
 
-_OTHERS = {
-    r"\bamzn2?\b|\bamzn2-|\bal20\d\d\b|amazon linux": "Amazon Linux",
-    r"\brhel\b|\brhel-|red hat": "Red Hat Enterprise Linux",
-    r"\bcentos\b": "CentOS",
-    r"\brocky\b": "Rocky Linux",
-    r"\balmalinux\b": "AlmaLinux",
-    r"\bfedora\b": "Fedora",
-    r"\bsuse\b|\bsles\b": "SUSE Linux",
-    r"\bdebian\b": "Debian",
-    r"\bbottlerocket\b": "Bottlerocket",
-}
+_OTHERS = re.compile(
+    r"\b(amazon linux|amzn2?|al20\d\d|rhel|red hat|centos|rocky|almalinux|fedora|suse|sles|debian"
+    r"|bottlerocket)\b"
+)
 """What the name or the description of an image says of one that has no user `ubuntu`."""
 
 
@@ -216,38 +193,33 @@ def choose_image(
     api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]
 ) -> dict[str, Image]:
     """The images by kind. Raises ProviderError or UsageError for one that cannot serve."""
-    kinds = dict.fromkeys(machine.image for machine in machines)
-    found: dict[str, str] = {}
-    same: dict[catalog.MachineImage, str] = {}
-    for kind in kinds:
-        row = catalog.MACHINE_IMAGES[kind]
-        if options.cloud.ami and kind != LAUNCHER:
-            found[kind] = options.cloud.ami
-        else:
-            found[kind] = same.get(row) or api.find_image(row.owner, row.name)
-            same[row] = found[kind]
-        if not found[kind]:
+    known: dict[object, Image | None] = {}
+    found: dict[str, Image] = {}
+    for machine in machines:
+        row = catalog.MACHINE_IMAGES[machine.image]
+        ami = options.cloud.ami if machine.image != LAUNCHER else ""
+        if (ami or row) not in known:
+            known[ami or row] = api.read_image(ami) if ami else api.find_image(row.owner, row.name)
+        image = known[ami or row]
+        if image is None and ami:
+            raise UsageError(
+                f"no machine image {ami!r} in {api.region}",
+                hint=f"images have a different id in each region: correct --ami; {_ALLOWED}",
+            )
+        if image is None:
+            instead = ", or name one with --ami" if machine.image != LAUNCHER else ""
             raise ProviderError(
                 f"no machine image {row.name!r} of {row.owner} is in {api.region}",
-                hint="choose another --region"
-                + (", or name one with --ami" if kind != LAUNCHER else "")
-                + f"; {_ALLOWED}",
+                hint=f"choose another --region{instead}; {_ALLOWED}",
             )
-    known = api.list_images(found.values())
-    if options.cloud.ami and options.cloud.ami not in known:
-        raise UsageError(
-            f"no machine image {options.cloud.ami!r} in {api.region}",
-            hint=f"images have a different id in each region: correct --ami; {_ALLOWED}",
-        )
-    images = {kind: known.get(id, Image(id=id)) for kind, id in found.items()}
-    for machine in machines:
-        _check_image(machine, images[machine.image])
-    return images
+        _check_image(machine, image)
+        found[machine.image] = image
+    return found
 
 
 def _check_image(machine: PlannedMachine, image: Image) -> None:
     """Raises UsageError for a disk that is smaller than what is copied to it, and for an image of
-    another architecture."""
+    another architecture or system."""
     if image.architecture != "x86_64":
         raise UsageError(
             f"--ami {image.id}: its architecture is {image.architecture}, and that of"
@@ -269,26 +241,20 @@ def _check_image(machine: PlannedMachine, image: Image) -> None:
 
 def _find_other_system(image: Image) -> str:
     """What it runs, where that is known not to be Ubuntu; "" otherwise."""
-    if image.windows or image.platform.startswith("Windows"):
-        return "Windows"
-    said = f"{image.name} {image.description}".lower()
-    if "ubuntu" in said or image.platform.startswith("Ubuntu"):
-        return ""
-    if image.platform not in ("", _FREE):
+    if image.platform not in ("", _FREE) and not image.platform.startswith("Ubuntu"):
         return image.platform
-    found = (name for pattern, name in _OTHERS.items() if re.search(pattern, said))
-    return next(found, "")
+    said = _OTHERS.search(image.words)
+    return said[0] if said and "ubuntu" not in image.words else ""
 
 
 def describe_image(image: Image) -> str:
     """Of the plan: an image of the user's, as far as AWS tells what it is."""
     owner = image.owner or "an unknown owner"
-    sure = (
-        ""
-        if "ubuntu" in f"{image.name} {image.description} {image.platform}".lower()
-        else ("; whether it is Ubuntu, with the user `ubuntu`, is not known before it boots")
+    unsure = "; whether it is Ubuntu, with the user `ubuntu`, is not known before it boots"
+    return (
+        f"machine image of the workers: {image.id} ({image.name or 'no name'}, of {owner})"
+        + unsure * ("ubuntu" not in image.words)
     )
-    return f"machine image of the workers: {image.id} ({image.name or 'no name'}, of {owner}){sure}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -360,7 +326,8 @@ def survey(
     endpoint = run_in_background(
         partial(tunnels.check_endpoints, api, placed, id, report, there=settled)
     )
-    network = run_in_background(partial(_check_network, api, placed, new, there=settled))
+    made = partial(ec2_network.check_new_network, api, placed, there=settled)
+    network = run_in_background(made) if new else None
     rights = run_in_background(
         lambda: _check_rights(api, options, new, amis.result(), subnets.result())
     )
@@ -369,7 +336,8 @@ def survey(
     found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
     found_zones = ec2_network.keep_reachable(api, share, found_zones, found_subnets, there=settled)
     rights.result()
-    network.result()
+    if network:
+        network.result()
     return Survey(
         account=by_account,
         owner=api.owner,
@@ -388,13 +356,6 @@ def survey(
         file_system=share,
         endpoint=endpoint.result(),
     )
-
-
-def _check_network(
-    api: Api, options: ClusterSpec, new: Collection[PlannedMachine], *, there: bool
-) -> None:
-    if new:
-        ec2_network.check_new_network(api, options, there=there)
 
 
 def survey_cluster(
@@ -501,27 +462,17 @@ def _choose_zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
             f"no zone of {api.region} offers all of {names}",
             hint="choose another --region or --instance-type",
         )
-    wanted = options.cloud.zones or offering
-    local = [zone for zone in wanted if zone.startswith(f"{api.region}-")]
-    if local:
+    wanted, hint = options.cloud.zones or offering, f"zones that do: {', '.join(offering)}"
+    others = [zone for zone in wanted if not re.fullmatch(f"{api.region}[a-z]", zone)]
+    if others:
         raise UsageError(
-            f"--zones {','.join(local)}: a Local or Wavelength Zone, and a cluster needs an"
-            " availability zone",
-            hint=f"zones that offer all of {names}: {', '.join(offering)}",
-        )
-    elsewhere = [zone for zone in wanted if not zone.startswith(api.region)]
-    if elsewhere:
-        raise UsageError(
-            f"--zones {','.join(elsewhere)}: the region is {api.region}",
-            hint=f"zones there that offer all of {names}: {', '.join(offering)};"
-            " or name another --region",
+            f"--zones {','.join(others)}: not an availability zone of {api.region}",
+            hint=f"zones there that offer all of {names}: {', '.join(offering)}; or name another"
+            " --region",
         )
     zones = tuple(zone for zone in wanted if zone in offering)
     if not zones:
-        raise ProviderError(
-            f"{', '.join(wanted)}: no such zone offers all of {names}",
-            hint=f"zones that do: {', '.join(offering)}",
-        )
+        raise ProviderError(f"{', '.join(wanted)}: no such zone offers all of {names}", hint=hint)
     return zones
 
 
@@ -566,96 +517,74 @@ LIMIT = 12.0
 WORKERS = 2
 """As many as `up` makes where nobody says it."""
 
-T = TypeVar("T")
-
-
-class _Asked:
-    """Answers by the deadline; what goes wrong is a finding."""
-
-    def __init__(self, subject: str, end: Deadline) -> None:
-        self._subject = subject
-        self._end = end
-        self.wrong: CheckRow | None = None
-
-    def get(self, future: Future[T]) -> T | None:
-        try:
-            return self._end.await_result(future)
-        except ProviderError as error:
-            self.wrong = CheckRow("warning", self._subject, error.message, error.hint)
-        except TimeoutError:
-            self.wrong = CheckRow(
-                "warning",
-                self._subject,
-                f"AWS did not answer within {LIMIT:g} s",
-                "check your network, your proxy and AWS_ENDPOINT_URL",
-            )
-        return None
-
 
 def diagnose() -> tuple[CheckRow, ...]:
     """Credentials; then every quota, and for every family its zones and its machine image."""
     end = Deadline(LIMIT)
-    asked = _Asked("AWS", end)
-    region = asked.get(run_in_background(choose_region))
-    api = Api(region or "", hurried=True)
-    account = asked.get(run_in_background(api.find_account)) if region else None
-    if account is None:
-        assert asked.wrong
-        return (_make_row(asked.wrong),)
+    try:
+        api, account = end.await_result(run_in_background(_identify))
+    except (ProviderError, TimeoutError) as error:
+        row = _explain("AWS", error)
+        return (replace(row, text=f"{row.text}; needed for clusters on EC2"),)
     names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
     types = run_in_background(partial(api.list_instance_types, names))
     used = run_in_background(
         lambda: count_used(api, api.list_instances(states=("pending", "running")))
     )
-    rows: list[Callable[[], CheckRow]] = []
+    asked: dict[str, Callable[[], CheckRow]] = {}
     others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:
         if quota.spot:
-            name = quota.spot_name or quota.name
-            others["spot quotas"][name.partition(" (")[0]] = quota.spot
+            name = (quota.spot_name or quota.name).partition(" (")[0]
+            others["spot quotas"][name] = quota.spot
         if any(catalog.find_quota(name) == quota for name in names):
-            limit = run_in_background(partial(api.find_quota, quota.on_demand))
-            rows.append(partial(_check_quota, api, quota, limit, types, used, end))
+            subject = f"quota {quota.name.partition(' (')[0]}"
+            asked[subject] = partial(_check_quota, api, quota, types, used, subject)
         else:
             others["quotas of other types"][quota.name] = quota.on_demand
-    found_others = run_in_background(
-        lambda: [_describe_quotas(api, codes) for codes in others.values()]
+    # One asked after the other: AWS lets few such questions through at a time.
+    said = run_in_background(
+        lambda: {subject: _describe_quotas(api, codes) for subject, codes in others.items()}
     )
-    rows += [
-        partial(_check_others, found_others, n, subject, end) for n, subject in enumerate(others)
-    ]
+    for subject in others:
+        asked[subject] = partial(lambda key: CheckRow("ok", key, said.result()[key]), subject)
     for family in catalog.FAMILIES.values():
-        zones = run_in_background(
-            partial(api.list_zones, (family.instance_type, catalog.LAUNCHER_TYPE))
-        )
-        image = catalog.MACHINE_IMAGES[family.image]
-        found = run_in_background(partial(api.find_image, image.owner, image.name))
-        rows.append(partial(_check_family, api, family, zones, found, end))
-    return (CheckRow("ok", "AWS", f"account {account}, {api.region}"), *(row() for row in rows))
+        subject = f"EC2 {family.name}"
+        asked[subject] = partial(_check_family, api, family, subject)
+    answers = {subject: run_in_background(ask) for subject, ask in asked.items()}
+    found = [CheckRow("ok", "AWS", f"account {account}, {api.region}")]
+    for subject, answer in answers.items():
+        try:
+            found.append(end.await_result(answer))
+        except (ProviderError, TimeoutError) as error:
+            found.append(_explain(subject, error))
+    return tuple(found)
 
 
-def _make_row(finding: CheckRow) -> CheckRow:
-    text = f"{finding.text}; needed for clusters on EC2"
-    return CheckRow(finding.level, finding.subject, text, finding.hint)
+def _identify() -> tuple[Api, str]:
+    api = Api(choose_region(), hurried=True)
+    return api, api.find_account()
+
+
+def _explain(subject: str, error: ProviderError | TimeoutError) -> CheckRow:
+    if isinstance(error, ProviderError):
+        return CheckRow("warning", subject, error.message, error.hint)
+    return CheckRow("warning", subject, f"AWS did not answer within {LIMIT:g} s", refusals.NETWORK)
 
 
 def _check_quota(
     api: Api,
     quota: catalog.Quota,
-    limit: Future[float],
     types: Future[dict[str, InstanceType]],
-    used: Future[dict[str, int]],
-    end: Deadline,
+    used: Future[Mapping[str, int]],
+    subject: str,
 ) -> CheckRow:
     """Whether the largest of the default clusters that count towards it would fit."""
-    subject = f"quota {quota.name.partition(' (')[0]}"
-    asked = _Asked(subject, end)
-    vcpus, known, running = asked.get(limit), asked.get(types), asked.get(used)
-    if vcpus is None or known is None or running is None:
-        assert asked.wrong
-        return asked.wrong
-    taken = running.get(quota.on_demand, 0)
-    command, needs = max(_list_defaults(quota, known), key=lambda row: row[1], default=("", 0))
+    vcpus = api.find_quota(quota.on_demand)
+    taken = used.result().get(quota.on_demand, 0)
+    command, needs = max(
+        _list_defaults(quota, types.result()), key=lambda row: row[1], default=("", 0)
+    )
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
     if taken + needs <= vcpus:
         return CheckRow("ok", subject, text)
@@ -664,25 +593,13 @@ def _check_quota(
 
 
 def _describe_quotas(api: Api, codes: dict[str, str]) -> str:
-    """What these quotas are, one asked after the other: AWS lets few such questions through at a
-    time, and what a default cluster needs is asked beside them."""
     said = []
     for name, code in codes.items():
         try:
             said.append(f"{name} {api.find_quota(code):g}")
         except ProviderError:
             said.append(f"{name} ?")
-    return ", ".join(said)
-
-
-def _check_others(found: Future[list[str]], row: int, subject: str, end: Deadline) -> CheckRow:
-    """Quotas that no cluster needs which people make by default."""
-    asked = _Asked(subject, end)
-    texts = asked.get(found)
-    if texts is None:
-        assert asked.wrong
-        return asked.wrong
-    return CheckRow("ok", subject, f"vCPUs: {texts[row]}")
+    return f"vCPUs: {', '.join(said)}"
 
 
 def _list_defaults(
@@ -699,25 +616,16 @@ def _list_defaults(
         yield f"clusterctl up {option}", sum(counted)
 
 
-def _check_family(
-    api: Api,
-    family: catalog.Family,
-    zones: Future[tuple[str, ...]],
-    image: Future[str],
-    end: Deadline,
-) -> CheckRow:
-    subject = f"EC2 {family.name}"
-    asked = _Asked(subject, end)
-    offering, ami = asked.get(zones), asked.get(image)
-    if offering is None or ami is None:
-        assert asked.wrong
-        return asked.wrong
+def _check_family(api: Api, family: catalog.Family, subject: str) -> CheckRow:
+    image = catalog.MACHINE_IMAGES[family.image]
+    ami = run_in_background(partial(api.find_image, image.owner, image.name))
+    offering = api.list_zones((family.instance_type, catalog.LAUNCHER_TYPE))
     if not offering:
         text = f"no zone of {api.region} offers {family.instance_type}"
         return CheckRow("warning", subject, text, "choose another --region or --instance-type")
     where = f"{family.instance_type} in {', '.join(offering)}"
-    if not ami:
-        row = catalog.MACHINE_IMAGES[family.image]
-        text = f"{where}, but no machine image {row.name!r} of {row.owner}"
+    found = ami.result()
+    if not found:
+        text = f"{where}, but no machine image {image.name!r} of {image.owner}"
         return CheckRow("warning", subject, text, "name one with --ami, or choose another --region")
-    return CheckRow("ok", subject, f"{where}; image {ami}")
+    return CheckRow("ok", subject, f"{where}; image {found.id}")
