@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
 from clusterctl.core.clock import run_in_background
@@ -74,99 +74,76 @@ def choose_network(
         _check_tenancy(api, found[0].vpc)
     if machines and not there:
         _check_rights(api, found[0].vpc, cloud, name)
-    if cloud.private and not cloud.instance_connect:
-        return _choose_pairs(found, machines, there)
-    if cloud.private:
-        return _choose_closed(found, machines)
-    usable: dict[str, ZoneSubnets] = {}
-    troubles = {one.id: _find_trouble(one, machines) for one in found}
-    for one in found:
-        if troubles[one.id] and cloud.subnet:
-            raise UsageError(f"{one.id} {troubles[one.id]}", hint="choose another --subnet")
-        if not troubles[one.id]:
-            usable.setdefault(one.zone, ZoneSubnets(one.id, one.id))
-    if not usable:
-        why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
-        raise UsageError(
-            f"no subnet of {cloud.vpc} can hold the cluster: {why}",
-            hint="choose another --vpc, or leave it out: clusterctl then makes its own network",
-        )
-    return usable
-
-
-def _choose_pairs(
-    found: Sequence[Subnet], machines: int, there: Collection[str]
-) -> dict[str, ZoneSubnets]:
-    """By zone, a closed subnet for workers and a public one for the launcher. A machine cannot move
-    to another subnet: those that some are in (`there`) are the only ones. Raises UsageError."""
-    outer = [one for one in found if one.public]
-    inner = [one for one in found if not one.public]
-    outer = [one for one in outer if one.id in there] or outer
-    inner = [one for one in inner if one.id in there] or inner
-    closed = {one.id: _find_private_trouble(one, machines) for one in inner}
-    public = {one.id: _find_trouble(one, int(one.id not in there)) for one in outer}
-    found = [*inner, *outer]
+    pairs = cloud.private and not cloud.instance_connect
+    if pairs:
+        # A machine cannot move: the subnets that some are in are the only ones.
+        outer = _prefer([one for one in found if one.public], there)
+        inner = _prefer([one for one in found if not one.public], there)
+        workers = {one.id: _find_trouble(one, machines, closed=True) for one in inner}
+        launcher = {one.id: _find_trouble(one, int(one.id not in there)) for one in outer}
+        found = [*inner, *outer]
+    else:
+        workers = launcher = {
+            one.id: _find_trouble(one, machines, closed=cloud.private) for one in found
+        }
     usable: dict[str, ZoneSubnets] = {}
     for zone in dict.fromkeys(one.zone for one in found):
         mine = [one for one in found if one.zone == zone]
-        workers = next((one for one in mine if closed.get(one.id) == ""), None)
-        launcher = next((one for one in mine if public.get(one.id) == ""), None)
-        if workers and launcher:
-            usable[zone] = ZoneSubnets(workers.id, launcher.id, workers.out)
+        first = next((one for one in mine if workers.get(one.id) == ""), None)
+        door = next((one for one in mine if launcher.get(one.id) == ""), None)
+        if first and door:
+            usable[zone] = ZoneSubnets(first.id, door.id, first.out * cloud.private)
+    troubles = {id: why for id, why in {**workers, **launcher}.items() if why}
+    if cloud.subnet and not cloud.private:
+        for id, why in troubles.items():
+            raise UsageError(f"{id} {why}", hint="choose another --subnet")
     if usable:
         return usable
-    troubles = {id: trouble for id, trouble in {**closed, **public}.items() if trouble}
     for one in found:
-        where = f"which is in {one.zone} without a usable"
-        other = "public subnet beside it" if one.id in closed else "closed subnet beside it"
-        troubles.setdefault(one.id, f"{where} {other}")
-    why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
+        other = "public" if one.id in workers else "closed"
+        lone = f"which is in {one.zone} without a usable {other} subnet beside it"
+        troubles.setdefault(one.id, lone)
+    what, hint = f"no subnet of {cloud.vpc} can hold the cluster", "choose another --vpc"
+    if cloud.private:
+        what = (
+            "--private needs, in one zone, a public subnet for the launcher, and one for the"
+            " workers that reaches the internet through a NAT gateway"
+            if pairs
+            else "--private with --instance-connect needs a subnet that reaches the internet"
+            " through a NAT gateway"
+        )
+        hint = "name both: --subnet PUBLIC,CLOSED" if pairs else "choose another --subnet"
+    said = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
     raise UsageError(
-        "--private needs, in one zone, a public subnet for the launcher, and one for the workers"
-        f" that reaches the internet through a NAT gateway: {why}",
-        hint="name both: --subnet PUBLIC,CLOSED; or leave --vpc and --subnet out: clusterctl then"
-        " makes a network with a NAT gateway",
+        f"{what}: {said}",
+        hint=f"{hint}; or leave --vpc and --subnet out: clusterctl then makes its own network"
+        + " with a NAT gateway" * cloud.private,
     )
 
 
-def _choose_closed(found: Sequence[Subnet], machines: int) -> dict[str, ZoneSubnets]:
-    """By zone, a closed subnet for all machines: also the launcher needs no public one. Raises
-    UsageError."""
-    troubles = {
-        one.id: "has a route to an internet gateway"
-        if one.public
-        else _find_private_trouble(one, machines)
-        for one in found
-    }
-    usable: dict[str, ZoneSubnets] = {}
-    for one in found:
-        if not troubles[one.id]:
-            usable.setdefault(one.zone, ZoneSubnets(one.id, one.id, one.out))
-    if not usable:
-        why = "; ".join(f"{id} {trouble}" for id, trouble in sorted(troubles.items()))
-        raise UsageError(
-            "--private with --instance-connect needs a subnet that reaches the internet through a"
-            f" NAT gateway: {why}",
-            hint="leave --vpc and --subnet out: clusterctl then makes a network with a NAT gateway",
-        )
-    return usable
+def _prefer(subnets: list[Subnet], there: Collection[str]) -> list[Subnet]:
+    return [one for one in subnets if one.id in there] or subnets
 
 
-def _find_private_trouble(subnet: Subnet, machines: int) -> str:
-    """Why private workers cannot be there; "" where they can."""
+def _find_trouble(subnet: Subnet, machines: int, *, closed: bool = False) -> str:
+    """Why these machines cannot be there, without public addresses if it is to be `closed`; ""
+    where they can."""
     if subnet.cluster:
         return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
-    if not subnet.out:
+    if closed and subnet.public:
+        return "has a route to an internet gateway"
+    if closed and not subnet.out:
         return "has no route to the internet, so its machines could not fetch packages"
-    if subnet.blocked not in (_OPEN, _OUTWARDS):
+    if not closed and not subnet.public:
+        return (
+            "has no route to an internet gateway, so its machines could neither be reached over SSH"
+            " nor fetch packages"
+        )
+    if subnet.blocked != _OPEN and not (closed and subnet.blocked == _OUTWARDS):
         return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
-    return _find_shortage(subnet, machines)
-
-
-def _find_shortage(subnet: Subnet, machines: int) -> str:
-    if subnet.free >= machines:
-        return ""
-    return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
+    if subnet.free < machines:
+        return f"has {subnet.free} free addresses, and the cluster needs {machines} more"
+    return ""
 
 
 def _check_tenancy(api: Api, vpc: str) -> None:
@@ -203,38 +180,23 @@ def _check_rights(api: Api, vpc: str, cloud: CloudSpec, name: str) -> None:
         ) from refused
 
 
-def _find_trouble(subnet: Subnet, machines: int) -> str:
-    """Why the cluster cannot be there; "" where it can."""
-    if subnet.cluster:
-        return f"belongs to cluster {subnet.cluster}, whose `down` removes all that is in its VPC"
-    if not subnet.public:
-        return (
-            "has no route to an internet gateway, so its machines could neither be reached over SSH"
-            " nor fetch packages"
-        )
-    if subnet.blocked != _OPEN:
-        return f"is closed to the internet by VPC Block Public Access ({subnet.blocked})"
-    return _find_shortage(subnet, machines)
-
-
 def _list_subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
-    """Those that were named, in that order, else all of the VPC."""
-    search = ("subnet-id", list(cloud.subnet)) if cloud.subnet else ("vpc-id", [cloud.vpc])
-    found = _list_by(api, "describe_subnets", "Subnets", *search)
-    by_id = {item["SubnetId"]: item for item in found}
-    ids = cloud.subnet or tuple(sorted(by_id, key=lambda id: (_read_zone(by_id[id]), id)))
+    """Those that were named, in that order, else all of the VPC, by zone."""
+    search = ("subnet-id", cloud.subnet) if cloud.subnet else ("vpc-id", (cloud.vpc,))
+    by_id = {one["SubnetId"]: one for one in _list_by(api, "describe_subnets", "Subnets", *search)}
+    ids = cloud.subnet or sorted(by_id, key=lambda id: (by_id[id]["AvailabilityZone"], id))
+    vpcs = sorted({item["VpcId"] for item in by_id.values()})
     for id in ids:
         if id not in by_id:
             raise UsageError(
                 f"no subnet {id!r} in {api.region}",
                 hint="`aws ec2 describe-subnets` lists them; check --region and your account",
             )
-        vpc = by_id[id]["VpcId"]
-        if cloud.vpc and vpc != cloud.vpc:
+        if cloud.vpc and by_id[id]["VpcId"] != cloud.vpc:
             raise UsageError(
-                f"{id} is in {vpc}, not in {cloud.vpc}", hint="correct --subnet or --vpc"
+                f"{id} is in {by_id[id]['VpcId']}, not in {cloud.vpc}",
+                hint="correct --subnet or --vpc",
             )
-    vpcs = sorted({item["VpcId"] for item in found})
     if not vpcs:
         raise UsageError(
             f"{cloud.vpc} has no subnet in {api.region}, or does not exist",
@@ -254,17 +216,13 @@ def _list_by(api: Api, action: str, key: str, name: str, values: Collection[str]
     return api.list_all(action, key, Filters=filters) if values else []
 
 
-def _read_zone(item: Mapping[str, Any]) -> str:
-    return str(item["AvailabilityZone"])
-
-
 def _read_subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Subnet:
     tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
     routes = _list_routes(item["SubnetId"], tables)
     return Subnet(
         id=item["SubnetId"],
         vpc=item["VpcId"],
-        zone=_read_zone(item),
+        zone=item["AvailabilityZone"],
         free=int(item["AvailableIpAddressCount"]),
         public=any(_find_way_out(route).startswith("igw-") for route in routes),
         out=next(filter(None, map(_find_way_out, routes)), ""),
@@ -297,8 +255,6 @@ def _find_way_out(route: Mapping[str, Any]) -> str:
 CIDR = "10.77.0.0/16"
 """As infra/ec2 has it."""
 
-_OPEN_NETWORK, _NEW_OUTWARDS = "off", "block-ingress"
-
 _THEIRS = "use a network that your administrators have made: --vpc ID, or --subnet"
 
 
@@ -318,19 +274,18 @@ def check_new_network(api: Api, options: ClusterSpec, *, there: bool = False) ->
 def _check_network_rights(api: Api, options: ClusterSpec) -> None:
     """Many organizations let only administrators make networks."""
     made = {TAG: options.name, **ec2_api.parse_tags(options.cloud.tag)}
-
-    def make_tags(kind: str) -> list[dict[str, Any]]:
-        return [{"ResourceType": kind, "Tags": ec2_api.as_list(made)}]
-
-    try:
-        api.check_right("create_vpc", CidrBlock=CIDR, TagSpecifications=make_tags("vpc"))
-        kind = "internet-gateway"
-        api.check_right("create_internet_gateway", TagSpecifications=make_tags(kind))
-        if options.cloud.private:
-            kind = "elastic-ip"
-            api.check_right("allocate_address", Domain="vpc", TagSpecifications=make_tags(kind))
-    except RefusedByAws as refused:
-        raise ProviderError(refused.message, hint=f"{_THEIRS}; {refused.hint}") from refused
+    asked: list[tuple[str, str, dict[str, str]]] = [
+        ("create_vpc", "vpc", {"CidrBlock": CIDR}),
+        ("create_internet_gateway", "internet-gateway", {}),
+    ]
+    if options.cloud.private:
+        asked.append(("allocate_address", "elastic-ip", {"Domain": "vpc"}))
+    for action, kind, arguments in asked:
+        tags = [{"ResourceType": kind, "Tags": as_list(made)}]
+        try:
+            api.check_right(action, TagSpecifications=tags, **arguments)
+        except RefusedByAws as refused:
+            raise ProviderError(refused.message, hint=f"{_THEIRS}; {refused.hint}") from refused
 
 
 def _check_open(api: Api, *, hidden: bool) -> None:
@@ -340,7 +295,7 @@ def _check_open(api: Api, *, hidden: bool) -> None:
         mode = api.find_block_mode()
     except ProviderError:
         return  # who may not ask is not told
-    if mode != _OPEN_NETWORK and not (hidden and mode == _NEW_OUTWARDS):
+    if mode != _OPEN and not (hidden and mode == _OUTWARDS):
         raise ProviderError(
             f"VPC Block Public Access is on in {api.region} ({mode}): the launcher of a new network"
             " could not be reached from the internet",
@@ -348,7 +303,7 @@ def _check_open(api: Api, *, hidden: bool) -> None:
             " administrator switch it off: `aws ec2 modify-vpc-block-public-access-options"
             " --internet-gateway-block-mode off`"
             + "; or connect without public addresses: --instance-connect --private"
-            * (mode == _NEW_OUTWARDS),
+            * (mode == _OUTWARDS),
         )
 
 
@@ -373,13 +328,11 @@ def parse_network(option: str, text: str) -> str:
     try:
         return str(IPv4Network(text, strict=False))
     except ValueError as error:
-        try:
-            IPv6Network(text, strict=False)
-        except ValueError:
-            why = f"is not a network: {error}"
-        else:
-            why = "is not an IPv4 network, and clusters on EC2 have no IPv6 addresses"
-        raise UsageError(f"{option} {text!r} {why}", hint="for example 203.0.113.7/32") from error
+        six = "; clusters on EC2 have no IPv6 addresses" * (":" in text)
+        raise UsageError(
+            f"{option} {text!r} is not an IPv4 network: {error}{six}",
+            hint="for example 203.0.113.7/32",
+        ) from error
 
 
 def parse_networks(option: str, text: str) -> str:
@@ -409,7 +362,7 @@ def _ask(proxies: urllib.request.ProxyHandler) -> str:
 def parse_address(text: str) -> str:
     """An IPv4 address as it was answered. ValueError says what else it is."""
     found = ip_address(text.strip())
-    if isinstance(found, IPv6Address):
+    if found.version != 4:
         raise ValueError(f"{found} is an IPv6 address, and clusters on EC2 have no IPv6 addresses")
     return str(found)
 
@@ -553,19 +506,12 @@ def find_file_system(api: Api, wanted: str) -> FileSystem:
     """The file system of this ID (and folder, after a colon). EFS and FSx call theirs alike, so
     both are asked. Raises UsageError for one that cannot be mounted, and ProviderError."""
     id, _, path = wanted.partition(":")
-    asked = [
-        run_in_background(partial(ask, api, wanted, id, path)) for ask in (_find_efs, _find_fsx)
-    ]
-    refusals: list[ProviderError] = []
-    for answer in asked:
+    for find in (_find_efs, _find_fsx):
         try:
-            if found := answer.result():
-                return found
+            return find(api, wanted, id, path)
         except RefusedByAws as error:
             if error.code != _UNKNOWN:
-                refusals.append(error)
-    if refusals:
-        raise refusals[0]
+                raise
     raise UsageError(
         f"no file system {id} in {api.region}: neither EFS nor FSx has it there",
         hint="`aws efs describe-file-systems` and `aws fsx describe-file-systems` list them; check"
@@ -702,10 +648,8 @@ def _lets_in(rule: Mapping[str, Any], network: IPv4Network) -> bool:
     """Whether it may let some of these addresses in. Groups that it names are not those of a new
     cluster, and what is in its prefix lists is not known."""
     protocol = rule["IpProtocol"]
-    if protocol in ("tcp", "6"):
-        if not int(rule["FromPort"]) <= NFS <= int(rule["ToPort"]):
-            return False
-    elif protocol != "-1":
+    nfs = protocol in ("tcp", "6") and int(rule["FromPort"]) <= NFS <= int(rule["ToPort"])
+    if protocol != "-1" and not nfs:
         return False
     ranges = (IPv4Network(item["CidrIp"], strict=False) for item in rule.get("IpRanges", ()))
     return bool(rule.get("PrefixListIds")) or any(one.overlaps(network) for one in ranges)
