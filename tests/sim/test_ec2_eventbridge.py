@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 
@@ -97,7 +96,7 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
     said = ec2_deadline.check_schedule(api, nat=True)
     assert said == "AWS terminates what still runs one minute later, and removes the NAT gateway"
     deadline = time.time() + 3600
-    ec2_deadline.prepare(api, "lab-1", nat=True)
+    ec2_deadline.prepare(api, "lab-1")
     ec2_deadline.schedule_ends(api, "lab-1", [], deadline, nat=True)
     [schedules] = lab.ec2.schedules.values()
     assert set(schedules) == set(ids["lab-1"])
@@ -116,22 +115,6 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
     assert states.get(ids["lab-1"][0], "deleted") == "deleted"
     lab.api.delete_nat_gateway(NatGatewayId=ids["other"][0])
     lab.api.release_address(AllocationId=ids["other"][1])
-
-
-def test_a_role_of_an_earlier_version_gets_the_rights_for_a_nat_gateway(lab: Lab, api: Api) -> None:
-    iam = lab.ec2.client("iam")
-    rule = {"Effect": "Allow", "Action": "ec2:TerminateInstances", "Resource": "*"}
-    old = {"Version": "2012-10-17", "Statement": [rule]}
-    iam.put_role_policy(
-        RoleName=ec2_deadline.ROLE, PolicyName=ec2_deadline.POLICY, PolicyDocument=json.dumps(old)
-    )
-    assert ec2_deadline.check_schedule(api) == "AWS terminates what still runs one minute later"
-    assert "the NAT gateway keeps costing money" in ec2_deadline.check_schedule(api, nat=True)
-    ec2_deadline.prepare(api, "lab-1", nat=True)
-    assert "the NAT gateway keeps costing money" in ec2_deadline.check_schedule(api, nat=True)
-    lab.ec2.policy(None)
-    ec2_deadline.prepare(api, "lab-1", nat=True)
-    assert "and removes the NAT gateway" in ec2_deadline.check_schedule(api, nat=True)
 
 
 def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:

@@ -355,6 +355,10 @@ LIMITS = {
 """By service. Nobody waits long for what a cluster can do without, or for what is in a table."""
 
 
+POLL = 2
+"""Seconds between two looks whether machines have stopped or started."""
+
+
 def choose_region() -> str:
     """As AWS's own tools choose it: the environment, then the profile; else us-east-1. Raises
     ProviderError for a configuration that makes no sense."""
@@ -494,6 +498,20 @@ class Client:
                 return list(getattr(client, action)(**arguments).get(key, ()))
             pages = client.get_paginator(action).paginate(**arguments)
             return [item for page in pages for item in page.get(key, ())]
+
+    def wait(self, waiter: str, seconds: float, **arguments: Any) -> None:
+        """Until `waiter`, one of boto3's for EC2, sees what it waits for. Raises ProviderError."""
+        from botocore.exceptions import WaiterError
+
+        waiting = self._get_client("ec2").get_waiter(waiter)
+        tries = {"Delay": POLL, "MaxAttempts": round(seconds / POLL)}
+        try:
+            waiting.wait(WaiterConfig=tries, **arguments)
+        except WaiterError as error:
+            raise ProviderError(
+                f"waiting for {waiter.replace('_', ' ')}: {error}",
+                hint="check it in the EC2 console, and run the same command again",
+            ) from error
 
     def find_account(self) -> str:
         """The account that the credentials belong to: the cheapest proof that they work.

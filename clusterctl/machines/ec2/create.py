@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clusterctl.core import assets, catalog, keys
-from clusterctl.core.clock import Deadline
 from clusterctl.core.keys import KeyPair
 from clusterctl.core.model import (
     SHARED,
@@ -120,50 +119,35 @@ def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
     """Starts machines again that were stopped, in the console or by EC2. Terraform would replace
     them: a stopped one has no public address, and that cannot be given to it. Raises ProviderError
     naming those that do not start."""
-    end = Deadline(START_LIMIT)
-    asked: dict[str, str] = {}
-    while True:
-        found = find_instances(api, cluster_id)
-        down = [item for item in found if item.state in STOPPED]
-        if not down and not any(item.id in asked and item.state == "pending" for item in found):
-            return
-        if end.passed:
-            names = shorten(sorted(item.node or item.id for item in down))
-            raise ProviderError(
-                f"{names} was stopped and does not start again within {START_LIMIT:g} s",
-                hint="check it in the EC2 console, and run the same command again",
-            )
-        fresh = [item for item in down if item.state == "stopped" and item.id not in asked]
-        if fresh:
-            names = shorten(sorted(item.node or item.id for item in fresh))
-            report(f"{names}: stopped; starting again")
-            try:
-                api.call("start_instances", InstanceIds=[item.id for item in fresh])
-            except ProviderError as error:
-                raise ProviderError(
-                    f"{names} was stopped and cannot be started again: {error.message}",
-                    hint=f"{error.hint}; no machine was replaced",
-                ) from error
-            asked |= {item.id: item.node for item in fresh}
-        time.sleep(remove.PAUSE)
+    down = [item for item in find_instances(api, cluster_id) if item.state in STOPPED]
+    if not down:
+        return
+    names, ids = _name_all(down), [item.id for item in down]
+    report(f"{names}: stopped; starting again")
+    try:
+        api.wait("instance_stopped", START_LIMIT, InstanceIds=ids)
+        api.call("start_instances", InstanceIds=ids)
+        api.wait("instance_running", START_LIMIT, InstanceIds=ids)
+    except ProviderError as error:
+        raise ProviderError(
+            f"{names} was stopped and cannot be started again: {error.message}",
+            hint=f"{error.hint}; no machine was replaced",
+        ) from error
 
 
 def stop(api: Api, cluster_id: str, report: Reporter) -> None:
     """Stops all machines: from then on only disks cost money. Raises ProviderError naming those
     that do not stop."""
-    found = [item for item in find_instances(api, cluster_id) if item.state not in STOPPED]
+    found = find_instances(api, cluster_id)
+    if going := [item for item in found if item.state not in STOPPED]:
+        report(f"stopping {_name_all(going)}")
+        api.call("stop_instances", InstanceIds=[item.id for item in going])
     if found:
-        report(f"stopping {shorten(sorted(item.node or item.id for item in found))}")
-        api.call("stop_instances", InstanceIds=[item.id for item in found])
-    end = Deadline(START_LIMIT)
-    while going := [i for i in find_instances(api, cluster_id) if i.state != "stopped"]:
-        if end.passed:
-            names = shorten(sorted(item.node or item.id for item in going))
-            raise ProviderError(
-                f"{names} does not stop within {START_LIMIT:g} s",
-                hint="check it in the EC2 console, and run the same command again",
-            )
-        time.sleep(remove.PAUSE)
+        api.wait("instance_stopped", START_LIMIT, InstanceIds=[item.id for item in found])
+
+
+def _name_all(instances: Sequence[Instance]) -> str:
+    return shorten(sorted(item.node or item.id for item in instances))
 
 
 def remove_unknown(
@@ -231,8 +215,7 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
             )
             return
         if unknown := [i for i in find_instances(api, cluster.id) if i.id not in runner.state]:
-            names = shorten(sorted(item.node or item.id for item in unknown))
-            report(f"{names}: not in Terraform's state; removing by tag")
+            report(f"{_name_all(unknown)}: not in Terraform's state; removing by tag")
             return
         runner.init()
         at_a_time = spec.choose_parallelism(len(resources))
@@ -544,7 +527,7 @@ def schedule_ends(order: Order, made: set[str], report: Reporter) -> None:
         ):
             return
         until = {ec2_api.DEADLINE_TAG: ec2_api.render_deadline(order.cluster.deadline)}
-        ec2_deadline.prepare(api, id, {**_make_tags(order), **until}, nat=nat)
+        ec2_deadline.prepare(api, id, {**_make_tags(order), **until})
         state.guarded = True
         spec.save_state(order.folder, state)
         ec2_deadline.schedule_ends(api, id, there, order.cluster.deadline, nat=nat)
@@ -574,7 +557,9 @@ class Planned:
     options: ClusterSpec
     found: Survey
     api: Api
-    init_cache: binary.InitCache
+    engine: str
+    """What makes the machines, for people."""
+    init_cache: binary.InitCache | None
     address: Future[str]
     """This machine's, as the internet sees it; "" where nobody has to know."""
     spot: bool

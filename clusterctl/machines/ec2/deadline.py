@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,8 +35,6 @@ so that this is left to an administrator's `up`, once."""
 POLICY = "terminate-clusters"
 KIND = "schedule group"
 PREFIX = "clusterctl-"
-NETWORK_RIGHTS = frozenset({"ec2:DeleteNatGateway", "ec2:ReleaseAddress"})
-"""What the role has to allow for that. Roles that earlier versions made do not."""
 SPREADING = 30.0
 """Seconds that a new role may be unknown to the scheduler."""
 AT_ONCE = 8
@@ -50,40 +48,20 @@ def check_schedule(api: Api, *, nat: bool = False) -> str:
     """What `up` says about it in its plan; `nat`: the cluster has a NAT gateway. Raises
     ProviderError where we may not even look."""
     api.call("list_schedule_groups", "scheduler", NamePrefix=PREFIX, MaxResults=1)
-    rights = _read_rights(api)
-    if rights is None:
-        what = " and removes the NAT gateway" * nat
-        return (
-            f"AWS terminates what still runs one minute later{what}, if you may create the role"
-            f" {ROLE}"
-        )
-    ends = "AWS terminates what still runs one minute later"
-    if not nat:
-        return ends
-    if rights >= NETWORK_RIGHTS:
-        return f"{ends}, and removes the NAT gateway"
-    return (
-        f"{ends}; the NAT gateway keeps costing money then, unless you may change the role"
-        f' {ROLE}, which an earlier version made: docs/ec2.md, "The deadline in AWS"'
-    )
+    what = "AWS terminates what still runs one minute later" + ", and removes the NAT gateway" * nat
+    return what if _has_role(api) else f"{what}, if you may create the role {ROLE}"
 
 
 def name_group(cluster_id: str) -> str:
     return f"{PREFIX}{cluster_id}"
 
 
-def prepare(
-    api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None, *, nat: bool = False
-) -> None:
-    """What schedules need; `more_tags`: beside the cluster's id, also of a group that is there;
-    `nat`: as in `check`. Raises ProviderError: there is none then, unless there was before."""
+def prepare(api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = None) -> None:
+    """What schedules need; `more_tags`: beside the cluster's id, also of a group that is there.
+    Raises ProviderError: there is none then, unless there was before."""
     given = {key: value for key, value in (more_tags or {}).items() if value}  # it takes no ""
-    rights = _read_rights(api)
-    if rights is None:
+    if not _has_role(api):
         _make_role(api)
-    elif nat and not rights >= NETWORK_RIGHTS:
-        with suppress(ProviderError):  # the plan has said what that means
-            _give_rights(api)
     try:
         api.call(
             "create_schedule_group",
@@ -156,8 +134,9 @@ def schedule_ends(
 
     for first in sorted(ends)[:1]:
         schedule(first)  # alone: it waits for the role, and shows whether the others can be made
-    _run_each(schedule, sorted(ends)[1:])
-    _run_each(drop, known.difference(ends))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(schedule, sorted(ends)[1:]))
+        list(pool.map(drop, known.difference(ends)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +187,15 @@ def remove_schedule(api: Api, group: str) -> None:
     )
 
 
-def _read_rights(api: Api) -> frozenset[str] | None:
-    """What the role allows; None where it is not there with its rights, which come last."""
+def _has_role(api: Api) -> bool:
+    """Whether the role is there with its rights, which come last."""
     try:
-        answer = api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
+        api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
     except RefusedByAws as refused:
         if refused.code not in ("NoSuchEntity", "NoSuchEntityException"):
             raise
-        return None
-    rules = answer.get("PolicyDocument", {}).get("Statement", [])
-    lists = [rule["Action"] for rule in rules if rule.get("Effect") == "Allow"]
-    return frozenset(one for item in lists for one in ([item] if isinstance(item, str) else item))
+        return False
+    return True
 
 
 def _make_role(api: Api) -> None:
@@ -233,16 +210,12 @@ def _make_role(api: Api) -> None:
             Description="Lets EventBridge Scheduler end clusterctl's machines at their deadline",
         ),
     )
-    _give_rights(api)
-
-
-def _give_rights(api: Api) -> None:
     api.call(
         "put_role_policy",
         "iam",
         RoleName=ROLE,
         PolicyName=POLICY,
-        PolicyDocument=(assets.find_folder("infra") / "ec2" / "deadline-role.json").read_text(),
+        PolicyDocument=(texts / "deadline-role.json").read_text(),
     )
 
 
@@ -254,25 +227,17 @@ def _ignore_error(code: str, ask: Callable[[], Any]) -> None:
             raise
 
 
-def _retry_for_role(ask: Callable[[], Any]) -> None:
+def _retry_for_role(ask: Callable[[], Any]) -> Any:
     """Asks again while the scheduler may not assume a role that has just been made."""
     end = Deadline(SPREADING)
     while True:
         try:
-            ask()
+            return ask()
         except RefusedByAws as refused:
-            if refused.code != "ValidationException" or "assume the role" not in refused.message:
+            spreads = refused.code == "ValidationException" and "assume the role" in refused.message
+            if end.passed or not spreads:
                 raise
-            if end.passed:
-                raise
-            time.sleep(1)
-        else:
-            return
-
-
-def _run_each(what: Callable[[str], None], names: Iterable[str]) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(what, names))
+        time.sleep(1)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -323,9 +323,7 @@ def survey(
     placed, settled = ec2_network.fill_in_network(options, share), bool(present)
     where = placed.cloud, len(new), there, options.name
     subnets = run_in_background(partial(ec2_network.choose_network, api, *where))
-    endpoint = run_in_background(
-        partial(tunnels.check_endpoints, api, placed, id, report, there=settled)
-    )
+    endpoint = run_in_background(partial(tunnels.check_endpoints, api, placed, id, there=settled))
     made = partial(ec2_network.check_new_network, api, placed, there=settled)
     network = run_in_background(made) if new else None
     rights = run_in_background(

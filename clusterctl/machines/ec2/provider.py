@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 from clusterctl.core.clock import run_in_background
@@ -30,7 +29,7 @@ from clusterctl.machines.ec2 import ledger, network, preflight, tunnels
 from clusterctl.machines.ec2 import plan as ec2_plan
 from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2 import spec as ec2_spec
-from clusterctl.machines.ec2.api import STOPPED, Api, choose_region
+from clusterctl.machines.ec2.api import STOPPED, Api, Instance, choose_region
 from clusterctl.machines.ec2.create import Planned
 from clusterctl.machines.protocol import CheckRow, Cloud, Created, Features, ProviderPlan, Resource
 from clusterctl.machines.registry import RegistryLogin
@@ -78,13 +77,8 @@ class Ec2Provider(Cloud):
         ahead: Path | None = None,
     ) -> ProviderPlan:
         ec2_spec.require_record(current)
-        options = ec2_spec.resolve_rules(spec, current)
-        binary = terraform_binary.find_terraform()
-        address = self._ask_address(options)
-        init_cache = ec2_spec.prefetch(Home(ahead), binary) if ahead else None
-        api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, current, report)
-        options = network.fill_in_network(options, found.file_system)
+        planned, instances = self._survey(spec, current, Home(ahead) if ahead else None, report)
+        options, found, api = planned.options, planned.found, planned.api
         present = {item.node: item.type for item in instances}
         ec2_spec.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in STOPPED}
@@ -96,31 +90,33 @@ class Ec2Provider(Cloud):
             mine = Home(ahead).clusters / current.name if ahead else None
             things = ledger.list_things(api, current, mine)
             old = machines_ledger.settle(current, machines_ledger.add(mine, current, things, now))
-        spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
         restarted = {item.node for item in instances if item.node in stopped and not item.spot}
         cost = ec2_plan.estimate(
-            *(api, found, options.cloud, old, now), spot=spot, on_demand=restarted, report=report
+            *(api, found, options.cloud, old, now),
+            spot=planned.spot,
+            on_demand=restarted,
+            report=report,
         )
         charges.check_hourly(options.cloud.max_hourly, cost.dear)
         ec2_spec.check_stopped(current, present, stopped, now)
         latest = found.reservation.latest if found.reservation else None
         deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now, latest)
-        if init_cache:
-            self._planned[options.name] = Planned(options, found, api, init_cache, address, spot)
+        if ahead:
+            self._planned[options.name] = planned
         return ProviderPlan(
             mode="ec2",
-            mode_reason=ec2_plan.name_mode(api.region, spot),
+            mode_reason=ec2_plan.name_mode(api.region, planned.spot),
             one_host=False,
             lines=ec2_plan.describe_plan(
                 api,
                 found,
                 options,
                 cost,
-                binary=binary.name,
+                binary=planned.engine,
                 ssh=tunnels.describe_endpoints(found.endpoint)
                 if options.cloud.instance_connect
                 else network.describe_ssh_cidr(
-                    options.cloud.ssh_cidr, address.result, old=bool(current)
+                    options.cloud.ssh_cidr, planned.address.result, old=bool(current)
                 ),
                 new=sum(machine.name not in present for machine in found.machines),
                 stopped=stopped,
@@ -139,7 +135,10 @@ class Ec2Provider(Cloud):
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         ec2_create.check_state(cluster, folder)
-        planned = self._planned.get(cluster.name) or self._replan(cluster, folder, report)
+        home = Home(folder.parent.parent)
+        planned = (
+            self._planned.get(cluster.name) or self._survey(cluster.spec, cluster, home, report)[0]
+        )
         return ec2_create.create(planned, cluster, folder, self._nodes, report)
 
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
@@ -265,22 +264,20 @@ class Ec2Provider(Cloud):
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         ec2_create.destroy(self._open_api(cluster, folder), cluster, folder, report)
 
-    def _ask_address(self, options: ClusterSpec) -> Future[str]:
-        """This machine's, as the internet sees it; "" where nobody has to know."""
-        cloud = options.cloud
-        known = cloud.ssh_cidr or cloud.instance_connect
-        return run_in_background(lambda: "" if known else self._my_address())
-
-    def _replan(self, cluster: Cluster, folder: Path, report: Reporter) -> Planned:
-        options = ec2_spec.resolve_rules(cluster.spec, cluster)
-        address = self._ask_address(options)
-        init_cache = ec2_spec.prefetch(
-            Home(folder.parent.parent), terraform_binary.find_terraform()
-        )
+    def _survey(
+        self, spec: ClusterSpec, current: Cluster | None, home: Home | None, report: Reporter
+    ) -> tuple[Planned, Sequence[Instance]]:
+        """What has to be known before anything is made, and the machines there are."""
+        options = ec2_spec.resolve_rules(spec, current)
+        binary = terraform_binary.find_terraform()
+        known = options.cloud.ssh_cidr or options.cloud.instance_connect
+        address = run_in_background(lambda: "" if known else self._my_address())
+        init_cache = ec2_spec.prefetch(home, binary) if home else None
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, cluster, report)
+        found, instances = preflight.survey_cluster(api, options, current, report)
+        options = network.fill_in_network(options, found.file_system)
         spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
-        return Planned(options, found, api, init_cache, address, spot)
+        return Planned(options, found, api, binary.name, init_cache, address, spot), instances
 
     def _open_api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""

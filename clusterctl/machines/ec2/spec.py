@@ -181,17 +181,10 @@ def name_root(machine: PlannedMachine, cluster_id: str) -> str:
 # Machines that run are never replaced, and their deadline is moved by `extend` alone.
 
 
-_FIXED = {
-    "disk": "--disk",
-    "spot": "--spot",
-    "efa": "--efa",
-    "reservation": "--reservation",
-    "vpc": "--vpc",
-    "subnet": "--subnet",
-    "private": "--private",
-    "instance_connect": "--instance-connect",
-    "file_system": "--shared",
-}
+_FIXED = (
+    *("disk", "spot", "efa", "reservation", "vpc", "subnet", "private", "instance_connect"),
+    "file_system",
+)
 """What EC2 or Terraform would make other machines for."""
 
 _OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
@@ -213,31 +206,33 @@ def resolve_rules(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
     """The options with what they left to us. A cluster stays in its region. Raises UsageError for
     what is wrong whatever AWS says."""
     check_spec(spec)
-    before = current.spec.cloud if current else None
-    region = spec.cloud.region or (before.region if before else "") or choose_region()
-    if before and before.region and before.region != region:
-        raise UsageError(
-            f"cluster {spec.name} is in {before.region}, not in {region}",
-            hint=f"leave --region out, or `clusterctl down {spec.name}` first, or choose another"
-            " name",
-        )
-    if region.startswith(_OTHER_PARTITIONS):
-        raise UsageError(
+    cloud, before = spec.cloud, current.spec.cloud if current else None
+    region = cloud.region or (before.region if before else "") or choose_region()
+    for wrong, what, hint in (
+        (
+            before and before.region not in ("", region),
+            f"cluster {spec.name} is in {before.region if before else ''}, not in {region}",
+            f"leave --region out, or `clusterctl down {spec.name}` first, or choose another name",
+        ),
+        (
+            region.startswith(_OTHER_PARTITIONS),
             f"region {region}: clusterctl supports no separate partition of AWS, such as China and"
             " GovCloud",
-            hint="choose another --region; AWS_REGION or your AWS profile may name that one",
-        )
-    if spec.cloud.regions and region not in spec.cloud.regions:
-        raise UsageError(
-            f"--region {region} is not one of --regions {','.join(spec.cloud.regions)}",
-            hint="leave one of the two out",
-        )
-    if spec.cloud.spot and spec.cloud.reservation:
-        raise UsageError(
-            "--spot cannot be combined with --reservation: reserved machines are not spot"
-            " instances",
-            hint="leave one of the two out",
-        )
+            "choose another --region; AWS_REGION or your AWS profile may name that one",
+        ),
+        (
+            cloud.regions and region not in cloud.regions,
+            f"--region {region} is not one of --regions {','.join(cloud.regions)}",
+            "leave one of the two out",
+        ),
+        (
+            cloud.spot and cloud.reservation,
+            "--spot cannot be combined with --reservation: reserved machines are no spot instances",
+            "leave one of the two out",
+        ),
+    ):
+        if wrong:
+            raise UsageError(what, hint=hint)
     if current is None:
         _check_ttl(spec.ttl or catalog.DEFAULT_TTL)
     if spec.cloud.ssh_cidr:
@@ -282,8 +277,9 @@ def check_kept(
 def check_settings(options: ClusterSpec, current: Cluster, zone: str) -> None:
     """Raises UsageError for what cannot change under machines that run. `zone`: where nodes are, ""
     while all may still move."""
-    for field, flag in _FIXED.items():
+    for field in _FIXED:
         if getattr(options.cloud, field) != getattr(current.spec.cloud, field):
+            flag = "--shared" if field == "file_system" else f"--{field.replace('_', '-')}"
             raise UsageError(
                 f"the machines of cluster {options.name} are running: {flag} cannot be changed now",
                 hint=_suggest_another(options),

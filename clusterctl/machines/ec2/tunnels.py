@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.model import ClusterSpec, Node, Reporter
+from clusterctl.core.model import ClusterSpec, Node
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2.api import TAG, Api
@@ -292,12 +292,8 @@ class _Carrier:
 
 # -------------------------------------------------------------------------------------------------
 # EC2 Instance Connect Endpoints, before one is made: whether it may be, and whether there is one.
-#
-# Source of the quotas: EC2 User Guide, "Quotas for EC2 Instance Connect Endpoint".
 
 
-USUAL = 5
-"""Of an account in a region, unless AWS has granted more."""
 _GONE = ("delete-complete", "create-failed")
 _READY = ("create-complete", "update-in-progress", "update-complete", "update-failed")
 """States in which it takes connections: while it is changed, and when that failed, it works as
@@ -312,31 +308,27 @@ class Existing:
     groups: tuple[str, ...]
 
 
-def check_endpoints(
-    api: Api, options: ClusterSpec, id: str, report: Reporter, *, there: bool
-) -> Existing | None:
+def check_endpoints(api: Api, options: ClusterSpec, id: str, *, there: bool) -> Existing | None:
     """The one to use that is in the VPC already; None where one is to be made. `id`: of a cluster
     whose own may be there; `there`: it has machines. Raises ProviderError and UsageError where none
     can be used or made."""
     cloud = options.cloud
     if not cloud.instance_connect:
         return None
-    listed = api.list_all("describe_instance_connect_endpoints", "InstanceConnectEndpoints")
-    found = [item for item in listed if item["State"] not in _GONE]
-    subnets = _list_subnets(api, options)
-    vpc = str(subnets[0]["VpcId"]) if subnets and (cloud.vpc or cloud.subnet) else ""
-    mine = next((item for item in found if vpc and item["VpcId"] == vpc), None)
-    owner = _find_owner(mine) if mine else ""
-    if mine and not (owner and owner == id):
-        return _use(api, mine, owner)
-    if not there and not mine:
-        if subnets:
-            _check_rights(api, options, str(subnets[0]["SubnetId"]))
-        if len(found) >= USUAL:
-            report(
-                f"{api.region} has {len(found)} EC2 Instance Connect Endpoints, and {USUAL} are"
-                " AWS's usual quota: `clusterctl gc` finds forgotten clusters"
-            )
+    # AWS wants a subnet to be asked also where nothing is made: any.
+    search = [("subnet-id", list(cloud.subnet))] if cloud.subnet else [("vpc-id", [cloud.vpc])]
+    filters = [{"Name": key, "Values": ids} for key, ids in search if ids != [""]]
+    subnets = api.list_all("describe_subnets", "Subnets", Filters=filters)
+    if filters and subnets:
+        action, key = "describe_instance_connect_endpoints", "InstanceConnectEndpoints"
+        of_vpc = [{"Name": "vpc-id", "Values": [subnets[0]["VpcId"]]}]
+        found = api.list_all(action, key, Filters=of_vpc)
+        for item in (item for item in found if item["State"] not in _GONE):
+            tags = {tag["Key"]: str(tag["Value"]) for tag in item.get("Tags", ())}
+            owner = tags.get(TAG, "")
+            return None if owner and owner == id else _use(api, item, owner)
+    if subnets and not there:
+        _check_rights(api, options, min(str(item["SubnetId"]) for item in subnets))
     return None
 
 
@@ -347,21 +339,6 @@ def describe_endpoints(existing: Existing | None) -> str:
         "SSH to the launcher goes through an EC2 Instance Connect Endpoint, which costs nothing"
         f" ({whose}); no network can connect to it directly"
     )
-
-
-def _list_subnets(api: Api, options: ClusterSpec) -> list[dict[str, Any]]:
-    """Those that the cluster may be in, else any: AWS wants one also where nothing is made."""
-    cloud = options.cloud
-    if cloud.subnet:
-        filters = [{"Name": "subnet-id", "Values": list(cloud.subnet)}]
-    else:
-        filters = [{"Name": "vpc-id", "Values": [cloud.vpc]}] if cloud.vpc else []
-    found = api.list_all("describe_subnets", "Subnets", Filters=filters)
-    return sorted(found, key=lambda item: str(item["SubnetId"]))
-
-
-def _find_owner(item: dict[str, Any]) -> str:
-    return next((str(tag["Value"]) for tag in item.get("Tags", ()) if tag["Key"] == TAG), "")
 
 
 def _use(api: Api, item: dict[str, Any], owner: str) -> Existing:
