@@ -27,7 +27,7 @@ from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, waits
 from clusterctl.insight.doctor import findings as doctor_findings
 from clusterctl.insight.doctor.findings import Evidence, Finding
-from clusterctl.insight.node_views import NodeView, Rank
+from clusterctl.insight.node_views import Dump, Moves, NodeView, Rank
 from clusterctl.jobs import control, submit
 from clusterctl.jobs.records import read_stored
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
@@ -365,16 +365,13 @@ def _add_stacks(
         scope = found.nodes[result.node].ptrace_scope
         for pid, rank in by_node[result.node].items():
             work = f"{node.root}/jobs/{found.job.id}/work"
-            rank.stack = core_stacks.parse_stacks(dumps.stacks.get(pid, ""), work)
-            rank.usage = dumps.usage.get(pid)
-            rank.running = pid in dumps.running
-            rank.throttled = dumps.throttled.get(pid, 0.0)
-            rank.no_stack = (
-                why or result.error or _explain_no_stack(dumps.failed.get(pid, ""), rank, scope)
-            )
+            dump = dumps.get(pid, Dump())
+            rank.stack = core_stacks.parse_stacks(dump.stack, work)
+            rank.usage, rank.running, rank.throttled = dump.usage, dump.running, dump.throttled
+            rank.no_stack = why or result.error or _explain_no_stack(dump.failed, rank, scope)
         for pid, rank in helpers[result.node].items():
             work = f"{node.root}/jobs/{found.job.id}/work"
-            if stack := core_stacks.parse_stacks(dumps.stacks.get(pid, ""), work):
+            if stack := core_stacks.parse_stacks(dumps.get(pid, Dump()).stack, work):
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
     return doctor_findings.note_missed(found, "stacks", late)
 
@@ -430,12 +427,13 @@ def _watch(
     silent = []
     for result in pool.call_each(ask, list(by_node)):
         silent += [result.node] * bool(result.error)
-        moves, looks = node_views.read_moves(result.text), node_views.read_looks(result.text)
+        moves = node_views.read_moves(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         for pid, rank in by_node[result.node].items():
-            seen = [core_stacks.parse_stacks(text, work) for text in looks.get(pid, ())]
+            found_moves = moves.get(pid, Moves())
+            seen = [core_stacks.parse_stacks(text, work) for text in found_moves.looks]
             kind, later = watched[rank.number], [item for item in seen if item]
-            node_views.compare_looks(rank, kind, moves.get(pid), later)
+            node_views.compare_looks(rank, kind, found_moves.moved, later)
     return doctor_findings.note_missed(replace(found, watched=seconds), "watch", silent)
 
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
+
+import msgspec
 
 from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
 
@@ -17,8 +18,7 @@ from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
 # The collectives that PyTorch's flight recorder has noted of a rank, by process group. Pure.
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
     """A collective in PyTorch's flight recorder: its number in its process group, from 1 on, and
     the sizes of what the rank brought. `done`: it was seen to end."""
 
@@ -33,33 +33,17 @@ class RecordedCall:
         return f"{self.name} of {sizes}" if sizes else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedGroup:
-    """A process group as a rank has recorded it: who belongs to it, and its latest calls."""
+class RecordedGroup(msgspec.Struct, frozen=True):
+    """A process group as a rank has recorded it, in the form in which templates/insight/flight.py
+    prints it: who belongs to it, and its latest calls."""
 
-    title: str
+    title: str | None
     ranks: tuple[int, ...]
     calls: tuple[RecordedCall, ...]
 
     def find_call(self, number: int) -> RecordedCall | None:
         """None for one that it has not made, or made too long ago."""
         return next((call for call in self.calls if call.number == number), None)
-
-
-def read_groups(text: str) -> dict[str, RecordedGroup]:
-    """What templates/insight/flight.py prints; ValueError, LookupError."""
-    found = {}
-    try:
-        for name, group in json.loads(text).items():
-            calls = (
-                RecordedCall(int(number), str(what), tuple(map(tuple, sizes)), bool(done))
-                for number, what, sizes, done in group["calls"]
-            )
-            ranks = tuple(map(int, group["ranks"]))
-            found[name] = RecordedGroup(str(group["title"] or name), ranks, tuple(calls))
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"no record of calls: {error}") from error
-    return found
 
 
 # -------------------------------------------------------------------------------------------------
@@ -87,6 +71,10 @@ class RankProcess:
     ticks: int
     started: int
     """Ticks after the node's start."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in "ZX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +164,14 @@ class Rank:
         return clear or inside or guess or Wait("blocked")
 
     @property
+    def living(self) -> list[RankProcess]:
+        """The oldest first."""
+        there = (process for process in self.processes if process.alive)
+        return sorted(there, key=lambda process: (process.started, process.pid))
+
+    @property
     def alive(self) -> bool:
-        return any(process.state not in "ZX" for process in self.processes)
+        return bool(self.living)
 
     @property
     def stopped(self) -> bool:
@@ -187,9 +181,7 @@ class Rank:
     @property
     def main(self) -> RankProcess | None:
         """The process whose stack counts: the first Python, else the first."""
-        order = sorted(
-            (p for p in self.processes if p.state not in "ZX"), key=lambda p: (p.started, p.pid)
-        )
+        order = self.living
         python = (process for process in order if process.command.startswith("python"))
         return next(python, order[0] if order else None)
 
@@ -197,8 +189,7 @@ class Rank:
     def children(self) -> tuple[RankProcess, ...]:
         """Those that its main process has started."""
         main = self.main
-        living = (p for p in self.processes if p.state not in "ZX")
-        return tuple(p for p in living if main and p.parent == main.pid)
+        return tuple(p for p in self.living if main and p.parent == main.pid)
 
     @property
     def descendants(self) -> tuple[RankProcess, ...]:
@@ -207,17 +198,13 @@ class Rank:
         found: list[RankProcess] = [main] if main else []
         for parent in found:  # which grows
             found += (p for p in self.processes if p.parent == parent.pid and p not in found)
-        return tuple(process for process in found[1:] if process.state not in "ZX")
+        return tuple(process for process in found[1:] if process.alive)
 
     @property
     def others(self) -> tuple[RankProcess, ...]:
         """Its Python processes beside the main one."""
         main = self.main
-        return tuple(
-            p
-            for p in self.processes
-            if p != main and p.state not in "ZX" and p.command.startswith("python")
-        )
+        return tuple(p for p in self.living if p != main and p.command.startswith("python"))
 
 
 @dataclass(slots=True)
@@ -242,16 +229,19 @@ class NodeView:
     memory_total: int = 0
     memory_free: int = 0
     kernel: tuple[KernelLine, ...] = ()
-    peers: Mapping[str, str] = field(default_factory=dict)
+    peers: dict[str, str] = field(default_factory=dict)
     """Other nodes that it was to reach: `ok`, or why it could not."""
     spot: str = ""
     spy: str = ""
     user: int = 0
     ptrace_scope: int = 0
     launcher_said: str = ""
-    locks: Mapping[int, int] = field(default_factory=dict)
+    locks: dict[int, int] = field(default_factory=dict)
     """Locks on files: the process that waits for one, and the process that holds it."""
     ranks: dict[int, Rank] = field(default_factory=dict)
+
+
+_FLAGS = {"absent": "absent", "processes": "listed", "done": "whole"}
 
 
 def read_look(name: str, text: str) -> NodeView:
@@ -259,10 +249,10 @@ def read_look(name: str, text: str) -> NodeView:
     view = NodeView(name)
     waits: dict[int, str] = {}
     pythons: set[int] = set()
-    lines = [line.partition(" ")[::2] for line in text.splitlines()]
     boot = 0.0
-    for word, rest in lines:
-        with suppress(ValueError, LookupError):
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        with suppress(ValueError, LookupError, msgspec.DecodeError):
             if word == "uptime":
                 up, now = rest.split()
                 boot, view.clock = float(now) - float(up), float(now)
@@ -276,55 +266,37 @@ def read_look(name: str, text: str) -> NodeView:
     for rank in view.ranks.values():
         # A program may call itself as it likes: what it runs counts.
         rank.processes = tuple(
-            RankProcess(p.pid, p.parent, "python", p.state, p.ticks, p.started)
-            if p.pid in pythons
-            else p
-            for p in rank.processes
+            replace(p, command="python") if p.pid in pythons else p for p in rank.processes
         )
-        if main := rank.main:
-            rank.waits = waits.get(main.pid, "")
+        rank.waits = waits.get(rank.main.pid, "") if rank.main else ""
     return view
 
 
 def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
-    if word == "absent":
-        view.absent = True
-    elif word == "processes":
-        view.listed = True
-    elif word == "done":
-        view.whole = True
+    first, _, value = rest.partition(" ")
+    if word in _FLAGS:
+        setattr(view, _FLAGS[word], True)
     elif word in ("disk", "inodes", "elsewhere"):
         free, size, mount = rest.split(maxsplit=2)
         disk = Disk(int(free), int(size), mount, word == "inodes", word == "elsewhere")
         if disk.mount not in [other.mount for other in view.disks if other.inodes == disk.inodes]:
             view.disks += (disk,)
     elif word == "memory":
-        kind, kibibytes = rest.split()
-        if kind == "MemTotal:":
-            view.memory_total = int(kibibytes)
-        else:
-            view.memory_free = int(kibibytes)
+        setattr(view, "memory_total" if first == "MemTotal:" else "memory_free", int(value))
     elif word == "ptrace":
-        numbers = [int(number) for number in rest.split()]
-        view.user, view.ptrace_scope = (*numbers, 0)[:2]
-    elif word == "spy":
-        view.spy = view.spy or rest
-    elif word == "spot":
-        view.spot = rest.strip()
+        view.user, view.ptrace_scope = int(first), int(value or 0)
+    elif word in ("spy", "spot"):
+        setattr(view, word, getattr(view, word) or rest.strip())
     elif word == "peer":
-        peer, _, how = rest.partition(" ")
-        view.peers = {**view.peers, peer: how}
+        view.peers[first] = value
     elif word == "lock":
-        waiter, holder = map(int, rest.split())
-        view.locks = {**view.locks, waiter: holder}
-    elif word == "kernel":
-        if found := re.search(r"\[\s*(\d+\.\d+)\]\s*(.*)", rest):
-            view.kernel += (KernelLine(boot + float(found[1]), found[2]),)
+        view.locks[int(first)] = int(value)
+    elif word == "kernel" and (found := re.search(r"\[\s*(\d+\.\d+)\]\s*(.*)", rest)):
+        view.kernel += (KernelLine(boot + float(found[1]), found[2]),)
     elif word == "launcher":
         view.launcher_said = _decode(rest)
     elif word in ("rank", "exit", "written", "out", "err", "process", "silent", "flight"):
-        number, _, value = rest.partition(" ")
-        rank = view.ranks.setdefault(int(number), Rank(int(number), view.name))
+        rank = view.ranks.setdefault(int(first), Rank(int(first), view.name))
         _add_to_rank(rank, word, value)
 
 
@@ -334,16 +306,14 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
         rank.exit_code, rank.ended = int(code), float(when)
     elif word == "written":
         rank.written = float(value)
-    elif word == "out":
-        rank.out = _decode(value)
-    elif word == "err":
-        rank.err = _decode(value)
+    elif word in ("out", "err"):
+        setattr(rank, word, _decode(value))
     elif word == "process":
-        rank.processes += (_read_process(value),)
+        rank.processes += (read_process(value),)
     elif word == "silent":
         rank.silent += (_read_silence(value),)
     elif word == "flight":
-        rank.recorded = read_groups(_decode(value))
+        rank.recorded = msgspec.json.decode(_decode(value), type=dict[str, RecordedGroup])
 
 
 def _read_silence(text: str) -> Silence:
@@ -356,7 +326,7 @@ def _read_silence(text: str) -> Silence:
     return Silence(str(address), int(port, 16), made=state == "01")
 
 
-def _read_process(text: str) -> RankProcess:
+def read_process(text: str) -> RankProcess:
     """A line of /proc/PID/stat: a command may hold blanks and parentheses."""
     pid, _, rest = text.partition(" (")
     command, _, numbers = rest.rpartition(") ")
@@ -389,79 +359,70 @@ def compare_looks(rank: Rank, kind: str, moved: bool | None, looks: Sequence[Sta
     rank.moved = None if unknown else elsewhere or moved
 
 
-@dataclass(frozen=True, slots=True)
-class Dumps:
-    """By process: what py-spy printed, why it could not, and processors in use."""
+@dataclass(slots=True)
+class Dump:
+    """Of a process: what py-spy printed, or why it could not, and processors in use. `running`: it
+    had or wanted a processor both times; `throttled`: share of the time slices in which a limit
+    stopped it."""
 
-    stacks: Mapping[int, str]
-    failed: Mapping[int, str]
-    usage: Mapping[int, float]
-    running: frozenset[int]
-    """Processes that had or wanted a processor both times."""
-    throttled: Mapping[int, float]
+    stack: str = ""
+    failed: str = ""
+    usage: float | None = None
+    running: bool = False
+    throttled: float = 0.0
 
 
-def read_dumps(text: str) -> Dumps:
-    """What stacks.sh printed."""
-    stacks: dict[int, str] = {}
-    failed: dict[int, str] = {}
-    ticks: dict[str, dict[int, RankProcess]] = {"before": {}, "after": {}}
-    times: dict[str, float] = {}
+def read_dumps(text: str) -> dict[int, Dump]:
+    """What stacks.sh printed, by process."""
+    found: dict[int, Dump] = {}
+    seen: dict[int, list[RankProcess]] = {}
+    times: list[float] = []
     periods: dict[int, list[tuple[int, int]]] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         first, _, value = rest.partition(" ")
         with suppress(ValueError, LookupError):
             if word == "stack":
-                stacks[int(first)] = _decode(value)
+                found.setdefault(int(first), Dump()).stack = _decode(value)
             elif word == "failed":
-                failed[int(first)] = value
+                found.setdefault(int(first), Dump()).failed = value
             elif word == "time":
-                times[first] = float(value)
+                times.append(float(value))
             elif word in ("periods-before", "periods-after"):
                 passed, stopped = value.split()
                 periods.setdefault(int(first), []).append((int(passed), int(stopped)))
-            elif word in ticks:
-                ticks[word][int(first)] = _read_process(value)
-    seconds = times.get("after", 0.0) - times.get("before", 0.0)
-    after = ticks["after"]
-    usage = {
-        pid: (after[pid].ticks - process.ticks) / TICKS / seconds
-        for pid, process in ticks["before"].items()
-        if pid in after and seconds > 0
-    }
-    running = frozenset(
-        pid
-        for pid, process in ticks["before"].items()
-        if pid in after and process.state == after[pid].state == "R"
-    )
-    throttled = {
-        pid: (seen[-1][1] - seen[0][1]) / max(1, seen[-1][0] - seen[0][0])
-        for pid, seen in periods.items()
-    }
-    return Dumps(stacks, failed, usage, running, throttled)
+            elif word in ("before", "after"):
+                seen.setdefault(int(first), []).append(read_process(value))
+    seconds = times[-1] - times[0] if times else 0.0
+    for pid, (before, *_, after) in ((pid, looks) for pid, looks in seen.items() if looks[1:]):
+        dump = found.setdefault(pid, Dump())
+        dump.usage = (after.ticks - before.ticks) / TICKS / seconds if seconds > 0 else None
+        dump.running = before.state == after.state == "R"
+    for pid, counted in periods.items():
+        slices, stops = (end - start for start, end in zip(counted[0], counted[-1], strict=True))
+        found.setdefault(pid, Dump()).throttled = stops / max(1, slices)
+    return found
 
 
-def read_moves(text: str) -> Mapping[int, bool]:
-    """What moves.sh printed: of each process, whether its main thread has woken, or, of one that
-    polls, has read or written."""
-    moves: dict[int, bool] = {}
+@dataclass(slots=True)
+class Moves:
+    """Of a process that was watched: whether its main thread has woken, or, of one that polls, has
+    read or written (None: not known), and what py-spy saw of it, time after time."""
+
+    moved: bool | None = None
+    looks: list[str] = field(default_factory=list)
+
+
+def read_moves(text: str) -> dict[int, Moves]:
+    """What moves.sh printed, by process."""
+    found: dict[int, Moves] = {}
     for line in text.splitlines():
-        word, _, rest = line.partition(" ")
         with suppress(ValueError):
+            word, pid, *values = line.split()
             if word == "moved":
-                pid, before, after = rest.split()
-                moves[int(pid)] = before != after
-    return moves
-
-
-def read_looks(text: str) -> Mapping[int, tuple[str, ...]]:
-    """What moves.sh printed of processes that poll: what py-spy saw of each, time after time."""
-    looks: dict[int, tuple[str, ...]] = {}
-    for line in text.splitlines():
-        word, _, rest = line.partition(" ")
-        with suppress(ValueError):
-            if word == "again":
-                pid, dump = rest.split()
-                looks[int(pid)] = (*looks.get(int(pid), ()), _decode(dump))
-    return looks
+                before, after = values
+                found.setdefault(int(pid), Moves()).moved = before != after
+            elif word == "again":
+                (dump,) = values
+                found.setdefault(int(pid), Moves()).looks.append(_decode(dump))
+    return found

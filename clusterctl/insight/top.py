@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
+from clusterctl.insight.node_views import read_process
 from clusterctl.insight.verify import NETWORK_BASELINE, Measurements, read_rocm_cards
 
 # -------------------------------------------------------------------------------------------------
@@ -182,10 +183,9 @@ def _add(rank: RankLook, number: int, word: str, value: str, tick: float) -> Non
         found = (*reader.read(number, b64decode(value)), *reader.finish())
         rank.points = metrics.drop_repeated((*rank.points, *found))
     else:
-        pid, _, rest = value.partition(" (")
-        values = rest.rpartition(") ")[2].split()  # a command may hold blanks and parentheses
-        if values[0] not in "ZX":
-            rank.cpu[int(pid)] = (int(values[11]) + int(values[12])) / tick
+        process = read_process(value)
+        if process.alive:
+            rank.cpu[process.pid] = process.ticks / tick
 
 
 def make_rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[RankLine, ...]:

@@ -463,16 +463,14 @@ def test_a_rank_that_gets_little_of_a_busy_processor_computes() -> None:
     process_line = process(1, 200, "R").removeprefix("process 1 ")
     text = f"time before 1\nbefore 200 {process_line}\ntime after 2\nafter 200 {process_line}\n"
     found = two_ranks(reduces(), sleeps())
-    found.ranks[1].running = 200 in node_views.read_dumps(text).running
+    found.ranks[1].running = node_views.read_dumps(text)[200].running
     [finding] = causes.judge(found)
     assert "computing" in finding.text
 
 
 def test_whether_a_process_has_woken() -> None:
-    assert node_views.read_moves("moved 7 10 10\nmoved 8 10 11\nmoved 9 0 \nx\n") == {
-        7: False,
-        8: True,
-    }
+    found = node_views.read_moves("moved 7 10 10\nmoved 8 10 11\nmoved 9 0 \nx\n")
+    assert {pid: moves.moved for pid, moves in found.items()} == {7: False, 8: True}
 
 
 # -------------------------------------------------------------------------------------- parsing
@@ -513,7 +511,7 @@ def test_use_of_the_processor_is_measured() -> None:
     before = process(0, 100).removeprefix("process 0 ")
     after = before.replace(" 94 37 ", " 114 67 ")
     text = f"time before 10.0\nbefore 100 {before}\ntime after 11.0\nafter 100 {after}\ndone\n"
-    assert node_views.read_dumps(text).usage == {100: 0.5}
+    assert node_views.read_dumps(text)[100].usage == 0.5
 
 
 @pytest.mark.parametrize(

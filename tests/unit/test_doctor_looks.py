@@ -48,6 +48,6 @@ def test_which_ranks_are_looked_at_again(
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
-    looks = node_views.read_looks(done.stdout)
-    assert [number for number, p in enumerate(sleepers) if p.pid in looks] == list(looked)
-    assert all(len(texts) == 2 for texts in looks.values())
+    found = node_views.read_moves(done.stdout)
+    looks = [len(found[p.pid].looks) if p.pid in found else 0 for p in sleepers]
+    assert looks == [2 if number in looked else 0 for number in range(len(kinds))]

@@ -480,13 +480,15 @@ def judge_calls(evidence: Evidence) -> Iterator[Finding]:
         for name, group in rank.recorded.items():
             if group.calls or number in group.ranks:
                 found.setdefault(name, {})[number] = group
-    for groups in found.values():
+    for name, groups in found.items():
         if len(groups) > 1:
-            yield from _compare_calls(evidence, groups)
+            title = next(iter(groups.values())).title or name
+            yield from _compare_calls(evidence, title, groups)
 
 
-def _compare_calls(evidence: Evidence, groups: Mapping[int, RecordedGroup]) -> Iterator[Finding]:
-    title = next(iter(groups.values())).title
+def _compare_calls(
+    evidence: Evidence, title: str, groups: Mapping[int, RecordedGroup]
+) -> Iterator[Finding]:
     for number in sorted({call.number for group in groups.values() for call in group.calls}):
         made = {n: call for n, group in groups.items() if (call := group.find_call(number))}
         forms: dict[tuple[str, str], list[int]] = {}
