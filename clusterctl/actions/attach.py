@@ -536,7 +536,7 @@ def _survey_site(
         },
         questions={
             **facts.list_questions([sys.executable] if node.here else [], tools=site.required),
-            **site.list_questions(),
+            **site.questions,
         },
         marker=facts.MARKER,
     )
@@ -580,7 +580,7 @@ def _survey_site(
 
 def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[Queue, ...]:
     """Raises BootstrapError where there are commands, but no batch system that answers them."""
-    command = site.build_status_command()
+    command = site.status_command
     result = pool.find_transport(login.name).run(command, timeout=STATUS_TIMEOUT)
     if not result.ok:
         raise BootstrapError(

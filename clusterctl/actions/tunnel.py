@@ -22,7 +22,7 @@ from clusterctl.errors import (
     ClusterctlError,
     NodeUnreachable,
 )
-from clusterctl.machines import tunnels as machines_tunnels
+from clusterctl.machines import providers
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 from clusterctl.transport.protocol import OpenTunnel, Tunnel
@@ -62,7 +62,7 @@ def main() -> None:
     home, name, wanted = sys.argv[1:]
     try:
         cluster = Store(Home(Path(home))).read_cluster(name)
-        opens = machines_tunnels.find_tunnel(cluster)
+        opens = providers.find_tunnel(cluster)
         node = next((one for one in cluster.nodes if one.name == wanted), None)
         if opens is None or node is None:
             raise NodeUnreachable(f"no tunnel leads to {wanted} of cluster {name}")

@@ -45,14 +45,14 @@ def parse_taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
         ),
         *(str(route.get("dst")) for route in _parse_objects(routes)),
     ]
-    networks = filter(None, map(_parse_network, texts))
+    networks = filter(None, map(parse_network, texts))
     return tuple(network for network in networks if network.prefixlen >= 8)
 
 
 def find_own(addresses: str, interface: str) -> IPv4Network | None:
     """The subnet that this cluster has already, from the address on its cable."""
     for device, entry in _list_entries(addresses):
-        network = _parse_network(f"{entry.get('local')}/{entry.get('prefixlen')}")
+        network = parse_network(f"{entry.get('local')}/{entry.get('prefixlen')}")
         if network and device == interface and network.subnet_of(POOL):
             return network
     return None
@@ -76,7 +76,7 @@ def _parse_objects(text: str) -> list[dict[str, Any]]:
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
-def _parse_network(text: str) -> IPv4Network | None:
+def parse_network(text: str) -> IPv4Network | None:
     """None for what is none, as the destination `default`."""
     try:
         return IPv4Network(text, strict=False)

@@ -58,18 +58,14 @@ class OarProvider(BatchSite):
     name = "oar"
     title = "OAR"
     required: ClassVar = {"oarsub": "oar-user"}
-
-    def list_questions(self) -> dict[str, str]:
-        return {"version": "oarsub --version"}
+    questions: ClassVar = {"version": "oarsub --version"}
+    status_command = "oarnodes -s"
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         return {"version": answers["version"].strip()}
 
     def build_node_command(self, words: Sequence[str], seconds: int) -> str:
         return f"timeout {seconds} oarsub -I {shlex.join(words)}"
-
-    def build_status_command(self) -> str:
-        return "oarnodes -s"
 
     def parse_queues(self, text: str) -> tuple[Queue, ...]:
         nodes = len(text.splitlines())

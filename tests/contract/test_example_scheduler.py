@@ -22,7 +22,7 @@ from tests.contract.example_options import OPTIONS
 BATCH_SYSTEMS["oar"] = OPTIONS
 example = import_module("tests.contract.example_scheduler")
 sys.modules["clusterctl.batch.oar"] = example
-sys.modules["clusterctl.machines.oar"] = example
+import_module("clusterctl.machines.attached").OarProvider = example.OarProvider
 from clusterctl.cli.main import execute
 
 for line in json.loads(sys.argv[1]):

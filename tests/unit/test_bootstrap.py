@@ -17,9 +17,7 @@ import pytest
 from clusterctl.core import keys
 from clusterctl.core.model import Accelerator, Node, NodeResult
 from clusterctl.machines import bootstrap, facts
-from clusterctl.machines.attached import BatchSite, render_shut_out
-from clusterctl.machines.sge import SgeProvider
-from clusterctl.machines.slurm import SlurmProvider
+from clusterctl.machines.attached import BatchSite, SgeProvider, SlurmProvider, render_shut_out
 from tests.unit.making import cluster, node
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash; exit 3", "line\nbreak", "ü"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 import time
 from ipaddress import IPv4Network
@@ -203,18 +202,14 @@ def test_what_is_copied_in() -> None:
 
 
 def test_an_inspected_container() -> None:
-    row = {
-        "Id": "abc",
-        "Name": "/lab-worker-1",
-        "Config": {"Labels": {containers.NODE: "worker-1", containers.DIGEST: "d"}},
-        "State": {"Status": "exited", "ExitCode": 137},
-        "NetworkSettings": {"Networks": {"lab": {"IPAddress": ""}, "more": {"IPAddress": "10.1"}}},
-    }
-    [found] = containers.parse_answer(json.dumps([row]))
+    [found, bare] = containers.parse_containers(
+        "abc|/lab-worker-1|worker-1|d|exited|137| 10.1 10.2 \nabd|/other|||running|0|\n"
+    )
     assert (found.name, found.node, found.state) == ("lab-worker-1", "worker-1", "exited")
     assert (found.exit_code, found.address, found.digest) == (137, "10.1", "d")
-    row["Config"], row["NetworkSettings"] = {"Labels": None}, {}
-    assert containers.parse_answer(json.dumps([row]))[0].node == ""
+    assert (bare.node, bare.address) == ("", "")
+    with pytest.raises(ProviderError):  # not "there is none"
+        containers.parse_containers("template parsing error\n")
 
 
 @pytest.mark.parametrize(
@@ -366,9 +361,5 @@ def test_unused_labels_are_found(docker: Path) -> None:
 
 
 def test_subnets_of_all_networks(docker: Path) -> None:
-    rows = [
-        {"IPAM": {"Config": [{"Subnet": "172.17.0.0/16"}, {"Subnet": "fd00::/64"}]}},
-        {"IPAM": {"Config": None}},
-    ]
-    write(docker, f"case $2 in ls) echo a;; inspect) echo '{json.dumps(rows)}';; esac")
+    write(docker, "case $2 in ls) echo a;; inspect) echo '172.17.0.0/16 fd00::/64 '; echo;; esac")
     assert containers.list_subnets() == (IPv4Network("172.17.0.0/16"),)

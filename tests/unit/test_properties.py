@@ -35,11 +35,10 @@ from clusterctl.insight.verify import GPU_FIELDS
 from clusterctl.jobs import connections, mirror, outputs, records
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
 from clusterctl.machines import hosts as machines_hosts
+from clusterctl.machines.attached import SgeProvider, SlurmProvider
 from clusterctl.machines.docker import containers
 from clusterctl.machines.ec2 import api, refusals
 from clusterctl.machines.local import sshd
-from clusterctl.machines.sge import SgeProvider
-from clusterctl.machines.slurm import SlurmProvider
 from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import Option
 from clusterctl.project import tree as project_tree
@@ -427,7 +426,7 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          '<Queue-List><resource name="gpu">²</resource></Queue-List>'),
     ),
     "site": (
-        lambda text: [provider.parse_site_info(dict.fromkeys(provider.list_questions(), text))
+        lambda text: [provider.parse_site_info(dict.fromkeys(provider.questions, text))
                       for provider in (SlurmProvider(), SgeProvider())],
         ("slurm 22.05.8", "pmix", "SGE 8.1.9"),
     ),
@@ -461,14 +460,8 @@ FOREIGN: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          '{"when": 1e999, "files": [["a", 1e999, 1]]}', "[" * 5000, "null", "[1]"),
     ),
     "docker inspect": (
-        lambda text: containers.parse_answer(text),
-        ('[{"Id": "a", "Name": "/b", "Config": {}, "State": {"Status": "running"}}]', "[{}]",
-         '[{"Id": 1, "Name": 2, "Config": {"Labels": 3}, "State": []}]', "[1]", "{", "[" * 5000),
-    ),
-    "docker network inspect": (
-        lambda text: containers.parse_subnets(text),
-        ('[{"IPAM": {"Config": [{"Subnet": "172.17.0.0/16"}]}}]', '[{"IPAM": 1}]', "{", "[1]",
-         '[{"IPAM": {"Config": [{"Subnet": "1.2/99"}]}}]', '[{"IPAM": {"Config": [7]}}]'),
+        lambda text: containers.parse_containers(text),
+        ("a|/b|||running|0|10.1 ", f"a|/b|||running|{'9' * 5000}|", "a|b", "|||||||"),
     ),
     "Terraform's state": (
         read_state,

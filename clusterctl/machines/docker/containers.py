@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
+import re
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 from clusterctl import process
 from clusterctl.core import assets, catalog
@@ -126,50 +124,39 @@ def list_containers(cluster: str) -> tuple[Container, ...]:
     if not listed:
         return ()
     # One that ends in between makes the exit code 1; the others are printed all the same.
-    return parse_answer(call("inspect", *listed).text)
+    return parse_containers(call("inspect", "--format", _FORM, *listed).text)
 
 
-def parse_answer(text: str) -> tuple[Container, ...]:
-    """What `docker inspect` printed of containers. Raises ProviderError."""
-    with _explain_errors("inspect"):
-        return tuple(map(_read_container, json.loads(text or "[]")))
-
-
-@contextmanager
-def _explain_errors(command: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ProviderError(
-            f"cannot read the output of `docker {command}`: {type(error).__name__}: {error}",
-            hint="check the Docker engine and its version: docker version",
-        ) from error
-
-
-def _read_container(row: dict[str, Any]) -> Container:
-    labels = row["Config"].get("Labels") or {}
-    ends = (row.get("NetworkSettings", {}).get("Networks") or {}).values()
-    addresses = [end.get("IPAddress", "") for end in ends]
-    return Container(
-        id=row["Id"],
-        name=row["Name"].removeprefix("/"),
-        node=labels.get(NODE, ""),
-        digest=labels.get(DIGEST, ""),
-        state=row["State"]["Status"],
-        exit_code=row["State"].get("ExitCode", 0),
-        address=next(filter(None, addresses), ""),
+_FORM = "|".join(
+    (
+        "{{.Id}}|{{.Name}}",
+        *(f'{{{{index .Config.Labels "{label}"}}}}' for label in (NODE, DIGEST)),
+        "{{.State.Status}}|{{.State.ExitCode}}",
+        "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}",
     )
+)
+_CONTAINER = re.compile(r"(\w+)\|/?([^|]*)\|([^|]*)\|([^|]*)\|(\w+)\|(-?\d{1,9})\|\s*(\S*).*")
 
 
-def list_networks(label: str) -> tuple[str, ...]:
-    """The names of networks with that label (`name=value`)."""
-    words = ("network", "ls", "--filter", f"label={label}", "--format", "{{.Name}}")
-    return tuple(need(*words, what="the engine's networks could not be listed").split())
+def parse_containers(text: str) -> tuple[Container, ...]:
+    """What `docker inspect` printed in _FORM. Raises ProviderError."""
+    found = []
+    for line in text.splitlines():
+        row = _CONTAINER.fullmatch(line)
+        if not row:
+            raise ProviderError(
+                f"cannot read the output of `docker inspect`: {line[:200]!r}",
+                hint="check the Docker engine and its version: docker version",
+            )
+        id, name, node, digest, state, code, address = row.groups()
+        found.append(Container(id, name, node, digest, state, int(code), address))
+    return tuple(found)
 
 
-def list_volumes(label: str) -> tuple[str, ...]:
-    words = ("volume", "ls", "--filter", f"label={label}", "--format", "{{.Name}}")
-    return tuple(need(*words, what="the engine's volumes could not be listed").split())
+def list_labelled(kind: str, cluster: str) -> tuple[str, ...]:
+    """The names of the cluster's networks or volumes (`kind`)."""
+    words = ("--filter", f"label={CLUSTER}={cluster}", "--format", "{{.Name}}")
+    return tuple(need(kind, "ls", *words, what=f"the engine's {kind}s could not be listed").split())
 
 
 def list_subnets(names: Iterable[str] = ()) -> tuple[IPv4Network, ...]:
@@ -177,19 +164,12 @@ def list_subnets(names: Iterable[str] = ()) -> tuple[IPv4Network, ...]:
     wanted = (
         list(names)
         or need(
-            *("network", "ls", "--quiet"), what="the engine's networks could not be listed"
+            "network", "ls", "--quiet", what="the engine's networks could not be listed"
         ).split()
     )
-    return parse_subnets(call("network", "inspect", *wanted).text) if wanted else ()
-
-
-def parse_subnets(text: str) -> tuple[IPv4Network, ...]:
-    """The IPv4 subnets in what `docker network inspect` printed. Raises ProviderError."""
-    with _explain_errors("network inspect"):
-        rows = json.loads(text or "[]")
-        configs = [config for row in rows for config in (row.get("IPAM", {}).get("Config") or ())]
-        found = [config.get("Subnet", "") for config in configs]
-        return tuple(IPv4Network(subnet) for subnet in found if "." in subnet)
+    form = "{{range .IPAM.Config}}{{.Subnet}} {{end}}"
+    said = call("network", "inspect", "--format", form, *wanted).text if wanted else ""
+    return tuple(filter(None, map(networks.parse_network, said.split())))
 
 
 def list_clusters(folder: Path) -> frozenset[str]:

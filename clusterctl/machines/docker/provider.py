@@ -186,25 +186,24 @@ class DockerProvider(Provider):
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         containers.require()
-        label = f"{containers.CLUSTER}={cluster.id}"
         found = [item.id for item in containers.list_containers(cluster.id)]
         containers.remove_containers(("rm", "--force", "--volumes"), found)
-        containers.remove_containers(("network", "rm"), containers.list_networks(label))
-        containers.remove_containers(("volume", "rm", "--force"), containers.list_volumes(label))
-        left = [
-            *(
-                f"container {item.name} ({item.state})"
-                for item in containers.list_containers(cluster.id)
-            ),
-            *(f"network {name}" for name in containers.list_networks(label)),
-            *(f"volume {name}" for name in containers.list_volumes(label)),
+        kinds = {"network": ("rm",), "volume": ("rm", "--force")}
+        for kind, words in kinds.items():
+            mine = containers.list_labelled(kind, cluster.id)
+            containers.remove_containers((kind, *words), mine)
+        left = [f"container {c.name} ({c.state})" for c in containers.list_containers(cluster.id)]
+        left += [
+            f"{kind} {name}"
+            for kind in kinds
+            for name in containers.list_labelled(kind, cluster.id)
         ]
         if left:
             raise LeftoverError(
                 f"cluster {cluster.name} was not fully removed: {', '.join(left)}",
                 hint="check what uses it (docker inspect), then run down again",
             )
-        report(f"asked the engine again: no container, network or volume has the label {label}")
+        report("asked the engine again: nothing of the cluster is left on it")
 
 
 _LET_IN = ("user.pub", "mesh.pub")
@@ -232,8 +231,7 @@ def _list_absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[s
 
 def _make_network(cluster: Cluster, folder: Path) -> IPv4Network:
     """The cluster's network, made if it is not there. Its name is the cluster's id."""
-    label = f"{containers.CLUSTER}={cluster.id}"
-    present = containers.list_networks(label)
+    present = containers.list_labelled("network", cluster.id)
     if present and (found := containers.list_subnets(present)):
         return found[0]
     words = ["network", "create", "--driver", "bridge"]
