@@ -156,13 +156,14 @@ def _start(
     cwd: Path | None,
     env: Mapping[str, str] | None,
     pass_fds: Sequence[int] = (),
+    errors: int | None = None,
 ) -> Spawned:
     """In a session of its own: neither our terminal's Ctrl-C nor its end reaches the process."""
     return subprocess.Popen(
         argv,
         stdin=stdin,
         stdout=output,
-        stderr=output,
+        stderr=output if errors is None else errors,
         cwd=cwd,
         env=make_environment(argv[0]) if env is None else env,
         pass_fds=pass_fds,
@@ -174,15 +175,8 @@ def converse(argv: Sequence[str], *, cwd: Path | None = None) -> tuple[socket.so
     """Starts a process, in a session of its own, that reads from and writes to the socket."""
     ours, theirs = socket.socketpair()
     with theirs:
-        return ours, subprocess.Popen(
-            argv,
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,
-            cwd=cwd,
-            env=make_environment(argv[0]),
-            start_new_session=True,
-        )
+        end = theirs.fileno()
+        return ours, _start(argv, end, end, cwd, None, errors=subprocess.DEVNULL)
 
 
 def finish(started: Spawned, limit: float) -> None:

@@ -187,7 +187,7 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = hosts.build_nodes(_read_hosts(machines.file), machines.user)
+    nodes = _read_hosts(machines.file, machines.user)
     with ClusterLock(store.home, name, "attach"):
         cluster = prepare_record(store, name, "hosts", len(nodes), machines.identity)
         before = cluster
@@ -212,14 +212,14 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
     return cluster
 
 
-def _read_hosts(file: Path) -> tuple[hosts.Host, ...]:
+def _read_hosts(file: Path, user: str) -> tuple[Node, ...]:
     text = read_input(
         file,
         f"--hosts {file}",
         hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
         max_line=MAX_HOST_LINE,
     )
-    return hosts.parse_hosts(text, str(file))
+    return hosts.parse_hosts(text, str(file), user)
 
 
 def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
@@ -261,7 +261,7 @@ def _prepare_hosts(
         nodes=cluster.nodes,
         host_keys=host_keys,
     )
-    steps = (bootstrap.LetIn(mesh.key.public, make_key_mark(cluster)),)
+    steps = (bootstrap.let_in(mesh.key.public, make_key_mark(cluster)),)
     scripts = {
         node.name: bootstrap.render_script(
             node, mesh, pythons=_list_first(node.python), steps=steps

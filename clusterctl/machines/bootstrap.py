@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import partial
 
 from clusterctl.core import assets, catalog, progress
 from clusterctl.core.keys import KeyPair
@@ -143,42 +143,28 @@ class StepReporter:
 # -------------------------------------------------------------------------------------------------
 
 
-class Step(Protocol):
-    """One thing a node needs. Both texts are sh; `apply` runs where `check` does not succeed."""
-
-    @property
-    def name(self) -> str: ...
-
-    def check(self, node: Node) -> str: ...
-
-    def apply(self, node: Node) -> str: ...
-
-    def describe(self) -> str:
-        """For people: what the node gets."""
-
-
 @dataclass(frozen=True, slots=True)
-class LetIn:
-    """A Step: the node's own user lets the cluster's key in, for commands alone. `mark`, at the end
-    of the line, is how the line is found again."""
+class Step:
+    """One thing a node needs. `what` is for people. The other texts are sh; `apply` runs where
+    `check` does not succeed."""
 
-    public: str
-    mark: str
-    name: str = "authorized_keys"
+    name: str
+    what: str
+    check: str
+    apply: str
 
-    def check(self, node: Node) -> str:
-        return f'grep -qxF {shlex.quote(self._line)} "$HOME/.ssh/authorized_keys"'
 
-    def apply(self, node: Node) -> str:
-        return assets.render("bootstrap/authorized.sh.j2", mark=self.mark, line=self._line)
-
-    def describe(self) -> str:
-        return "accepts the cluster's own key, for commands only"
-
-    @property
-    def _line(self) -> str:
-        kind, key = self.public.split()[:2]
-        return f"restrict {kind} {key} {self.mark}"
+def let_in(public: str, mark: str) -> Step:
+    """The node's own user lets the cluster's key in, for commands alone. `mark`, at the end of the
+    line, is how the line is found again."""
+    kind, key = public.split()[:2]
+    line = f"restrict {kind} {key} {mark}"
+    return Step(
+        "authorized_keys",
+        "accepts the cluster's own key, for commands only",
+        f'grep -qxF {shlex.quote(line)} "$HOME/.ssh/authorized_keys"',
+        assets.render("bootstrap/authorized.sh.j2", mark=mark, line=line),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +226,7 @@ def render_script(
             **(files or {}),
         },
         inside=inside,
-        steps=[(step.name, step.check(node), step.apply(node), step.describe()) for step in steps],
+        steps=[(step.name, step.check, step.apply, step.what) for step in steps],
         step_marker=MARKER,
         received_marker=RECEIVED if metered and steps else "",
         questions=facts.list_questions(pythons),
@@ -278,32 +264,28 @@ def read_bootstrap(node: Node, result: NodeResult) -> Node:
     )
 
 
-def render_mesh_check(launcher: Node, workers: Sequence[Node]) -> str:
-    """Checks, from the launcher, launcher ↔ every worker and a ring among the workers."""
-    following = [*workers[1:], *workers[:1]] if len(workers) > 1 else [None]
-    return assets.render(
-        "bootstrap/mesh.sh.j2",
-        launcher=launcher,
-        pairs=list(zip(workers, following, strict=True)),
-        mark=MESH_MARK,
-        wave=MESH_WAVE,
-    )
+def _list_others(cluster: Cluster) -> list[Node]:
+    return [node for node in cluster.workers if node.name != cluster.launcher.name]
 
 
-def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
-    """Raises NodeUnreachable unless the launcher and the workers (`what`) all reach each other."""
-    launcher = cluster.launcher
-    others = [node for node in cluster.workers if node.name != launcher.name]
-    if not others:
-        return
-    result = pool.find_transport(launcher.name).run(
+def _run_on_launcher(pool: Pool, cluster: Cluster, script: str) -> tuple[str, tuple[str, ...]]:
+    """What a check printed that runs on the launcher, and the edges that do not work."""
+    result = pool.find_transport(cluster.launcher.name).run(
         "exec /bin/sh -s",
-        stdin=render_mesh_check(launcher, others).encode(),
-        timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
+        stdin=script.encode(),
+        timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(cluster.workers) // MESH_WAVE),
     )
     failures = read_mesh_failures(result.text)
     if result.error or not result.ok:
         failures = (result.error or result.complaints, *failures)
+    return result.text, failures
+
+
+def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
+    """Raises NodeUnreachable unless the launcher and the workers (`what`) all reach each other."""
+    if not (others := _list_others(cluster)):
+        return
+    _, failures = _run_on_launcher(pool, cluster, render_mesh_check(cluster.launcher, others))
     if failures:
         raise NodeUnreachable(
             f"some {what} cannot reach each other: {'; '.join(failures)}",
@@ -312,34 +294,33 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
         )
 
 
+def render_mesh_check(launcher: Node, workers: Sequence[Node]) -> str:
+    """Checks, from the launcher, launcher ↔ every worker and a ring among the workers."""
+    following = [*workers[1:], *workers[:1]] if len(workers) > 1 else [None]
+    pairs = list(zip(workers, following, strict=True))
+    values = {"launcher": launcher, "pairs": pairs, "mark": MESH_MARK, "wave": MESH_WAVE}
+    return assets.render("bootstrap/mesh.sh.j2", **values)
+
+
 def check_shared(pool: Pool, cluster: Cluster) -> str:
     """Raises BootstrapError unless all nodes can read and write the shared folder, where ranks
     run. A file system of the user's own may also be one that they can only read, as it is said."""
-    launcher = cluster.launcher
-    others = [node for node in cluster.workers if node.name != launcher.name]
-    result = pool.find_transport(launcher.name).run(
-        "exec /bin/sh -s",
-        stdin=render_shared_check(
-            cluster.shared, launcher, others, theirs=bool(cluster.shared_source)
-        ).encode(),
-        timeout=MESH_TIMEOUT + WAVE_TIMEOUT * (len(others) // MESH_WAVE),
-    )
-    failures = read_mesh_failures(result.text)
-    if result.error or not result.ok:
-        failures = (result.error or result.complaints, *failures)
+    folder, launcher, theirs = cluster.shared, cluster.launcher, bool(cluster.shared_source)
+    script = render_shared_check(folder, launcher, _list_others(cluster), theirs=theirs)
+    said, failures = _run_on_launcher(pool, cluster, script)
     if failures:
         raise BootstrapError(
-            f"some nodes cannot use the shared folder {cluster.shared}: {'; '.join(failures)}",
+            f"some nodes cannot use the shared folder {folder}: {'; '.join(failures)}",
             hint=f"`clusterctl up {cluster.name}` mounts it again",
         )
     begin = f"{MESH_MARK} readonly "
-    why = next((line for line in result.text.splitlines() if line.startswith(begin)), "")
+    why = next((line for line in said.splitlines() if line.startswith(begin)), "")
     if not why:
         return ""
     return (
-        f"{cluster.shared} is readable on all nodes, but {launcher.user} cannot write to it"
+        f"{folder} is readable on all nodes, but {launcher.user} cannot write to it"
         f" ({why.removeprefix(begin)}): `clusterctl ssh launcher -- sudo install -d -o"
-        f" {launcher.user} {cluster.shared}/NAME` creates a writable folder in it"
+        f" {launcher.user} {folder}/NAME` creates a writable folder in it"
     )
 
 
@@ -348,15 +329,8 @@ def render_shared_check(
 ) -> str:
     """Writes a file on the launcher, and reads and writes it on all workers. `theirs`: a file
     system of the user's own, which may be one that can only be read."""
-    return assets.render(
-        "bootstrap/shared-check.sh.j2",
-        folder=folder,
-        theirs=theirs,
-        launcher=launcher,
-        workers=workers,
-        mark=MESH_MARK,
-        wave=MESH_WAVE,
-    )
+    values = {"folder": folder, "theirs": theirs, "launcher": launcher, "workers": workers}
+    return assets.render("bootstrap/shared-check.sh.j2", **values, mark=MESH_MARK, wave=MESH_WAVE)
 
 
 def read_mesh_failures(text: str) -> tuple[str, ...]:
@@ -493,28 +467,12 @@ settings"; FSx serves NFS 4.1, too), and what /etc/fstab needs, as above."""
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+def render_step(node: Node, name: str, what: str, file: str = "", /, **values: object) -> Step:
     """A step whose two texts are `templates/bootstrap/steps/<file>.sh.j2`, told apart by `part`.
     Usually the file is called as the step is."""
-
-    name: str
-    what: str
-    values: Mapping[str, object]
-    file: str = ""
-
-    def check(self, node: Node) -> str:
-        return self._render(node, "check")
-
-    def apply(self, node: Node) -> str:
-        return self._render(node, "apply")
-
-    def describe(self) -> str:
-        return self.what
-
-    def _render(self, node: Node, part: str) -> str:
-        name = f"bootstrap/steps/{self.file or self.name}.sh.j2"
-        return assets.render(name, node=node, part=part, **self.values).strip()
+    path = f"bootstrap/steps/{file or name}.sh.j2"
+    parts = (assets.render(path, node=node, part=p, **values).strip() for p in ("check", "apply"))
+    return Step(name, what, *parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -573,96 +531,98 @@ def list_steps(
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
     the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared` and
     `shared_source`: see `Cluster`."""
+    step = partial(render_step, node)
     unused = build_values(node, nodes, idle, int(runtime is Runtime.DOCKER))
-    ends = [
-        Template("deadline", "shuts itself down at the deadline", {"unit": deadline_unit}),
-        Template("idle", "unused workers end" if idle else "unused workers do not end", unused),
+    found = [
+        step("boot", "the first boot is complete", limit=BOOT_LIMIT),
+        step("upgrades", "no automatic upgrades"),
     ]
-    found: list[Step] = [
-        Template("boot", "the first boot is complete", {"limit": BOOT_LIMIT}),
-        Template("upgrades", "no automatic upgrades", {}),
-        *(ends if deadline_unit else []),
-        Template("hosts", "the nodes by name", {"block": render_hosts(nodes)}),
-        Template("secrets", "a restart removes secrets of jobs", {"rule": render_rule(node.root)}),
-        *([_share(node, nodes, shared, shared_source)] if shared else []),
-    ]
+    if deadline_unit:
+        ends = "unused workers end" if idle else "unused workers do not end"
+        found.append(step("deadline", "shuts itself down at the deadline", unit=deadline_unit))
+        found.append(step("idle", ends, **unused))
+    found.append(step("hosts", "the nodes by name", block=render_hosts(nodes)))
+    rule = render_rule(node.root)
+    found.append(step("secrets", "a restart removes secrets of jobs", rule=rule))
+    if shared:
+        found.append(_share(node, nodes, shared, shared_source))
     if runtime is Runtime.HOST or container is None:
-        return (
-            *found,
-            Template("authorize", "access for the other nodes", {"key": mesh_key}),
-            Template(
-                "venv",
-                "a Python with Open MPI" + (", PyTorch and mpi4py" * (node.role is Role.WORKER)),
-                {"pins": list_pins(node), "index": catalog.TORCH_INDEX[_KINDS[node.accelerator]]},
-            ),
-        )
-    found.append(Template("docker", "Docker", {}))
+        what = "a Python with Open MPI" + ", PyTorch and mpi4py" * (node.role is Role.WORKER)
+        index = catalog.TORCH_INDEX[_KINDS[node.accelerator]]
+        found.append(step("authorize", "access for the other nodes", key=mesh_key))
+        found.append(step("venv", what, pins=list_pins(node), index=index))
+        return tuple(found)
+    recipe = container.recipe
+    image = partial(
+        step,
+        image=container.image,
+        container=CONTAINER,
+        digest=container.compute_digest(node),
+        shared=container.shared,
+        drivers=catalog.DRIVER_FOR_CUDA,
+        cuda=registry.find_cuda(recipe, registry.read_downloads()) if recipe else "",
+    )
+    found.append(step("docker", "Docker"))
     if node.accelerator is Accelerator.NVIDIA:
-        found.append(Template("nvidia", "the NVIDIA container toolkit", {}))
+        found.append(step("nvidia", "the NVIDIA container toolkit"))
     if node.accelerator is Accelerator.AMD:
-        found.append(Template("amd", "the AMD GPU driver and firmware", {}))
-    values: dict[str, object] = {
-        "image": container.image,
-        "container": CONTAINER,
-        "digest": container.compute_digest(node),
-        "shared": container.shared,
-        "drivers": catalog.DRIVER_FOR_CUDA,
-        "cuda": registry.find_cuda(container.recipe, registry.read_downloads())
-        if container.recipe
-        else "",
-    }
+        found.append(step("amd", "the AMD GPU driver and firmware"))
     found.extend(_list_image_steps(node, container))
-    found.append(Template("container", "the node container", values))
+    found.append(image("container", "the node container"))
     if node.accelerator is Accelerator.NVIDIA:
-        found.append(Template("versions", "driver and image are compatible", values))
+        found.append(image("versions", "driver and image are compatible"))
     if node.accelerator is Accelerator.AMD:
-        gpu = {**values, "arch": catalog.FAMILIES["g4ad"].arch}
-        found.append(Template("kernel", "a kernel runs on the GPU", gpu))
+        arch = catalog.FAMILIES["g4ad"].arch
+        found.append(image("kernel", "a kernel runs on the GPU", arch=arch))
     return tuple(found)
 
 
-def _list_image_steps(node: Node, container: NodeContainer) -> Iterator[Template]:
+def _list_image_steps(node: Node, container: NodeContainer) -> Iterator[Step]:
     """How the node gets its image."""
-    image = container.image
-    if not container.recipe:
+    image, recipe = container.image, container.recipe
+    if not recipe:
         login = registry.render_settings(image, container.login) if container.login else ""
-        yield Template("image", f"pulling {image}", {"image": image, "login": login})
+        yield render_step(node, "image", f"pulling {image}", image=image, login=login)
         return
     listed = registry.read_downloads()
     unfinished = f"{image}-{registry.WHEELS}"
-    values = {"image": image, "unfinished": unfinished, "folder": f"{node.root}/{CONTEXT}"}
-    given = registry.list_arguments(container.recipe, listed).items()
+    step = partial(
+        render_step, node, image=image, unfinished=unfinished, folder=f"{node.root}/{CONTEXT}"
+    )
+    given = registry.list_arguments(recipe, listed).items()
     words = [word for name, value in given for word in ("--build-arg", f"{name}={value}")]
-    yield Template("base", "base image", {**values, "bases": container.bases})
-    if archives := registry.list_sources(container.recipe, listed):
+    yield step("base", "base image", bases=container.bases)
+    if archives := registry.list_sources(recipe, listed):
         urls = {file: row["url"] for file, row in archives.items()}
-        yield Template("sources", "sources", {**values, "sources": urls})
+        yield step("sources", "sources", sources=urls)
     stage = [*words, "--target", registry.WHEELS, "--tag", unfinished]
-    yield Template("wheels", "wheels", {**values, "stage": True, "words": stage}, "build")
+    yield step("wheels", "wheels", "build", stage=True, words=stage)
     whole = [*words, "--tag", image]
-    what = f"building the image {container.recipe}"
-    yield Template("build", what, {**values, "stage": False, "words": whole}, "build")
+    yield step("build", f"building the image {recipe}", stage=False, words=whole)
 
 
-def _share(node: Node, nodes: Sequence[Node], folder: str, source: str) -> Template:
+def _share(node: Node, nodes: Sequence[Node], folder: str, source: str) -> Step:
     """The launcher's part in the shared folder, or a worker's; that of all nodes in a file system
     of the user's own (`source`)."""
-    what = "mounts the shared folder"
-    if source:
-        line = f"{source} {folder} nfs4 {FILE_SYSTEM_OPTIONS} 0 0"
-        theirs = {"folder": folder, "source": source, "line": line, "theirs": True}
-        return Template("mount", what, {**theirs, "limit": FILE_SYSTEM_LIMIT})
     launcher = next(one for one in nodes if one.role is Role.LAUNCHER)
-    if node.name == launcher.name:
+    if node.name == launcher.name and not source:
         peers = [one.private_address for one in nodes if one.name != node.name]
         # Without the versions before 4, rpc.mountd has no port at all.
         conf = f"[nfsd]\nhost={node.private_address}\nvers2=n\nvers3=n"
-        exported = {"folder": folder, "peers": peers, "conf": conf}
-        return Template("export", "exports the shared folder", exported)
-    source = f"{launcher.private_address}:{folder}"
-    line = f"{source} {folder} nfs4 {MOUNT_OPTIONS} 0 0"
-    mounted = {"folder": folder, "source": source, "line": line, "theirs": False}
-    return Template("mount", what, {**mounted, "limit": SHARED_LIMIT})
+        what = "exports the shared folder"
+        return render_step(node, "export", what, folder=folder, peers=peers, conf=conf)
+    mounted = source or f"{launcher.private_address}:{folder}"
+    options = FILE_SYSTEM_OPTIONS if source else MOUNT_OPTIONS
+    return render_step(
+        node,
+        "mount",
+        "mounts the shared folder",
+        folder=folder,
+        source=mounted,
+        line=f"{mounted} {folder} nfs4 {options} 0 0",
+        theirs=bool(source),
+        limit=FILE_SYSTEM_LIMIT if source else SHARED_LIMIT,
+    )
 
 
 def render_hosts(nodes: Sequence[Node]) -> str:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from clusterctl.core.model import Node, Role
 from clusterctl.errors import UsageError
@@ -23,22 +24,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _RANGE = re.compile(r"(.*?)\[(\w+):(\w+)\](.*)")
 MOST = 1024
 """Hosts in a file: a range that is mistyped must not become a million of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """One machine. `user` "" and `port` 0 are ssh_config's business, `slots` and `gpus` 0 the
-    machine's own answer. `address` is what to connect to, an alias of ssh_config for one."""
-
-    name: str
-    address: str
-    user: str = ""
-    port: int = 0
-    slots: int = 0
-    gpus: int = 0
-    python: str = ""
-    """The Python for its ranks; "": the one on its PATH."""
-    launcher: bool = False
 
 
 @dataclass(slots=True)
@@ -51,60 +36,48 @@ class _Entry:
     groups: set[str] = field(default_factory=set)
 
 
-def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
-    """The hosts, in the file's order. UsageError names the line (`source`:12) that is wrong."""
+def parse_hosts(text: str, source: str, user: str = "") -> tuple[Node, ...]:
+    """The hosts in the file's order, but the launcher first. What the file leaves out is the
+    machine's own answer, or ssh_config's business; roots, addresses among each other and facts are
+    found out later. UsageError names the line (`source`:12) that is wrong."""
     lines, variables, children = _read(text, source)
-    found: dict[str, Host] = {}
+    found: dict[str, dict[str, Any]] = {}
     for line in lines:
-        values = {**_inherit(line.groups, variables, children), **line.values}
-        host = _build_host(line, values)
-        old = found.get(host.name)
-        if old is None:
-            found[host.name] = host
-        elif "slots" in line.values:
-            found[host.name] = replace(old, slots=old.slots + host.slots)
-    hosts = tuple(found.values())
-    if not hosts:
+        inherited = _inherit(line.groups, variables, children)
+        name, said = _parse_line(line, {**inherited, **line.values})
+        known = found.setdefault(name, said)
+        if known is not said and "slots" in line.values:
+            known["slots"] = known.get("slots", 0) + said["slots"]
+    if not found:
         raise UsageError(f"{source} lists no hosts", hint="one line per host: HOST [slots=N]")
-    launchers = [host.name for host in hosts if host.launcher]
+    launchers = [name for name, said in found.items() if said.get("role") == "launcher"]
     if len(launchers) > 1:
         raise UsageError(
             f"{source}: {' and '.join(launchers)} cannot both be the launcher",
             hint="one line with role=launcher, or none: then it is the first host",
         )
-    if launchers and len(hosts) == 1:
+    if launchers and len(found) == 1:
         raise UsageError(
             f"{source}: the only host is the launcher, so no host can run ranks",
             hint="leave out role=launcher: the first host then does both",
         )
-    return hosts
-
-
-def build_nodes(hosts: tuple[Host, ...], user: str = "") -> tuple[Node, ...]:
-    """The launcher first. Their roots, addresses among each other and facts are found out later."""
-    chosen = next((host for host in hosts if host.launcher), None)
-    ordered = (chosen, *(h for h in hosts if h is not chosen)) if chosen else hosts
+    names = [*launchers, *(name for name in found if name not in launchers)]
+    roles = [Role.LAUNCHER if launchers else Role.BOTH, *[Role.WORKER] * (len(names) - 1)]
     return tuple(
         Node(
-            name=host.name,
-            role=_choose_role(host, index, chosen),
-            address=host.address,
-            private_address=host.address,
-            ssh_port=host.port,
-            job_port=host.port,
-            user=host.user or user,
+            name=name,
+            role=role,
+            address=said.get("address", name),
+            private_address=said.get("address", name),
+            ssh_port=said.get("port", 0),
+            job_port=said.get("port", 0),
+            user=said.get("user", user),
             root="",
-            python=host.python,
-            slots=host.gpus or host.slots,
+            python=said.get("python", ""),
+            slots=said.get("gpu", 0) or said.get("slots", 0),
         )
-        for index, host in enumerate(ordered)
+        for name, role, said in zip(names, roles, map(found.__getitem__, names), strict=True)
     )
-
-
-def _choose_role(host: Host, index: int, chosen: Host | None) -> Role:
-    if host is chosen:
-        return Role.LAUNCHER
-    return Role.BOTH if index == 0 and chosen is None else Role.WORKER
 
 
 def _read(
@@ -218,7 +191,8 @@ _ALIASES = {
 }
 
 
-def _build_host(line: _Entry, values: dict[str, str]) -> Host:
+def _parse_line(line: _Entry, values: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """The host, and what is known of it: the keys of _FIELDS."""
     said: dict[str, str] = {}
     for key, value in values.items():
         name = _ALIASES.get(key, key)
@@ -232,19 +206,10 @@ def _build_host(line: _Entry, values: dict[str, str]) -> Host:
     if not _NAME.fullmatch(name):
         hint = "an IPv6 address needs a name in ssh_config" if ":" in name else "a name or address"
         raise _make_error(line.where, line.name, hint)
-    fields = {}
-    for key, value in said.items():
-        fields[key] = _FIELDS[key](value, line.where)
-    return Host(
-        name=name,
-        address=str(fields.get("address", name)),
-        user=str(fields.get("user", user)),
-        port=int(fields.get("port", 0)),
-        slots=int(fields.get("slots", 0)),
-        gpus=int(fields.get("gpu", 0)),
-        python=str(fields.get("python", "")),
-        launcher=fields.get("role") == "launcher",
-    )
+    return name, {
+        **({"user": user} if user else {}),
+        **{key: _FIELDS[key](value, line.where) for key, value in said.items()},
+    }
 
 
 def _parse_text(value: str, where: str) -> str:

@@ -10,7 +10,6 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError, make_write_error
@@ -18,7 +17,6 @@ from clusterctl.errors import UsageError, make_write_error
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True, slots=True)
 class Home:
     """The state home. Made with mode 0700 when something is first written to it.
 
@@ -27,9 +25,16 @@ class Home:
     we would use.
     """
 
-    path: Path
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.clusters = path / "clusters"
+        self.jobs = path / "jobs"
+        self.stages = path / "stages"
+        self.fetched = path / "fetched"
+        self.packages = path / "packages"
+        self.past = path / "past"
+        self.locks = path / "locks"
+        self.log = path / "clusterctl.log"
         for place in (self.path, self.clusters, self.jobs, self.stages, self.past):
             for status in _list_statuses(place):
                 if status.st_uid not in (0, os.geteuid()):
@@ -44,38 +49,6 @@ class Home:
                     f"cannot read the state home {place}: {reason}",
                     hint="set CLUSTERCTL_HOME to a folder that you can read and write",
                 )
-
-    @property
-    def clusters(self) -> Path:
-        return self.path / "clusters"
-
-    @property
-    def jobs(self) -> Path:
-        return self.path / "jobs"
-
-    @property
-    def stages(self) -> Path:
-        return self.path / "stages"
-
-    @property
-    def fetched(self) -> Path:
-        return self.path / "fetched"
-
-    @property
-    def packages(self) -> Path:
-        return self.path / "packages"
-
-    @property
-    def past(self) -> Path:
-        return self.path / "past"
-
-    @property
-    def locks(self) -> Path:
-        return self.path / "locks"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "clusterctl.log"
 
     def make(self, folder: Path) -> Path:
         """Makes `folder` (inside the home) and what is above it, private to the user; closes those

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -38,58 +38,32 @@ from clusterctl.state.home import Home, explain_write_errors, write_atomic
 # So a change of form there is a version here.
 
 
-KEY = "record_version"
-FIRST = 1
-"""The version of records that do not name one."""
+VERSION = 6
+"""The version that this clusterctl writes. One that only has more fields is a version too: an older
+clusterctl would drop them when it writes the record back."""
 
-RENAMED: dict[int, dict[str, str]] = {1: {"traits": "site_info"}, 2: {}, 3: {}, 4: {}, 5: {}}
-"""By version: the keys that the next version calls something else. One that only has more fields is
-a version too: an older clusterctl would drop them when it writes the record back."""
-
-VERSION = max(RENAMED) + 1
-"""The version that this clusterctl writes."""
+RENAMED = {"traits": "site_info"}
+"""Keys of earlier versions that are called something else now."""
 
 
-def stamp(raw: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record as they are written."""
-    return {KEY: VERSION, **raw}
+class _Head(msgspec.Struct):
+    """The version of a record, and whose it is. Records of the first version name none."""
+
+    record_version: Annotated[int, msgspec.Meta(ge=1)] = 1
+    cluster_id: str = ""
 
 
-def pick_version(data: bytes) -> dict[str, Any]:
-    """Of a record as it was read: nothing but what tells its version. Raises msgspec.DecodeError
-    for what is no record."""
-    raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    return {KEY: msgspec.json.decode(raw[KEY])} if KEY in raw else {}
-
-
-def is_current(raw: dict[str, Any]) -> bool:
-    """Whether it is as this version writes it."""
-    return _read_version(raw) == VERSION
-
-
-def migrate(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """What the file holds, as this version would have written it. Raises NewerRecordError."""
-    refuse_newer(path, raw)
-    for version in range(_read_version(raw), VERSION):
-        raw = {RENAMED[version].get(key, key): value for key, value in raw.items()}
-    return raw
-
-
-def refuse_newer(path: Path, raw: dict[str, Any]) -> None:
-    """Raises NewerRecordError for what a later clusterctl wrote."""
-    if _read_version(raw) > VERSION:
+def _read_head(path: Path, data: bytes) -> _Head:
+    """Raises NewerRecordError for what a later clusterctl wrote, and msgspec.DecodeError for what
+    is no record."""
+    head = msgspec.json.decode(data, type=_Head)
+    if head.record_version > VERSION:
         raise NewerRecordError(
-            f"the record {path} has version {_read_version(raw)},"
+            f"the record {path} has version {head.record_version},"
             f" and this clusterctl reads versions up to {VERSION}",
             hint="upgrade clusterctl to the version that wrote it; the record was not changed",
         )
-
-
-def _read_version(raw: dict[str, Any]) -> int:
-    version = raw.get(KEY, FIRST)
-    if type(version) is not int or version < FIRST:
-        raise msgspec.ValidationError(f"{version!r} is not a version - at `$.{KEY}`")
-    return version
+    return head
 
 
 # -------------------------------------------------------------------------------------------------
@@ -244,9 +218,9 @@ class Store:
         for number in self._list_numbers():
             path = self.locate_job_folder(number) / "job.json"
             with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
-                raw = _read(path)
-                if raw.get("cluster_id") == cluster.id:
-                    refuse_newer(path, raw)
+                data = path.read_bytes()
+                if msgspec.json.decode(data, type=_Head).cluster_id == cluster.id:
+                    _read_head(path, data)
 
     def list_open_jobs(self, cluster: Cluster) -> list[Job]:
         """Those that have not ended."""
@@ -312,22 +286,21 @@ class Store:
     def mark_handing_in(self, number: int) -> Iterator[None]:
         """Open while this process stages a job and hands it in. The kernel closes it should the
         process die."""
-        path = self.home.make(self.locate_job_folder(number)) / ".handing-in"
-        with explain_write_errors(path):
-            file = path.open("ab")
-        with file:
+        with self._open_marker(number, ".handing-in") as file:
             with suppress(OSError):  # some shared disks have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def _open_marker(self, number: int, name: str) -> BinaryIO:
+        path = self.home.make(self.locate_job_folder(number)) / name
+        with explain_write_errors(path):
+            return path.open("ab")
 
     @contextmanager
     def claim_continuing(self, number: int) -> Iterator[bool]:
         """Open while this process continues a failed job as a new one. False: another process does
         that, or somebody has run the job again."""
-        path = self.home.make(self.locate_job_folder(number)) / ".continuing"
-        with explain_write_errors(path):
-            file = path.open("ab")
-        with file:
+        with self._open_marker(number, ".continuing") as file:
             free = True
             with suppress(OSError):  # some shared disks have no locks
                 try:
@@ -373,11 +346,10 @@ class Store:
 def _write(path: Path, record: Cluster | Job) -> None:
     """Raises NewerRecordError where a later clusterctl has written the record meanwhile."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
-        refuse_newer(path, pick_version(path.read_bytes()))
+        _read_head(path, path.read_bytes())
     # Without a copy of all that is in it: a record of 1,000 workers is 700 kB.
-    data = msgspec.json.encode(
-        stamp({field.name: getattr(record, field.name) for field in fields(record)})
-    )
+    raw = {field.name: getattr(record, field.name) for field in fields(record)}
+    data = msgspec.json.encode({"record_version": VERSION, **raw})
     write_atomic(path, msgspec.json.format(data, indent=2) + b"\n")
 
 
@@ -404,10 +376,6 @@ def _lock(file: int) -> bool:
         if limit.passed:
             return False
         time.sleep(0.01)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
 
 LATEST = 253402300800.0
@@ -443,11 +411,11 @@ def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record],
     """Raises RecordError for a file that cannot be read, and for a record that fails the check."""
     try:
         data = path.read_bytes()
-        if is_current(pick_version(data)):
+        if _read_head(path, data).record_version == VERSION:
             record = msgspec.json.decode(data, type=kind)
         else:
             raw = msgspec.json.decode(data, type=dict[str, Any])
-            record = msgspec.convert(migrate(path, raw), kind)
+            record = msgspec.convert({RENAMED.get(k, k): v for k, v in raw.items()}, kind)
         check(record)
         return record
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:

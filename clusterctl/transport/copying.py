@@ -93,13 +93,19 @@ def unpack(archive: tarfile.TarFile, folder: Path, broken: Path | None = None) -
                 os.link(folder.joinpath(*inner), path)
         elif member.isreg():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with (
-                open(path, "xb") as file,
-                _remove_on_failure(path, broken and broken / Path(*parts)),
-            ):
-                source = archive.extractfile(member)
-                if source is not None:
-                    shutil.copyfileobj(source, file, CHUNK)
+            with open(path, "xb") as file:
+                try:
+                    source = archive.extractfile(member)
+                    if source is not None:
+                        shutil.copyfileobj(source, file, CHUNK)
+                except BaseException:
+                    if broken:
+                        begun = broken / Path(*parts)
+                        begun.parent.mkdir(parents=True, exist_ok=True)
+                        path.rename(begun)
+                    else:
+                        path.unlink()
+                    raise
                 os.fchmod(file.fileno(), member.mode & 0o777)
             os.utime(path, (member.mtime, member.mtime))
         else:
@@ -119,19 +125,6 @@ def _find_limit(parts: list[str]) -> str:
     if longest > MAX_NAME or len(os.fsencode("/".join(parts))) > MAX_PATH:
         return "the name is too long"
     return ""
-
-
-@contextmanager
-def _remove_on_failure(path: Path, broken: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if broken:
-            broken.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(broken)
-        else:
-            path.unlink()
-        raise
 
 
 def split_inner_parts(name: str) -> list[str]:

@@ -221,7 +221,6 @@ class Pool(AbstractContextManager["Pool"]):
         names: Sequence[str] | None = None,
         *,
         timeout: float,
-        limit: int = LIMIT,
         on_done: OnDone | None = None,
     ) -> tuple[NodeResult, ...]:
         """Opens the connections; what fails is said in `error`."""
@@ -230,7 +229,7 @@ class Pool(AbstractContextManager["Pool"]):
             self._transports[name].connect(timeout)
             return NodeResult(node=name, exit_code=0)
 
-        return self.call_each(connect, names, limit=limit, on_done=on_done)
+        return self.call_each(connect, names, on_done=on_done)
 
     def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
         """Opens new connections to these nodes, beside those that are open: TCP on one that was cut
@@ -264,7 +263,6 @@ class Pool(AbstractContextManager["Pool"]):
         *,
         stdin: bytes | Mapping[str, bytes] = b"",
         timeout: float,
-        limit: int = LIMIT,
         on_stdout: Callable[[str, bytes], None] | None = None,
         on_done: OnDone | None = None,
     ) -> tuple[NodeResult, ...]:
@@ -285,17 +283,16 @@ class Pool(AbstractContextManager["Pool"]):
 
         if names is None and not isinstance(command, str):
             names = [name for name in self._nodes if name in command]
-        return self.call_each(run, names, limit=limit, on_done=on_done)
+        return self.call_each(run, names, on_done=on_done)
 
     def call_each(
         self,
         action: Action,
         names: Sequence[str] | None = None,
         *,
-        limit: int = LIMIT,
         on_done: OnDone | None = None,
     ) -> tuple[NodeResult, ...]:
-        """Calls `action` with each node's name, for at most `limit` nodes at a time.
+        """Calls `action` with each node's name, for at most LIMIT nodes at a time.
 
         Results in the order of the names (by default all, as given to the pool). What a transport
         raises becomes an `error`; a bug in `action` is raised when all have ended. Ctrl-C cuts the
@@ -312,7 +309,7 @@ class Pool(AbstractContextManager["Pool"]):
                     _answer(result, action, name, on_done)
 
         # Not an executor: its threads keep the interpreter alive after Ctrl-C.
-        for _ in range(min(limit, len(chosen))):
+        for _ in range(min(LIMIT, len(chosen))):
             run_in_background(work)
         try:
             wait(results)

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.model import Role
-from clusterctl.errors import LeftoverError, UsageError
+from clusterctl.errors import LeftoverError
 from clusterctl.machines.local import processes
 from clusterctl.machines.local.processes import Process
-from clusterctl.machines.local.provider import LocalProvider
 from tests.conftest import NOT_ROOT, missing
 from tests.local.conftest import MakeLab
-from tests.local.lab import Lab, cluster, drive
+from tests.local.lab import Lab, drive
 
 WEIRD = "a b$HOME;'q\"\\%h#é*"
 
@@ -130,12 +128,6 @@ def test_any_path_of_the_state_home_works(
     assert lab.ssh("worker-1", "sh -c 'printf %s \"$HOME\"'") == str(
         lab.site.locate("worker-1").home
     )
-
-
-def test_a_newline_in_the_path_is_refused(make_lab: MakeLab) -> None:
-    lab = make_lab(mode="loopback")
-    with pytest.raises(UsageError, match="control character"):
-        LocalProvider().create(lab.cluster(1), lab.folder / "a\nb", print)
 
 
 def test_create_converges_to_the_number_wanted(lab: Lab) -> None:
@@ -268,11 +260,6 @@ def test_down_works_with_all_files_gone(lab: Lab) -> None:
     assert lab.leftovers() == []
 
 
-def test_python_runs_on_a_node(lab: Lab) -> None:
-    lab.up(1)
-    assert lab.ssh("worker-1", f"{sys.executable} -c 'import jinja2; print(6 * 7)'") == "42"
-
-
 def test_nobody_else_can_take_the_place_of_a_temporary_folder(lab: Lab, tmp_path: Path) -> None:
     """Neither by a name that can be guessed before the start, nor by that of one that a cleaner of
     /tmp has removed; and a link that a program has left is no bug."""
@@ -298,12 +285,6 @@ def test_nobody_else_can_take_the_place_of_a_temporary_folder(lab: Lab, tmp_path
         for path in squatted:
             path.unlink()
     assert [path.name for path in tmp_path.iterdir() if path.name == "theirs"] == ["theirs"]
-
-
-def test_the_number_of_workers_has_limits(lab: Lab) -> None:
-    for workers in (0, 201):
-        with pytest.raises(UsageError, match="1 to 200 workers"):
-            LocalProvider().plan(cluster(lab.id, workers).spec)
 
 
 def test_what_cannot_be_removed_is_named(lab: Lab, tmp_path: Path) -> None:

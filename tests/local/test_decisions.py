@@ -10,24 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.core.model import ClusterSpec, NodeGroup, NodeResult
+from clusterctl.core.model import ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks
 from clusterctl.machines.local import layout, nodes, sshd
 from clusterctl.machines.local.provider import LocalProvider
 from clusterctl.machines.local.sshd import Server
-
-
-def test_node_names() -> None:
-    assert layout.name_nodes(2) == ("launcher", "worker-1", "worker-2")
-    assert len(layout.name_nodes(layout.MAX_WORKERS)) == 201
-    assert [layout.parse_index(name) for name in layout.name_nodes(2)] == [0, 1, 2]
-
-
-def test_names_that_have_a_limit_keep_it() -> None:
-    site = layout.make_site("x" * 200, Path("/somewhere"))
-    assert len(site.interface) <= 15
-    assert len(str(site.locate("worker-200").scratch)) < 32
 
 
 @pytest.mark.parametrize(
@@ -93,12 +81,6 @@ def test_networks_in_use() -> None:
     assert networks.parse_taken("", "") == ()
 
 
-def test_own_subnet() -> None:
-    assert networks.find_own(ADDRESSES, "cctl-mine") == IPv4Network("198.18.9.0/24")
-    assert networks.find_own(ADDRESSES, "cctl-other") is None
-    assert networks.find_own(ADDRESSES, "lo") is None
-
-
 def test_a_claim_excludes_others_until_it_ends() -> None:
     """Clusters that other tests start may hold some of the subnets."""
     with ExitStack() as mine, ExitStack() as theirs:
@@ -120,20 +102,6 @@ def test_no_subnet_left() -> None:
     with ExitStack() as stack, pytest.raises(ProviderError, match="overlaps") as error:
         networks.claim("x", lambda: (networks.POOL,), stack)
     assert "CLUSTERCTL_LOCAL_MODE=loopback" in error.value.hint
-
-
-def test_addresses_of_nodes() -> None:
-    subnet = IPv4Network("198.18.5.0/24")
-    assert networks.compute_address(subnet, 0) == "198.18.5.1"
-    assert networks.compute_address(subnet, layout.MAX_WORKERS) == "198.18.5.201"
-    assert networks.compute_mac("198.18.5.201") == "02:00:c6:12:05:c9"
-
-
-def test_a_cable() -> None:
-    assert nodes.render_cable("n42", "eth0", "198.18.5.1", 42) == (
-        "link add name n42 type veth peer name eth0 address 02:00:c6:12:05:01 netns 42\n"
-        "link set n42 master br0 up\n"
-    )
 
 
 def test_hosts_give_every_node_its_real_address() -> None:
@@ -212,16 +180,6 @@ def test_accounts_are_unlocked_without_their_hashes(tmp_path: Path) -> None:
     assert "!" not in text
 
 
-def test_a_file_keeps_its_inode_when_rewritten(tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    sshd.rewrite(path, "a long first text\n")
-    inode = path.stat().st_ino
-    sshd.rewrite(path, "short\n")
-    assert path.read_text() == "short\n"
-    assert path.stat().st_ino == inode
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
 def test_no_sshd_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sshd, "SEARCH", str(tmp_path))
     with pytest.raises(ProviderError, match="sshd is not installed") as error:
@@ -240,24 +198,6 @@ def test_another_system_than_linux_says_what_is_possible_there(
             ClusterSpec(name="lab", provider="local", groups=(NodeGroup(count=2, family="cpu"),))
         )
     assert "clusterctl attach" in error.value.hint
-
-
-FULL, NONE, NO_NET = "000001ffffffffff", "0000000000000000", "000001ffffffefff"
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "stderr", "expected"),
-    [
-        (NONE, b"unshare failed", "no CAP_SYS_ADMIN"),
-        (NO_NET, b"", "no CAP_NET_ADMIN"),
-        (FULL, b"one\nmount: /proc: permission denied.\n", "mount: /proc: permission denied."),
-        (FULL, b"", "the trial ended with 1"),
-    ],
-)
-def test_why_there_are_no_namespaces(capabilities: str, stderr: bytes, expected: str) -> None:
-    trial = NodeResult(node="", exit_code=1, stderr=stderr)
-    status = f"Name:\tx\nCapPrm:\t{FULL}\nCapEff:\t{capabilities}\nCapBnd:\t{FULL}\n"
-    assert nodes.explain_mode(trial, status) == expected
 
 
 def test_the_mode_can_be_forced() -> None:

@@ -56,19 +56,10 @@ def test_picks_fast_ciphers_and_falls_back(start_sshd: Callable[..., Sshd]) -> N
             assert list(server.connections.values()) == [True]
 
 
-def test_no_common_cipher(start_sshd: Callable[..., Sshd]) -> None:
-    server = start_sshd(extra="Ciphers chacha20-poly1305@openssh.com\n")
-    fails(server.transport(), "have no algorithm in common")
-
-
-def test_refused(sshd: Sshd) -> None:
-    free = free_port()
-    transport = sshd.transport(node=make_node(free))
-    words = (f"127.0.0.1:{free}", "nothing listens on port", "is sshd running on the node?")
-    fails(transport, *words)
-
-
 def test_no_answer(sshd: Sshd, deaf: int) -> None:
+    free = free_port()
+    words: tuple[str, ...] = (f"127.0.0.1:{free}", "nothing listens on port")
+    fails(sshd.transport(node=make_node(free)), *words)
     transport = sshd.transport(node=make_node(deaf))
     words = ("no answer within 0.5 s", "route, firewall or security group")
     fails(transport, *words, timeout=0.5)
@@ -101,15 +92,20 @@ def test_resolved_name(sshd: Sshd, tmp_path: Path) -> None:
         assert transport.run("true", timeout=10).ok
 
 
-def test_silent_peer(sshd: Sshd, peer: Callable[..., int]) -> None:
-    transport = sshd.transport(node=make_node(peer()))
-    words = ("the port is open but sshd does not answer", "within 0.4 s")
-    fails(transport, *words, timeout=0.399999)
-
-
-def test_key_exchange_stalls(sshd: Sshd, peer: Callable[..., int]) -> None:
-    transport = sshd.transport(node=make_node(peer(b"SSH-2.0-OpenSSH_9.2\r\n")))
-    fails(transport, "the key exchange does not end", timeout=0.4)
+@pytest.mark.parametrize(
+    ("said", "hang_up", "words"),
+    [
+        (b"", False, ("the port is open but sshd does not answer", "within 0.4 s")),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", False, ("the key exchange does not end",)),
+        (b"", True, ("closed before sshd answered", "MaxStartups")),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x\r\n" * 120, False, ("is not sshd",)),
+    ],
+    ids=["silent", "stalls", "hangs up", "no sshd"],
+)
+def test_a_peer_that_is_no_sshd_of_ours(
+    said: bytes, hang_up: bool, words: tuple[str, ...], sshd: Sshd, peer: Callable[..., int]
+) -> None:
+    fails(sshd.transport(node=make_node(peer(said, hang_up))), *words, timeout=0.399999)
     assert not [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
 
 
@@ -140,16 +136,6 @@ def test_log_in_stalls(start_sshd: Callable[..., Sshd]) -> None:
         f"AuthorizedKeysCommandUser {getpass.getuser()}\n"
     )
     fails(server.transport(), "sshd does not answer the log-in", timeout=0.7)
-
-
-def test_hangs_up(sshd: Sshd, peer: Callable[..., int]) -> None:
-    transport = sshd.transport(node=make_node(peer(hang_up=True)))
-    fails(transport, "closed before sshd answered", "MaxStartups")
-
-
-def test_no_sshd(sshd: Sshd, peer: Callable[..., int]) -> None:
-    port = peer(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x\r\n" * 120)
-    fails(sshd.transport(node=make_node(port)), "is not sshd")
 
 
 def fingerprint(path: Path) -> str:
@@ -216,16 +202,21 @@ def test_refused_key(sshd: Sshd, tmp_path: Path) -> None:
     fails(transport, "refused user", str(tmp_path / "stranger"), "authorized_keys")
 
 
-def test_too_many_refused_keys(start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
-    write_key(tmp_path / "stranger")
-    server = start_sshd(extra="MaxAuthTries 1\n")
-    transport = server.transport(identity=tmp_path / "stranger")
-    fails(transport, str(tmp_path / "stranger"))
-
-
-def test_keys_not_taken(start_sshd: Callable[..., Sshd]) -> None:
-    server = start_sshd(extra="PubkeyAuthentication no\nPasswordAuthentication yes\n")
-    fails(server.transport(), "sshd does not accept keys for user", "only password")
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("Ciphers chacha20-poly1305@openssh.com\n", ("have no algorithm in common",)),
+        (
+            "PubkeyAuthentication no\nPasswordAuthentication yes\n",
+            ("sshd does not accept keys for user", "only password"),
+        ),
+    ],
+    ids=["ciphers", "passwords"],
+)
+def test_a_server_that_nobody_can_log_in_to(
+    extra: str, words: tuple[str, ...], start_sshd: Callable[..., Sshd]
+) -> None:
+    fails(start_sshd(extra=extra).transport(), *words)
 
 
 def test_identity_that_is_of_no_use(sshd: Sshd, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from clusterctl.core.model import Node, NodeResult, fold
 from clusterctl.errors import ProviderError, UsageError
+from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Tunnel
 from tests.e2e.cli import wait_for
@@ -108,7 +109,10 @@ def test_one_node_that_hangs(
     assert [result.ok for result in pool.connect(timeout=0.4)] == [r.ok for r in results]
 
 
-def test_no_more_than_the_limit(make_pool: Callable[..., Pool], nodes: list[Node]) -> None:
+def test_no_more_than_the_limit(
+    make_pool: Callable[..., Pool], nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_pool, "LIMIT", 2)
     pool = make_pool(nodes)
     lock = threading.Lock()
     busy, most = 0, 0
@@ -123,7 +127,7 @@ def test_no_more_than_the_limit(make_pool: Callable[..., Pool], nodes: list[Node
             busy -= 1
         return NodeResult(node=name, exit_code=0)
 
-    assert len(pool.call_each(count, limit=2)) == 6
+    assert len(pool.call_each(count)) == 6
     assert most == 2
 
 
@@ -166,6 +170,7 @@ INTERRUPTED = """import sys, time
 from pathlib import Path
 from clusterctl.core.model import Node, Role
 from clusterctl.transport.protocol import Tunnel
+from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.pool import Pool
 folder, *ports = sys.argv[1:]
 nodes = [

@@ -50,56 +50,6 @@ def test_threads_that_a_start_file_sets_are_no_cores(name: str) -> None:
     assert len({done.stdout for done in said}) == 1
 
 
-GARBAGE = [
-    "",
-    "\n",
-    "\0\0\0",
-    "[",
-    "[]",
-    "[[]]",
-    "[1]\n[2]",
-    "[null]",
-    '["a", "b"]',
-    '["a", "b", null]',
-    "{}",
-    '{"card0": 1}',
-    '{"card0": null, "system": 3}',
-    "null",
-    "true",
-    "-1",
-    "1e9",
-    "9" * 5000,
-    '[{"addr_info": 3}]',
-    '[{"addr_info": [{"family": "inet", "local": "x"}]}]',
-    '[{"ifname": "x", "addr_info": [{"family": "inet", "local": "10.0.0.1"}]}]',
-    '[{"ifname":"x","flags":null,"addr_info":[{"family":"inet","local":"1.2.3.4","prefixlen":8}]}]',
-    "sh: 1: nproc: not found",
-    "Segmentation fault (core dumped)",
-    "/bin/mpirun\n",
-    "/x/bin/mpirun\nmpirun (Open MPI) five",
-    ", \n, ",
-    "\N{SNOWMAN} \udc80",
-    "@@fact",
-    "@@fact nonsense\n1",
-]
-
-
-@pytest.mark.parametrize("text", GARBAGE, ids=lambda text: ascii(text)[:40])
-def test_garbage_is_no_exception(text: str) -> None:
-    """Whatever one question is answered, the others keep their answers."""
-    for name in facts.list_questions(()):
-        found = facts.parse_facts(f"@@fact {name}\n{text}\n@@fact arch\naarch64\n@@fact end\n")
-        if name != "arch":
-            assert found.arch == "aarch64", name
-
-
-def test_an_answer_that_means_nothing_leaves_the_default() -> None:
-    text = "".join(
-        f"@@fact {name}\n?\n" for name in ("cores", "interfaces", "amd", "python", "mpi")
-    )
-    assert facts.parse_facts(text) == NodeFacts()
-
-
 def ask(name: str, path: Path, *pythons: str, system: str = ":/usr/bin:/bin") -> NodeFacts:
     """The fact, from its real command in sh, with `path` before the system's own on PATH."""
     command = facts.list_questions(pythons)[name]

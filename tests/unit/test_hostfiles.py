@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.core.model import Role
+from clusterctl.core.model import Node, Role
 from clusterctl.errors import UsageError
-from clusterctl.machines.hosts import Host, build_nodes, parse_hosts
+from clusterctl.machines.hosts import parse_hosts
+
+
+def said(node: Node) -> tuple[str, str, str, int, int, str]:
+    return node.name, node.address, node.user, node.ssh_port, node.slots, node.python
 
 
 def test_our_own_lines() -> None:
@@ -15,17 +19,28 @@ def test_our_own_lines() -> None:
     gpu1 slots=4 gpu=2 user=ana port=2222
     bob@10.0.0.2   # of Bob's
     head.site.org role=launcher python=/opt/py/bin/python
+    last slots=3
     """
-    assert parse_hosts(text, "hosts") == (
-        Host(name="gpu1", address="gpu1", user="ana", port=2222, slots=4, gpus=2),
-        Host(name="10.0.0.2", address="10.0.0.2", user="bob"),
-        Host(
-            name="head.site.org",
-            address="head.site.org",
-            python="/opt/py/bin/python",
-            launcher=True,
-        ),
-    )
+    head = "head.site.org"
+    assert [said(node) for node in parse_hosts("\ufeff" + text, "hosts", "u")] == [
+        (head, head, "u", 0, 0, "/opt/py/bin/python"),
+        ("gpu1", "gpu1", "ana", 2222, 2, ""),
+        ("10.0.0.2", "10.0.0.2", "bob", 0, 0, ""),
+        ("last", "last", "u", 0, 3, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        ("a\nb", [("a", Role.BOTH), ("b", Role.WORKER)]),
+        ("a\nb role=launcher", [("b", Role.LAUNCHER), ("a", Role.WORKER)]),
+    ],
+)
+def test_the_first_host_does_both_unless_there_is_a_launcher(
+    text: str, roles: list[tuple[str, Role]]
+) -> None:
+    assert [(node.name, node.role) for node in parse_hosts(text, "h")] == roles
 
 
 def test_an_open_mpi_hostfile() -> None:
@@ -35,10 +50,6 @@ def test_an_open_mpi_hostfile() -> None:
         ("b", 8),
         ("c", 3),
     ]
-
-
-def test_a_mark_of_windows_editors_is_no_part_of_a_name() -> None:
-    assert parse_hosts("\ufeffa slots=2\n", "hosts") == (Host(name="a", address="a", slots=2),)
 
 
 def test_an_inventory() -> None:
@@ -56,15 +67,12 @@ def test_an_inventory() -> None:
     ansible_port = 2200
     ansible_ssh_common_args = '-o ProxyJump=x'
     """
-    found = {host.name: host for host in parse_hosts(text, "i")}
+    found = {node.name: node for node in parse_hosts(text, "i")}
     assert list(found) == ["head", "node08", "node09", "node10", "gpua", "gpub"]
-    assert found["head"] == Host(name="head", address="192.0.2.1", user="everyone", launcher=True)
-    assert (found["node09"].user, found["node09"].port, found["node09"].slots) == (
-        "everyone",
-        2200,
-        2,
-    )
-    assert (found["gpua"].user, found["gpub"].port) == ("root", 23)
+    assert found["head"].role is Role.LAUNCHER
+    assert said(found["head"]) == ("head", "192.0.2.1", "everyone", 0, 0, "")
+    assert said(found["node09"]) == ("node09", "node09", "everyone", 2200, 2, "")
+    assert (found["gpua"].user, found["gpub"].ssh_port) == ("root", 23)
 
 
 def test_groups_in_a_circle_end() -> None:
@@ -104,22 +112,6 @@ def test_groups_in_a_circle_end() -> None:
 def test_a_bad_line_is_named(text: str, words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse_hosts(text, "hosts")
-    said = f"{caught.value.message} {caught.value.hint}"
-    assert all(word in said for word in words), said
+    told = f"{caught.value.message} {caught.value.hint}"
+    assert all(word in told for word in words), told
     assert caught.value.hint
-
-
-def test_the_first_host_does_both() -> None:
-    made = build_nodes(parse_hosts("a\nb\n", "h"), user="u")
-    assert [(node.name, node.role) for node in made] == [("a", Role.BOTH), ("b", Role.WORKER)]
-    assert {node.user for node in made} == {"u"}
-
-
-def test_a_launcher_comes_first_and_runs_no_ranks() -> None:
-    made = build_nodes(
-        parse_hosts("a slots=2\nb gpu=4 slots=9\nc role=launcher user=v\n", "h"), user="u"
-    )
-    assert [node.name for node in made] == ["c", "a", "b"]
-    assert [node.role for node in made] == [Role.LAUNCHER, Role.WORKER, Role.WORKER]
-    assert [node.slots for node in made] == [0, 2, 4]
-    assert [node.user for node in made] == ["v", "u", "u"]

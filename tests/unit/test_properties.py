@@ -130,8 +130,7 @@ def test_a_name_is_safe_everywhere_or_refused(name: str) -> None:
 )  # fmt: skip
 def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
     try:
-        hosts = machines_hosts.parse_hosts(text, "hosts")
-        nodes = machines_hosts.build_nodes(hosts)
+        nodes = machines_hosts.parse_hosts(text, "hosts")
     except UsageError as error:
         refused_in_one_line(error)
         return

@@ -215,13 +215,10 @@ def test_what_is_no_registry(hub: Hub, garbage: bytes) -> None:
     assert caught.value.hint == "is it a container registry?"
 
 
-def test_nobody_there() -> None:
-    with pytest.raises(ProviderError, match=r"cannot ask 127.0.0.1:9 .*: Connection refused"):
-        registry.resolve_image("127.0.0.1:9/team/cpu:1")
-
-
 def test_a_registry_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "TIMEOUT", 0.2)
+    with pytest.raises(ProviderError, match=r"cannot ask 127.0.0.1:9 .*: Connection refused"):
+        registry.resolve_image("127.0.0.1:9/team/cpu:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         image = f"127.0.0.1:{server.getsockname()[1]}/team/cpu:1"
         with pytest.raises(ProviderError, match=r"cannot ask .* timed out"):

@@ -9,7 +9,6 @@ import resource
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,26 +23,6 @@ from tests.unit.making import cluster, job
 from tests.unit.test_state import ROOT, start, store
 
 __all__ = ["start", "store"]
-
-
-def test_a_reader_sees_the_old_or_the_new(tmp_path: Path) -> None:
-    path, texts = tmp_path / "record", [b"a" * 100_000, b"b" * 50_000]
-    write_atomic(path, texts[0])
-    ended = threading.Event()
-
-    def write() -> None:
-        for count in range(60):
-            write_atomic(path, texts[count % 2])
-        ended.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen = set()
-    while not ended.is_set():
-        seen.add(path.read_bytes())
-    writer.join()
-    assert seen <= set(texts)
-    assert [item.name for item in tmp_path.iterdir()] == ["record"]
 
 
 def test_a_record_is_on_the_disk_before_it_takes_the_place_of_the_old_one(

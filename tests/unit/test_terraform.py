@@ -28,9 +28,7 @@ from clusterctl.terraform.folder import Listener, Terraform
         ("not json", None),
         ('{"type":"version"}', None),
         ("[]", None),
-        ('{"type":"diagnostic"}', None),
         ('{"type":"apply_start","hook":{"action":"delete"}}', None),
-        ('{"type":"outputs","outputs":{"n":7}}', None),
         ('{"type":"apply_start","hook":{"resource":{"addr":"a.b"},"elapsed_seconds":"?"}}', None),
         (
             '{"type":"apply_complete","hook":{"resource":{"addr":"aws_vpc.this"},"action":"create",'
@@ -326,12 +324,6 @@ def test_an_init_that_nobody_waits_for_ends_with_us(tmp_path: Path) -> None:
     [pid] = (tmp_path / "terraform-seeds").glob("*/pid")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
-
-
-def test_a_failing_init_says_why(tmp_path: Path) -> None:
-    fake(tmp_path, 'sys.stderr.write("Error: no such registry\\n"); sys.exit(1)')
-    with pytest.raises(binary.TerraformError, match="init failed: Error: no such registry"):
-        seeded(tmp_path, "one").init()
 
 
 BROKEN = """There are some problems with the CLI configuration:

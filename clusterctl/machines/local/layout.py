@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
@@ -31,92 +30,43 @@ def parse_index(name: str) -> int:
     return 0 if name == LAUNCHER else int(name.rpartition("-")[2])
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
-    """The files of one node. `folder` is all that the node sees of the state home."""
+    """The files of one node. `folder` is all that the node sees of the state home, `scratch` its
+    TMPDIR."""
 
-    name: str
-    folder: Path
-    scratch: Path
-    """Its TMPDIR."""
-
-    @property
-    def root(self) -> Path:
-        return self.folder / "root"
-
-    @property
-    def home(self) -> Path:
-        return self.folder / "home"
-
-    @property
-    def etc(self) -> Path:
-        return self.folder / "etc"
-
-    @property
-    def config(self) -> Path:
-        return self.etc / "sshd_config"
-
-    @property
-    def host_key(self) -> Path:
-        return self.etc / "ssh_host_ed25519_key"
-
-    @property
-    def pid_file(self) -> Path:
-        """sshd writes it once it listens."""
-        return self.etc / "sshd.pid"
-
-    @property
-    def authorized_keys(self) -> Path:
-        return self.etc / "authorized_keys"
-
-    @property
-    def hosts(self) -> Path:
-        return self.etc / "hosts"
-
-    @property
-    def shadow(self) -> Path:
-        return self.etc / "shadow"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "sshd.log"
+    def __init__(self, name: str, folder: Path, scratch: Path) -> None:
+        self.name = name
+        self.folder = folder
+        self.scratch = scratch
+        self.root = folder / "root"
+        self.home = folder / "home"
+        self.log = folder / "sshd.log"
+        self.etc = folder / "etc"
+        self.config = self.etc / "sshd_config"
+        self.host_key = self.etc / "ssh_host_ed25519_key"
+        self.pid_file = self.etc / "sshd.pid"  # sshd writes it once it listens
+        self.authorized_keys = self.etc / "authorized_keys"
+        self.hosts = self.etc / "hosts"
+        self.shadow = self.etc / "shadow"
 
 
-@dataclass(frozen=True, slots=True)
 class Site:
     """One local cluster. `folder` has no symbolic links: it is what the kernel calls it."""
 
-    id: str
-    folder: Path
-
-    @property
-    def short(self) -> str:
-        """Eight characters that stand for the id where few or odd ones are not welcome."""
-        return hashlib.sha256(self.id.encode()).hexdigest()[:8]
-
-    @property
-    def nodes(self) -> Path:
-        return self.folder / "nodes"
-
-    @property
-    def shared(self) -> Path:
+    def __init__(self, id: str, folder: Path) -> None:
+        self.id = id
+        self.folder = folder
+        self.nodes = folder / "nodes"
+        self.shared = folder / "shared"
         """The folder that all nodes see, at this path, if one was asked for."""
-        return self.folder / "shared"
-
-    @property
-    def interface(self) -> str:
+        self.short = hashlib.sha256(id.encode()).hexdigest()[:8]
+        """Stands for the id where few or odd characters are not welcome."""
+        self.interface = f"cctl-{self.short}"
         """This machine's end of the cable to the switch; a name has at most 15 characters."""
-        return f"cctl-{self.short}"
-
-    @property
-    def scratch_prefix(self) -> str:
-        return f"cctl-{self.short}-"
-
-    @property
-    def scratch_link(self) -> Path:
+        self.scratch_prefix = f"cctl-{self.short}-"
+        self.scratch_link = folder / "scratch"
         """Leads to the parent of the nodes' TMPDIRs, which has a name that nobody else can guess,
         and take before."""
-        return self.folder / "scratch"
 
     @property
     def scratch(self) -> Path:

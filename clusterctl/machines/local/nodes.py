@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Protocol
 
 from clusterctl import process as process_module
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.model import NodeResult
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks as machines_networks
 from clusterctl.machines.local import layout, processes, sshd
@@ -239,11 +237,12 @@ _ATTEMPTS = 3
 """A loopback port that was free a moment ago may be taken when sshd wants it."""
 
 
-class Network(Protocol):
+class Network:
     """What differs between namespaces and loopback."""
 
     def adopt(self, found: Sequence[Process]) -> bool:
         """Takes over what nodes share from an earlier start; False: it is missing or half-made."""
+        return True
 
     def renew(self) -> None:
         """Gets ready to make it; all processes of an earlier start are gone."""
@@ -253,9 +252,11 @@ class Network(Protocol):
 
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         """Where a node's sshd listens; the first is where others reach it."""
+        raise NotImplementedError
 
     def build_commands(self, places: Sequence[Place]) -> dict[str, list[str]]:
         """What to start for these nodes; each command waits for a line on its standard input."""
+        raise NotImplementedError
 
     def write_files(self, places: Sequence[Place]) -> None:
         """Writes the files of all wanted nodes that depend on who is there."""
@@ -395,8 +396,6 @@ ip -4 -j address >/dev/null
 exec ip link add name one master br0 type veth peer name two
 """
 _TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
-_CAPABILITIES = {21: "CAP_SYS_ADMIN", 12: "CAP_NET_ADMIN"}
-"""What a node needs, by bit (linux/capability.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,15 +435,8 @@ def find_obstacle() -> str:
         if shutil.which(tool, path=SEARCH) is None:
             return f"{tool} is not installed (package {package})"
     trial = process_module.run([*UNSHARE, "sh", "-ec", _TRIAL], timeout=5, env={"PATH": SEARCH})
-    return "" if trial.ok else explain_mode(trial, Path("/proc/self/status").read_text())
-
-
-def explain_mode(trial: NodeResult, status: str) -> str:
-    """A short phrase from a failed trial and our /proc/self/status."""
-    effective = int(status.partition("\nCapEff:")[2].split(maxsplit=1)[0], 16)
-    for bit, name in _CAPABILITIES.items():
-        if not effective >> bit & 1:
-            return f"no {name}"
+    if trial.ok:
+        return ""
     return (
         trial.why if trial.error or trial.complaints else f"the trial ended with {trial.exit_code}"
     )
@@ -510,7 +502,7 @@ def drop_interface(site: Site) -> None:
         run_ip(site, "link", "delete", site.interface, check=False)
 
 
-class Namespaces:
+class Namespaces(Network):
     """The network of a cluster in namespace mode."""
 
     def __init__(self, site: Site, server: Server, until: ExitStack) -> None:
@@ -643,21 +635,12 @@ _OURS = 0o711
 """Permissions of that folder if we made it; the distribution's service makes (and resets) 0755."""
 
 
-class Loopback:
-    """The network of a cluster in loopback mode."""
+class Loopback(Network):
+    """Of loopback nodes, which share nothing and have this machine's names."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._ports: dict[str, Endpoint] = {}
-
-    def adopt(self, found: Sequence[Process]) -> bool:
-        return True
-
-    def renew(self) -> None:
-        """Nothing is shared between the nodes."""
-
-    def prune(self, kept: Sequence[Process]) -> None:
-        """Nothing is left of a node whose processes are gone."""
 
     def listen(self, place: Place) -> tuple[Endpoint, ...]:
         """Where the node listens already, else a free port on its own address."""
@@ -675,12 +658,6 @@ class Loopback:
             self._ports[place.name] = find_free_endpoint(layout.parse_index(place.name))
         hold = ["sh", locate_script("hold.sh"), self._server.path, "-D", "-e", "-f"]
         return {place.name: [*hold, str(place.config)] for place in places}
-
-    def write_files(self, places: Sequence[Place]) -> None:
-        """Loopback nodes have this machine's names."""
-
-    def connect(self, started: Mapping[str, NodeProcess]) -> None:
-        """There is nothing to plug in."""
 
     def _let_root_in(self) -> None:
         if is_locked(self._server.user):

@@ -90,7 +90,7 @@ class LocalProvider(Provider):
         if cluster.spec.shared:
             site.shared.mkdir(mode=0o700, exist_ok=True)
         with ExitStack() as until:
-            network: Namespaces | Loopback = (
+            network = (
                 Namespaces(site, server, until) if mode == nodes.NAMESPACES else Loopback(server)
             )
             outcome = converge(site, network, names, server)
