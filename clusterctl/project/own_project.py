@@ -154,10 +154,7 @@ def collect_own_project(tree: project_tree.Tree, folders: Iterable[Path]) -> lis
     while waiting:
         place = waiting.pop(0)
         if not place.is_relative_to(tree.root):
-            raise UsageError(
-                f"{place} is not inside the staged folder {tree.root}",
-                hint=f"--stage names a folder that holds both, or `--requirements {NONE}`",
-            )
+            raise project_tree.make_outside_error(str(place), tree.root, "both")
         project = build_own_project(tree, place)
         if project.folder not in found:
             found[project.folder] = project

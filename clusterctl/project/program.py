@@ -76,10 +76,7 @@ def resolve_program(
     tree = project_tree.find_tree(path.absolute().parent, script=path, chosen=chosen, limit=limit)
     location = path.resolve()
     if not location.is_relative_to(tree.root):
-        raise UsageError(
-            f"{script} is not inside the staged folder {tree.root}",
-            hint="--stage must name a folder that holds the script",
-        )
+        raise project_tree.make_outside_error(script, tree.root, "the script")
     working = _choose_folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
     kind, source = _find_kind(path), ""
@@ -327,10 +324,7 @@ def _locate_source(source: Path, tree: project_tree.Tree, working: str) -> str:
             hint="add a library with -e LDLIBS=-lNAME, headers with -e CFLAGS=-IFOLDER",
         )
     if not location.is_relative_to(tree.root):
-        raise UsageError(
-            f"--source: {source} is not inside the staged folder {tree.root}",
-            hint="--stage names a folder that holds all of them",
-        )
+        raise project_tree.make_outside_error(f"--source: {source}", tree.root, "all of them")
     return os.path.relpath(location, tree.root / working)
 
 

@@ -3,9 +3,7 @@ links that lead elsewhere, files that git has not fetched, an interpreter that i
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import math
 import os
 import re
@@ -17,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path, PurePath
 from shlex import join, quote
 
@@ -46,9 +45,6 @@ KEPT_BYTES = 5_000_000_000
 FRESH_SECONDS = 3600.0
 """An archive that was used so lately may belong to a job that has no record yet; one to which
 nothing was added for so long is not being written any more."""
-LEAST_HOLES = 64 << 10
-"""Bytes of holes from which on a file is packed as a sparse one."""
-
 Made = tuple[str, str, int]
 """A generated file: name, text, mode."""
 
@@ -64,14 +60,11 @@ def pack_file(name: str, data: bytes) -> bytes:
 
 
 def make_member(path: Path, name: str) -> bytes:
-    """A file or link as it is: its mode, its holes."""
+    """A file or link with its mode."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return make_link(name, os.readlink(path), tarfile.SYMTYPE)
-    mode = status.st_mode & PERMISSIONS
-    if status.st_size - status.st_blocks * 512 >= LEAST_HOLES:
-        return _make_sparse_entry(path, name, mode)
-    return make_entry(name, path.read_bytes(), mode)
+    return make_entry(name, path.read_bytes(), status.st_mode & PERMISSIONS)
 
 
 def make_entry(name: str, data: bytes, mode: int) -> bytes:
@@ -121,52 +114,9 @@ def remove_old(store: Store, limit: int = KEPT_BYTES) -> None:
                 size -= status.st_size
 
 
-def _make_sparse_entry(path: Path, name: str, mode: int) -> bytes:
-    """The data between the holes, as GNU tar packs it (its manual, "Storing Sparse Files": format
-    1.0 of PAX)."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        parts = _find_data(file.fileno(), size)
-        rows = [*parts, (size, 0)]
-        table = "\n".join([str(len(rows)), *(f"{at}\n{count}" for at, count in rows), ""]).encode()
-        sink = io.BytesIO(_fill_blocks(table))
-        sink.seek(0, os.SEEK_END)
-        for at, count in parts:
-            file.seek(at)
-            sink.write(file.read(count))
-    info = tarfile.TarInfo("GNUSparseFile.0/member")  # its name is in the headers
-    info.size, info.mode = sink.tell(), mode
-    info.pax_headers = {
-        "GNU.sparse.major": "1",
-        "GNU.sparse.minor": "0",
-        "GNU.sparse.name": name,
-        "GNU.sparse.realsize": str(size),
-    }
-    return _pack(info, sink.getvalue())
-
-
-def _find_data(file: int, size: int) -> list[tuple[int, int]]:
-    """Where a file has data: positions and lengths."""
-    found: list[tuple[int, int]] = []
-    end = 0
-    while end < size:
-        try:
-            start = os.lseek(file, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole
-                break
-            raise
-        end = min(os.lseek(file, start, os.SEEK_HOLE), size)
-        found.append((start, end - start))
-    return found
-
-
 def _pack(info: tarfile.TarInfo, data: bytes = b"") -> bytes:
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape") + _fill_blocks(data)
-
-
-def _fill_blocks(data: bytes) -> bytes:
-    return data + bytes(-len(data) % tarfile.BLOCKSIZE)
+    head = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    return head + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -275,32 +225,16 @@ def find_tree(
     ignored = _read_ignored(root)
     absent: list[str] = []
     found = _list_git_files(root, absent) if top else _walk(root, own, ignored)
-    names: Iterable[str] = (
+    first = script.resolve() if script is not None else None
+    own_names = [str(first.relative_to(root))] if first and first.is_relative_to(root) else []
+    names = (
         name
         for name in found
-        if not ignored(name) and not _is_in_ours((root / name).parent, root, fetched)
+        # Our own records and local nodes are nobody's program.
+        if not (ignored(name) or (root / name).is_relative_to(own))
+        and not _is_in_ours((root / name).parent, root, fetched)
     )
-    if script is not None and script.resolve().is_relative_to(root):
-        names = _add_name(names, str(script.resolve().relative_to(root)))
-    sizes: dict[str, int] = {}
-    size, too_large_since = 0, math.inf
-    for name in names:
-        path = root / name
-        if path.is_relative_to(own):
-            continue  # our own records and local nodes are nobody's program
-        try:
-            info = path.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # git lists what is tracked, also when it has been deleted here
-        sizes[name] = info.st_size
-        size += info.st_size
-        if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
-            too_large_since = min(too_large_since, time.monotonic())
-        if time.monotonic() - too_large_since > LOOK_ON:
-            break
-    if too_large_since < math.inf:
-        raise _make_too_large_error(root, sizes, limit)
-    tree = Tree(root, tuple(sorted(sizes)), size, top is not None, _find_largest(sizes))
+    tree = _measure(root, chain(own_names, names), limit, by_git=top is not None)
     return replace(tree, absent=tuple(name for name in absent if not ignored(f"{name}/")))
 
 
@@ -311,25 +245,48 @@ def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
     """
     if not paths:
         return tree
-    sizes = {name: (tree.root / name).lstat().st_size for name in tree.files}
+    names = list(tree.files)
     fetched: dict[Path, bool] = {}
     for path in paths:
         place = path.parent.resolve() / path.name if path.is_symlink() else path.resolve()
         if not os.path.lexists(place):
             raise UsageError(f"--include {path}: no such file or folder", hint="check the path")
         if not place.is_relative_to(tree.root):
-            raise UsageError(
-                f"--include {path} is not inside the staged folder {tree.root}",
-                hint="--stage names a folder that holds both",
-            )
+            raise make_outside_error(f"--include {path}", tree.root, "both")
         inside = (place / name for name in _walk(place)) if place.is_dir() else (place,)
-        for file in inside:
-            if not _is_in_ours(file.parent, tree.root, fetched):
-                sizes[str(file.relative_to(tree.root))] = file.lstat().st_size
-    size = sum(sizes.values())
-    if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
-        raise _make_too_large_error(tree.root, sizes, limit)
-    return replace(tree, files=tuple(sorted(sizes)), size=size, largest=_find_largest(sizes))
+        names += (
+            str(file.relative_to(tree.root))
+            for file in inside
+            if not _is_in_ours(file.parent, tree.root, fetched)
+        )
+    more = _measure(tree.root, names, limit, by_git=tree.by_git)
+    return replace(tree, files=more.files, size=more.size, largest=more.largest)
+
+
+def make_outside_error(what: str, root: Path, needs: str) -> UsageError:
+    return UsageError(
+        f"{what} is not inside the staged folder {root}",
+        hint=f"--stage must name a folder that holds {needs}",
+    )
+
+
+def _measure(root: Path, names: Iterable[str], limit: int, *, by_git: bool) -> Tree:
+    """Raises UsageError for a tree that is too large, after a look at what makes it so."""
+    sizes: dict[str, int] = {}
+    size, too_large_since = 0, math.inf
+    for name in names:
+        # Git lists what is tracked, also when it has been deleted here.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            size -= sizes.get(name, 0)
+            sizes[name] = (root / name).lstat().st_size
+            size += sizes[name]
+        if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
+            too_large_since = min(too_large_since, time.monotonic())
+        if time.monotonic() - too_large_since > LOOK_ON:
+            break
+    if too_large_since < math.inf:
+        raise _make_too_large_error(root, sizes, limit)
+    return Tree(root, tuple(sorted(sizes)), size, by_git, _find_largest(sizes))
 
 
 def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
@@ -523,11 +480,6 @@ def _is_ours(folder: Path) -> bool:
     return (folder / MARK).is_file() or any(found)
 
 
-def _add_name(names: Iterable[str], extra: str) -> Iterator[str]:
-    yield extra
-    yield from (name for name in names if name != extra)
-
-
 def may_stage(root: Path) -> bool:
     """Whether that is neither the whole file system nor the home folder."""
     person = os.environ.get("HOME")
@@ -631,13 +583,9 @@ def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -
     )
     made = [f"{what}: {_list_names(names)}; {advice}" for names, what, advice in notes if names]
     made += _describe_environment(tree, program.folder, env_files)
-    known = _list_paths(tree) if others else set()
+    folders = (str(place) for name in tree.files for place in PurePath(name).parents)
+    known = {*tree.files, *folders} if others else set()
     return Findings(tuple(made), tuple(name for name, end in others.items() if end not in known))
-
-
-def _list_paths(tree: Tree) -> set[str]:
-    """Its files and their folders."""
-    return {*tree.files, *(str(p) for name in tree.files for p in PurePath(name).parents)}
 
 
 def _is_pointer(path: str) -> bool:
