@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
@@ -24,6 +24,9 @@ comes later, and nobody should wait for more than five."""
 CLEAR = "\r\x1b[J"
 """Removes the line on a terminal that `Console.show` has drawn."""
 
+
+BAR = 24
+"""Characters of a bar."""
 
 Moved = tuple[int, int | None]
 """Bytes: copied so far, and still to be copied (None: unknown)."""
@@ -110,7 +113,7 @@ class Console:
                 if self._asking or self.quiet or (only_copies and not copied):
                     continue
                 if copied and sys.stderr.isatty():
-                    drawn = _draw(size - start, left)
+                    drawn = _draw_bar(size - start, left)
                     self.show(f"{self._format_time()}  {drawn}{self._doing}{copied}")
                 elif now - self._spoke >= silence:
                     step = escape_lines(self._doing).partition(";")[0]
@@ -321,13 +324,12 @@ def encode_ascii(error: UnicodeError) -> tuple[bytes, int]:
     return written, error.end
 
 
-def _draw(done: int, left: int | None) -> str:
+def _draw_bar(done: int, left: int | None) -> str:
     """A bar before the words, where it is known how much there is to copy."""
-    if left is None:
+    if not left:
         return ""
-    from clusterctl.cli.bar import render_bar  # on a terminal alone: rich takes its time to load
-
-    return f"{render_bar(done, done + left)} "
+    filled = BAR * done // (done + left)
+    return f"[{'#' * filled}{'-' * (BAR - filled)}] "
 
 
 def describe_copy(size: int, rate: float, rest: float | None) -> str:
@@ -349,3 +351,12 @@ def format_table(rows: Iterable[Iterable[object]]) -> str:
         for row in cells
     )
     return "\n".join(line.rstrip() for line in filled)
+
+
+def format_records(rows: Iterable[Mapping[str, object]]) -> str:
+    """The same with a head. What is None is `-`; a column without anything is left out."""
+    found = list(rows)
+    names = dict.fromkeys(name for row in found for name in row)
+    shown = [name for name in names if any(row.get(name) is not None for row in found)]
+    cells = ([row[n] if row.get(n) is not None else "-" for n in shown] for row in found)
+    return format_table([shown, *cells])

@@ -9,7 +9,6 @@ import typer
 
 from clusterctl.actions import common, data, images
 from clusterctl.cli.console import Console, format_table, pick
-from clusterctl.cli.progress import Transfer
 from clusterctl.core.text import format_bytes
 from clusterctl.data import sources
 from clusterctl.errors import UsageError
@@ -23,6 +22,25 @@ from clusterctl.options.clusters import (
 )
 
 
+class Download:
+    """Counts what is downloaded, beside what is copied (see `data.Progress`)."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._name, self._before, self._done, self._size = "", 0, 0, 0
+
+    def __call__(self, name: str, done: int, size: int) -> None:
+        if name != self._name:
+            self._name, self._before = name, self._before + self._done
+            self._console.step(f"downloading {name}")
+        self._done, self._size = done, size
+
+    def count(self) -> tuple[int, int | None]:
+        copied, left = common.count_copied()
+        rest = max(0, self._size - self._done) or None
+        return copied + self._before + self._done, rest if left is None else left
+
+
 def data_get(given: DataGet, console: Console) -> None:
     urls = [name for name in given.names if sources.is_url(name)]
     words = {"url"} if urls else set()
@@ -30,14 +48,14 @@ def data_get(given: DataGet, console: Console) -> None:
     if len(given.names) > 1 and (given.name or given.sha256):
         option = "--name" if given.name else "--sha256"
         raise UsageError(f"{option} works with one URL", hint="get them one by one")
-    store, bar = common.open_store(), Transfer(console)
+    store, download = common.open_store(), Download(console)
     options = data.GetOptions(
         given.mirror, given.cluster, not given.no_push, given.name, given.sha256
     )
-    with console.show_waiting(moved=common.count_copied):
+    with console.show_waiting(moved=download.count):
         got = [
             (data.download_on_nodes if name in urls else data.get)(
-                store, name, options, bar, console.report
+                store, name, options, download, console.report
             )
             for name in given.names
         ]

@@ -16,18 +16,18 @@ from clusterctl.actions import report as actions_report
 from clusterctl.actions import top as actions_top
 from clusterctl.actions import verify as actions_verify
 from clusterctl.cli.clusters import document_checks
-from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
+from clusterctl.cli.console import Console, ago, format_records, format_table, make_plain, pick
 from clusterctl.cli.output import choose_number
 from clusterctl.cli.run import read_program
 from clusterctl.core import stacks
 from clusterctl.core.job import JobState
-from clusterctl.core.text import count
+from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import redact
 from clusterctl.errors import UsageError
 from clusterctl.insight import scaling
 from clusterctl.insight import verify as insight_verify
 from clusterctl.insight.scaling import SPLIT, Curve, Curves
-from clusterctl.insight.top import GpuLook, NodeLine, RankLine, TopFrame
+from clusterctl.insight.top import NodeLine, RankLine, TopFrame
 from clusterctl.options.clusters import Verify
 from clusterctl.options.jobs import BenchAllreduce, BenchScaling, Diff, Doctor, Report, Top
 from clusterctl.options.run import Run
@@ -311,34 +311,36 @@ def render(frame: TopFrame, height: int | None = None) -> str:
         head.append(f"${frame.dollars:.4f} so far")
     if frame.left:
         head.append(f"about {ago(frame.left)} left")
-    rows = [("rank", "node", "step", "s/step", "loss", "cores", "memory")]
-    for line in ranks:
-        rows.append(
-            (
-                str(line.rank),
-                line.node if line.alive else f"{line.node} (ended)",
-                "-" if line.step is None else f"{line.step:g}",
-                _format_number(line.step_seconds),
-                _format_number(line.loss),
-                "-" if line.cpu is None else f"{line.cpu:.2f}",
-                _format_bytes(line.memory),
-            )
-        )
-    gpus = any(node.gpus for node in frame.nodes)
-    names = ("node", "CPU", "memory", *("GPUs", "GPU memory") * gpus, "received/s", "sent/s")
-    lines: list[tuple[str, ...]] = [names]
-    for node in nodes:
-        if node.error:
-            lines.append((node.node, node.error, *[""] * (len(names) - 2)))
-            continue
-        cpu = "-" if node.cpu is None else f"{node.cpu:.0%}"
-        memory = f"{_format_bytes(node.memory)} of {_format_bytes(node.total)}"
-        cells = _format_gpus(node.gpus) if gpus else ()
-        rates = (_format_share(node.received, node.ceiling), _format_share(node.sent, node.ceiling))
-        lines.append((node.node, cpu, memory, *cells, *rates))
-    return "\n\n".join(
-        (", ".join(head), format_table(rows), "\n".join((format_table(lines), *notes)))
-    )
+    tables = format_records(map(_list_rank, ranks)), format_records(map(_list_usage, nodes))
+    return "\n\n".join(filter(None, (", ".join(head), *tables))) + "".join(f"\n{n}" for n in notes)
+
+
+def _list_rank(line: RankLine) -> dict[str, object]:
+    return {
+        "rank": line.rank,
+        "node": line.node if line.alive else f"{line.node} (ended)",
+        "step": "-" if line.step is None else f"{line.step:g}",
+        "s/step": _format_number(line.step_seconds),
+        "loss": _format_number(line.loss),
+        "cores": "-" if line.cpu is None else f"{line.cpu:.2f}",
+        "memory": _format_bytes(line.memory),
+    }
+
+
+def _list_usage(node: NodeLine) -> dict[str, object]:
+    if node.error:
+        return {"node": node.node, "CPU": node.error}
+    used = " ".join("-" if gpu.used is None else f"{gpu.used:.0%}" for gpu in node.gpus)
+    memory, total = sum(gpu.memory for gpu in node.gpus), sum(gpu.total for gpu in node.gpus)
+    return {
+        "node": node.node,
+        "CPU": "-" if node.cpu is None else f"{node.cpu:.0%}",
+        "memory": f"{_format_bytes(node.memory)} of {_format_bytes(node.total)}",
+        "GPUs": used or None,
+        "GPU memory": f"{_format_bytes(memory)} of {_format_bytes(total)}" if total else None,
+        "received/s": _format_share(node.received, node.ceiling),
+        "sent/s": _format_share(node.sent, node.ceiling),
+    }
 
 
 def _choose(
@@ -360,13 +362,6 @@ def _choose(
     return sorted(behind, key=lambda line: line.rank), silent, (note,)
 
 
-def _format_gpus(gpus: Sequence[GpuLook]) -> tuple[str, str]:
-    """Of all GPUs of a node: each one's use, and their memory together."""
-    used = " ".join("-" if gpu.used is None else f"{gpu.used:.0%}" for gpu in gpus)
-    memory, total = sum(gpu.memory for gpu in gpus), sum(gpu.total for gpu in gpus)
-    return used or "-", f"{_format_bytes(memory)} of {_format_bytes(total)}" if total else "-"
-
-
 def _format_share(rate: float | None, ceiling: float | None) -> str:
     """`12 MB (10%)`: with its part of what the network carries."""
     share = f" ({rate / ceiling:.0%})" if rate is not None and ceiling else ""
@@ -378,11 +373,4 @@ def _format_number(value: float | None) -> str:
 
 
 def _format_bytes(value: float | None) -> str:
-    """Bytes for people, in decimal units."""
-    if value is None:
-        return "-"
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
+    return "-" if value is None else format_bytes(value)

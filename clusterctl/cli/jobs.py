@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import typer
 from clusterctl.actions import common, costs, node_loss
 from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions.node_loss import find_dead
-from clusterctl.cli.console import Console, escape, format_table
+from clusterctl.cli.console import Console, escape, format_records, format_table
 from clusterctl.cli.output import (
     Printer,
     announce,
@@ -150,56 +149,6 @@ def _format_cell(value: Any) -> str:
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 
-# -------------------------------------------------------------------------------------------------
-# `jobs JOB` of a sweep: a line for each point.
-
-
-def list_rows(job: Job, values: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Its number, its values, its exit code (None: it has not ended), its metrics."""
-    return [
-        {
-            "point": point.number,
-            "values": point.settings,
-            "exit_code": job.points_ended.get(str(point.number)),
-            "metrics": {n: v for n, v in values.get(point.number, {}).items() if n != "time"},
-        }
-        for point in job.spec.points
-    ]
-
-
-def document_points(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As JSON has it: what is not finite is null."""
-    return [
-        {**row, "metrics": {n: v if isfinite(v) else None for n, v in row["metrics"].items()}}
-        for row in found
-    ]
-
-
-def render_cells(found: Sequence[Mapping[str, Any]]) -> list[list[object]]:
-    """For people, with a head."""
-    swept = dict.fromkeys(name for row in found for name in row["values"])
-    measured = dict.fromkeys(name for row in found for name in row["metrics"])
-    return [
-        ["point", *swept, "exit", *measured],
-        *(
-            [
-                row["point"],
-                *(row["values"][name] for name in swept),
-                "-" if row["exit_code"] is None else row["exit_code"],
-                *(_format_metric(row["metrics"].get(name)) for name in measured),
-            ]
-            for row in found
-        ),
-    ]
-
-
-def _format_metric(value: float | None) -> str:
-    return "-" if value is None else insight_metrics.render_metrics(value)
-
-
-# -------------------------------------------------------------------------------------------------
-
-
 def jobs(given: Jobs, console: Console) -> None:
     store = common.open_store()
     with console.show_waiting():
@@ -216,14 +165,8 @@ def jobs(given: Jobs, console: Console) -> None:
         console.result(show(chosen, given.columns))
         console.document(document)
         return
-    batch = any(job.native_id for job in found)
-    waiting = any(_describe_wait(job) for job in found)
-    head = ["job", "cluster", *["queue id"] * batch, "state", *["waits for"] * waiting]
-    head += ["exit", "ranks", "started", "took", *["$"] * bool(dollars), "program"]
     if found:
-        money = {job.id: [_format_money(dollars, job)] if dollars else [] for job in found}
-        rows = (_list_cells(job, batch, waiting, money[job.id]) for job in found)
-        console.result(format_table([head, *rows]))
+        console.result(format_records(_list_cells(job, dollars) for job in found))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     if given.job is not None and found[0].spec.is_sweep:
@@ -233,9 +176,27 @@ def jobs(given: Jobs, console: Console) -> None:
 
 def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
     """Of a sweep, what became of each point, with the last value of each metric."""
-    found = list_rows(job, actions_jobs.find_last_by_rank(store, job, console.report))
-    console.result("\n" + format_table(render_cells(found)))
-    return document_points(found)
+    last = actions_jobs.find_last_by_rank(store, job, console.report)
+    found: list[dict[str, Any]] = [
+        {
+            "point": point.number,
+            "values": point.settings,
+            "exit_code": job.points_ended.get(str(point.number)),
+            "metrics": {n: v for n, v in last.get(point.number, {}).items() if n != "time"},
+        }
+        for point in job.spec.points
+    ]
+    rows = (
+        {
+            "point": row["point"],
+            **row["values"],
+            "exit": "-" if row["exit_code"] is None else row["exit_code"],
+            **{n: insight_metrics.render_metrics(v) for n, v in row["metrics"].items()},
+        }
+        for row in found
+    )
+    console.result("\n" + format_records(rows))
+    return found
 
 
 def _document_jobs(
@@ -247,31 +208,21 @@ def _document_jobs(
     return {"jobs": found}
 
 
-def _format_money(dollars: Mapping[int, float], job: Job) -> str:
-    return f"{dollars[job.id]:.4f}" if job.id in dollars else "-"
-
-
-def _list_cells(job: Job, batch: bool, waiting: bool, money: list[str]) -> list[object]:
-    code = "-" if job.program_exit_code is None else job.program_exit_code
-    started = time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created))
-    command = f"{job.purpose}: " * bool(job.purpose) + quote_command(job)
-    where = [job.id, job.cluster, *[job.native_id or "-"] * batch, job.state.value]
-    waits = [_describe_wait(job) or "-"] * waiting
-    return [
-        *where,
-        *waits,
-        code,
-        describe_size(job),
-        started,
-        format_duration(job),
-        *money,
-        command,
-    ]
-
-
-def _describe_wait(job: Job) -> str:
-    """What the queue says of a job that is in it, in one cell."""
-    return format_cell(job.reason) if job.state is JobState.QUEUED else ""
+def _list_cells(job: Job, dollars: Mapping[int, float]) -> dict[str, object]:
+    code, waits = job.program_exit_code, job.state is JobState.QUEUED and job.reason
+    return {
+        "job": job.id,
+        "cluster": job.cluster,
+        "queue id": job.native_id or None,
+        "state": job.state.value,
+        "waits for": format_cell(job.reason) if waits else None,
+        "exit": "-" if code is None else code,
+        "ranks": describe_size(job),
+        "started": time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created)),
+        "took": format_duration(job),
+        "$": f"{dollars[job.id]:.4f}" if job.id in dollars else None,
+        "program": f"{job.purpose}: " * bool(job.purpose) + quote_command(job),
+    }
 
 
 def logs(given: Logs, console: Console) -> None:

@@ -430,7 +430,7 @@ def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     )
 
 
-def explain(error: Exception, arguments: list[str]) -> tuple[str, str]:
+def explain(error: BaseException, arguments: list[str]) -> tuple[str, str]:
     """What to say about a command line that Typer cannot parse, and what to do."""
     context = getattr(error, "ctx", None)
     verb = next((f" {word}" for word in arguments if not word.startswith("-")), "")
@@ -483,59 +483,58 @@ def execute(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
     console = Console.begin()
     try:
-        return _answer(console, arguments)
+        try:
+            return _run(arguments)
+        except BaseException as error:
+            return _conclude(console, arguments, error)
     except BrokenPipeError:
         return _end_unheard()
-    except OSError as error:
-        if error.errno not in FULL:
-            return _report_other(console, arguments, error)
-        _drop_output()
-        place = error.filename or "the output"
-        ours = error.filename and error.errno != errno.EROFS
-        code = (ProviderError if ours else UsageError).exit_code
-        path = _log(arguments, traceback.format_exc())
-        hint = "free some space there"
-        console.error(f"cannot write {place}: {error.strerror}", hint, code, path)
-        return code
 
 
-def _answer(console: Console, arguments: list[str]) -> int:
-    """The exit code, after everything has been said. Raises OSError where it cannot be said, or
-    where a disk is full."""
-    try:
-        _refuse_bytes(arguments)
-        command = make_command()
-        if "_CLUSTERCTL_COMPLETE" in os.environ:
-            command.main(args=arguments, prog_name="clusterctl")
-        # Not main(): it would make a silent exit code of Ctrl-C.
-        with command.make_context("clusterctl", list(arguments)) as context:
-            outcome = command.invoke(context)
-        return outcome if isinstance(outcome, int) else 0
-    except ClusterctlError as raised:
-        error = _explain_missing(raised)
+def _run(arguments: list[str]) -> int:
+    _refuse_bytes(arguments)
+    command = make_command()
+    if "_CLUSTERCTL_COMPLETE" in os.environ:
+        command.main(args=arguments, prog_name="clusterctl")
+    # Not main(): it would make a silent exit code of Ctrl-C.
+    with command.make_context("clusterctl", list(arguments)) as context:
+        outcome = command.invoke(context)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _conclude(console: Console, arguments: list[str], error: BaseException) -> int:
+    """The exit code of a command line that an error has ended, after that has been said."""
+    if isinstance(error, ClusterctlError):
+        error = _explain_missing(error)
         # What a person mistyped needs no log; what went wrong elsewhere does.
         elsewhere = error.exit_code not in (UsageError.exit_code, RecordError.exit_code)
         path = _log(arguments, "\n".join((*console.story, error.message))) if elsewhere else ""
         console.error(error.message, error.hint, error.exit_code, path)
         return error.exit_code
-    except KeyboardInterrupt as stopped:
+    if isinstance(error, KeyboardInterrupt):
         # Python remembers a Ctrl-C that passed through an exec() of text, as dataclasses make while
         # they load, and would end by SIGINT instead of this code; any other exec() clears that.
         exec("")
-        code: int = getattr(stopped, "exit_code", 130)
-        console.error(
-            f"stopped by {getattr(stopped, 'name', 'Ctrl-C')}", console.after_interrupt, code
-        )
+        code: int = getattr(error, "exit_code", 130)
+        name = getattr(error, "name", "Ctrl-C")
+        console.error(f"stopped by {name}", console.after_interrupt, code)
         return code
-    except SystemExit as error:
+    if isinstance(error, SystemExit):
         # Typer turns a broken pipe into an exit of its own.
-        return (
-            _end_unheard() if isinstance(error.__context__, BrokenPipeError) else _find_code(error)
-        )
-    except OSError:
-        raise
-    except Exception as error:
-        return _report_other(console, arguments, error)
+        if isinstance(error.__context__, BrokenPipeError):
+            return _end_unheard()
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, BrokenPipeError):
+        return _end_unheard()
+    if isinstance(error, OSError) and error.errno in FULL:
+        _drop_output()
+        ours = error.filename and error.errno != errno.EROFS
+        code = (ProviderError if ours else UsageError).exit_code
+        path = _log(arguments, traceback.format_exc())
+        message = f"cannot write {error.filename or 'the output'}: {error.strerror}"
+        console.error(message, "free some space there", code, path)
+        return code
+    return _report_other(console, arguments, error)
 
 
 def _explain_missing(error: ClusterctlError) -> ClusterctlError:
@@ -575,11 +574,7 @@ def _drop_output() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
-def _find_code(error: SystemExit) -> int:
-    return error.code if isinstance(error.code, int) else 1
-
-
-def _report_other(console: Console, arguments: list[str], error: Exception) -> int:
+def _report_other(console: Console, arguments: list[str], error: BaseException) -> int:
     """What is not ours: a mistake on the command line, found by Typer's parser, or a bug."""
     show = getattr(error, "format_message", None)
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -610,7 +605,7 @@ def _is_in_a_folder() -> bool:
         return False
 
 
-def explain_input(error: Exception, in_a_folder: bool) -> UsageError | None:
+def explain_input(error: BaseException, in_a_folder: bool) -> UsageError | None:
     """What an input of the person's has done that no code has looked for; None for other errors.
     `in_a_folder`: whether the current folder still exists."""
     if isinstance(error, FileNotFoundError) and not error.filename and not in_a_folder:
@@ -630,7 +625,7 @@ def explain_input(error: Exception, in_a_folder: bool) -> UsageError | None:
     return None
 
 
-def _report_bug(console: Console, arguments: list[str], error: Exception) -> int:
+def _report_bug(console: Console, arguments: list[str], error: BaseException) -> int:
     trace = traceback.format_exc()
     path = _log(arguments, trace)
     if console.verbose:

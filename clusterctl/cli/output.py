@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterctl.cli.console import Console, ago, escape, make_plain, pick
 from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
@@ -94,29 +94,6 @@ class RankStream:
         self.is_bar, self.bar, self.shown = False, b"", b""
 
 
-class View(Protocol):
-    """How and where output is shown, at the latest by `flush`."""
-
-    def is_exact(self, source: RankStream) -> bool:
-        """Whether complete lines are shown with all their bytes, not as a terminal shows them."""
-
-    def get_interval(self, source: RankStream) -> float:
-        """Seconds between two states of the source's progress bar; infinite: its end alone."""
-
-    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
-        """Lines without their newlines. The first may be the end of one that came in parts."""
-
-    def show_part(self, source: RankStream, text: bytes) -> None:
-        """The beginning of a line, or more of it."""
-
-    def show_progress(self, source: RankStream) -> None:
-        """The progress bar has a new state, or has been wiped off."""
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Printer:
     """Prints what ranks write. A context manager: leaving it prints lines that have no end.
 
@@ -134,7 +111,7 @@ class Printer:
     ) -> None:
         self._only = only
         self._clock = clock
-        self._view: View = Json() if console.json else Text(console, exact)
+        self._view: Json | Text = Json() if console.json else Text(console, exact)
         self._sources: dict[tuple[int | None, str, str], RankStream] = {}
         self._changed: dict[RankStream, None] = {}
 
@@ -211,7 +188,9 @@ class Printer:
 
 
 class Json:
-    """An object per line. One that is not complete has `cut` where it is too long to wait for its
+    """A view: how and where output is shown, at the latest by `flush`.
+
+    An object per line. One that is not complete has `cut` where it is too long to wait for its
     end, and `progress` where it is the state of a progress bar, whose line comes when it ends."""
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""How far a transfer is: a bar that moves on a terminal, else a line for each tenth."""
+"""A live view of `up` on a terminal: a line for each node, kept up to date below everything else
+that is said. It is there after a moment, so that what is quick neither flickers nor loads rich."""
 
 from __future__ import annotations
 
@@ -6,9 +7,8 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,67 +21,11 @@ from clusterctl.core.progress import (
     NodePhases,
     NodeState,
     Picture,
-    Speedometer,
 )
 from clusterctl.core.text import count
 
 if TYPE_CHECKING:
     from rich.live import Live
-
-PAUSE = 0.1
-"""Seconds between two pictures on a terminal."""
-STEP = 10.0
-"""Seconds between two lines elsewhere, where the size is unknown."""
-
-
-class Transfer:
-    """Takes a name, its bytes so far, and all of its bytes (0: unknown); see
-    `datasets.Progress`."""
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
-        self._name = ""
-        self._speed = Speedometer(self._clock(), 0)
-        self._shown = (-1.0, -1)
-        self._drawn = False
-
-    def __call__(self, name: str, done: int, size: int) -> None:
-        now = self._clock()
-        if name != self._name:
-            self._name, self._shown = name, (-1.0, -1)
-            self._speed = Speedometer(now, done)
-        self._speed.add(now, done)
-        moving = sys.stderr.isatty() and not self._console.quiet
-        percent = min(100, 100 * done // size) if size else 0
-        tenth = percent // 10 if size else int(now // STEP)
-        if moving and (now - self._shown[0] >= PAUSE or done == size):
-            self._draw(done, size, percent)
-            self._shown = now, tenth
-        elif not moving and tenth != self._shown[1]:
-            self._console.report(f"{name} {self._describe(done, size, percent)}")
-            self._shown = now, tenth
-
-    def _describe(self, done: int, size: int, percent: int) -> str:
-        rate, rest = self._speed.rate, self._speed.estimate(size - done if size else None)
-        text = f"{percent:3} % of {size / 1e6:.1f} MB" if size else f"{done / 1e6:.1f} MB"
-        if rate > 0:
-            text += f", {rate / 1e6:.1f} MB/s"
-            text += "" if rest is None else f", {ago(rest)} left"
-        return text
-
-    def _draw(self, done: int, size: int, percent: int) -> None:
-        from clusterctl.cli.bar import render_bar
-
-        drawn = f"{render_bar(done, size)} " if size else ""
-        self._console.show(f"{drawn}{self._name} {self._describe(done, size, percent)}")
-        if done == size:
-            self._console.leave()
-
-
-# -------------------------------------------------------------------------------------------------
-# A live view of `up` on a terminal: a line for each node, kept up to date below everything else
-# that is said. It is there after a moment, so that what is quick neither flickers nor loads rich.
-
 
 DELAY = 1.0
 """Seconds before the view appears."""

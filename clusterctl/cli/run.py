@@ -11,8 +11,10 @@ import os
 import shlex
 import stat
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import typer
 from clusterctl.actions import common, node_loss
 from clusterctl.actions import run as actions_run
 from clusterctl.actions.node_loss import find_dead
-from clusterctl.actions.run import LARGEST_INPUT, OnJob, Prepared
+from clusterctl.actions.run import LARGEST_INPUT, Prepared
 from clusterctl.cli.console import Console, make_plain
 from clusterctl.cli.output import (
     Printer,
@@ -306,7 +308,22 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         console.detail(f"copying {prepared.tree.describe()}")
     if not prepared.tree.stdin:
         warn_of_pipe(console)
-    number = prepared.job.id
+    _follow(
+        *(console, store, detach, prepared.job.id, prepared.secrets),
+        lambda **seen: actions_run.run(store, prepared, **seen),
+    )
+
+
+def _follow(
+    console: Console,
+    store: Store,
+    detach: bool,
+    number: int,
+    secrets: Mapping[str, str],
+    start: Callable[..., Job],
+) -> None:
+    """Starts a job and shows what it does; exits with its code, unless it runs detached. `number`:
+    its own, 0 where `start` chooses it."""
     copying = show_staging(console)
 
     def on_start(started: Job) -> None:
@@ -321,21 +338,14 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         Printer(console) as printer,
     ):
         seen: Any = {"on_output": printer, "report": console.report}
+        first = partial(start, detach=detach, find_dead=find_dead, **seen)
         if detach:
-            job = actions_run.run(store, prepared, on_start=on_start, detach=True, **seen)
-        else:
-            job = node_loss.run_again(
-                store,
-                number,
-                lambda note: actions_run.run(
-                    store, prepared, on_start=note, find_dead=find_dead, **seen
-                ),
-                prepared.secrets,
-                on_start=on_start,
-                **seen,
-            )
-    if not detach:
-        raise typer.Exit(finish(console, job))
+            first(on_start=on_start)
+            return
+        ended = node_loss.run_again(
+            *(store, number, lambda note: first(on_start=note), secrets), on_start=on_start, **seen
+        )
+    raise typer.Exit(finish(console, ended))
 
 
 def rerun(given: Rerun, console: Console) -> None:
@@ -355,41 +365,12 @@ def rerun(given: Rerun, console: Console) -> None:
     changed = actions_rerun.Changes(
         variables, secrets, tuple(kept), given.arguments, given.ranks, given.failed
     )
-    number = 0
-    copying = show_staging(console)
-
-    def on_start(started: Job) -> None:
-        nonlocal number
-        number = started.id
-        copying.close()
-        announce(console, started, given.detach)
-
-    with (
-        copying,
-        report_result(console, lambda: actions_run.find_job(store, number)),
-        Printer(console) as printer,
-    ):
-        seen: Any = {"on_output": printer, "report": console.report}
-
-        def repeat(note: OnJob) -> Job:
-            return actions_rerun.rerun(
-                store,
-                job,
-                changed,
-                resume=given.resume,
-                where=given.cluster,
-                on_start=note,
-                detach=given.detach,
-                find_dead=find_dead,
-                **seen,
-            )
-
-        if given.detach:
-            repeat(on_start)
-        else:
-            ended = node_loss.run_again(store, number, repeat, secrets, on_start=on_start, **seen)
-    if not given.detach:
-        raise typer.Exit(finish(console, ended))
+    _follow(
+        *(console, store, given.detach, 0, secrets),
+        lambda **seen: actions_rerun.rerun(
+            store, job, changed, resume=given.resume, where=given.cluster, **seen
+        ),
+    )
 
 
 def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> list[str]:

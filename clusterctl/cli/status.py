@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.cli.clusters import describe_end, document_node
-from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
+from clusterctl.cli.console import Console, ago, format_records, make_plain, pick
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_time
 from clusterctl.options.clusters import List, Status
@@ -37,24 +38,11 @@ def status(given: Status, console: Console) -> None:
     if folder := launch_mark.find_folder(store, what.name):
         lines.append(f"ends with its program; the next command then copies its outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
-    head = ["node", "role", "address", "slots", "mpi", "python"]
-    gpus = any(item.node.facts.gpus for item in found.nodes)
-    head += ["gpus"] * gpus + ["job"] * bool(found.jobs)
-    head += ["live", "node deadline"] if live else []
-    rows = (
-        [
-            *_list_node(item),
-            *([_describe_gpus(item.node)] * gpus),
-            *([_list_jobs_on(item.node, found.jobs)] * bool(found.jobs)),
-            *(_list_live(item) if live else []),
-        ]
-        for item in found.nodes
-    )
-    lines.append(format_table([head, *rows]))
+    lines.append(format_records(_list_node(item, found.jobs, live) for item in found.nodes))
     if any(item.gpus for item in found.nodes):
-        lines.append(format_table(_list_gpus(found.nodes)))
+        lines.append(format_records(_list_gpus(found.nodes)))
     if found.queues:
-        lines.append(format_table(_list_queues(found.queues)))
+        lines.append(format_records(map(_list_queue, found.queues)))
     if console.verbose:
         for item in found.nodes:
             lines.append(f"{item.node.name}: root {item.node.root}")
@@ -95,55 +83,65 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
     if not found and not damage:
         console.note("no clusters; create one with `clusterctl up`")
     elif found:
-        head = ["name", "provider", "mode", "phase", "workers", "age", "$/h"]
-        console.result(format_table([head, *map(_list_cluster, found)]))
+        console.result(format_records(map(_list_cluster, found)))
         for line in (line for item in found for line in item.warnings):
             console.note(f"warning: {line}")
     return {"clusters": [_document_status(item, False) for item in found], "damage": damage}
 
 
-def _list_node(item: Any) -> list[object]:
+def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:
     node, mpi, python = item.node, item.node.facts.mpi, item.node.facts.python
-    place = f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here"
-    versions = f"{mpi.flavour} {mpi.version}" if mpi else "-", python.version if python else "-"
-    return [node.name, node.role.value, place, node.slots, *versions]
-
-
-def _list_live(item: Any) -> list[object]:
-    return [item.live, format_time(item.deadline) if item.deadline else "-"]
+    here = (str(j.id) for j in jobs if any(place.node == node.name for place in j.placement))
+    row: dict[str, object] = {
+        "node": node.name,
+        "role": node.role.value,
+        "address": f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here",
+        "slots": node.slots,
+        "mpi": f"{mpi.flavour} {mpi.version}" if mpi else "-",
+        "python": python.version if python else "-",
+        "gpus": _describe_gpus(node) or None,
+        "job": ", ".join(here) or None,
+    }
+    if live:
+        row["live"] = item.live
+        row["node deadline"] = format_time(item.deadline) if item.deadline else "-"
+    return row
 
 
 def _describe_gpus(node: Any) -> str:
     """`4 x Tesla T4`; of several models, each."""
     models = Counter(node.facts.gpus)
-    return ", ".join(f"{number} x {model}" for model, number in models.items()) or "-"
+    return ", ".join(f"{number} x {model}" for model, number in models.items())
 
 
-def _list_gpus(nodes: Any) -> list[list[object]]:
+def _list_gpus(nodes: Any) -> Iterator[dict[str, object]]:
     """What each GPU does now, and for which jobs."""
-    rows: list[list[object]] = [["node", "gpu", "model", "use", "memory", "job"]]
     for item in nodes:
         models = dict(enumerate(item.node.facts.gpus))
         for gpu in item.gpus:
-            use = "-" if gpu.used is None else f"{gpu.used:.0%}"
-            memory = f"{gpu.memory / 1e9:.1f} of {gpu.total / 1e9:.1f} GB" if gpu.total else "-"
-            jobs = ", ".join(map(str, gpu.jobs)) or "-"
-            model = models.get(gpu.index, "-")
-            rows.append([item.node.name, gpu.index, model, use, memory, jobs])
-    return rows
+            yield {
+                "node": item.node.name,
+                "gpu": gpu.index,
+                "model": models.get(gpu.index, "-"),
+                "use": "-" if gpu.used is None else f"{gpu.used:.0%}",
+                "memory": f"{gpu.memory / 1e9:.1f} of {gpu.total / 1e9:.1f} GB"
+                if gpu.total
+                else "-",
+                "job": ", ".join(map(str, gpu.jobs)) or "-",
+            }
 
 
-def _list_jobs_on(node: Any, jobs: Any) -> str:
-    """The numbers of the jobs that have ranks on the node."""
-    numbers = [str(j.id) for j in jobs if any(place.node == node.name for place in j.placement)]
-    return ", ".join(numbers) or "-"
-
-
-def _list_cluster(item: Any) -> list[object]:
+def _list_cluster(item: Any) -> dict[str, object]:
     what = item.cluster
-    rate = f"{'>= ' * bool(item.unknown_prices)}{item.dollars_per_hour:.2f}"
-    kind = [what.name, what.spec.provider, what.mode, what.phase.value]
-    return [*kind, what.spec.workers, ago(item.age), rate]
+    return {
+        "name": what.name,
+        "provider": what.spec.provider,
+        **pick(what, "mode"),
+        "phase": what.phase.value,
+        "workers": what.spec.workers,
+        "age": ago(item.age),
+        "$/h": f"{'>= ' * bool(item.unknown_prices)}{item.dollars_per_hour:.2f}",
+    }
 
 
 def _name_source(found: Any) -> str:
@@ -154,15 +152,15 @@ def _format_dollars(dollars: float, found: Any) -> str:
     return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
 
 
-def _list_queues(queues: Any) -> list[list[object]]:
-    """Partitions or queues: what is free, of what there is."""
-    rows: list[list[object]] = [["queue", "nodes free", "slots free", "gpus free", "nodes down"]]
-    for queue in queues:
-        nodes = f"{queue.free_nodes} of {queue.nodes}"
-        slots = f"{queue.free_slots} of {queue.slots}"
-        gpus = f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-"
-        rows.append([queue.name, nodes, slots, gpus, queue.down])
-    return rows
+def _list_queue(queue: Any) -> dict[str, object]:
+    """A partition or a queue: what is free, of what there is."""
+    return {
+        "queue": queue.name,
+        "nodes free": f"{queue.free_nodes} of {queue.nodes}",
+        "slots free": f"{queue.free_slots} of {queue.slots}",
+        "gpus free": f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-",
+        "nodes down": queue.down,
+    }
 
 
 def _describe_stay(cluster: Cluster) -> str:

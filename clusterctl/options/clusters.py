@@ -28,6 +28,7 @@ from clusterctl.options.table import (
     maybe,
     name_argument,
     number,
+    span,
     text,
     texts,
     words,
@@ -36,7 +37,6 @@ from clusterctl.options.values import (
     LAUNCHER,
     begins_file_system,
     budget,
-    duration,
     idle_time,
     indices,
     integer,
@@ -84,15 +84,15 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     name = NEW_NAME
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
     provider = text(
-        "--provider",
-        MACHINE,
-        f"{join_words([*PROVIDER_OPTIONS], 'or')} (default: as options imply)",
+        *(
+            "--provider",
+            MACHINE,
+            f"{join_words([*PROVIDER_OPTIONS], 'or')} (default: as options imply)",
+        ),
         "NAME",
     )
     workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
-    ttl = amount(
-        "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", "TIME", life_time
-    )
+    ttl = span("--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", life_time)
     shared = text(
         "--shared",
         MACHINE,
@@ -104,9 +104,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         limits=table.FILE_SYSTEM,
     )
     image = texts(
-        "--image",
-        MACHINE,
-        "Container image of all nodes, or of a kind of node; repeatable",
+        *("--image", MACHINE, "Container image of all nodes, or of a kind of node; repeatable"),
         "[KIND=]IMAGE",
         limits=table.IMAGE,
     )
@@ -126,12 +124,8 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
     runtime = choice(
-        "--runtime",
-        EC2,
-        "Run ranks in containers or on the host (default: docker)",
-        "docker",
-        "host",
-        limits=table.EC2,
+        *("--runtime", EC2, "Run ranks in containers or on the host (default: docker)"),
+        *("docker", "host"),
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
     disk = number(
@@ -146,10 +140,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     private = flag("--private", EC2, "Give workers no public addresses (adds a NAT gateway)")
     tag = texts("--tag", EC2, "Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
     ssh_cidr = text(
-        "--ssh-cidr",
-        EC2,
-        "Networks that may connect (default: your address)",
-        "A,B",
+        *("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B"),
         limits=table.SSH_CIDR,
     )
     instance_connect = flag(
@@ -160,22 +151,14 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     )
     budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
     idle = Option[float | None](
-        "--idle",
-        EC2,
-        "End workers that are unused for this long (default: 1h)",
-        "TIME|off",
+        *("--idle", EC2, "End workers that are unused for this long (default: 1h)", "TIME|off"),
         empty=None,
         check=idle_time,
     )
-    boot_timeout = amount(
-        "--boot-timeout", EC2, "Time for machines to boot (default: 10m)", "TIME", duration
-    )
+    boot_timeout = span("--boot-timeout", EC2, "Time for machines to boot (default: 10m)")
     verify = choice(
-        "--verify",
-        MACHINE,
-        "Measure the nodes at the end (default: on for EC2, else off)",
-        "on",
-        "off",
+        *("--verify", MACHINE, "Measure the nodes at the end (default: on for EC2, else off)"),
+        *("on", "off"),
     )
     dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
     yes = YES
@@ -304,7 +287,7 @@ class Extend(Named, heading=CLUSTERS, module="lifetime"):
     """Move the deadline of a cluster. An earlier deadline needs your consent."""
 
     examples = ("clusterctl extend --ttl 4h",)
-    ttl = amount("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", "TIME", life_time)
+    ttl = span("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", life_time)
     yes = YES
 
 
@@ -329,9 +312,7 @@ class Cost(Common, heading=CLUSTERS, module="cost", function="show"):
     """Show what was spent, by day, cluster or job, also on clusters that are gone."""
 
     examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")
-    since = amount(
-        "--since", OPTIONS, "Show only the last TIME (default: 30d)", "TIME", duration, 30 * 86400.0
-    )
+    since = span("--since", OPTIONS, "Show only the last TIME (default: 30d)", empty=30 * 86400.0)
     by = choice("--by", OPTIONS, "Group by (default: day)", "day", "cluster", "job", empty="day")
     csv = flag("--csv", OPTIONS, "Print comma-separated values")
     cluster = cluster_option(help="Show only clusters with this name")

@@ -17,18 +17,18 @@ from clusterctl.options.table import (
     Common,
     Limit,
     Verb,
-    amount,
     choice,
     cluster_option,
     file,
     flag,
     maybe,
     number,
+    span,
     text,
     whole,
     words,
 )
-from clusterctl.options.values import byte_size, duration, expression, integer, names, one_of
+from clusterctl.options.values import byte_size, expression, integer, names, one_of
 
 
 class Jobs(Common, heading=JOBS, module="jobs"):
@@ -62,34 +62,21 @@ class Logs(Common, heading=JOBS, module="jobs"):
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
     rank = whole("--rank", OPTIONS, "Show only this rank")
     tail = number(
-        "--tail",
-        OPTIONS,
-        "Show the last N lines of each rank",
+        *("--tail", OPTIONS, "Show the last N lines of each rank"),
         limits=(table.exclude("follow"), table.exclude("metrics")),
     )
     grep = text(
-        "--grep",
-        OPTIONS,
-        "Show lines that match an expression",
-        "REGEX",
+        *("--grep", OPTIONS, "Show lines that match an expression", "REGEX"),
         check=expression,
         limits=table.exclude("metrics"),
     )
     metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
     csv = flag(
-        "--csv",
-        OPTIONS,
-        "Print metrics as comma-separated values",
-        limits=(
-            table.limit_to("metrics"),
-            table.exclude("follow", "json"),
-            table.exclude("export"),
-        ),
+        *("--csv", OPTIONS, "Print metrics as comma-separated values"),
+        limits=(table.limit_to("metrics"), table.exclude("follow", "json", "export")),
     )
     export = file(
-        "--export",
-        OPTIONS,
-        "Write metrics to a .csv file, or for TensorBoard to a folder",
+        *("--export", OPTIONS, "Write metrics to a .csv file, or for TensorBoard to a folder"),
         "DIR|FILE.csv",
         limits=(table.limit_to("metrics"), table.exclude("follow")),
     )
@@ -134,9 +121,7 @@ class Doctor(Common, heading=JOBS, module="insight"):
     examples = ("clusterctl doctor", "clusterctl doctor 7 --bundle job-7.tar.gz")
     job = LAST_JOB
     bundle = file(
-        "--bundle",
-        OPTIONS,
-        "Write all collected data to a .tar.gz file, without secrets",
+        *("--bundle", OPTIONS, "Write all collected data to a .tar.gz file, without secrets"),
         settable=False,
     )
     cluster = OF_JOB
@@ -150,7 +135,7 @@ class Top(Common, heading=JOBS, module="insight"):
 
     examples = ("clusterctl top", "clusterctl top 7 --once", "clusterctl top 7 --json")
     job = LAST_JOB
-    interval = amount("--interval", OPTIONS, "Time between updates (default: 2s)", "TIME", duration)
+    interval = span("--interval", OPTIONS, "Time between updates (default: 2s)")
     once = flag("--once", OPTIONS, "Show one frame and end")
     json = JSON_LINES
     cluster = OF_JOB
@@ -164,9 +149,7 @@ class Report(Common, heading=JOBS, module="insight"):
 
     examples = ("clusterctl report", "clusterctl report 7 --output job-7.html")
     wanted = maybe(
-        "",
-        ARGUMENTS,
-        "Number of a job or name of a cluster (default: the only one)",
+        *("", ARGUMENTS, "Number of a job or name of a cluster (default: the only one)"),
         "[JOB|CLUSTER]",
     )
     format = choice("--format", OPTIONS, "Kind of page (default: html)", "html", "md", empty="html")
@@ -262,7 +245,7 @@ class BenchScaling(Started, heading=JOBS, module="insight"):
     of_run = (
         Run.backend,
         Run.launcher,
-        *copy_options(Run, groups=(Run.PROGRAM, Run.MORE_PROGRAM)),
+        *copy_options(Run, groups=(Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM)),
         Run.timeout,
     )
 

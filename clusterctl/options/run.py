@@ -21,13 +21,13 @@ from clusterctl.options.table import (
     Group,
     Option,
     Verb,
-    amount,
     choice,
     cluster_option,
     file,
     files,
     flag,
     number,
+    span,
     text,
     texts,
     whole,
@@ -35,7 +35,6 @@ from clusterctl.options.table import (
 from clusterctl.options.values import (
     byte_size,
     check_resume_args,
-    duration,
     folder_or_bucket,
     integer,
     node_choice,
@@ -47,6 +46,7 @@ ENV = "Variable for all ranks; repeatable"
 ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
 STAGED = (table.STAGED,)
+SUPERVISED = (table.STAGED, table.SUPERVISED)
 SELDOM = "Less common, see docs/jobs.md"
 """What the help says before options that it only names, so that it fits on 60 lines."""
 
@@ -89,7 +89,8 @@ class Run(Started, heading=JOBS, module="run"):
 
     examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
     RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
-    JOB = Group("Job", (table.STAGED, table.SUPERVISED))
+    SWEEP, PACKAGES = Group("Ranks", SUPERVISED), Group("Program", SUPERVISED)
+    JOB = Group("Job", SUPERVISED)
     MORE_PROGRAM = Group("Program", STAGED, lead=SELDOM)
     MORE_JOB = Group("Job", lead=SELDOM)
 
@@ -122,15 +123,12 @@ class Run(Started, heading=JOBS, module="run"):
         limits=(table.STAGED, table.MPIRUN),
     )
     sweep = texts(
-        *("--sweep", RANKS, "Run once per value: lr=0.1,0.01; repeatable"),
-        "NAME=VALUES",
-        limits=(table.STAGED, table.SUPERVISED),
+        *("--sweep", SWEEP, "Run once per value: lr=0.1,0.01; repeatable", "NAME=VALUES"),
         check=core_job.check_axis,
         settable=False,
     )
     array = text(
-        *("--array", RANKS, "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
-        limits=(table.STAGED, table.SUPERVISED),
+        *("--array", SWEEP, "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
         check=core_job.check_array,
         settable=False,
     )
@@ -146,72 +144,42 @@ class Run(Started, heading=JOBS, module="run"):
     )
     source = files("--source", MORE_PROGRAM, "Also compile FILE; repeatable (-e CFLAGS=...)")
     requirements = text(
-        *("--requirements", PROGRAM, "Packages: FILE or none (default: the project's)"),
-        "FILE",
-        limits=(table.STAGED, table.SUPERVISED),
+        "--requirements", PACKAGES, "Packages: FILE or none (default: the project's)", "FILE"
     )
     python = text(
-        *("--python", PROGRAM, "Python version: 3.12 (default: that of the nodes)"),
-        "VERSION",
-        limits=(table.STAGED, table.SUPERVISED),
+        *("--python", PACKAGES, "Python version: 3.12 (default: that of the nodes)", "VERSION"),
         check=python_version,
     )
     stdin = flag(
-        "--stdin",
-        MORE_PROGRAM,
-        "Pass a pipe to rank 0; <FILE needs no option",
-        limits=(table.STAGED, table.SUPERVISED),
+        *("--stdin", MORE_PROGRAM, "Pass a pipe to rank 0; <FILE needs no option"),
+        limits=SUPERVISED,
         settable=False,
     )
     allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
     detach = flag("-d --detach", JOB, "Start the job and return")
-    timeout = amount(
-        "--timeout", JOB, "Stop the job after TIME: 30m, 8h or 90 (seconds)", "TIME", duration
-    )
-    hang_timeout = amount(
-        "--hang-timeout",
-        JOB,
-        "Stop an attempt that prints nothing for TIME: 10m",
-        "TIME",
-        duration,
-    )
-    grace = amount("--grace", JOB, "Time to save after SIGTERM (default: 5s)", "TIME", duration)
+    timeout = span("--timeout", JOB, "Stop the job after TIME: 30m, 8h or 90 (seconds)")
+    hang_timeout = span("--hang-timeout", JOB, "Stop an attempt that prints nothing for TIME: 10m")
+    grace = span("--grace", JOB, "Time to save after SIGTERM (default: 5s)")
     pass_signal = flag(
-        "--pass-signal",
-        JOB,
-        "Give ranks the site's own signal, not SIGTERM",
-        limits=(batch_systems.ONLY, table.STAGED, table.SUPERVISED),
+        *("--pass-signal", JOB, "Give ranks the site's own signal, not SIGTERM"),
+        limits=(batch_systems.ONLY, *SUPERVISED),
     )
     retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
     on_node_loss = choice(
-        "--on-node-loss",
-        JOB,
-        "If a node is lost",
-        "replace",
-        "shrink",
-        "fail",
+        *("--on-node-loss", JOB, "If a node is lost", "replace", "shrink", "fail"),
         limits=(table.REPLACED, table.SUPERVISED),
     )
     resume_args = text(
-        "--resume-args",
-        JOB,
-        "Arguments to resume: '--resume {snapshot}'",
-        "ARGS",
+        *("--resume-args", JOB, "Arguments to resume: '--resume {snapshot}'", "ARGS"),
         check=check_resume_args,
     )
     keep_files = texts(
-        "--keep-files",
-        JOB,
-        "Outputs to copy to the launcher; repeatable",
-        "GLOB",
+        *("--keep-files", JOB, "Outputs to copy to the launcher; repeatable", "GLOB"),
         limits=(table.DIRECT, table.SUPERVISED),
         check=pattern,
     )
     sync = text(
-        "--sync",
-        JOB,
-        "Copy outputs here or to S3 while the job runs",
-        "DIR|URL",
+        *("--sync", JOB, "Copy outputs here or to S3 while the job runs", "DIR|URL"),
         limits=(table.DIRECT, table.SUPERVISED, table.ATTENDED),
         check=folder_or_bucket,
     )
@@ -229,18 +197,11 @@ class Run(Started, heading=JOBS, module="run"):
         settable=False,
     )
     interactive = flag(
-        "--interactive",
-        batch_systems.GROUP,
-        "Open a shell, or run SCRIPT, on nodes",
+        *("--interactive", batch_systems.GROUP, "Open a shell, or run SCRIPT, on nodes"),
         limits=batch_systems.TERMINAL,
         settable=False,
     )
-    modules = texts(
-        "--module",
-        batch_systems.GROUP,
-        "Environment module; repeatable",
-        "NAME",
-    )
+    modules = texts("--module", batch_systems.GROUP, "Environment module; repeatable", "NAME")
     venv = text("--venv", batch_systems.GROUP, "Virtual environment on the nodes", "DIR")
     container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
 
@@ -300,7 +261,7 @@ class Launch(Started, heading=JOBS, module="launches"):
     of_up = copy_options(Up, groups=(Up.MACHINE, Up.EC2))
     of_run = copy_options(
         *(Run, "--detach", "--dry-run"),
-        groups=(Run.RANKS, Run.PROGRAM, Run.MORE_PROGRAM, Run.JOB),
+        groups=(Run.RANKS, Run.SWEEP, Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM, Run.JOB),
     )
     of_batch = copy_options(
         # `up` has options of the names of the last two.

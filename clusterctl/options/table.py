@@ -338,6 +338,13 @@ def whole(
     return Option(flags, group, help, metavar, empty=None, **{"check": integer(0), **more})
 
 
+def span(
+    flags: str, group: Group, help: str, check: ReadValue = values.duration, **more: Any
+) -> Option[float]:
+    """A time, in seconds."""
+    return Option(flags, group, help, "TIME", empty=more.pop("empty", 0.0), check=check, **more)
+
+
 def amount(
     flags: str,
     group: Group,

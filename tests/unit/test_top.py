@@ -99,11 +99,11 @@ def test_as_text() -> None:
         "job 7: running for 42 s, $0.5000 so far, about 78 s left",
         "",
         "rank  node       step  s/step  loss  cores  memory",
-        "0     w          20    1       0.25  1.00   3 MB",
+        "0     w          20    1       0.25  1.00   3.1 MB",
         "1     w (ended)  -     -       -     -      0 B",
         "",
-        "node  CPU  memory          received/s  sent/s",
-        "w     75%  768 kB of 1 MB  2 kB        0 B",
+        "node  CPU  memory              received/s  sent/s",
+        "w     75%  768.0 kB of 1.0 MB  2.0 kB      0 B",
     ]
 
 
@@ -165,7 +165,7 @@ def test_gpus_and_network_as_text() -> None:
     assert "GPU memory" in text
     assert " 97% " in text
     assert "1.0 GB of 16.1 GB" in text
-    assert "2 kB (25%)" in text
+    assert "2.0 kB (25%)" in text
 
 
 def test_what_a_network_carries() -> None:
