@@ -37,7 +37,6 @@ from clusterctl.launch import mpirun
 from clusterctl.project import tree
 from clusterctl.state.home import replace_file, write_atomic
 from clusterctl.state.store import Store
-from clusterctl.transport.pool import Pool
 from clusterctl.transport.shell import wrap_command
 
 # -------------------------------------------------------------------------------------------------
@@ -52,25 +51,22 @@ MARK = "# clusterctl: nodes as CLUSTER-NODE"
 
 
 def write_config(store: Store, cluster: Cluster) -> None:
-    """The cluster's ssh_config, for `ssh -F config` in its folder of keys. One that is as it has
-    to be stays: what only reads works in a state home that cannot be written."""
+    """The cluster's ssh_config, for `ssh -F config` in its folder of keys, and the file of its
+    nodes for the user's own, if ssh can read that folder's name. One that is as it has to be stays:
+    what only reads works in a state home that cannot be written."""
+    folder = store.locate_folder(cluster.name) / "ssh"
     if cluster.attached:  # the user's own, with our names on top
         home = str(Path.home() / ".ssh")
-        text = assets.render("client/attached_config.j2", cluster=cluster, home=home)
-    else:
-        tunnels = tunnel.list_commands(store, cluster)
-        text = assets.render("client/ssh_config.j2", cluster=cluster, tunnels=tunnels)
-    _replace(store.locate_folder(cluster.name) / "ssh" / "config", text)
-
-
-def write_hosts(store: Store, cluster: Cluster) -> None:
-    """The cluster's own file, if ssh can read its folder's name."""
-    folder = store.locate_folder(cluster.name) / "ssh"
+        _replace(
+            folder / "config",
+            assets.render("client/attached_config.j2", cluster=cluster, home=home),
+        )
+        return
+    given = {"cluster": cluster, "tunnels": tunnel.list_commands(store, cluster)}
+    _replace(folder / "config", assets.render("client/ssh_config.j2", **given))
     if not _find_special(folder):
         escaped = str(folder).replace("%", "%%")
-        tunnels = tunnel.list_commands(store, cluster)
-        text = assets.render("client/hosts.j2", cluster=cluster, folder=escaped, tunnels=tunnels)
-        _replace(folder / HOSTS, text)
+        _replace(folder / HOSTS, assets.render("client/hosts.j2", folder=escaped, **given))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -102,14 +98,10 @@ def refresh(store: Store) -> tuple[str, ...]:
     """Writes the files of all clusters anew; the names by which ssh knows their nodes. Machines
     that are the user's own are left out: ssh knows them already."""
     found: list[str] = []
-    for name in store.list_names():
-        try:
-            cluster = store.read_cluster(name)
-        except RecordError:
-            continue  # `list` says what is wrong with it
-        if cluster.identity is None and (store.locate_folder(name) / "ssh").is_dir():
-            write_hosts(store, cluster)
-            found += (f"{name}-{node.name}" for node in cluster.nodes)
+    for cluster in store.list_clusters():
+        if not cluster.attached and (store.locate_folder(cluster.name) / "ssh").is_dir():
+            write_config(store, cluster)
+            found += (f"{cluster.name}-{node.name}" for node in cluster.nodes)
     return tuple(found)
 
 
@@ -184,6 +176,8 @@ def prepare(
 ) -> None:
     """Writes the files of the shells to all nodes, unless those that are needed, all by default,
     have them. Nodes that do not answer are told, and tried again next time."""
+    if any(node.role is Role.LOGIN for node in cluster.nodes):
+        return
     stamp = store.locate_folder(cluster.name) / "ssh" / DIGEST
     wanted = hashlib.sha256(f"{__version__} {cluster.nodes}".encode()).hexdigest()
     names = [node.name for node in cluster.nodes]
@@ -196,8 +190,14 @@ def prepare(
         node = cluster.node(name)
         texts = mpirun.render_files(cluster, node).items()
         archive = tree.pack_texts((path, text, mode) for path, (text, mode) in texts)
+        script = assets.render(
+            "terminal/install.sh.j2",
+            node=node,
+            mark=render_hostfile_mark(cluster.id),
+            container=mpirun.is_contained(node),
+        )
         return pool.find_transport(name).run(
-            _install(cluster, node),
+            f"exec /bin/sh -c {quote(script)}",
             stdin=archive + programs + tree.END_OF_ARCHIVE,
             timeout=TIMEOUT,
         )
@@ -209,16 +209,6 @@ def prepare(
     missed = {result.node for result in failed}
     reached = [name for name in names if name not in missed]
     write_atomic(stamp, " ".join((wanted, *reached)).encode())
-
-
-def _install(cluster: Cluster, node: Node) -> str:
-    script = assets.render(
-        "terminal/install.sh.j2",
-        node=node,
-        mark=render_hostfile_mark(cluster.id),
-        container=mpirun.is_contained(node),
-    )
-    return f"exec /bin/sh -c {quote(script)}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -301,35 +291,29 @@ def open_shell(
     argv = make_ssh_argv(cluster, name, words)
     node = find_node(cluster, name)
     _prepare_ssh(store, cluster)
-    _prepare_shell(store, cluster, node, words, report)
-    code = process.run_in_foreground(argv, cwd=store.locate_folder(cluster.name) / "ssh")
-    if code == SSH_FAILED and not node.here:
-        _check_sessions(store, cluster, node)
-    return code
+    # A command waits for no other node that does not answer; a person may go on to any.
+    prepare(store, cluster, report, needed=[node.name] if words else ())
+    return run_ssh(store, cluster, argv, node)
 
 
-def _check_sessions(store: Store, cluster: Cluster, node: Node) -> None:
-    """ssh says 255 when it gets no session, and programs may say so too. Raises NodeUnreachable
-    where we get no connection either, or ssh no session for a program that does nothing: it refuses
-    more than we do, such as a key that others can read."""
+def run_ssh(store: Store, cluster: Cluster, argv: list[str], node: Node) -> int:
+    """ssh's exit code. It says 255 when it gets no session, and programs may say so too. Raises
+    NodeUnreachable where we get no connection either, or ssh no session for a program that does
+    nothing: it refuses more than we do, such as a key that others can read."""
+    folder = store.locate_folder(cluster.name) / "ssh"
+    code = process.run_in_foreground(argv, cwd=folder)
+    if code != SSH_FAILED or node.here:
+        return code
     with open_pool(store, cluster) as pool:
         pool.find_transport(node.name).connect(CONNECT_TIMEOUT)
     argv = [*start_ssh(cluster, node, "-o", "BatchMode=yes"), "true"]
-    folder = store.locate_folder(cluster.name) / "ssh"
     result = process.run(argv, timeout=2 * CONNECT_TIMEOUT, cwd=folder)
     if result.exit_code == SSH_FAILED:
         raise NodeUnreachable(
             f"ssh gets no session on {node.name}: {result.why}",
             hint=f"ssh's own configuration for the node is {folder / 'config'}",
         )
-
-
-def _prepare_shell(
-    store: Store, cluster: Cluster, node: Node, words: list[str], report: Reporter
-) -> None:
-    """A command waits for no other node that does not answer; a person may go on to any."""
-    if node.role is not Role.LOGIN:
-        prepare(store, cluster, report, needed=[node.name] if words else ())
+    return code
 
 
 def make_forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[str], str]:
@@ -346,32 +330,22 @@ def make_forward_argv(cluster: Cluster, target: str, port: int) -> tuple[list[st
     node = find_node(cluster, name)
     if node.here:
         raise UsageError(f"{node.name} is this machine", hint=f"its port is localhost:{text}")
-    here = f"127.0.0.1:{port or int(text)}"
-    _check_free(port or int(text))
-    options = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{here}:127.0.0.1:{text}")
-    return start_ssh(cluster, node, *options), here
-
-
-def _check_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            probe.bind(("127.0.0.1", 0))
-            free = probe.getsockname()[1]
-            raise UsageError(
-                f"port {port} of this machine: {error.strerror}", hint=f"for example --port {free}"
-            ) from error
+    here = ("127.0.0.1", port or int(text))
+    try:
+        socket.create_server(here).close()
+    except OSError as error:
+        raise UsageError(
+            f"port {here[1]} of this machine: {error.strerror}", hint="choose another with --port"
+        ) from error
+    place = f"{here[0]}:{here[1]}"
+    options = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{place}:127.0.0.1:{text}")
+    return start_ssh(cluster, node, *options), place
 
 
 def forward(store: Store, cluster: Cluster, argv: list[str], node: str) -> int:
     """Runs ssh until it is interrupted; raises NodeUnreachable where it gets no session."""
     _prepare_ssh(store, cluster)
-    code = process.run_in_foreground(argv, cwd=store.locate_folder(cluster.name) / "ssh")
-    if code == SSH_FAILED:
-        _check_sessions(store, cluster, cluster.node(node))
-    return code
+    return run_ssh(store, cluster, argv, cluster.node(node))
 
 
 def execute(
@@ -385,47 +359,41 @@ def execute(
     """The command's result as data, for --json."""
     node = find_node(cluster, name)
     _prepare_ssh(store, cluster)
-    _prepare_shell(store, cluster, node, words, report)
+    prepare(store, cluster, report, needed=[node.name])
     with open_pool(store, cluster) as pool:
         return pool.find_transport(node.name).run(_write_command(node, words), timeout=timeout)
 
 
 def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: float) -> None:
     """One of the two is `NODE:PATH`, the other a path here. Folders are copied whole."""
-    remote_source, remote_target = _split(cluster, source), _split(cluster, target)
-    wrong = UsageError(
-        "one of SOURCE and TARGET must be NODE:PATH, the other a path on this machine",
-        hint="for example worker-1:results.txt",
-    )
-    if remote_source and remote_target:
-        raise wrong
-    if remote_target and not Path(source).exists():
+    there, back = _split(cluster, target), _split(cluster, source)
+    if bool(there) is bool(back):
+        raise UsageError(
+            "one of SOURCE and TARGET must be NODE:PATH, the other a path on this machine",
+            hint="for example worker-1:results.txt",
+        )
+    node, path = there or back or ("", "")
+    here = Path(source if there else target)
+    if there and not here.exists():
         raise UsageError(f"{source}: no such file or folder", hint="check the path")
-    if remote_source or remote_target:
-        _prepare_ssh(store, cluster)
+    _prepare_ssh(store, cluster)
     with open_pool(store, cluster) as pool:
-        for remote in (remote_source, remote_target):
-            if remote:
-                pool.find_transport(remote[0]).connect(CONNECT_TIMEOUT)
-        if remote_target:
-            here = Path(source)
-            node, path = remote_target
-            path = _make_absolute(pool, node, path)
+        transport = pool.find_transport(node)
+        transport.connect(CONNECT_TIMEOUT)
+        if not path.startswith("/"):  # a relative path counts from the node's own home
+            home = transport.run('printf %s "$HOME"', timeout=CONNECT_TIMEOUT)
+            path = f"{home.text}/{path}" if home.ok and home.text else path
+        if there:
             if path.endswith(("/.", "/")):
                 path = f"{path.removesuffix('.').rstrip('/')}/{here.name}"
-            result = pool.find_transport(node).put(here, path, timeout=timeout)
-        elif remote_source:
-            node, path = remote_source
-            path = _make_absolute(pool, node, path)
-            there = Path(target)
-            if there.is_dir():
-                there = there / path.rstrip("/").rpartition("/")[2]
-            result = pool.find_transport(node).get(path, there, timeout=timeout)
+            result = transport.put(here, path, timeout=timeout)
         else:
-            raise wrong
+            if here.is_dir():
+                here = here / path.rstrip("/").rpartition("/")[2]
+            result = transport.get(path, here, timeout=timeout)
     if not result.ok:
         # What the node itself says is about its own path.
-        place = source if remote_source else target
+        place = target if there else source
         what = f"copying {source} to {target}" if result.exit_code is None else place
         if result.errno in FULL:
             raise make_local_error(f"{what}: {result.error}", result.errno)
@@ -439,23 +407,13 @@ def _prepare_ssh(store: Store, cluster: Cluster) -> None:
     """Writes the files for ssh again, where they are damaged. Raises NodeUnreachable for a cluster
     that was found again by its tags alone."""
     name = cluster.name
-    if not cluster.attached:
-        if not (store.locate_folder(name) / "ssh" / "user").exists():
-            raise NodeUnreachable(
-                f"the SSH keys of cluster {name!r} are lost: its nodes cannot be reached",
-                hint=f"`clusterctl status {name}` shows it, `clusterctl down {name}` removes it",
-            )
-        write_hosts(store, cluster)
+    if not cluster.attached and not (store.locate_folder(name) / "ssh" / "user").exists():
+        raise NodeUnreachable(
+            f"the SSH keys of cluster {name!r} are lost: its nodes cannot be reached",
+            hint=f"`clusterctl status {name}` shows it, `clusterctl down {name}` removes it",
+        )
     mend_known_hosts(store, cluster)
     write_config(store, cluster)
-
-
-def _make_absolute(pool: Pool, node: str, path: str) -> str:
-    """A relative path on a node counts from the node's own home."""
-    if path.startswith("/"):
-        return path
-    result = pool.find_transport(node).run('printf %s "$HOME"', timeout=CONNECT_TIMEOUT)
-    return f"{result.text}/{path}" if result.ok and result.text else path
 
 
 def _split(cluster: Cluster, text: str) -> tuple[str, str] | None:

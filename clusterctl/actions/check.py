@@ -17,8 +17,6 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from clusterctl import __version__, process
 from clusterctl.actions.common import Unfetched
@@ -30,6 +28,7 @@ from clusterctl.core.text import format_bytes
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import CheckRow
+from clusterctl.process import ENDING
 from clusterctl.state.home import write_atomic
 from clusterctl.state.store import Store
 from clusterctl.terraform import binary as terraform_binary
@@ -178,31 +177,20 @@ def anonymize(text: str, name: str) -> str:
     text = re.sub(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*", "<person>", text)
     text = re.sub(r"\b\d{12}\b", "<account>", text)
     text = re.sub(rf"(?<![\w-])[\w-]+-(?={re.escape(name)})", "<owner>-", text)
-    text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _hide_public, text)
-    text = re.sub(
-        r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hide_addresses, text
-    )
+    text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _hide, text)
+    text = re.sub(r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hide, text)
     for folder, short in ((Path.home(), "~"), (Path.cwd(), ".")):
         if folder != folder.parent:
             text = text.replace(str(folder), short)
     return text
 
 
-def _hide_public(found: re.Match[str]) -> str:
+def _hide(found: re.Match[str]) -> str:
+    """Without a public address; a version or a time of day is none."""
     try:
-        private = ip_address(found[0]) in _OF_A_VPC
-    except ValueError:
-        private = True  # no address
-    return found[0] if private else "<address>"
-
-
-def _hide_addresses(found: re.Match[str]) -> str:
-    """Without an address of IPv6; a time of day is none."""
-    try:
-        ip_address(found[0])
+        return found[0] if ip_address(found[0]) in _OF_A_VPC else "<address>"
     except ValueError:
         return found[0]
-    return "<address>"
 
 
 def run_real_check(
@@ -235,7 +223,7 @@ def run_real_check(
     )
     summary.rows = _list_versions()
     aborted = False
-    with _end_as_by_ctrl_c() as hold_off:
+    with _handle_signals() as ignore:
         try:
             with summary.time_part("up"):
                 made = bring_up(store, spec, note, consent)
@@ -244,12 +232,15 @@ def run_real_check(
             aborted = name not in store.list_names()
             raise
         finally:
-            hold_off()
+            ignore()
             try:
                 if name in store.list_names():
                     summary.rows += _read_provider_version(store.locate_folder(name))
                     with summary.time_part("down"):
-                        _remove(store, name, summary, note)
+                        # It asks AWS whether anything is left, and raises LeftoverError.
+                        agree, discard = (lambda question: True), Unfetched(discard=True)
+                        gone = take_down(store, name, note, agree, discard)
+                        summary.dollars = gone.dollars if gone else 0.0
             finally:
                 if not aborted:
                     summary.write()
@@ -261,32 +252,25 @@ def run_real_check(
 
 
 @contextmanager
-def _end_as_by_ctrl_c() -> Iterator[Callable[[], None]]:
+def _handle_signals() -> Iterator[Callable[[], None]]:
     """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is
     removed. After a call of what is yielded they do nothing: the machines are being removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    both = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in ENDING if main}
     # Under nohup, a closed terminal is none of our business.
-    before = {number: what for number, what in both.items() if what not in (None, signal.SIG_IGN)}
+    ours = [number for number, what in before.items() if what not in (None, signal.SIG_IGN)]
 
-    def set_all(what: Callable[[int, FrameType | None], Any]) -> None:
-        for number in before:
-            signal.signal(number, what)
+    def ignore() -> None:
+        for number in ours:
+            signal.signal(number, lambda number, frame: None)
 
-    set_all(signal.default_int_handler)
+    for number in ours:
+        signal.signal(number, signal.default_int_handler)
     try:
-        yield lambda: set_all(lambda number, frame: None)
+        yield ignore
     finally:
-        for number, what in before.items():
-            signal.signal(number, what)
-
-
-def _remove(store: Store, name: str, summary: CheckReport, report: Reporter) -> None:
-    """`down` asks AWS whether anything is left, and raises LeftoverError."""
-    gone = take_down(store, name, report, lambda question: True, Unfetched(discard=True))
-    summary.dollars = gone.dollars if gone else 0.0
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def _read_provider_version(folder: Path) -> list[tuple[str, str]]:
@@ -299,12 +283,6 @@ def _read_provider_version(folder: Path) -> list[tuple[str, str]]:
 
 
 def _list_versions() -> list[tuple[str, str]]:
-    def find_version(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "?"
-
     try:
         binary = terraform_binary.find_terraform().name
     except ClusterctlError as error:
@@ -314,5 +292,5 @@ def _list_versions() -> list[tuple[str, str]]:
         ("clusterctl", __version__),
         ("Python", f"{platform.python_version()} on {sys.platform} {platform.machine()}"),
         ("Terraform", binary),
-        ("boto3", find_version("boto3")),
+        ("boto3", version("boto3")),
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from clusterctl.actions.common import check_name
 from clusterctl.core.clock import Deadline, run_in_background
@@ -35,7 +37,6 @@ def describe_me(mine: str) -> str:
 class Orphan:
     """A cluster by its tags alone. `name` may be empty where the tag is gone."""
 
-    provider: str
     id: str
     name: str
     region: str
@@ -130,7 +131,7 @@ def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
         if orphan.id in _list_known(store):
             report(f"{orphan.id} now has a record here; keeping it")
             return False
-        _load_clouds()[orphan.provider].remove(orphan.id, orphan.region, report)
+        _load_cloud().remove(orphan.id, orphan.region, report)
     return True
 
 
@@ -195,72 +196,58 @@ def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
     name = orphan.name
     with ClusterLock(store.home, name, "gc", report):
         _require_free(store, name)
-        cluster = _load_clouds()[orphan.provider].adopt(orphan.id, name, orphan.region)
+        cluster = _load_cloud().adopt(orphan.id, name, orphan.region)
         store.save(cluster)
         store.add_event(name, "adopted", id=orphan.id)
     return cluster
 
 
-def _load_clouds() -> dict[str, Cloud]:
-    """The providers that find clusters by tag."""
-    return {
-        name: provider
-        for name in providers.PROVIDERS
-        if isinstance(provider := providers.load_provider(name), Cloud)
-    }
+def _load_cloud() -> Cloud:
+    """The provider that finds clusters by tag."""
+    found = map(providers.load_provider, providers.PROVIDERS)
+    return next(provider for provider in found if isinstance(provider, Cloud))
 
 
 def _find_owner() -> str:
     """Who we are; "" where that is not told."""
     try:
-        return next(iter(_load_clouds().values())).find_owner()
+        return _load_cloud().find_owner()
     except ProviderError:
         return ""
 
 
 def _is_shared(owner: str) -> bool:
     """Whether several people may be that owner."""
-    return any(provider.is_shared(owner) for provider in _load_clouds().values())
+    return _load_cloud().is_shared(owner)
 
 
 SEARCH_LIMIT = 45.0
 """Seconds that a region may take to answer: others are not kept waiting by one that hangs."""
 
+Answer = TypeVar("Answer")
 
-def _search(
-    provider: Cloud, regions: Iterable[str]
-) -> Iterator[tuple[str, tuple[Resource, ...] | ProviderError]]:
-    """What every region has, or why it could not be searched; all are asked at once."""
-    asked = {region: run_in_background(partial(provider.find, region)) for region in regions}
-    limit = Deadline(SEARCH_LIMIT)
-    for region, answer in asked.items():
-        try:
-            yield region, limit.await_result(answer)
-        except TimeoutError:
-            yield region, _make_timeout_error(region)
-        except ProviderError as error:
-            yield region, error
+
+def _await(answer: Future[Answer], limit: Deadline, region: str) -> Answer:
+    try:
+        return limit.await_result(answer)
+    except TimeoutError:
+        why = f"no answer from {region} within {SEARCH_LIMIT:g} s"
+        raise ProviderError(why, transient=True) from None
 
 
 def _list_regions(
-    provider: Cloud, on_record: Iterable[str]
-) -> tuple[tuple[str, ...], ProviderError | None]:
+    cloud: Cloud, on_record: Iterable[str]
+) -> tuple[tuple[str, ...], list[ProviderError]]:
     """Where to search: all regions of the account, the usual one, and those of clusters on record.
     With why it is not known which the account has: then it may have more."""
-    unknown: ProviderError | None = None
+    usual, why = cloud.find_usual_region(), list[ProviderError]()
     enabled: tuple[str, ...] = ()
     try:
-        enabled = Deadline(SEARCH_LIMIT).await_result(run_in_background(provider.list_regions))
-    except TimeoutError:
-        unknown = _make_timeout_error(provider.find_usual_region())
+        asked = run_in_background(cloud.list_regions)
+        enabled = _await(asked, Deadline(SEARCH_LIMIT), usual)
     except ProviderError as error:
-        unknown = error
-    some = (provider.find_usual_region(), *filter(None, on_record), *enabled)
-    return tuple(dict.fromkeys(some)), unknown
-
-
-def _make_timeout_error(region: str) -> ProviderError:
-    return ProviderError(f"no answer from {region} within {SEARCH_LIMIT:g} s", transient=True)
+        why.append(error)
+    return tuple(dict.fromkeys((usual, *filter(None, on_record), *enabled))), why
 
 
 def _find_tagged(
@@ -270,42 +257,39 @@ def _find_tagged(
     cluster with our tag in them, known or not; and an error for each region that could not be
     searched, and one where nobody tells which regions there are. Raises the first where that is
     every region."""
-    wanted = tuple(dict.fromkeys(wanted))
-    on_record = [cluster.spec.cloud.region for cluster in store.list_clusters()]
-    looked: dict[str, None] = {}
-    found = []
+    cloud, regions, unknown = _load_cloud(), tuple(dict.fromkeys(wanted)), list[ProviderError]()
+    if not regions:
+        on_record = [cluster.spec.cloud.region for cluster in store.list_clusters()]
+        regions, unknown = _list_regions(cloud, on_record)
+    asked = {region: run_in_background(partial(cloud.find, region)) for region in regions}
+    limit = Deadline(SEARCH_LIMIT)
+    found: list[Orphan] = []
     failed: dict[str, ProviderError] = {}
-    errors: list[ProviderError] = []
-    for name, provider in _load_clouds().items():
-        regions, unknown = (wanted, None) if wanted else _list_regions(provider, on_record)
-        if unknown:
-            errors.append(_make_partial_error(regions, unknown))
-        for region, resources in _search(provider, regions):
-            groups: dict[str, list[Resource]] = {}
-            if isinstance(resources, ProviderError):
-                failed[region] = resources
-                continue
-            looked[region] = None
-            for resource in resources:
+    for region, answer in asked.items():
+        groups: dict[str, list[Resource]] = {}
+        try:
+            for resource in _await(answer, limit, region):
                 groups.setdefault(resource.cluster, []).append(resource)
-            for id, mine in groups.items():
-                called = next((resource.name for resource in mine if resource.name), "")
-                found.append(Orphan(name, id, called, region, tuple(mine)))
-    if failed and not looked:
+        except ProviderError as error:
+            failed[region] = error
+        for id, mine in groups.items():
+            called = next((resource.name for resource in mine if resource.name), "")
+            found.append(Orphan(id, called, region, tuple(mine)))
+    if failed and len(failed) == len(regions):
         raise next(iter(failed.values()))
+    errors = [
+        ProviderError(
+            f"only {', '.join(regions)} could be searched, because the regions of the account are"
+            f" not known: {why.message}",
+            hint="try again, or name the others: --region eu-west-1 --region us-west-2 …",
+        )
+        for why in unknown
+    ]
     errors += (
         ProviderError(f"region {region} could not be searched: {error.message}", hint=error.hint)
         for region, error in failed.items()
     )
-    return tuple(looked), found, tuple(errors)
-
-
-def _make_partial_error(regions: Iterable[str], why: ProviderError) -> ProviderError:
-    return ProviderError(
-        f"only {', '.join(regions)} could be searched, because the regions of the account are not"
-        f" known: {why.message}",
-        hint="try again, or name the others: --region eu-west-1 --region us-west-2 …",
-    )
+    return tuple(region for region in regions if region not in failed), found, tuple(errors)
 
 
 def _list_recorded(store: Store) -> set[str]:
@@ -316,9 +300,8 @@ def _list_recorded(store: Store) -> set[str]:
 
 def _list_known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
-    kept: set[str] = set()
-    for provider in _load_clouds().values():
-        for name in store.list_names():
-            with suppress(RecordError):  # nothing tells which it is: it can be found here alone
-                kept |= provider.find_ids(store.locate_folder(name))
+    kept, cloud = set[str](), _load_cloud()
+    for name in store.list_names():
+        with suppress(RecordError):  # nothing tells which it is: it can be found here alone
+            kept |= cloud.find_ids(store.locate_folder(name))
     return _list_recorded(store) | kept

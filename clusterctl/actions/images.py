@@ -45,17 +45,13 @@ class Built:
     pushed: bool
 
 
+@COPIED.count_download()
 def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Built:
     """Builds the image `name` and pushes it to the repository `push`, if given.
 
     `base`: an image to build on instead of the pinned one. Raises ProviderError where the engine,
     a download or a step fails.
     """
-    with COPIED.count_download():
-        return _build(name, push, base, on_line)
-
-
-def _build(name: str, push: str, base: str, on_line: Reporter) -> Built:
     _check_known(name)
     if push and not _REPOSITORY.fullmatch(push):
         raise UsageError(
@@ -88,17 +84,13 @@ def _build(name: str, push: str, base: str, on_line: Reporter) -> Built:
     return Built(catalog.COMPILED_FOR.get(name, name), reference, id, int(size), bool(push))
 
 
+@COPIED.count_download()
 def lock(name: str, *, on_line: Reporter) -> dict[str, str]:
     """Fetches the wheels of the image `name` that have no checksum, and writes down what they have:
     their SHA-256 by name and version.
 
     Raises ProviderError where one cannot be fetched, or the list not be written.
     """
-    with COPIED.count_download():
-        return _lock(name, on_line)
-
-
-def _lock(name: str, on_line: Reporter) -> dict[str, str]:
     _check_known(name)
     downloads = registry.read_downloads()
     rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
@@ -190,26 +182,22 @@ def download_sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: 
     ProviderError for one that is not what it was."""
     for file, row in rows.items():
         on_line(f"fetching {row['name']} {row['version']}")
-        found = _download(row["url"], folder / file)
+        url, target = row["url"], folder / file
+        try:
+            with urllib.request.urlopen(url, timeout=60) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+        except OSError as error:
+            raise ProviderError(
+                f"{url} could not be fetched: {describe_reason(error)}",
+                hint="check the network and https_proxy",
+                transient=True,
+            ) from None
+        found = hash_file(target)
         if found != row["sha256"]:
             raise ProviderError(
-                f"{row['url']} has changed: SHA-256 {found}, expected {row['sha256']}",
+                f"{url} has changed: SHA-256 {found}, expected {row['sha256']}",
                 hint="it was changed on the way or at its source; do not build from it",
             )
-
-
-def _download(url: str, target: Path) -> str:
-    """The SHA-256 of what was fetched."""
-    try:
-        with urllib.request.urlopen(url, timeout=60) as source, target.open("wb") as sink:
-            shutil.copyfileobj(source, sink)
-    except OSError as error:
-        raise ProviderError(
-            f"{url} could not be fetched: {describe_reason(error)}",
-            hint="check the network and https_proxy",
-            transient=True,
-        ) from None
-    return hash_file(target)
 
 
 def make_pip_argv(

@@ -135,58 +135,54 @@ def run_again(
             report(f"{error.message}: starting from the beginning")
             return again(resume=False)
 
+    step = partial(first, note)
     with ExitStack() as held:
-        return _follow_losses(store, partial(first, note), proceed, lambda: latest, held, report)
-
-
-def _follow_losses(
-    store: Store,
-    step: Callable[[], Job],
-    proceed: Callable[[Job, tuple[str, ...]], Job],
-    latest: Callable[[], int],
-    held: ExitStack,
-    report: Reporter,
-) -> Job:
-    """`step` runs the job, and each next one continues it by `proceed`, without some nodes.
-    `latest`: the number of the job that was started last."""
-    for left in reversed(range(MOST + 1)):
-        error: NodeUnreachable | LaunchError | None = None
-        try:
-            job = step()
-        except (NodeUnreachable, LaunchError) as caught:
-            found = find_job(store, latest())
-            if found is None:
-                raise
-            error, job = caught, found
-        lost = _list_lost(store, job)
-        back = [place.node for place in job.placement if is_cut_off(job, place.node)]
-        due = lost or back
-        how = _choose(job, store.read_cluster(job.cluster), lost) if due and left else FAIL
-        if lost and how == FAIL:
-            _advise(job, store.read_cluster(job.cluster), error, report)
-        elif how != FAIL and not held.enter_context(store.claim_continuing(job.id)):
-            how = FAIL
-            _refer(job, error, report)
-        if how == FAIL:
-            if error:
+        for left in reversed(range(MOST + 1)):
+            error: NodeUnreachable | LaunchError | None = None
+            try:
+                job = step()
+            except (NodeUnreachable, LaunchError) as caught:
+                found = find_job(store, latest)
+                if found is None:
+                    raise
+                error, job = caught, found
+            lost = _list_lost(store, job)
+            back = [place.node for place in job.placement if is_cut_off(job, place.node)]
+            cluster = store.read_cluster(job.cluster) if lost or back else None
+            how = _choose(job, cluster, lost) if cluster and left else FAIL
+            advice = ""
+            if how != FAIL and not held.enter_context(store.claim_continuing(job.id)):
+                how = FAIL  # the job is not to run twice
+                report(f"job {job.id} is continued, as a new job, by another clusterctl")
+                advice = "`clusterctl jobs` shows it"
+            elif how == FAIL and lost and cluster:
+                advice = _describe_repair(job, cluster)
+            if how == FAIL and error:
+                error.hint = advice or error.hint
                 raise error
-            return job
-        if not lost:
-            where = " from its last snapshot" if job.spec.resume_args else ""
-            are = "is" if len(back) == 1 else "are"
-            report(f"{', '.join(back)} {are} back: restarting job {job.id}{where}")
-        elif how == REPLACE:
-            _replace(store, job, lost, report)
-        else:
-            ranks = count(_count_left(job, lost), "rank")
-            report(f"{_describe(job, lost)}: continuing job {job.id} with {ranks} on the others")
-        step = partial(proceed, job, lost if how == SHRINK else ())
+            if how == FAIL:
+                if advice:
+                    report(advice)
+                return job
+            if not lost:
+                where = " from its last snapshot" if job.spec.resume_args else ""
+                are = "is" if len(back) == 1 else "are"
+                report(f"{', '.join(back)} {are} back: restarting job {job.id}{where}")
+            elif how == REPLACE:
+                _replace(store, job, lost, report)
+            else:
+                ranks = count(_count_left(job, lost), "rank")
+                report(
+                    f"{_describe(job, lost)}: continuing job {job.id} with {ranks} on the others"
+                )
+            step = partial(proceed, job, lost if how == SHRINK else ())
     raise AssertionError("the last step returns or raises")
 
 
 def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) -> None:
     """Starts the nodes again. --on-node-loss replace consents to machines that cost money."""
     from clusterctl.actions.up import bring_up  # not for every `run`
+    from clusterctl.machines import providers
 
     reclaimed = [name for name in lost if is_reclaimed(job, name)]
     there = all(has_restarted(job, name) for name in lost)
@@ -195,17 +191,33 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
     report(f"{_describe(job, lost)}: {how} again, then continuing job {job.id}")
     spec = ClusterSpec(name=job.cluster, provider="", groups=(NodeGroup(count=0),))
     cluster = store.read_cluster(job.cluster)
+    ended, limit = Deadline(END_LIMIT), Deadline(END_LIMIT + LOCK_LIMIT)
+
+    def find_ending() -> str:
+        """The machines that are ending, or have to: `up` would keep them."""
+        cloud, folder = providers.load_cloud(cluster), store.locate_folder(cluster.name)
+        ending = cloud.list_ending(cluster, folder, reclaimed)
+        going = ", ".join(name for name in lost if name in ending)
+        return (
+            "" if not going or ended.passed else f"waiting until the machine of {going} has ended"
+        )
+
+    def repair() -> str:
+        """Another clusterctl may be repairing the cluster for a job of its own."""
+        try:
+            bring_up(store, spec, report, lambda question: job.spec.on_node_loss == REPLACE)
+        except RecordError as error:
+            if not error.transient or limit.passed:
+                raise
+            return f"{error.message}: waiting until it has finished"
+        return ""
+
     try:
         if cluster.charges:
-            _await_end(store, cluster, lost, reclaimed, report)
-        _run_when_unlocked(
-            lambda: bring_up(
-                store, spec, report, lambda question: job.spec.on_node_loss == REPLACE
-            ),
-            report,
-        )
+            _wait_while(find_ending, report)
+        _wait_while(repair, report)
     except ClusterctlError:
-        _advise(job, cluster, None, report)
+        report(_describe_repair(job, cluster))
         raise
     found = _list_restarted(cluster, store.read_cluster(job.cluster), lost)
     if new := [name for name in found if not has_restarted(job, name)]:
@@ -213,20 +225,13 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
         store.save_job(note_restart(job, new))
 
 
-def _run_when_unlocked(action: Callable[[], object], report: Reporter) -> None:
-    """Does it as soon as no other clusterctl changes the cluster: that one may be repairing it for
-    a job of its own. Raises RecordError after LOCK_LIMIT."""
-    limit, told = Deadline(LOCK_LIMIT), False
-    while True:
-        try:
-            action()
-            return
-        except RecordError as error:
-            if not error.transient or limit.passed:
-                raise
-            if not told:
-                report(f"{error.message}: waiting until it has finished")
-                told = True
+def _wait_while(find_reason: Callable[[], str], report: Reporter) -> None:
+    """Until there is no reason to wait any more; the first one is said."""
+    told = False
+    while reason := find_reason():
+        if not told:
+            report(reason)
+        told = True
         time.sleep(PAUSE)
 
 
@@ -250,43 +255,9 @@ def _describe(job: Job, lost: Collection[str]) -> str:
     return f"lost {', '.join(lost)}"
 
 
-def _await_end(
-    store: Store,
-    cluster: Cluster,
-    lost: Collection[str],
-    reclaimed: Collection[str],
-    report: Reporter,
-) -> None:
-    """Waits until machines that are ending, or have to, are gone: `up` would keep them."""
-    from clusterctl.machines import providers
-
-    cloud, folder = providers.load_cloud(cluster), store.locate_folder(cluster.name)
-    limit, told = Deadline(END_LIMIT), False
-    while not limit.passed:
-        ending = cloud.list_ending(cluster, folder, reclaimed)
-        going = [name for name in lost if name in ending]
-        if not going:
-            return
-        if not told:
-            report(f"waiting until the machine of {', '.join(going)} has ended")
-            told = True
-        time.sleep(PAUSE)
-
-
-def _advise(job: Job, cluster: Cluster, error: ClusterctlError | None, report: Reporter) -> None:
-    """Says how to continue by hand."""
-    how = f"`{cluster.repair}`, then `clusterctl rerun {job.id} --resume` continues"
-    if error:
-        error.hint = how
-    else:
-        report(how)
-
-
-def _refer(job: Job, error: ClusterctlError | None, report: Reporter) -> None:
-    """Says that somebody else continues the job: it is not to run twice."""
-    report(f"job {job.id} is continued, as a new job, by another clusterctl")
-    if error:
-        error.hint = "`clusterctl jobs` shows it"
+def _describe_repair(job: Job, cluster: Cluster) -> str:
+    """How to continue by hand."""
+    return f"`{cluster.repair}`, then `clusterctl rerun {job.id} --resume` continues"
 
 
 def _list_lost(store: Store, job: Job) -> tuple[str, ...]:

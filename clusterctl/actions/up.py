@@ -317,7 +317,6 @@ def write_ssh(
         before = dict(line.split(" ", 1) for line in lines if " " in line)
     cluster = common.write_known_hosts(store, cluster, host_keys)
     access.write_config(store, cluster)
-    access.write_hosts(store, cluster)
     changed = {name for name, key in cluster.host_keys.items() if before.get(name, key) != key}
     nodes = map(cluster.node, host_keys)
     return cluster, [n.name for n in nodes if common.name_in_known_hosts(n) in changed]

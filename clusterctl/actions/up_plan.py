@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_owned
 from clusterctl.core import catalog
@@ -300,7 +299,9 @@ def intend(
     plan = provider.plan(options, old, report, ahead=ahead)
     options = plan.spec or options
     folder = [f"shared folder: {provider.features.shared_folder}"] if options.makes_folder else []
-    images = _choose_images(spec, options, old, provider, plan.kinds)
+    # What the cluster has; an --image that is given again is asked for again.
+    known = old.images if old and not (spec.image or spec.images) else {}
+    images = resolve_node_images(options, plan.kinds, known, provider.find_registry_login)
     surplus = find_surplus(old, plan, options.workers) if old else ()
     more = [*folder, *(image.line for image in images.values())]
     if surplus:
@@ -362,20 +363,6 @@ def _describe_additions(old: Cluster, workers: int) -> str:
     return "to be added: none (nodes of the cluster that are gone are started again)"
 
 
-def _choose_images(
-    given: ClusterSpec,
-    options: ClusterSpec,
-    old: Cluster | None,
-    provider: Provider,
-    kinds: Sequence[str],
-) -> dict[str, NodeImage]:
-    """What the nodes get. An --image that is given again is asked for again."""
-    if not kinds:
-        return {}
-    known = old.images if old and not (given.image or given.images) else {}
-    return resolve_node_images(options, kinds, known, provider.find_registry_login)
-
-
 def find_owned(store: Store, spec: ClusterSpec) -> Cluster | None:
     """The record of the cluster of that name, if there is one; UsageError for an attached one."""
     old = store.find(spec.name)
@@ -394,13 +381,15 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     features = providers.load_creator(provider).features
     usual = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
     base = old.spec if old else ClusterSpec(name=spec.name, provider=provider, groups=(usual,))
+    pictures = spec if spec.image or spec.images else base  # one replaces all from before
     return replace(
         spec,
         provider=provider,
         groups=_complete_groups(spec, base),
         ttl=spec.ttl or base.ttl,
         runtime=spec.runtime or base.runtime or features.runtime,
-        **_complete_images(spec, base),
+        image=pictures.image,
+        images=pictures.images,
         gpus=spec.gpus or base.gpus,
         shared=_complete_shared(spec, old, features),
         cloud=_complete_cloud(spec.cloud, base.cloud),
@@ -421,33 +410,25 @@ def _complete_shared(spec: ClusterSpec, old: Cluster | None, features: Features)
     return old.spec.shared if old else spec.shared
 
 
-def _complete_images(spec: ClusterSpec, base: ClusterSpec) -> dict[str, Any]:
-    """One --image, of all nodes or of some, replaces those from before."""
-    source = spec if spec.image or spec.images else base
-    return {"image": source.image, "images": source.images}
-
-
 def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, ...]:
     """A group that names no machines means those of `base`; a count of 0, as many as it has."""
     first = spec.groups[0]
-    if first.family or first.instance_type:
-        return tuple(_set_count(group, base) for group in spec.groups)
-    if not first.count:
-        return base.groups
-    if len(base.groups) > 1:
-        raise UsageError(
-            f"cluster {spec.name} has {len(base.groups)} kinds of workers: --workers is ambiguous",
-            hint="give the number of each: --gpu FAMILY:N --cpu TYPE:N",
+    if not (first.family or first.instance_type):
+        if first.count and len(base.groups) > 1:
+            raise UsageError(
+                f"cluster {spec.name} has {len(base.groups)} kinds of workers:"
+                " --workers is ambiguous",
+                hint="give the number of each: --gpu FAMILY:N --cpu TYPE:N",
+            )
+        return (replace(base.groups[0], count=first.count),) if first.count else base.groups
+    have = {catalog.choose_instance_type(group): group.count for group in reversed(base.groups)}
+    return tuple(
+        replace(
+            group,
+            count=group.count or have.get(catalog.choose_instance_type(group), DEFAULT_WORKERS),
         )
-    return (replace(base.groups[0], count=first.count),)
-
-
-def _set_count(group: NodeGroup, base: ClusterSpec) -> NodeGroup:
-    if group.count:
-        return group
-    kind = catalog.choose_instance_type(group)
-    have = [item.count for item in base.groups if catalog.choose_instance_type(item) == kind]
-    return replace(group, count=have[0] if have else DEFAULT_WORKERS)
+        for group in spec.groups
+    )
 
 
 def _complete_cloud(cloud: CloudSpec, base: CloudSpec) -> CloudSpec:
