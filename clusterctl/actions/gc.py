@@ -224,10 +224,10 @@ def _is_shared(owner: str) -> bool:
 SEARCH_LIMIT = 45.0
 """Seconds that a region may take to answer: others are not kept waiting by one that hangs."""
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
-def _await(answer: Future[Answer], limit: Deadline, region: str) -> Answer:
+def _await(answer: Future[T], limit: Deadline, region: str) -> T:
     try:
         return limit.await_result(answer)
     except TimeoutError:
