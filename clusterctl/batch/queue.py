@@ -387,7 +387,7 @@ class QueueSystem(BatchSystem):
         them; a job whose script does not run is taken from the queue at once."""
         script = self._end()
         if not job.spec.is_sweep:  # its tasks give their programs time; those that wait never begin
-            waits = "'' | queued* | stop*stopped | stopped* | ended*"
+            waits = "'' | queued* | stop*stopped | ended*"
             script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {script} ;; esac"
         return ("/bin/sh", "-c", f"echo cancelled >stop; {script}")
 

@@ -49,10 +49,6 @@ from clusterctl.core.text import count
 #     absent TIME                       there is no such file: the job was never handed in, or the
 #                                       launcher was made anew
 #     ended TIME                        nothing more will happen (`survivors` may follow)
-#
-# Jobs that were started by earlier versions end with one line that says it all, and are read too:
-#
-#     ended TIME state=failed code=3 rank=1 node=worker-2 started=2 mpirun=1 full=w-1, survivors=…
 
 
 CAUSES: Mapping[str, JobState] = {
@@ -114,49 +110,51 @@ class Attempt:
     """By node: one of EVENTS."""
     dead: float | None = None
     ended: float | None = None
-    said: JobState | None = None
-    """The state that a script of an earlier version has named."""
 
 
 @dataclass(slots=True)
 class Facts:
     """The lines, read one by one."""
 
-    last: Attempt = field(default_factory=Attempt)
-    before: Attempt | None = None
-    """The attempt before the last, if that has failed."""
+    attempts: list[Attempt] = field(default_factory=lambda: [Attempt()])
     began: float | None = None
     """When the first attempt did."""
     placement: tuple[Placement, ...] = ()
     absent: float | None = None
-    hung: list[Attempt] = field(default_factory=list)
-    """The attempts that were ended because their ranks had written nothing."""
+
+    @property
+    def last(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def before(self) -> Attempt | None:
+        """The attempt before the last, if that has failed."""
+        *_, before, last = (Attempt(), *self.attempts)
+        ended = before.launcher_code is not None and before.number < last.number
+        return before if ended else None
 
     @property
     def hangs(self) -> tuple[Hang, ...]:
-        return tuple(
-            core_stacks.fold_hang_notes(item.number, item.hung, item.stacks) for item in self.hung
-        )
+        """Of the attempts that were ended because their ranks had written nothing."""
+        return tuple(_fold_hang(attempt) for attempt in self.attempts if attempt.hung)
 
     def add(self, line: str) -> None:
         """Raises ValueError or LookupError for a line that means nothing."""
         word, time, *rest = line.split()
         when, last = float(time), self.last
         if word == "queued" and not last.ended:
-            self.last = Attempt(number=last.number, waits=True)
+            self.attempts.append(Attempt(number=last.number, waits=True))
         elif word == "running" and not last.ended:
             attempt = int(rest[0]) if rest else 1
             if attempt == 1:
                 self.began = when
-            self.before = last if last.launcher_code is not None and attempt > last.number else None
-            self.last = Attempt(number=attempt)
+            self.attempts.append(Attempt(number=attempt))
         elif word == "placed":
             self.placement = _read_placements(rest[0]) or self.placement
         elif word == "stop" and rest[0] in CAUSES:
             last.stop = rest[0]
         elif word == "hung":
             last.hung = float(rest[0])
-            self.hung = [*(item for item in self.hung if item is not last), last]
         elif word == "stack":
             last.stacks[int(rest[0])] = rest[1]
         elif word == "launcher":
@@ -197,13 +195,7 @@ class Facts:
         elif word == "absent":
             self.absent = when
         elif word == "ended":
-            if rest and not last.ended:
-                _add_old(last, when, rest)
             last.ended = last.ended or when
-        elif word == "swept":  # of earlier versions, as the next
-            last.survivors = _read_survivors(rest[0].removeprefix("survivors="))
-        elif word == "stopped":
-            last.stop = word
 
 
 def read_state(text: str) -> Facts:
@@ -218,19 +210,6 @@ def read_state(text: str) -> Facts:
     return facts
 
 
-def _add_old(last: Attempt, when: float, rest: list[str]) -> None:
-    """The line with which a script of an earlier version ends."""
-    values = dict(item.split("=", 1) for item in rest)
-    code = int(values.get("code") or 0)
-    if values.get("rank"):
-        last.exits[int(values["rank"])] = (when, code)
-    last.launcher_code = int(values.get("mpirun") or code)
-    last.started = int(values.get("started") or 1)
-    last.survivors = _read_survivors(values.get("survivors", ""))
-    last.full = [name for name in values.get("full", "").split(",") if name]
-    last.said = JobState(values["state"])
-
-
 def _read_placements(text: str) -> tuple[Placement, ...]:
     """`node-1:2,node-2:1,` in rank order."""
     places: list[Placement] = []
@@ -242,10 +221,8 @@ def _read_placements(text: str) -> tuple[Placement, ...]:
     return tuple(places)
 
 
-def _read_survivors(text: str) -> dict[str, int]:
-    """`worker-1:0,worker-2:?,` of earlier versions."""
-    pairs = (item.split(":") for item in text.split(",") if item)
-    return {name: -1 if count == "?" else int(count) for name, count in pairs}
+def _fold_hang(attempt: Attempt) -> Hang:
+    return core_stacks.fold_hang_notes(attempt.number, attempt.hung, attempt.stacks)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -308,8 +285,7 @@ _FULL = "disk full on "
 _AWAY = "{} was away while the job ran"
 _GIVES_UP = 120.0
 """Seconds after which mpirun has given up a node that does not answer: it takes half a minute."""
-_BY_SIGNAL = 128
-_ABORTED = _BY_SIGNAL + signal.SIGABRT
+_ABORTED = 128 + signal.SIGABRT
 _NAMED = 4
 """Ranks that a reason names; of others it gives the number."""
 
@@ -397,7 +373,7 @@ def note_restart(job: Job, names: Sequence[str]) -> Job:
 
 
 def _end(job: Job, last: Attempt) -> Job:
-    state = last.said or _judge_state(job, last)
+    state = _judge_state(job, last)
     failed = state is JobState.FAILED and not last.hung
     failure = _find_first_failure(job, last) if failed else None
     code = 0 if state is JobState.SUCCEEDED else None
@@ -445,7 +421,7 @@ def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
     for it, if that is a rank: somebody has ended it from outside."""
     where = {rank: last.where.get(rank) or job.find_node(rank) for rank in last.exits}
     own = sort_failures(
-        RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0.0, 0.0))), told=False)
+        RankEnd(rank, code, correct(when, *last.clocks.get(where[rank], (0, 0))), told=False)
         for rank, (when, code) in last.exits.items()
         if rank not in last.told and not (last.lost_daemons and _is_after_loss(code))
     )
@@ -462,7 +438,7 @@ def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
 def _is_after_loss(code: int) -> bool:
     """Whether a rank may have ended so because it lost its daemon, or a rank that did: no signal
     did it, or its own."""
-    return code < _BY_SIGNAL or code in (LOST_DAEMON, _ABORTED)
+    return code < 128 or code in (LOST_DAEMON, _ABORTED)
 
 
 def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | None) -> str:
@@ -485,7 +461,7 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
     elif last.stop == "signal" and not failure:
         why = ", ".join(filter(None, (_SIGNALLED, why)))
     elif last.hung and not silent:
-        why = describe_hang(job, core_stacks.fold_hang_notes(last.number, last.hung, last.stacks))
+        why = describe_hang(job, _fold_hang(last))
     if not last.started and not last.where:
         return f"{NO_RANK}: {why}" if why else NO_RANK
     if why:
@@ -506,7 +482,7 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
     missing = [rank for rank in range(job.ranks) if rank not in last.exits]
     if missing and last.exits and last.started >= job.ranks:
         return f"{_describe_killed(job, missing)} ({ended})"
-    if missing and last.launcher_code and not last.said:
+    if missing and last.launcher_code:
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
     if last.told or last.launcher_code:
         return f"{ended} although no rank had failed"
@@ -536,11 +512,13 @@ def describe_hang(job: Job, hang: Hang) -> str:
 def _describe_points(job: Job) -> str:
     """Which points of a sweep did not end well."""
     names = [f"{job.id}.{number}" for number in job.unfinished_points]
+    total = count(len(job.processes), "point")
+    return f"{len(names)} of {total} did not succeed: {_name_some(names)}"
+
+
+def _name_some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return (
-        f"{len(names)} of {count(len(job.processes), 'point')} did not succeed:"
-        f" {', '.join(names[:_NAMED])}{more}"
-    )
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 _SILENCES = (
@@ -581,8 +559,6 @@ def _abort(job: Job, last: Attempt) -> str:
 
 def _describe_killed(job: Job, missing: Sequence[int]) -> str:
     """The ranks that have left no exit code, while others have."""
-    names = [f"rank {rank} on {job.find_node(rank)}" for rank in missing[:_NAMED]]
-    if more := len(missing) - len(names):
-        names.append(f"{more} more")
+    names = [f"rank {rank} on {job.find_node(rank)}" for rank in missing]
     were, they = ("was", "it") if len(missing) == 1 else ("were", "they")
-    return f"{', '.join(names)} {were} killed or lost: {they} left no exit code"
+    return f"{_name_some(names)} {were} killed or lost: {they} left no exit code"

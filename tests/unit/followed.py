@@ -17,7 +17,7 @@ from clusterctl.transport.pool import Pool
 from tests.unit import making
 
 RUNNING = "running 10.0 1\n"
-ENDED = "ended 12.0 state=succeeded code=0\n"
+ENDED = "exit 11 0 0 1\nexit 11 1 0 1\nlauncher 12 0\nstarted 12 2\nended 12.0\n"
 
 
 @dataclass

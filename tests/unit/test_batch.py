@@ -456,11 +456,11 @@ def test_a_running_job_has_its_nodes() -> None:
         # `qdel -f` leaves an account of a job that never ran.
         ("sge", "gone COMPLETED|0||130", JobState.LOST, "it left the queue without a final state"),
         ("sge", "gone FAILED|137|37 : qmaster enforced h_rt limit|130", JobState.TIMEOUT, ""),
-        ("sge", "stopped 120\ngone COMPLETED|0||130", JobState.CANCELLED, ""),
-        ("sge", "stopped 120\ngone FAILED|143|100 : after job|130", JobState.CANCELLED, ""),
+        ("sge", "stop 120 stopped\ngone COMPLETED|0||130", JobState.CANCELLED, ""),
+        ("sge", "stop 120 stopped\ngone FAILED|143|100 : after job|130", JobState.CANCELLED, ""),
         (
             "slurm",
-            "stopped 120\ngone NODE_FAIL|1:0|None|130",
+            "stop 120 stopped\ngone NODE_FAIL|1:0|None|130",
             JobState.FAILED,
             "the batch system ended it (NODE_FAIL)",
         ),
@@ -473,14 +473,14 @@ def test_what_the_queue_says(system: str, line: str, state: JobState, reason: st
 
 
 def test_a_requeued_job_waits_again() -> None:
-    found = status("slurm", f"{RAN}stopped 120\nqueue PENDING|BeginTime\n")
+    found = status("slurm", f"{RAN}stop 120 stopped\nqueue PENDING|BeginTime\n")
     assert (found.state, found.reason) == (JobState.QUEUED, "BeginTime")
-    again = status("slurm", f"{RAN}stopped 120\nrunning 130 2\nqueue RUNNING|None\n")
+    again = status("slurm", f"{RAN}stop 120 stopped\nrunning 130 2\nqueue RUNNING|None\n")
     assert (again.state, again.attempt, again.started) == (JobState.RUNNING, 2, 110.0)
 
 
 def test_the_exit_file_wins_over_the_queue() -> None:
-    ended = "ended 120 state=failed started=2 survivors=c1:0, code=3 rank=2 node=c2\n"
+    ended = "exit 119 2 3 1\nlauncher 120 3\nstarted 120 3\nsurvivors 120 c1 0\nended 120\n"
     found = status("slurm", f"{RAN}{ended}gone COMPLETED|0:0|None|130\n")
     assert (found.state, found.program_exit_code, found.finished) == (JobState.FAILED, 3, 120.0)
     assert found.failure

@@ -168,7 +168,7 @@ def here(folder: Path, argv: tuple[str, ...]) -> str:
 def test_status_of_a_job_without_a_supervisor(tmp_path: Path) -> None:
     asked = Direct().status_argv(job())
     assert here(tmp_path, asked).startswith("absent ")
-    (tmp_path / "state").write_text("queued 1\nended 3 state=cancelled started=0\n")
+    (tmp_path / "state").write_text("queued 1\nstop 2 cancelled\nended 3\n")
     assert Direct().parse_status(job(), here(tmp_path, asked)).state is JobState.CANCELLED
     assert f"tenths={direct.CLEAN_LIMIT * 10}\n" in asked[-1]
 

@@ -80,7 +80,7 @@ def test_a_worker_that_is_gone_is_named_and_the_rest_is_read(
     copy = site.copy("worker-2", "rank-1.out")
     copy.parent.mkdir(parents=True)
     copy.write_bytes(b"what came before\n")
-    site.state("ended 12.0 state=failed code=1 mpirun=1 started=2 survivors=worker-2:?,\n")
+    site.state("launcher 12 1\nstarted 12 2\nsurvivors 12 worker-2 ?\nended 12.0\n")
     follower, pieces = site.follow(without("worker-2", kind))
     assert text(pieces, 0) == b"here\n"
     assert text(pieces, 1) == b"what came before\n"

@@ -52,12 +52,17 @@ def test_what_a_full_disk_cuts_off_is_no_exception(path: Path) -> None:
     "line",
     [
         *("", " ", "\0\0\0", "run", "running", "running soon", "running 12 first"),
-        *("running 12.5.1 1", "ended", "ended never", "ended 30 state=exploded code=1"),
-        *("ended 30 state=fai", "ended 30 state=", "ended 30 code=x started=2", "launcher 12"),
-        *("launcher 12 none", "exit 12 1 3", "exit 12 one 3 1", "exit 12 1 3 1 1", "started 12"),
+        *("running 12.5.1 1", "ended", "ended never", "ended soon 30"),
+        *(
+            "launcher 12",
+            "launcher 12 none",
+            "exit 12 1 3",
+            "exit 12 one 3 1",
+            "exit 12 1 3 1 1",
+            "started 12",
+        ),
         *("survivors 12 worker-1", "survivors 12 worker-1 many", "full 12", "stop 12"),
-        *("stop 12 lunch", "swept 31 survivors=worker-1", "swept 31 survivors=a:b:c", "swept"),
-        *("cat: state: No such file or directory", "\N{SNOWMAN} 1 2"),
+        *("stop 12 lunch", "cat: state: No such file or directory", "\N{SNOWMAN} 1 2"),
     ],
 )
 def test_a_line_that_means_nothing_changes_nothing(line: str) -> None:
@@ -75,14 +80,6 @@ def test_an_attempt_without_a_number_is_the_first() -> None:
     found = verdict.judge(replace(job(), reason="waits for slots"), "running 12")
     assert (found.state, found.attempt, found.started) == (JobState.RUNNING, 1, 12.0)
     assert found.reason == ""
-
-
-@pytest.mark.parametrize("line", ["stop 20 stopped", "stopped 20"])
-def test_a_batch_system_may_stop_a_job(line: str) -> None:
-    """It decides itself whether that runs again."""
-    found = verdict.read_state(f"running 12 1\n{line}")
-    assert found.last.stop == "stopped"
-    assert verdict.judge(job(), f"running 12 1\n{line}").state is JobState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -172,22 +169,6 @@ def test_a_job_that_was_cancelled_before_it_was_handed_in() -> None:
     waits = replace(job(), state=JobState.QUEUED, reason="waits for slots")
     ended = replace(waits, state=JobState.CANCELLED, finished=40.0, reason="")
     assert verdict.judge(waits, "stop 20 cancelled\nabsent 40\n") == ended
-
-
-@pytest.mark.parametrize(
-    ("told", "code"),
-    [("code=3 mpirun=1", 1), ("code=3", 3), ("code= mpirun=7", 7)],
-)
-def test_an_earlier_version_says_how_mpirun_ended(told: str, code: int) -> None:
-    found = verdict.judge(job(), f"running 12 1\nended 30 state=failed {told} started=2")
-    assert found.program_exit_code is None
-    assert f"ended with {code} although no rank had failed" in found.reason
-
-
-def test_an_earlier_version_says_nothing_of_how_mpirun_ended() -> None:
-    found = verdict.judge(job(), "running 12 1\nended 30 state=failed started=2")
-    assert found.program_exit_code is None
-    assert "ended with 0, but only 0 of" in found.reason
 
 
 def test_an_attempt_that_hung_says_so_and_blames_no_rank() -> None:

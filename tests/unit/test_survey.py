@@ -260,7 +260,7 @@ def test_a_job_that_was_cancelled_while_it_was_handed_in_is_ended(login: Path) -
         ("queued 100\nrunning 101 1\nstop 109 cancelled\n", False),
         # The batch system has stopped its script, and may run it again.
         ("queued 100\nrunning 101 1\nlauncher 109 143\nstop 110 stopped\n", True),
-        ("queued 100\nrunning 101 1\nstopped 110\n", True),
+        ("queued 100\nrunning 101 1\nstop 110 stopped\n", True),
     ],
 )
 def test_a_cancelled_job_is_taken_from_the_queue_unless_its_script_runs(
