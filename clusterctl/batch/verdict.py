@@ -194,7 +194,7 @@ class Facts:
             last.dead = when
         elif word == "absent":
             self.absent = when
-        elif word == "ended":
+        elif word == "ended" and not rest:
             last.ended = last.ended or when
 
 

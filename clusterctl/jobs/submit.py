@@ -139,102 +139,85 @@ LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
 
+FilesByNode = dict[str, dict[str, tuple[str, int]]]
+
+
 def make_node_files(
     job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str]
 ) -> FilesByNode:
     """Everything generated, per node: name → (text, mode). `values`: those of the secrets."""
-    files: FilesByNode = {}
-    system = load_system(cluster.system)
-    tag = f"{cluster.id}/{job.id};"
-    for name in list_nodes(job, cluster):
-        node = cluster.node(name)
-        folder = f"{node.root}/jobs/{job.id}"
-        script = assets.render(
-            "job/processes.sh.j2",
-            id=job.id,
-            node=name,
-            tag=tag,
-            folder=folder,
-            output=OUTPUT,
-            least=LEAST_OUTPUT,
-        )
-        files[name] = {
-            "processes.sh": (script, 0o755),
-        }
-        if job.spec.hang_timeout:
-            files[name]["stacks.sh"] = (
-                _render_stacks_script(job, node, tag, _find_archs(job, cluster)),
-                0o755,
-            )
-        if name not in plan.programs:
-            continue
-        variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(name, {})})
-        environment = render_environment(variables, values)
-        files[name][FILE] = (environment, MODE)
-        if _may_be_alone(job):
-            text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
-            files[name]["lib/sitecustomize.py"] = (text, 0o644)
-        files[name] |= _make_rank_files(
-            job, node, plan, cluster.system, system.expect_hostname(node, cluster)
-        )
-        if job.spec.is_sweep:
-            files[name] |= _make_point_files(job, folder, tag)
-    launcher = files[cluster.launcher.name]
-    texts = {**plan.files, **system.script(job, cluster, plan)}
-    launcher.update({name: (text, 0o755) for name, text in texts.items()})
+    nodes = [cluster.node(name) for name in list_nodes(job, cluster)]
+    files = {node.name: _make_files_of_node(job, cluster, plan, values, node) for node in nodes}
+    texts = {**plan.files, **load_system(cluster.system).script(job, cluster, plan)}
+    files[cluster.launcher.name].update({name: (text, 0o755) for name, text in texts.items()})
     return files
 
 
-def _may_be_alone(job: Job) -> bool:
-    """Whether its ranks may be found to have done the same work: of Python, also behind a shell."""
-    several = job.ranks > 1 and not job.spec.is_sweep
-    return several and job.spec.program.kind is not ProgramKind.SOURCE
-
-
-FilesByNode = dict[str, dict[str, tuple[str, int]]]
-
-
-def _make_rank_files(
-    job: Job, node: Node, plan: LaunchPlan, system: str, hostname: str
+def _make_files_of_node(
+    job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str], node: Node
 ) -> dict[str, tuple[str, int]]:
-    """What a node needs to run ranks, and to say what they have written. `hostname`: what it has to
-    call itself; "": nobody knows."""
-    folder, gpus = f"{node.root}/jobs/{job.id}", len(node.facts.gpus)
-    outputs = assets.render(
-        "job/outputs.sh.j2",
-        id=job.id,
-        folder=folder,
+    """What a node needs to run ranks, to say what they have written, and what is left of them."""
+    spec, program, gpus = job.spec, job.spec.program, len(node.facts.gpus)
+    shared: dict[str, Any] = {
+        "id": job.id,
+        "node": node.name,
+        "root": node.root,
+        "folder": f"{node.root}/jobs/{job.id}",
+        "tag": f"{cluster.id}/{job.id};",
+        "points": spec.is_sweep,
+    }
+
+    def render(name: str, **more: object) -> tuple[str, int]:
+        return assets.render(f"job/{name}.j2", **{**shared, **more}), 0o755
+
+    files = {"processes.sh": render("processes.sh", output=OUTPUT, least=LEAST_OUTPUT)}
+    if spec.hang_timeout:  # notes where ranks stand that have been silent for too long
+        files["stacks.sh"] = render(
+            "stacks.sh",
+            python_folder=node.python.rpartition("/")[0] or "/nowhere",
+            why=explain_missing(_find_archs(job, cluster)) or "py-spy does not run on this node",
+            limit=STACK_LIMIT,
+            largest=LARGEST_NOTE,
+        )
+    if node.name not in plan.programs:
+        return files
+    variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(node.name, {})})
+    files[FILE] = (render_environment(variables, values), MODE)
+    # Whether its ranks have all done the same work: of Python, also behind a shell.
+    if job.ranks > 1 and not spec.is_sweep and program.kind is not ProgramKind.SOURCE:
+        text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
+        files["lib/sitecustomize.py"] = (text, 0o644)
+    files["outputs.sh"] = render(
+        "outputs.sh",
         reserve=MIRROR_RESERVE,
-        small=0 if job.spec.keep_files else SMALL,
-        points=job.spec.is_sweep,
-        resume_args=job.spec.resume_args,
+        small=0 if spec.keep_files else SMALL,
+        resume_args=spec.resume_args,
         resumed=job.rerun_of or job.id,
-        patterns=", ".join(job.spec.keep_files or SNAPSHOTS)
-        + ("" if job.spec.keep_files else "; --keep-files names others"),
+        patterns=", ".join(spec.keep_files or SNAPSHOTS)
+        + ("" if spec.keep_files else "; --keep-files names others"),
     )
-    rank = assets.render(
-        "job/rank.sh.j2",
-        id=job.id,
-        node=node.name,
-        folder=folder,
-        hostname=hostname,
-        working=job.spec.program.folder,
+    files["rank.sh"] = render(
+        "rank.sh",
+        # What it has to call itself; "": nobody knows.
+        hostname=load_system(cluster.system).expect_hostname(node, cluster),
+        working=program.folder,
         program=plan.programs[node.name],
-        resume_args=quote_words(job.spec.resume_args),
+        resume_args=quote_words(spec.resume_args),
         agent=plan.agents.get(node.name, ""),
         device_env=plan.device_env,
-        points=job.spec.is_sweep,
-        once=job.spec.once,
-        system=system,
-        root=node.root,
+        once=spec.once,
+        system=cluster.system,
         gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
         gpus=gpus,
-        grace=math.ceil(job.spec.save_time),
-        pass_signal=job.spec.pass_signal,
+        grace=math.ceil(spec.save_time),
+        pass_signal=spec.pass_signal,
         cgroups=CGROUPS,
-        line_buffered=job.spec.program.kind in COMPILED,
+        line_buffered=program.kind in COMPILED,
     )
-    return {"outputs.sh": (outputs, 0o755), "rank.sh": (rank, 0o755)}
+    if spec.is_sweep:
+        files["slot.sh"] = render("slot.sh")
+        files["point"] = (render("point.sh", points=spec.points)[0], 0o600)
+    return files
 
 
 def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, str]:
@@ -267,29 +250,6 @@ def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[st
 def _find_archs(job: Job, cluster: Cluster) -> set[str]:
     """The processors of the nodes that run its ranks, as far as they are known."""
     return {cluster.node(name).facts.arch for name in list_rank_nodes(job, cluster)} - {""}
-
-
-def _render_stacks_script(job: Job, node: Node, tag: str, archs: set[str]) -> str:
-    """Notes where the ranks on a node stand, when they have been silent for too long."""
-    return assets.render(
-        "job/stacks.sh.j2",
-        id=job.id,
-        node=node.name,
-        folder=f"{node.root}/jobs/{job.id}",
-        tag=tag,
-        python_folder=node.python.rpartition("/")[0] or "/nowhere",
-        why=explain_missing(archs) or "py-spy does not run on this node",
-        limit=STACK_LIMIT,
-        largest=LARGEST_NOTE,
-    )
-
-
-def _make_point_files(job: Job, folder: str, tag: str) -> dict[str, tuple[str, int]]:
-    """What a node needs to run points of a sweep."""
-    return {
-        "slot.sh": (assets.render("job/slot.sh.j2", id=job.id, folder=folder, tag=tag), 0o755),
-        "point": (assets.render("job/point.sh.j2", id=job.id, points=job.spec.points), 0o600),
-    }
 
 
 def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
@@ -333,29 +293,42 @@ def put(
 
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.find_transport(name)
-        texts = dict(files[name])
-        before, keep = _split_environment(texts, job, cluster)
+        folder, texts, before = f"{node.root}/jobs/{job.id}", dict(files[name]), b""
+        steps = [
+            "umask 077",
+            f"mkdir -p {quote(folder)}/out {quote(folder)}/work",
+            f"cd {quote(folder)} || exit",
+        ]
+        if FILE in texts and load_system(cluster.system).places_ranks:
+            before = texts.pop(FILE)[0].encode()
+            steps.append(keep_in_memory(before, f"{cluster.id}-{job.id}"))
+        # Ownership is ours whoever packed it; the umask must not narrow the modes.
+        steps.append("umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s")
         members = project_tree.pack_texts(
             (path, text, mode) for path, (text, mode) in texts.items()
         )
-        sources: dict[str, Path] = {}
+        archives: dict[str, Path] = {}
         if name in placed:
             members += library if large else library + tree.read_bytes()
-            sources |= {_locate_archive(node, job, "tar"): tree} if large else {}
-            if isinstance(carry, Mapping):
-                sources[_locate_archive(node, job, "carry.tar")] = carry[name]
-        for target, source in sources.items():
-            sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
-            if not sent.ok:
-                return sent
-        steps = _render_unpacking(node, job, keep, large and name in placed)
-        if name in placed:
+            if large:
+                archives[f"{folder}.tar"] = tree
+                steps.append(_unpack(f"{folder}.tar", "-xpof"))
             # Before what is carried over, which is this job's too: it may leave it as it is.
-            steps += ["/bin/sh ./outputs.sh staged || exit", *_carry_over(node, job, carry)]
-            folder = f"{node.root}/jobs/{job.id}"
+            steps.append("/bin/sh ./outputs.sh staged || exit")
+            if isinstance(carry, Mapping):
+                archives[f"{folder}.carry.tar"] = carry[name]
+                steps.append(_unpack(f"{folder}.carry.tar", "-C work -xof"))
+            elif carry is not None:  # nothing made is nothing to copy
+                script = f"{quote(node.root)}/jobs/{carry}/outputs.sh"
+                pack = f"/bin/sh {script} pack | TAR_OPTIONS= tar -xof - -C work || exit"
+                steps.append(f"if [ -e {script} ]; then {pack}; fi")
             steps += project_tree.render_questions(program, folder, node, doubtful)
         if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
+        for target, source in archives.items():
+            sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
+            if not sent.ok:
+                return sent
         return transport.run(
             "\n".join(steps),
             stdin=before + members + project_tree.END_OF_ARCHIVE,
@@ -438,52 +411,9 @@ def _count_staged(folder: str, program: Program) -> str:
     return f"/bin/sh {quote(folder)}/outputs.sh built {quote(path)}"
 
 
-def _locate_archive(node: Node, job: Job, kind: str) -> str:
-    """Where an archive for the job's folder lies on a node until it is unpacked."""
-    return f"{node.root}/jobs/{job.id}.{kind}"
-
-
-def _render_unpacking(node: Node, job: Job, keep: list[str], large: bool) -> list[str]:
-    """The sh that makes the job's folder, and unpacks there what comes on stdin, and the `large`
-    archive of the program's files."""
-    folder = quote(f"{node.root}/jobs/{job.id}")
-    steps = [
-        "umask 077",
-        f"mkdir -p {folder}/out {folder}/work",
-        f"cd {folder} || exit",
-        *keep,
-        # Ownership is ours whoever packed it; the umask must not narrow the modes.
-        "umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s",
-    ]
-    if large:
-        archive = quote(_locate_archive(node, job, "tar"))
-        steps.append(f"TAR_OPTIONS= tar -xpof {archive} || exit; rm -f {archive}")
-    return steps
-
-
-def _carry_over(node: Node, job: Job, carry: Carry | None) -> list[str]:
-    """The sh that puts what an earlier job has made into the job's working directory. Nothing made
-    is nothing to copy."""
-    if carry is None:
-        return []
-    if isinstance(carry, int):
-        script = f"{quote(node.root)}/jobs/{carry}/outputs.sh"
-        pack = f"/bin/sh {script} pack | TAR_OPTIONS= tar -xof - -C work || exit"
-        return [f"if [ -e {script} ]; then {pack}; fi"]
-    archive = quote(_locate_archive(node, job, "carry.tar"))
-    return [f"TAR_OPTIONS= tar -xof {archive} -C work || exit; rm -f {archive}"]
-
-
-def _split_environment(
-    texts: dict[str, tuple[str, int]], job: Job, cluster: Cluster
-) -> tuple[bytes, list[str]]:
-    """Takes the environment of ranks out of `texts`: what is sent before the archive, and the sh
-    that keeps it."""
-    if FILE not in texts or not load_system(cluster.system).places_ranks:
-        return b"", []
-    text, _ = texts.pop(FILE)
-    data = text.encode()
-    return data, [keep_in_memory(data, f"{cluster.id}-{job.id}")]
+def _unpack(archive: str, how: str) -> str:
+    """The sh that unpacks an archive that was sent as a file of its own, and removes it."""
+    return f"TAR_OPTIONS= tar {how} {quote(archive)} || exit; rm -f {quote(archive)}"
 
 
 def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> Job:

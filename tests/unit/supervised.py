@@ -72,6 +72,13 @@ class Site:
         start_script.write_text(f"{before_launch}\n{start_script.read_text()}")
         return Direct().parse_status(job, self.on_launcher(job, Direct().submit_argv(job)))
 
+    def connect(self, script: str = 'eval "$2"') -> None:
+        """Each node is a host of its own from now on; what connects to one does that."""
+        self.where = replace(self.where, one_host=False)
+        agent = Path(self.where.launcher.root) / "bin" / "clusterctl-ssh"
+        agent.write_text(f"#!/bin/sh\n{script}\n")
+        agent.chmod(0o755)
+
     def folder(self, name: str, number: int) -> Path:
         return Path(self.where.node(name).root) / "jobs" / str(number)
 
@@ -95,6 +102,10 @@ class Site:
 
         wait_for(there, seconds, lambda: self.story(job))
         return found
+
+    def until_started(self, job: Job) -> None:
+        """Until its second rank runs."""
+        self.until(job, lambda _: (self.folder("worker-2", job.id) / "out/rank-1.pid").exists())
 
     def ended(self, job: Job) -> Job:
         return self.until(job, lambda job: job.state.ended)

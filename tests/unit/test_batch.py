@@ -265,17 +265,9 @@ def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
     ("changes", "attempt", "said"),
     [
         ({"retries": 2}, 2, "job 7 failed; attempt 2 of 3"),
-        (
-            {"retries": 2, "reason": "rank 1 on c2 exited 3"},
-            2,
-            "job 7 failed: rank 1 on c2 exited 3; attempt 2 of 3",
-        ),
+        ({"retries": 2, "reason": "no rank"}, 2, "job 7 failed: no rank; attempt 2 of 3"),
         ({}, 2, "job 7 runs again: attempt 2"),
-        (
-            {"retries": 2, "native": {"requeue": ""}},
-            2,
-            "job 7 runs again: attempt 2",
-        ),
+        ({"retries": 2, "native": {"requeue": ""}}, 2, "job 7 runs again: attempt 2"),
     ],
 )
 def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str) -> None:
@@ -332,6 +324,9 @@ def test_a_dry_run_says_what_srun_is_told(
 
 # ------------------------------------------------------------------------------------------ sizes
 
+EACH_4 = ["--ntasks-per-node=4"]
+PER_NODE_AND_TASK = {"gpus-per-node": "4", "gpus-per-task": "1"}
+
 
 @pytest.mark.parametrize(
     ("changes", "size", "ranks"),
@@ -342,22 +337,14 @@ def test_a_dry_run_says_what_srun_is_told(
         ({"ranks": 6}, ["--ntasks=6"], 6),
         ({"ranks": 3, "nodes": 2}, ["--nodes=2", "--ntasks=3"], 3),
         ({"ranks": 8, "ranks_per_node": 4}, ["--nodes=2", "--ntasks-per-node=4"], 8),
-        (
-            {"nodes": 2, "native": {"gpus-per-node": "a100:4"}},
-            ["--nodes=2", "--ntasks-per-node=4"],
-            8,
-        ),
+        ({"nodes": 2, "native": {"gpus-per-node": "t4:4"}}, ["--nodes=2", *EACH_4], 8),
         ({"native": {"gres": "gpu:t4:2"}}, ["--nodes=1", "--ntasks-per-node=2"], 2),
         ({"native": {"gres": "shm:1,gpu"}}, ["--nodes=1", "--ntasks-per-node=1"], 1),
         ({"nodes": 2, "native": {"gres": "gpu:2"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
         ({"native": {"gpus": "4"}}, ["--ntasks=4"], 4),
         ({"nodes": 2, "native": {"gpus": "4"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
         ({"native": {"gpus": "4", "gpus-per-task": "2"}}, ["--ntasks=2"], 2),
-        (
-            {"nodes": 2, "native": {"gpus-per-node": "4", "gpus-per-task": "1"}},
-            ["--nodes=2", "--ntasks-per-node=4"],
-            8,
-        ),
+        ({"nodes": 2, "native": PER_NODE_AND_TASK}, ["--nodes=2", *EACH_4], 8),
         ({"ranks": 3, "native": {"gpus-per-task": "1"}}, ["--ntasks=3"], 3),
         ({"ranks": 2, "native": {"gpus": "4"}}, ["--ntasks=2"], 2),
     ],
@@ -411,64 +398,38 @@ def test_a_running_job_has_its_nodes() -> None:
     [
         ("slurm", "queue PENDING|Resources", JobState.QUEUED, "Resources"),
         ("slurm", "queue PENDING|None", JobState.QUEUED, ""),
-        (
-            "slurm",
-            "queue PENDING|PartitionConfig",
-            JobState.QUEUED,
-            "PartitionConfig (waiting does not help: cancel it and ask for something else)",
-        ),
-        (
-            "slurm",
-            "queue PENDING|QOSMaxWallDurationPerJobLimit",
-            JobState.QUEUED,
-            "QOSMaxWallDurationPerJobLimit"
-            " (waiting does not help: cancel it and ask for something else)",
-        ),
+        ("slurm", "queue PENDING|PartitionConfig", JobState.QUEUED, "PartitionConfig (waiting"),
+        ("slurm", "queue PENDING|QOSMaxWallDurationPerJobLimit", JobState.QUEUED, "QOSMaxW*(wait"),
         ("slurm", "queue PENDING|QOSMaxCpuPerUserLimit", JobState.QUEUED, "QOSMaxCpuPerUserLimit"),
-        (
-            "slurm",
-            "queue PENDING|JobHeldUser",
-            JobState.QUEUED,
-            "JobHeldUser (held: `scontrol release` on the login node releases it)",
-        ),
+        ("slurm", "queue PENDING|JobHeldUser", JobState.QUEUED, "JobHeldUser (held: `scontrol"),
         ("slurm", "queue CONFIGURING|None", JobState.QUEUED, ""),
         ("slurm", "queue RUNNING|None", JobState.QUEUED, "starting"),
         ("slurm", "gone CANCELLED|0:0|None|130", JobState.CANCELLED, ""),
         ("slurm", "gone CANCELLED by 1000|0:0||130", JobState.CANCELLED, ""),
         ("slurm", "gone TIMEOUT|0:15|TimeLimit|130", JobState.TIMEOUT, ""),
-        ("slurm", "gone UNKNOWN|||130", JobState.LOST, "it left the queue without a final state"),
-        (
-            "slurm",
-            "gone NODE_FAIL|1:0|None|130",
-            JobState.FAILED,
-            "the batch system ended it (NODE_FAIL)",
-        ),
+        ("slurm", "gone UNKNOWN|||130", JobState.LOST, "it left the queue"),
+        ("slurm", "gone NODE_FAIL|1:0|None|130", JobState.FAILED, "the batch system*(NODE_FAIL)"),
+        ("slurm", "gone FAILED|1:0|Why|130", JobState.FAILED, "the batch system*(FAILED: Why)"),
         ("sge", "queue qw|", JobState.QUEUED, "waiting"),
         ("sge", "queue hqw|", JobState.QUEUED, "held"),
-        (
-            "sge",
-            "queue Eqw|",
-            JobState.QUEUED,
-            "in error (Eqw): `qstat -j` on the login node shows why",
-        ),
+        ("sge", "queue Eqw|", JobState.QUEUED, "in error (Eqw): `qstat -j`"),
         ("sge", "gone CANCELLED|||130", JobState.CANCELLED, ""),
-        ("sge", "gone UNKNOWN|||130", JobState.LOST, "it left the queue without a final state"),
+        ("sge", "gone UNKNOWN|||130", JobState.LOST, "it left the queue"),
         # `qdel -f` leaves an account of a job that never ran.
-        ("sge", "gone COMPLETED|0||130", JobState.LOST, "it left the queue without a final state"),
+        ("sge", "gone COMPLETED|0||130", JobState.LOST, "it left the queue"),
         ("sge", "gone FAILED|137|37 : qmaster enforced h_rt limit|130", JobState.TIMEOUT, ""),
         ("sge", "stop 120 stopped\ngone COMPLETED|0||130", JobState.CANCELLED, ""),
         ("sge", "stop 120 stopped\ngone FAILED|143|100 : after job|130", JobState.CANCELLED, ""),
-        (
-            "slurm",
-            "stop 120 stopped\ngone NODE_FAIL|1:0|None|130",
-            JobState.FAILED,
-            "the batch system ended it (NODE_FAIL)",
-        ),
+        ("slurm", "stop 120 stopped\ngone NODE_FAIL|1:0|None|130", JobState.FAILED, "the batch"),
     ],
 )
 def test_what_the_queue_says(system: str, line: str, state: JobState, reason: str) -> None:
     found = status(system, f"queued 100.5\n{line}\n")
-    assert (found.state, found.reason) == (state, reason)
+    begins, _, holds = reason.partition("*")
+    assert found.state is state
+    assert found.reason.startswith(begins)
+    assert holds in found.reason
+    assert bool(found.reason) == bool(reason)
     assert found.finished == (130.0 if state.ended else None)
 
 

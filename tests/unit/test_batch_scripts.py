@@ -90,68 +90,59 @@ def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-@pytest.mark.parametrize("env", [HOSTILE, {}], ids=["set", "inherited"])
-def test_a_batch_job_hands_on_any_variable(
-    env: dict[str, str], shell: str, slurm: dict[str, str], tmp_path: Path
-) -> None:
-    where, one, plan = made(tmp_path, env=env)
+EMITS = pytest.mark.parametrize("emits", [False, True], ids=["job", "emitted"])
+
+
+def run_script(
+    tmp_path: Path, made: tuple[Cluster, Job, LaunchPlan], emits: bool, env: dict[str, str]
+) -> Path:
+    """Runs a job's script, or the one that needs no clusterctl; the folder of its ranks."""
+    where, one, plan = made
     folder = staged(tmp_path, where, one, plan)
-    subprocess.run([shell, folder / "job.sh"], env=slurm, check=True, timeout=60)
-    found = verdict.judge(one, (folder / "state").read_text())
-    assert (found.state, found.survivors) == (JobState.SUCCEEDED, {os.uname().nodename: 0})
-    check(seen_by_program(folder / "work"), env)
+    script, work = folder / "job.sh", folder / "work"
+    if emits:
+        script, work = tmp_path / "script", tmp_path
+        script.write_text(load_system("slurm").emit(one, where, plan, beside=""))
+    subprocess.run([env.get("WITH", "sh"), script], env=env, cwd=work, check=True, timeout=60)
+    return work
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize("env", [HOSTILE, {}], ids=["set", "inherited"])
-def test_an_emitted_batch_script_hands_on_any_variable(
-    env: dict[str, str], shell: str, slurm: dict[str, str], tmp_path: Path
+@EMITS
+def test_a_batch_job_hands_on_any_variable(
+    emits: bool, env: dict[str, str], shell: str, slurm: dict[str, str], tmp_path: Path
 ) -> None:
     where, one, plan = made(tmp_path, env=env)
-    script = tmp_path / "script"
-    scheduler = load_system("slurm")
-    text = scheduler.emit(one, where, plan, beside="")
-    script.write_text(text)
-    subprocess.run([shell, script], env=slurm, cwd=tmp_path, check=True, timeout=60)
-    check(seen_by_program(tmp_path), env)
+    work = run_script(tmp_path, (where, one, plan), emits, {**slurm, "WITH": shell})
+    check(seen_by_program(work), env)
+    if not emits:
+        found = verdict.judge(one, (work.parent / "state").read_text())
+        assert (found.state, found.survivors) == (JobState.SUCCEEDED, {os.uname().nodename: 0})
 
 
-@pytest.mark.parametrize("emits", [False, True], ids=["job", "emitted"])
+@EMITS
 def test_no_rank_takes_itself_for_one_of_another_job(
     emits: bool, slurm: dict[str, str], tmp_path: Path
 ) -> None:
     """A batch system may hand on what the job has that a job is handed in from."""
-    where, one, plan = made(tmp_path)
-    folder = staged(tmp_path, where, one, plan)
-    script, cwd = folder / "job.sh", folder / "work"
-    if emits:
-        script, cwd = tmp_path / "script", tmp_path
-        script.write_text(load_system("slurm").emit(one, where, plan, beside=""))
     setting = {"OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash"}
-    subprocess.run(
-        ["sh", script], env=OF_ANOTHER | setting | slurm, cwd=cwd, check=True, timeout=60
-    )
-    seen = seen_by_program(cwd)
+    work = run_script(tmp_path, made(tmp_path), emits, OF_ANOTHER | setting | slurm)
+    seen = seen_by_program(work)
     known = {name: value for name, value in seen.items() if OF_ANOTHER.get(name) == value}
     assert known == {}
     assert {name: seen.get(name) for name in setting} == setting
 
 
 @pytest.mark.parametrize(("site", "found"), [({}, "ring"), ({"SLURM_PMIX_FENCE": "tree"}, "tree")])
-@pytest.mark.parametrize("emits", [False, True], ids=["job", "emitted"])
+@EMITS
 def test_no_fence_of_pmix_ends_early(
     emits: bool, site: dict[str, str], found: str, slurm: dict[str, str], tmp_path: Path
 ) -> None:
     """Slurm's plug-in is told so unless the site has decided otherwise."""
-    where, one, plan = made(tmp_path, ("/bin/sh", "-c", 'echo "$SLURM_PMIX_FENCE" >fence'))
-    folder = staged(tmp_path, where, one, plan)
-    script, cwd = folder / "job.sh", folder / "work"
-    if emits:
-        script, cwd = tmp_path / "script", tmp_path
-        script.write_text(load_system("slurm").emit(one, where, plan, beside=""))
-    subprocess.run(["sh", script], env=slurm | site, cwd=cwd, check=True, timeout=60)
-    assert (cwd / "fence").read_text() == f"{found}\n"
+    job = made(tmp_path, ("/bin/sh", "-c", 'echo "$SLURM_PMIX_FENCE" >fence'))
+    work = run_script(tmp_path, job, emits, slurm | site)
+    assert (work / "fence").read_text() == f"{found}\n"
 
 
 @pytest.mark.parametrize(

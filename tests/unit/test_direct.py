@@ -20,31 +20,14 @@ from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster
 from clusterctl.launch import launcher
 from clusterctl.options.values import SNAPSHOTS
-from tests.unit.making import cluster, job, node, request, spec
-
-WEIRD = [
-    "a b",
-    "it's",
-    '"',
-    "$HOME",
-    "`id`",
-    "$(id)",
-    "a\nb",
-    "",
-    "*",
-    "-x",
-    "~",
-    "#",
-    "\\",
-    "ü",
-    ";",
-]
+from tests.unit.making import cluster, job, request, spec
+from tests.unit.scripts import WEIRD
 
 
 def test_command_line_keeps_words() -> None:
-    line = render_command_line(("printf", "%s\\0", *WEIRD))
+    line = render_command_line(("printf", "%s\\0", *WEIRD, "", "*", "~"))
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True)
-    assert done.stdout.decode().split("\0")[:-1] == WEIRD
+    assert done.stdout.decode().split("\0")[:-1] == [*WEIRD, "", "*", "~"]
 
 
 def test_command_line_fills_in_late_variables_alone() -> None:
@@ -79,37 +62,13 @@ def test_a_job_has_its_scripts() -> None:
         assert subprocess.run(["/bin/sh", "-n"], input=found[name], text=True).returncode == 0
 
 
-def test_the_launch_carries_the_tag_and_the_plan() -> None:
+def test_mpirun_is_started_in_the_container_of_the_launcher() -> None:
     where = cluster()
-    text = scripts(where)["launch.sh"]
-    plan = launcher.load_launcher("mpirun").plan(request(where, spec()))
-    assert "job 7" in text.splitlines()[1]
-    assert text.endswith(f"exec {render_command_line(plan.argv)}\n")
-    assert "CLUSTERCTL_JOB='lab-1a2b/7;'\n" in text
-    assert f"PATH={where.launcher.root}/bin:$PATH\n" in text
-    assert "CLUSTERCTL_INSIDE" not in text
+    assert "CLUSTERCTL_INSIDE" not in scripts(where)["launch.sh"]
     inside = replace(where.launcher, job_port=2222)
     text = scripts(replace(where, nodes=(inside, *where.workers)))["launch.sh"]
     assert f"exec {inside.root}/bin/clusterctl-ssh launcher " in text
     assert f"exec /bin/sh {inside.root}/jobs/7/launch.sh" in text
-
-
-def test_the_supervisor_keeps_to_what_was_asked_for() -> None:
-    text = scripts()["supervise.sh"]
-    assert f"\nlater {direct.SUPERVISING['start_limit']} " in text
-    assert "echo timeout" not in text
-    assert f"while pause {direct.WATCHING['end_poll']} && kill -0" in text
-    assert "\nattempts 0\n" in text
-    assert "admit() { # called with the queue locked\n    running=''" in text
-    assert "note hung" not in text
-    text = scripts(hang_timeout=8.0)["supervise.sh"]
-    assert "while pause 2;" in text
-    assert "note hung 8\n" in text
-    assert "while pause 15;" in scripts(hang_timeout=3600.0)["supervise.sh"]
-    text = scripts(timeout=90.5, retries=3, now=True, ranks=6)["supervise.sh"]
-    assert "\nlater 90.5 'alive . && echo timeout >stop" in text
-    assert "\ncctl_ranks=6\nattempts 3\n" in text
-    assert "    return 0\n" in text
 
 
 def chosen(**wanted: Any) -> list[str]:
@@ -142,23 +101,6 @@ def test_outputs_for_sync_are_copied_on_one_host_too_and_more_often() -> None:
     text = scripts(replace(cluster(), one_host=True), sync="/there")["supervise.sh"]
     assert re.findall(r"mirror_node (\S+) ", text) == ["worker-1", "worker-2"]
     assert f"cctl_nap={direct.SUPERVISING['sync_interval']}\n" in text
-
-
-@pytest.mark.parametrize("name", ["supervise.sh", "clean.sh"])
-def test_every_node_is_asked_in_its_own_root(name: str) -> None:
-    away = node("worker-1", "10.0.0.11", root="/data/w1")
-    where = cluster(node("launcher", "10.0.0.10", root="/srv/l"), away)
-    text = scripts(where, grace=19.5)[name]
-    assert "cd /srv/l/jobs/7 ||" in text
-    assert "\nid=7\n" in text
-    assert "\nagent=/srv/l/bin/clusterctl-ssh\n" in text
-    assert "\ncctl_grace=20\n" in text
-    assert 'launcher) /bin/sh -c "$2" ;;' in text
-    assert 'worker-1) CLUSTERCTL_JOB=\'\' $cctl_limited "$agent" worker-1 "$2" ;;' in text
-    assert "answer worker-1 /data/w1/jobs/7/processes.sh " in text
-    assert 'worker-1) /bin/sh -c "$2" ;;' in scripts(replace(where, one_host=True))[name]
-    if name == "supervise.sh":
-        assert 'on_node worker-1 "exec /bin/sh /data/w1/bin/free-port"' in text
 
 
 def here(folder: Path, argv: tuple[str, ...]) -> str:

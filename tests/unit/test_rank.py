@@ -51,7 +51,7 @@ class Rank:
     """What a torchrun agent says to the wrapper that it starts."""
 
     def __init__(self, folder: Path, script: str, env: dict[str, str], **values: Any) -> None:
-        self.folder = folder
+        self.folder, self.hostname = folder, values.get("hostname", HOSTNAME)
         (folder / "work" / "sub dir").mkdir(parents=True)
         (folder / "env").write_text(
             assets.render("job/env.j2", variables=sorted(env.items()), path="")
@@ -73,7 +73,7 @@ class Rank:
                 "line_buffered": False,
                 "points": False,
                 "once": False,
-                "system": "direct" if values.get("hostname", HOSTNAME) else "slurm",
+                "system": "direct" if self.hostname else "slurm",
                 "gpu_variable": "",
                 "resume_args": "",
                 **values,
@@ -114,6 +114,20 @@ class Rank:
         said = rf"clusterctl: start \d+ \d+\n(clusterctl: exit \d+ {code} [\d.]+ \d+\n)?"
         assert out == b"" or re.fullmatch(said, out.decode()), out
         return process.returncode, err.decode()
+
+    def begin(self, text: str = "up\n", **more: str) -> subprocess.Popen[bytes]:
+        """Starts rank 1, and returns when its program has printed that."""
+        launcher = OMPI if self.hostname else SLURM
+        process = self.start(launcher, **more)
+        out = self.folder / "out" / "rank-1.out"
+        until(lambda: out.exists() and out.read_text() == text)
+        return process
+
+    def tell(self, *words: str, path: str = os.environ["PATH"]) -> None:
+        """As those who end a job do, on the node."""
+        env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
+        script = ("/bin/sh", self.folder / "processes.sh", *words)
+        subprocess.run(script, env={**env, "PATH": path}, check=True)
 
     def said(self, number: int, stream: str) -> str:
         return (self.folder / "out" / f"rank-{number}.{stream}").read_text()
@@ -213,26 +227,26 @@ def test_a_wrapper_in_a_batch_job_leaves_inherited_variables_alone(
         assert rank.said(1, "exit").split()[0] == "0"
 
 
-@pytest.mark.parametrize("code", [1, 3, 126, 255])
-def test_exit_code(code: int, tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", f"echo bad >&2; exit {code}", {})
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        *((f"echo bad >&2; exit {code}", code) for code in (1, 3, 126, 255)),
+        ("echo bad >&2; kill -SEGV $$", 128 + signal.SIGSEGV),
+        ("echo bad >&2; exec /nowhere/python", 127),
+    ],
+)
+def test_exit_code(script: str, code: int, tmp_path: Path) -> None:
+    rank = Rank(tmp_path / "7", script, {})
     assert rank.run(OMPI, CLUSTERCTL_ATTEMPT="2")[0] == code
     assert rank.said(1, "exit").split()[::2] == [str(code), "2"]
-    assert rank.said(1, "err") == "bad\n"
+    assert rank.said(1, "err").startswith("bad\n")
     assert not list((tmp_path / "7" / "out").glob("*.new"))
-
-
-def test_killed_by_a_signal(tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", "kill -SEGV $$", {})
-    assert rank.run(OMPI)[0] == 128 + signal.SIGSEGV
-    assert rank.said(1, "exit").split()[0] == str(128 + signal.SIGSEGV)
 
 
 def test_no_such_program(tmp_path: Path) -> None:
     rank = Rank(tmp_path / "7", "", {}, program=("/nowhere/python", "x.py"))
     assert rank.run(OMPI)[0] == 127
     assert "/nowhere/python" in rank.said(1, "err")
-    assert rank.said(1, "exit").split()[0] == "127"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -241,13 +255,11 @@ def test_signals_are_forwarded(number: signal.Signals, tmp_path: Path) -> None:
     trap = "trap 'echo saving; sleep 0.2; echo saved; exit 42' TERM"
     script = f"{trap}; echo up; while :; do sleep 0.05; done"
     rank = Rank(tmp_path / "7", script, {})
-    process = rank.start(OMPI)
-    out = rank.folder / "out" / "rank-1.out"
-    until(lambda: out.exists() and out.read_text() == "up\n")
+    process = rank.begin()
     process.send_signal(number)
     process.communicate(timeout=20)
     assert process.returncode == 42
-    assert out.read_text() == "up\nsaving\nsaved\n"
+    assert rank.said(1, "out") == "up\nsaving\nsaved\n"
     assert rank.said(1, "exit").split()[0] == "42"
 
 
@@ -271,13 +283,11 @@ def test_a_rank_gets_sigterm_once_and_has_its_time(tmp_path: Path) -> None:
     """mpirun signals the group of what it has started, again and again, and kills it within
     seconds; the supervisor and the deadline of the node have reasons of their own."""
     rank = Rank(tmp_path / "7", "", {}, program=(sys.executable, "-c", COUNTS), grace=30)
-    process = rank.start(OMPI)
+    process = rank.begin()
     out = rank.folder / "out"
-    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
     os.killpg(process.pid, signal.SIGTERM)
     until(lambda: "told" in rank.said(1, "out"))
-    env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
-    subprocess.run(["/bin/sh", rank.folder / "processes.sh", "ask", "0"], env=env, check=True)
+    rank.tell("ask", "0")
     os.killpg(process.pid, signal.SIGTERM)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=20)
@@ -321,13 +331,10 @@ def test_each_program_of_a_rank_gets_sigterm_once(
     if shell:
         program = ("/bin/bash", "-c", 'trap : TERM; "$@"; wait', "sh", *program)
     rank = Rank(tmp_path / "7", "", {}, program=program, grace=30)
-    process = rank.start(OMPI)
-    out = rank.folder / "out" / "rank-1.out"
-    until(lambda: out.exists() and out.read_text() == "up\n")
-    env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
-    subprocess.run(["/bin/sh", rank.folder / "processes.sh", "ask", "9"], env=env, check=True)
+    process = rank.begin()
+    rank.tell("ask", "9")
     process.communicate(timeout=20)
-    assert sorted(out.read_text().splitlines()) == [*told, "up"]
+    assert sorted(rank.said(1, "out").splitlines()) == [*told, "up"]
 
 
 def test_a_shell_gets_sigterm_before_what_it_waits_for(
@@ -343,26 +350,20 @@ def test_a_shell_gets_sigterm_before_what_it_waits_for(
     script = "for _ in {1..15}; do sleep 60 & done; echo up; wait -n"
     trap = "trap 'echo saved; exit 42' TERM"
     rank = Rank(tmp_path / "7", "", {}, program=("/bin/bash", "-c", f"{trap}; {script}"), grace=30)
-    process = rank.start(OMPI)
-    out = rank.folder / "out" / "rank-1.out"
-    until(lambda: out.exists() and out.read_text() == "up\n")
-    env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
-    env["PATH"] = f"{slow.parent}:{env['PATH']}"
-    subprocess.run(["/bin/sh", rank.folder / "processes.sh", "ask", "9"], env=env, check=True)
+    process = rank.begin()
+    rank.tell("ask", "9", path=f"{slow.parent}:{os.environ['PATH']}")
     process.communicate(timeout=20)
-    assert (out.read_text(), process.returncode) == ("up\nsaved\n", 42)
+    assert (rank.said(1, "out"), process.returncode) == ("up\nsaved\n", 42)
 
 
 def test_the_time_of_a_rank_does_not_end_its_next_attempt(tmp_path: Path) -> None:
     """Whoever waits for that time may outlive the wrapper, which has been killed."""
     rank = Rank(tmp_path / "7", "echo up; sleep 4", {})
-    process = rank.start(OMPI)
-    out = rank.folder / "out" / "rank-1.out"
-    until(lambda: out.exists() and out.read_text() == "up\n")
+    process = rank.begin()
+    script = ("/bin/sh", rank.folder / "processes.sh", "kill", "1", "3")
     env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
-    script = ["/bin/sh", rank.folder / "processes.sh"]
-    with subprocess.Popen([*script, "kill", "1", "3"], env=env):
-        subprocess.run([*script, "again", "0"], env=env, check=True)
+    with subprocess.Popen(script, env=env):
+        rank.tell("again", "0")
         process.communicate(timeout=20)
         assert rank.run(OMPI)[0] == 0
 
@@ -370,9 +371,7 @@ def test_the_time_of_a_rank_does_not_end_its_next_attempt(tmp_path: Path) -> Non
 def test_a_rank_that_does_not_save_in_its_time_is_killed(tmp_path: Path) -> None:
     """Also where nobody is left to do it: the launcher may be gone."""
     rank = Rank(tmp_path / "7", "trap '' TERM; echo up; while :; do sleep 0.1; done", {}, grace=1)
-    process = rank.start(OMPI)
-    out = rank.folder / "out"
-    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
+    process = rank.begin()
     process.terminate()
     process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGKILL
@@ -419,9 +418,8 @@ def test_in_a_batch_job_a_warned_rank_stays_until_all_have_ended(tmp_path: Path)
     """The first rank to end would take those with it that are still saving."""
     script = "trap 'kill $!; exit 42' TERM; echo up; sleep 60 & wait"
     rank = Rank(tmp_path / "7", script, {}, hostname="", grace=60)
-    process = rank.start(SLURM)
+    process = rank.begin()
     out = rank.folder / "out"
-    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
     process.terminate()  # Slurm signals all processes of a step
     os.kill(int(rank.said(1, "pid")), signal.SIGTERM)
     until((out / "rank-1.exit").exists)
@@ -433,13 +431,13 @@ def test_in_a_batch_job_a_warned_rank_stays_until_all_have_ended(tmp_path: Path)
     assert process.returncode == 42
 
 
-def test_output_is_there_while_the_program_runs(tmp_path: Path) -> None:
+def test_output_is_there_while_the_program_runs_and_an_old_exit_is_not(tmp_path: Path) -> None:
     rank = Rank(tmp_path / "7", "echo now; read -r x; sleep 60", {})
-    process = rank.start(OMPI)
-    out = rank.folder / "out" / "rank-1.out"
-    until(lambda: out.exists() and out.read_text() == "now\n")
-    pid = int(rank.said(1, "pid"))
-    assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+    (rank.folder / "out").mkdir()
+    (rank.folder / "out" / "rank-1.exit").write_text("0 1 1\n")
+    process = rank.begin("now\n")
+    assert not (rank.folder / "out" / "rank-1.exit").exists()
+    assert os.readlink(f"/proc/{int(rank.said(1, 'pid'))}/fd/0") == "/dev/null"
     process.terminate()
     process.communicate(timeout=20)
 
@@ -452,37 +450,22 @@ def test_a_second_attempt_adds_to_the_output(tmp_path: Path) -> None:
     assert rank.said(1, "exit").split()[2] == "2"
 
 
-def test_an_old_exit_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", "echo up; sleep 60", {})
-    out = rank.folder / "out"
-    out.mkdir()
-    (out / "rank-1.exit").write_text("0 1 1\n")
-    process = rank.start(OMPI)
-    until(lambda: (out / "rank-1.out").exists() and rank.said(1, "out") == "up\n")
-    assert not (out / "rank-1.exit").exists()
-    process.terminate()
-    process.communicate(timeout=20)
-
-
-def test_the_wrong_machine_is_refused(tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", "echo no", {}, hostname="another")
-    code, err = rank.run(OMPI)
+@pytest.mark.parametrize(
+    ("values", "launcher", "words"),
+    [
+        ({"hostname": "another"}, OMPI, ["rank 1", "worker-1", HOSTNAME]),
+        ({}, {}, ["no launcher"]),
+        ({"working": "nowhere"}, OMPI, ["nowhere"]),
+    ],
+    ids=["the wrong machine", "no rank", "no folder"],
+)
+def test_a_rank_that_cannot_start_says_why(
+    values: dict[str, Any], launcher: dict[str, str], words: list[str], tmp_path: Path
+) -> None:
+    code, err = Rank(tmp_path / "7", "echo no", {}, **values).run(launcher)
     assert code == 6
-    assert all(word in err for word in ("rank 1", "worker-1", HOSTNAME))
-    assert not (tmp_path / "7" / "out").exists()
-
-
-def test_nobody_gave_a_rank(tmp_path: Path) -> None:
-    code, err = Rank(tmp_path / "7", "echo no", {}).run({})
-    assert code == 6
-    assert "no launcher" in err
-
-
-def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", "echo no", {}, working="nowhere")
-    code, err = rank.run(OMPI)
-    assert code == 6
-    assert "nowhere" in err
+    assert all(word in err for word in words)
+    assert not (tmp_path / "7" / "out" / "rank-1.out").exists()
 
 
 def test_the_agent_starts_the_ranks(tmp_path: Path) -> None:

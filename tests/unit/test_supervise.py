@@ -64,12 +64,7 @@ def test_of_several_failures_the_earliest_counts(site: Site, first: int, last: i
 def test_of_nodes_with_different_clocks_the_earliest_failure_counts(site: Site) -> None:
     """The clock of worker-1 is an hour ahead, for its ranks and for who asks it."""
     ahead = "date -d '1 hour' "
-    site.where = replace(site.where, one_host=False)
-    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
-    agent.write_text(
-        f'#!/bin/sh\n[ "$1" != worker-1 ] || date() {{ command {ahead} "$@"; }}\neval "$2"\n'
-    )
-    agent.chmod(0o755)
+    site.connect(f'[ "$1" != worker-1 ] || date() {{ command {ahead} "$@"; }}\neval "$2"')
     site.change = lambda text: (
         text.replace("$(date ", f"$({ahead}") if "on worker-1: finds" in text else text
     )
@@ -97,22 +92,13 @@ def test_a_node_whose_connections_are_lost_is_named(site: Site, address: str, na
     """mpirun ends as its ssh does, and says nothing. The launcher has done nothing wrong, not even
     where all nodes have the name in common that ssh gives."""
     nodes = (replace(node, address=f"10.0.1.{at}") for at, node in enumerate(site.where.nodes))
-    site.where = replace(site.where, nodes=tuple(nodes), one_host=False)
-    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
-    agent.write_text('#!/bin/sh\neval "$2"\n')
-    agent.chmod(0o755)
+    site.where = replace(site.where, nodes=tuple(nodes))
+    site.connect()
     words = f"Connection to {address} closed by remote host."
     lost = f"rank 0 & rank 1 & sleep 1; echo {words} >&2; exit 255"
     job = site.ended(site.submit(1, "trap 'exit 143' TERM; while :; do sleep 0.1; done", lost))
     assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
     assert job.reason == f"mpirun lost its daemon on {named}"
-
-
-def test_nothing_was_started(site: Site) -> None:
-    job = site.ended(site.submit(1, "true", "echo no such host >&2; exit 213"))
-    assert (job.state, job.program_exit_code) == (JobState.FAILED, None)
-    assert job.reason == "no rank was started"
-    assert "no such host" in site.story(job)
 
 
 GIVES_UP = "echo x >>starts; echo 'A daemon failed to report back after being spawned.'; exit 213"
@@ -134,16 +120,13 @@ def test_an_mpirun_whose_daemons_always_give_up_is_started_again_once(site: Site
 
 def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Path) -> None:
     """Open MPI says the same of it. The nodes that answer know that ranks were started."""
-    site.where = replace(site.where, one_host=False)
-    agent, looks = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh", tmp_path / "looks"
-    agent.write_text(
-        "#!/bin/sh\n"
+    looks = tmp_path / "looks"
+    site.connect(
         f'case "$1 $2" in worker-2*look*) echo >>{looks}; exec sleep 60 ;; esac\n'
         '[ "$1" != worker-2 ] || {\n'
         '    printf "ssh: connect to host worker-2 port 22: No route to host\\r\\n" >&2\n'
-        '    exit 255\n}\neval "$2"\n'
+        '    exit 255\n}\neval "$2"'
     )
-    agent.chmod(0o755)
     unheard = "rank 0 >/dev/null"  # mpirun did not pass on what the rank said at its start
     job = site.ended(site.submit(1, "exit 5", f"{unheard}; {GIVES_UP}"))
     assert (job.state, job.survivors["worker-2"]) == (JobState.FAILED, -1), site.story(job)
@@ -155,11 +138,8 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
 
 def test_a_job_that_loses_all_of_its_nodes_was_started(site: Site, tmp_path: Path) -> None:
     """A cluster may have one worker. What its rank said through mpirun outlives it."""
-    site.where = replace(site.where, one_host=False)
     gone = tmp_path / "gone"
-    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
-    agent.write_text(f'#!/bin/sh\n[ ! -e {gone} ] || exit 255\neval "$2"\n')
-    agent.chmod(0o755)
+    site.connect(f'[ ! -e {gone} ] || exit 255\neval "$2"')
     job = site.ended(site.submit(1, "exit 5", f"rank 0; : >{gone}; {GIVES_UP}", retries=1))
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason == "lost worker-1, worker-2: no answer when the job ended"
@@ -188,9 +168,8 @@ def test_cancel(site: Site, stubborn: bool) -> None:
 
 
 def test_a_signal_to_the_supervisor_is_not_called_a_cancellation(site: Site) -> None:
-    job = site.submit(1, "echo here; while :; do sleep 0.1; done", BOTH, retries=3)
-    out = site.folder("worker-1", 1) / "out" / "rank-0.out"
-    site.until(job, lambda _: out.exists() and out.read_text() == "here\n")
+    job = site.submit(1, "while :; do sleep 0.1; done", BOTH, retries=3)
+    site.until_started(job)
     os.kill(int((site.folder("launcher", 1) / "supervisor.pid").read_text()), signal.SIGTERM)
     job = site.ended(job)
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
@@ -315,13 +294,10 @@ def test_a_node_whose_sshd_is_just_starting_is_asked_again(
 ) -> None:
     """A reload of sshd loses no job that has ended well, and a quick restart is told as what it
     is."""
-    site.where = replace(site.where, one_host=False)
-    agent, away = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh", tmp_path / "away"
-    agent.write_text(
-        f'#!/bin/sh\n[ "$1" != worker-2 ] || [ ! -e {away} ] || {{ rm {away}; exit 255; }}\n'
-        'eval "$2"\n'
+    away = tmp_path / "away"
+    site.connect(
+        f'[ "$1" != worker-2 ] || [ ! -e {away} ] || {{ rm {away}; exit 255; }}\neval "$2"'
     )
-    agent.chmod(0o755)
     restart = "echo another >../out/boot;" * code
     end = f"[ $RANK = 0 ] || {{ touch {away}; {restart} }}; exit {code}"
     job = site.ended(site.submit(1, end, "rank 0; rank 1"))
@@ -401,7 +377,7 @@ def kill_supervisor(site: Site, number: int) -> None:
 def test_a_supervisor_that_was_killed(site: Site) -> None:
     """Its job is lost when its ranks are gone, and the secrets with them."""
     job = site.submit(1, "trap '' TERM; while :; do sleep 0.1; done", BOTH)
-    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    site.until_started(job)
     kill_supervisor(site, 1)
     job = site.ended(job)
     assert (job.state, set(job.survivors.values())) == (JobState.LOST, {0}), site.story(job)
@@ -415,7 +391,7 @@ def test_a_supervisor_that_was_killed(site: Site) -> None:
 
 def test_a_launcher_that_restarted_is_the_reason_of_a_lost_job(site: Site) -> None:
     job = site.submit(1, "while :; do sleep 0.1; done", BOTH)
-    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    site.until_started(job)
     (site.folder("launcher", 1) / "boot").write_text("another\n")
     kill_supervisor(site, 1)
     job = site.ended(job)
@@ -427,7 +403,7 @@ def test_a_launcher_that_restarted_is_the_reason_of_a_lost_job(site: Site) -> No
 
 def test_a_copy_that_ended_with_the_launcher_is_removed(site: Site) -> None:
     job = site.submit(1, "while :; do sleep 0.1; done", BOTH)
-    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    site.until_started(job)
     broken, going = (site.folder("launcher", 1) / "mirror" / f".worker-{n}.part" for n in (1, 2))
     for part in (broken, going):
         (part / "files").mkdir(parents=True)
@@ -444,7 +420,7 @@ def test_a_copy_that_ended_with_the_launcher_is_removed(site: Site) -> None:
 def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:
     """Whether or not anybody has asked after the lost job."""
     job = site.submit(1, "while :; do sleep 0.1; done", BOTH)
-    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    site.until_started(job)
     kill_supervisor(site, 1)
     alone = f"[ $(grep -lsF CLUSTERCTL_JOB={site.where.id}/1';' /proc/*/environ | wc -l) = 0 ]"
     following = site.ended(site.submit(2, alone, "rank 0 && rank 1"))
@@ -456,7 +432,7 @@ def test_slots_stay_taken_until_nothing_is_left_there(site: Site, tmp_path: Path
     """A node that does not answer when its job is cleaned up may still be computing."""
     site.change = lambda text: text.replace("turns % 10", "turns % 2")
     job = site.submit(1, "sleep 300", BOTH)
-    site.until(job, lambda _: (site.folder("worker-2", 1) / "out" / "rank-1.pid").exists())
+    site.until_started(job)
     script = site.folder("worker-2", 1) / "processes.sh"
     text = script.read_text()
     tries = tmp_path / "tries"

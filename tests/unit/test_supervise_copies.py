@@ -7,7 +7,6 @@ import shlex
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def apart(site: Site) -> Site:
     """Nodes that are machines of their own, and a mesh between them; looks follow quickly."""
-    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
-    agent.write_text('#!/bin/sh\nexec /bin/sh -c "$2"\n')
-    agent.chmod(0o755)
-    site.where = replace(site.where, one_host=False)
+    site.connect('exec /bin/sh -c "$2"')
     site.change = lambda text: text.replace("cctl_nap=30", "cctl_nap=0.2")
     return site
 

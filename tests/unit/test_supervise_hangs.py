@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,10 +148,7 @@ def test_a_node_whose_disk_hangs_does_not_keep_a_job_that_hangs(site: Site) -> N
         .replace(f"cctl_grace + {SUPERVISING['answer_limit']}", "cctl_grace")
         .replace(f"stacks) echo {SUPERVISING['stacks_limit']}", "stacks) echo 2")
     )
-    site.where = replace(site.where, one_host=False)
-    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
-    agent.write_text('#!/bin/sh\nexec /bin/sh -c "$2"\n')
-    agent.chmod(0o755)
+    site.connect('exec /bin/sh -c "$2"')
     hang = "echo 'sleep 300' >../../../worker-2/jobs/1/processes.sh"
     job = site.submit(1, "echo started; sleep 60", f"{hang}; {BOTH}", hang_timeout=1, retries=3)
     job = site.until(job, lambda job: job.state.ended, 50)
