@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import msgspec
 
 from clusterctl.actions import call, run, verify
 from clusterctl.actions.common import open_pool
-from clusterctl.actions.run import Printed, run_quietly
+from clusterctl.actions.run import Printed
 from clusterctl.core.job import Job, JobSpec, JobState
-from clusterctl.core.model import Accelerator, Cluster, Reporter
+from clusterctl.core.model import Cluster, Reporter
 from clusterctl.core.text import count
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
 from clusterctl.insight import cost, scaling
@@ -23,12 +19,10 @@ from clusterctl.insight.scaling import Curve, Curves
 from clusterctl.insight.verify import Measurements
 from clusterctl.project.program import Resolved
 from clusterctl.state.store import Store
-from clusterctl.transport.pool import Pool
 
 PROGRAM = "reduce_all.py"
 LIMIT = 600.0
 """Seconds of one run of it."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,28 +54,23 @@ def measure_allreduce(
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
     no backend works."""
     verify.require_measurable(store, cluster, report, now=now)
-    backends = wanted.backends or _list_backends(cluster)
     limit = scaling.find_limit(_find_or_measure(store, cluster, report, quick=True, now=now))
     rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
-    resolved = run.resolve_run([PROGRAM], None, None)
     with open_pool(store, cluster) as pool:
-        for backend in backends:
+        for backend in wanted.backends or verify.list_backends(cluster):
             repeats: list[Sequence[MetricPoint]] = []
             args = ("--backend", backend, "--max-bytes", str(wanted.largest), "--metrics")
-            spec = JobSpec(
-                program=replace(resolved.program, args=args),
-                backend=backend,
-                ranks=wanted.ranks,
-                allow_cpu=True,
-                now=True,
-                timeout=LIMIT,
-            )
             try:
                 for number in range(wanted.repeats):
                     report(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
-                    job, points = _run(store, cluster, spec, resolved, {}, "", pool)
-                    repeats.append(points)
+                    job, printed = run.run_bundled(
+                        *(store, cluster, pool, "bench", PROGRAM, args),
+                        backend=backend,
+                        ranks=wanted.ranks,
+                        timeout=LIMIT,
+                    )
+                    repeats.append(_read_points(job, printed))
             except NodeUnreachable:
                 raise
             except ClusterctlError as error:
@@ -98,7 +87,7 @@ def measure_allreduce(
             f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor` shows why"
         )
     curves = Curves(tuple(rows), limit, wanted.repeats, failed, time.time())
-    keep(store, cluster, "bench allreduce", curves)
+    verify.keep(store, cluster, "bench allreduce", curves)
     return curves
 
 
@@ -108,8 +97,17 @@ def measure_scaling(
     """Runs the program with each number of ranks, by turns, so that what changes in the meantime
     changes all of them. Raises JobError if a run fails, UsageError and LaunchError before any."""
     verify.require_measurable(store, cluster, report, now=now)
+
+    def prepare(ranks: int, number: int) -> run.Prepared:
+        spec = replace(wanted.spec, ranks=ranks)
+        return run.prepare(
+            *(cluster, spec, wanted.resolved, wanted.secrets),
+            number=number,
+            requirements=wanted.requirements,
+        )
+
     for ranks in wanted.ranks:
-        _prepare(store, cluster, wanted, ranks)
+        prepare(ranks, store.read_next_job_id())
     measured = _find_or_measure(store, cluster, report, quick=False, now=now)
     machine = scaling.choose_basis(measured, cluster.shares_machine, wanted.spec.backend)
     found = []
@@ -118,45 +116,16 @@ def measure_scaling(
         for number in range(total):
             ranks = wanted.ranks[number % len(wanted.ranks)]
             report(f"run {number + 1} of {total}: {count(ranks, 'rank')}")
-            spec = replace(wanted.spec, ranks=ranks)
-            job, points = _run(
-                *(store, cluster, spec, wanted.resolved, wanted.secrets, wanted.requirements, pool)
-            )
+            prepared = prepare(ranks, store.reserve_job_id())
+            job, printed = run.run_quietly(store, prepared, pool, "bench")
+            points = _read_points(job, printed)
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
     curve = scaling.make_curve(wanted.spec.program.target, found, machine, _make_pricing(cluster))
     curve = replace(curve, time=time.time())
-    keep(store, cluster, "bench scaling", curve)
+    verify.keep(store, cluster, "bench scaling", curve)
     return curve
-
-
-def recall_allreduce(store: Store, cluster: Cluster) -> Curves | None:
-    """What was measured last; None where nothing is on record."""
-    return _recall(store, cluster, "bench allreduce", Curves)
-
-
-def recall_scaling(store: Store, cluster: Cluster) -> Curve | None:
-    """What was measured last; None where nothing is on record."""
-    return _recall(store, cluster, "bench scaling", Curve)
-
-
-def _recall(store: Store, cluster: Cluster, verb: str, kind: type[T]) -> T | None:
-    data = store.read_measurements(cluster, verb)
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(data, type=kind) if data else None
-    return None
-
-
-def keep(store: Store, cluster: Cluster, verb: str, found: Curves | Curve) -> None:
-    """For `report`. A full disk must not end what has been measured."""
-    with suppress(ClusterctlError):
-        store.save_measurements(cluster.name, verb, msgspec.json.encode(found))
-
-
-def _list_backends(cluster: Cluster) -> tuple[str, ...]:
-    gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
-    return ("gloo", "mpi", *["nccl"] * gpus)
 
 
 def _find_or_measure(
@@ -170,37 +139,10 @@ def _find_or_measure(
     return verify.measure(store, cluster, report, quick=quick, now=now)
 
 
-def _prepare(store: Store, cluster: Cluster, wanted: Series, ranks: int) -> run.Prepared:
-    number = store.read_next_job_id()
-    spec = replace(wanted.spec, ranks=ranks)
-    return run.prepare(
-        *(cluster, spec, wanted.resolved, wanted.secrets),
-        number=number,
-        requirements=wanted.requirements,
-    )
-
-
-def _run(
-    store: Store,
-    cluster: Cluster,
-    spec: JobSpec,
-    resolved: Resolved,
-    secrets: Mapping[str, str],
-    requirements: str,
-    pool: Pool,
-) -> tuple[Job, Sequence[MetricPoint]]:
-    """The job as it ended, and the metrics that it has printed. Raises JobError if it failed."""
-    number = store.reserve_job_id()
-    prepared = run.prepare(
-        cluster, spec, resolved, secrets, number=number, requirements=requirements
-    )
-    job, printed = run_quietly(store, prepared, pool, "bench")
+def _read_points(job: Job, printed: Printed) -> list[MetricPoint]:
+    """The metrics that it has printed. Raises JobError if it failed."""
     if job.state is not JobState.SUCCEEDED:
         raise call.explain_failure(job)
-    return job, _read_points(printed)
-
-
-def _read_points(printed: Printed) -> list[MetricPoint]:
     reader = Reader()
     found = [
         point

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.actions import bench, costs, jobs, verify
+from clusterctl.actions import costs, jobs, verify
 from clusterctl.actions.common import choose_cluster
 from clusterctl.core.job import Job, JobState, Provenance
 from clusterctl.core.model import Cluster, Reporter
@@ -26,6 +26,7 @@ from clusterctl.insight.report import (
     to_html,
     to_markdown,
 )
+from clusterctl.insight.scaling import Curve, Curves
 from clusterctl.state.home import replace_file
 from clusterctl.state.store import Store
 
@@ -93,8 +94,8 @@ def _collect_cluster(
         job_table=_tabulate_jobs(store, mine[-LAST_JOBS:], redact),
         points={job.id: found for job in mine if (found := _find_points(store, job, report))},
         cost=_tabulate_cost(cluster, now),
-        allreduce=bench.recall_allreduce(store, cluster),
-        scaling=bench.recall_scaling(store, cluster),
+        allreduce=verify.recall(store, cluster, "bench allreduce", Curves),
+        scaling=verify.recall(store, cluster, "bench scaling", Curve),
     )
     return _add_measurements(store, cluster, source)
 

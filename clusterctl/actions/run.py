@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clusterctl import process
 from clusterctl.actions.access import start_ssh
@@ -693,6 +693,24 @@ def run_quietly(
     return job, printed
 
 
+def run_bundled(
+    store: Store,
+    cluster: Cluster,
+    pool: Pool,
+    purpose: str,
+    program: str,
+    args: tuple[str, ...] = (),
+    report: Reporter = lambda line: None,
+    **options: Any,
+) -> tuple[Job, Printed]:
+    """A bundled program as a job that measures; `options` are fields of JobSpec."""
+    resolved = resolve_run([program], None, None)
+    program_with = replace(resolved.program, args=args)
+    spec = JobSpec(program=program_with, allow_cpu=True, now=True, **options)
+    prepared = prepare(cluster, spec, resolved, {}, number=store.reserve_job_id())
+    return run_quietly(store, prepared, pool, purpose, report)
+
+
 # -------------------------------------------------------------------------------------------------
 # The last step of `up` on machines that cost money: all ranks reduce, and the sum is right.
 
@@ -704,10 +722,7 @@ TIMEOUT = 120.0
 
 def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> None:
     """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
-    resolved = resolve_run([PROGRAM], None, None)
-    spec = JobSpec(program=resolved.program, allow_cpu=True, now=True, timeout=TIMEOUT)
-    prepared = prepare(cluster, spec, resolved, {}, number=store.reserve_job_id())
-    job, printed = run_quietly(store, prepared, pool, "up", report)
+    job, printed = run_bundled(store, cluster, pool, "up", PROGRAM, report=report, timeout=TIMEOUT)
     texts = (text.decode(errors="replace") for text in printed.values())
     said = [line for text in texts for line in text.splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")

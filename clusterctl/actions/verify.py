@@ -10,17 +10,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from clusterctl.actions import jobs, run
 from clusterctl.actions.common import open_pool, require_ready
-from clusterctl.actions.run import run_quietly
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets, clock
 from clusterctl.core.clock import Deadline
-from clusterctl.core.job import JobSpec, JobState
+from clusterctl.core.job import JobState
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import count
 from clusterctl.errors import (
@@ -31,10 +30,12 @@ from clusterctl.errors import (
     describe_reason,
 )
 from clusterctl.insight import verify
-from clusterctl.insight.verify import Gpu, LeftOut, Link, Measurements, NodeFigures, Reduction
+from clusterctl.insight.verify import LeftOut, Link, Measurements, NodeFigures, Reduction
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Channel
+
+T = TypeVar("T")
 
 # -------------------------------------------------------------------------------------------------
 # Processes on the workers that measure what they are told, for `verify`.
@@ -68,13 +69,11 @@ class Probes:
     that fail are in `failed`, and are asked no more."""
 
     def __init__(self, cluster: Cluster, pool: Pool, deadline: Deadline) -> None:
-        self._cluster, self._pool, self.deadline = cluster, pool, deadline
+        self.cluster, self.pool, self.deadline = cluster, pool, deadline
         self._channels: dict[str, Channel] = {}
         self._buffers: dict[str, bytearray] = {}
         self.failed: dict[str, str] = {}
-        self.one_host = cluster.one_host
-        machines = list_machines(cluster)
-        self.shared = len(machines) < len(cluster.workers)
+        self.shared = len(list_machines(cluster)) < len(cluster.workers)
         """Some of the nodes are one machine, and would disturb each other."""
 
     def __enter__(self) -> Probes:
@@ -82,21 +81,19 @@ class Probes:
         code = base64.b64encode(b"".join((folder / part).read_bytes() for part in PROBE))
 
         def start(name: str) -> NodeResult:
-            transport = self._pool.find_transport(name)
+            transport = self.pool.find_transport(name)
             transport.connect(CONNECT)
-            command = _render_command(self._cluster.node(name))
+            command = _render_command(self.cluster.node(name))
             channel = transport.open(command, timeout=self.limit_seconds(ANSWER))
             self._channels[name], self._buffers[name] = channel, bytearray()
             channel.send(code + b"\n", self.limit_seconds(ANSWER))
             return NodeResult(node=name, exit_code=0)
 
-        for node in self._cluster.workers:
-            if not node.python:
-                self.failed[node.name] = "no Python is installed"
-        names = [node.name for node in self._cluster.workers if node.python]
+        workers = self.cluster.workers
+        self.failed = {node.name: "no Python is installed" for node in workers if not node.python}
         # What a dead node takes must not be missing for the others.
         with self.deadline.pause():
-            results = self._pool.call_each(start, names)
+            results = self.pool.call_each(start, self.names)
         self.failed.update({result.node: result.error for result in results if result.error})
         return self
 
@@ -106,7 +103,7 @@ class Probes:
 
     @property
     def names(self) -> list[str]:
-        return [n.name for n in self._cluster.workers if n.name not in self.failed]
+        return [node.name for node in self.cluster.workers if node.name not in self.failed]
 
     def limit_seconds(self, most: float) -> float:
         """For one answer; never so few that a node has no chance."""
@@ -191,51 +188,41 @@ LINK_PATIENCE = 5.0
 Pair = tuple[str, str]
 
 
-def measure_links(
-    cluster: Cluster, probes: Probes, seconds: float, deadline: Deadline
-) -> tuple[tuple[Link, ...], tuple[LeftOut, ...]]:
+def measure_links(found: Measured, probes: Probes, seconds: float, deadline: Deadline) -> None:
     """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair.
     Only the first of them where there is no time for all."""
     turns: Sequence[Sequence[Pair]] = verify.pair_up(probes.names)
     if probes.shared:
         turns = [[pair] for turn in turns for pair in turn]
-    found: list[Link] = []
-    left_out: list[str] = []
     for number, turn in enumerate(turns):
+        if deadline.passed:
+            found.leave_out("link", [f"{a} – {b}" for a, b in turn], NO_TIME)
+            continue
         # Either side may be silent by now.
         pairs = [pair for pair in turn if not set(pair) & set(probes.failed)]
-        if deadline.passed:
-            left_out += [f"{a} – {b}" for a, b in turn]
-            continue
         # Four times as long as one flow, and the connections.
         brief = max(SHORTEST, min(seconds, deadline.left / (len(turns) - number) / 5))
         patience = min(LINK_PATIENCE, max(LEAST, deadline.left / 2))
-        found += _measure_turn(cluster, probes, pairs, brief, patience)
-    more = (LeftOut("link", tuple(left_out), NO_TIME),) if left_out else ()
-    return tuple(found), more
+        found.links += _measure_turn(probes, pairs, brief, patience)
 
 
 def _measure_turn(
-    cluster: Cluster, probes: Probes, turn: Sequence[Pair], seconds: float, patience: float
+    probes: Probes, turn: Sequence[Pair], seconds: float, patience: float
 ) -> list[Link]:
+    address = {node.name: node.private_address for node in probes.cluster.workers}
     token = secrets.token_hex(8)
-    address = {name: cluster.node(name).private_address for pair in turn for name in pair}
-    given: dict[str, Any] = {
-        **{"token": token, "flows": FLOWS, "seconds": seconds, "patience": patience}
-    }
+    given = {"token": token, "flows": FLOWS, "seconds": seconds, "patience": patience}
     for first, _ in turn:
         probes.send(first, "serve", address=address[first], **given)
     ports = {first: probes.read_answer(first) for first, _ in turn}
-    called = [(first, second) for first, second in turn if "port" in ports[first]]
+    called = [pair for pair in turn if "port" in ports[pair[0]]]
     for first, second in called:
-        where = {"address": address[first], "port": ports[first]["port"]}
-        probes.send(second, "call", **where, **given)
+        probes.send(second, "call", address=address[first], port=ports[first]["port"], **given)
     answers = {pair: (probes.read_answer(pair[1]), probes.read_answer(pair[0])) for pair in called}
     found = []
     for pair in turn:
         call, served = answers.get(pair, (ports[pair[0]], {}))
-        error = call.get("error") or served.get("error")
-        if error:
+        if error := call.get("error") or served.get("error"):
             found.append(Link(*pair, error=f"no connection: {error}"))
         else:
             flow, rate = served["rates"]
@@ -250,6 +237,12 @@ def _measure_turn(
 GEMM = "GEMM"
 PARTS = {"processor": "processor", "memory": "memory copy", "disk": "disk write", "gemm": GEMM}
 """What a probe measures, and what people call it."""
+FIGURES = {
+    **{name: name for name in ("cores", "device", "shaping", "throttled", "share", "steal")},
+    **{name: name for name in ("memory", "disk")},
+    **{"speed": "line_rate", "one": "core", "all": "together", "rates": "gemm"},
+}
+"""The figures in a probe's answers, by their names there."""
 TORCH = 20.0
 """Seconds that loading PyTorch may take: a few, but on a busy machine."""
 
@@ -257,34 +250,30 @@ SHORTEST_PROBE = 0.02
 """Seconds of a measurement where there are many to make."""
 
 
-@dataclass(slots=True)
 class Measured:
-    """The figures so far, and what there was no time for."""
+    """The figures and links so far, and what there was no time for."""
 
-    figures: dict[str, NodeFigures]
-    left_out: list[LeftOut]
+    def __init__(self, cluster: Cluster) -> None:
+        self.figures = {node.name: _start(node) for node in cluster.workers}
+        self.links: list[Link] = []
+        self.left_out: list[LeftOut] = []
 
     def take(self, name: str, what: str, answer: Answer) -> None:
-        """One more answer: figures, or the reason why there are none."""
+        """One more answer: figures, or the reason why there are none. What the schedule cut off
+        may be sound: there was no time for it."""
         figures = self.figures[name]
+        if answer.get("late"):
+            self.leave_out(what, [name], NO_TIME)
+            return
         if "error" in answer:
             figures.failed = {**figures.failed, what: str(answer["error"])}
             return
-        figures.cores = answer.get("cores", figures.cores)
-        figures.device = answer.get("device", figures.device)
-        figures.line_rate = answer.get("speed", figures.line_rate)
-        figures.shaping = answer.get("shaping", figures.shaping)
+        for key, figure in FIGURES.items():
+            if key in answer:
+                setattr(figures, figure, answer[key])
         if answer.get("load", 0.0) > figures.load:
             figures.load, figures.busiest = answer["load"], answer["busiest"]
         figures.visible = max(figures.visible, answer.get("visible", 0.0))
-        figures.throttled = answer.get("throttled", figures.throttled)
-        figures.core = answer.get("one", figures.core)
-        figures.share = answer.get("share", figures.share)
-        figures.together = answer.get("all", figures.together)
-        figures.steal = answer.get("steal", figures.steal)
-        figures.memory = answer.get("memory", figures.memory)
-        figures.disk = answer.get("disk", figures.disk)
-        figures.gemm = answer.get("rates", figures.gemm)
         more = {f"{GEMM} {name}": why for name, why in answer.get("failed", {}).items()}
         figures.failed = {**figures.failed, **more}
 
@@ -305,40 +294,31 @@ class Measured:
 
 
 def measure_nodes(
-    cluster: Cluster, pool: Pool, probes: Probes, seconds: float, size: int, deadline: Deadline
-) -> Measured:
+    found: Measured, probes: Probes, seconds: float, size: int, deadline: Deadline
+) -> None:
     """All but the rates of GEMM. `seconds` of each measurement, and bytes on the disk."""
-    found = Measured({node.name: _start(node) for node in cluster.workers}, [])
     for name, why in probes.failed.items():
         found.figures[name].error = why
     if deadline.passed:
         found.leave_out("node", probes.names, NO_TIME)
-        return found
+        return
     first = deadline.left / 3  # of a node that is silent, the others must not have to wait longer
-    _read_clocks(found, pool, probes, first)
-    addresses = {name: {"address": cluster.node(name).private_address} for name in probes.names}
+    _read_clocks(found, probes, first)
+    nodes = {node.name: node for node in probes.cluster.workers}
+    addresses = {name: {"address": nodes[name].private_address} for name in probes.names}
     for name, answer in probes.ask(addresses, "start", first).items():
         found.figures[name].error = str(answer.get("error", ""))
         found.take(name, "cores", answer)
     look_for_others(found, probes, first)
-    _measure_gpus(found, cluster, pool, probes.limit_seconds(first))
+    _measure_gpus(found, probes, first)
     turns = probes.plan_turns(probes.names)
     for number, turn in enumerate(turns):
         share = deadline.left / (len(turns) - number) / 6
-        brief = max(SHORTEST_PROBE, min(seconds, share))
+        given = {"seconds": max(SHORTEST_PROBE, min(seconds, share)), "size": size}
         for part in ("processor", "memory", "disk"):
-            asked: dict[str, Mapping[str, Any]] = {
-                name: {
-                    "seconds": brief,
-                    "size": size,
-                    "folder": cluster.node(name).root,
-                    "limit": min(ANSWER, max(LEAST, deadline.left)),
-                }
-                for name in turn
-                if name not in probes.failed
-            }
-            _ask(found, probes, part, asked, deadline)
-    return found
+            left = [name for name in turn if name not in probes.failed]
+            asked = {name: {**given, "folder": nodes[name].root} for name in left}
+            _measure_part(found, probes, part, asked, deadline)
 
 
 def look_for_others(found: Measured, probes: Probes, seconds: float) -> None:
@@ -346,7 +326,7 @@ def look_for_others(found: Measured, probes: Probes, seconds: float) -> None:
     has been, for what comes in between slows the figures down."""
     everybody: dict[str, Mapping[str, Any]] = {name: {} for name in probes.names}
     for name, answer in probes.ask(everybody, "load", seconds).items():
-        if probes.one_host:  # each node shows what all of them do
+        if probes.cluster.one_host:  # each node shows what all of them do
             answer = {**answer, "visible": 0.0}
         found.take(name, "processor", answer)
 
@@ -356,8 +336,8 @@ def measure_gemm(found: Measured, probes: Probes, seconds: float, deadline: Dead
     before the next ones."""
     names = probes.names
     cores = max((found.figures[name].cores for name in names), default=1) or 1
-    wave = cores if probes.shared else len(names)
-    for begin in range(0, len(names), max(1, wave)):
+    wave = cores if probes.shared else max(1, len(names))
+    for begin in range(0, len(names), wave):
         group = [name for name in names[begin : begin + wave] if name not in probes.failed]
         limit = min(TORCH, deadline.left)
         if limit < LEAST:
@@ -365,15 +345,15 @@ def measure_gemm(found: Measured, probes: Probes, seconds: float, deadline: Dead
             return
         loaded = probes.ask({name: {"limit": limit} for name in group}, "torch")
         for turn in probes.plan_turns([name for name in group if "error" not in loaded[name]]):
-            values = {"seconds": seconds, "limit": min(ANSWER, max(LEAST, deadline.left))}
-            _ask(found, probes, "gemm", dict.fromkeys(turn, values), deadline)
+            asked = {name: {"seconds": seconds} for name in turn}
+            _measure_part(found, probes, "gemm", asked, deadline)
         for name in group:
             if "error" in loaded[name]:
-                _note_failure(found, "gemm", name, loaded[name])
+                found.take(name, GEMM, loaded[name])
         probes.ask({name: {} for name in group if name not in probes.failed}, "end")
 
 
-def _ask(
+def _measure_part(
     found: Measured,
     probes: Probes,
     part: str,
@@ -383,18 +363,9 @@ def _ask(
     if deadline.passed:
         found.leave_out(PARTS[part], asked, NO_TIME)
         return
-    for name, answer in probes.ask(asked, part).items():
-        if "error" in answer:
-            _note_failure(found, part, name, answer)
-        else:
-            found.take(name, PARTS[part], answer)
-
-
-def _note_failure(found: Measured, part: str, name: str, answer: Answer) -> None:
-    """What the schedule cut off may be sound: there was no time for it."""
-    if answer.get("late"):
-        found.leave_out(PARTS[part], [name], NO_TIME)
-    else:
+    limit = min(ANSWER, max(LEAST, deadline.left))
+    limited = {name: {**values, "limit": limit} for name, values in asked.items()}
+    for name, answer in probes.ask(limited, part).items():
         found.take(name, PARTS[part], answer)
 
 
@@ -409,14 +380,14 @@ def _start(node: Node) -> NodeFigures:
     )
 
 
-def _read_clocks(found: Measured, pool: Pool, probes: Probes, seconds: float) -> None:
+def _read_clocks(found: Measured, probes: Probes, seconds: float) -> None:
     def read_clock(name: str) -> NodeResult:
+        transport, figures = probes.pool.find_transport(name), found.figures[name]
         before = time.time()
-        result = pool.find_transport(name).run("date +%s.%N", timeout=probes.limit_seconds(seconds))
+        result = transport.run("date +%s.%N", timeout=probes.limit_seconds(seconds))
         after = time.time()
         if result.error:
             return result
-        figures = found.figures[name]
         try:
             told = float(result.text.split()[-1])
         except (ValueError, IndexError):
@@ -426,31 +397,36 @@ def _read_clocks(found: Measured, pool: Pool, probes: Probes, seconds: float) ->
             figures.offset, figures.uncertainty = told - (before + after) / 2, after - before
         return result
 
-    for result in pool.call_each(read_clock, probes.names):
+    for result in probes.pool.call_each(read_clock, probes.names):
         if result.error:
             probes.failed[result.node] = found.figures[result.node].error = result.error
 
 
-def _measure_gpus(found: Measured, cluster: Cluster, pool: Pool, seconds: float) -> None:
+def _measure_gpus(found: Measured, probes: Probes, seconds: float) -> None:
     """What each node's GPUs say of themselves, or why they do not."""
     fields = ",".join(verify.GPU_FIELDS)
-    commands = {
-        Accelerator.NVIDIA: f"nvidia-smi --query-gpu={fields} --format=csv,noheader,nounits",
-        Accelerator.AMD: "rocm-smi --showproductname --showtemp --showuse --showdriverversion"
-        " --json",
+    tools = {
+        Accelerator.NVIDIA: (
+            f"nvidia-smi --query-gpu={fields} --format=csv,noheader,nounits",
+            verify.read_nvidia_smi,
+        ),
+        Accelerator.AMD: (
+            "rocm-smi --showproductname --showtemp --showuse --showdriverversion --json",
+            verify.read_rocm_smi,
+        ),
     }
     asked = {
-        n.name: commands[n.accelerator]
-        for n in cluster.workers
-        if n.accelerator in commands and not found.figures[n.name].error
+        node.name: tools[node.accelerator]
+        for node in probes.cluster.workers
+        if node.accelerator in tools and not found.figures[node.name].error
     }
-    for result in pool.run(asked, timeout=seconds) if asked else ():
-        amd = cluster.node(result.node).accelerator is Accelerator.AMD
-        read = verify.read_rocm_smi if amd else verify.read_nvidia_smi
-        gpus: Sequence[Gpu] = read(result.text)
+    commands = {name: command for name, (command, _) in asked.items()}
+    limit = probes.limit_seconds(seconds)
+    for result in probes.pool.run(commands, timeout=limit) if commands else ():
+        figures, (_, read) = found.figures[result.node], asked[result.node]
+        figures.gpus = read(result.text)
         said = result.text.strip().splitlines() or [result.why]
-        figures = found.figures[result.node]
-        figures.gpus, figures.gpu_error = tuple(gpus), "" if gpus else said[-1]
+        figures.gpu_error = "" if figures.gpus else said[-1]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -477,10 +453,6 @@ class Effort:
     gemm: float
     links: float
 
-    @property
-    def thorough(self) -> bool:
-        return self.gemm > 0
-
 
 THOROUGH = Effort(
     compute=0.25, link=0.2, disk=64 << 20, seconds=28.8, nodes=0.25, gemm=0.5, links=0.6
@@ -504,26 +476,12 @@ def measure(
     spent = min(clock.measure_age(), effort.seconds / 3) if whole_command else 0.0
     deadline = Deadline(effort.seconds * max(1.0, len(cluster.workers) / NODES) - spent)
     require_measurable(store, cluster, report, now=now)
-    reductions: tuple[Reduction, ...] = ()
     with open_pool(store, cluster) as pool:
-        nodes, links, left_out = _measure(cluster, pool, effort, report, deadline)
-        if effort.thorough:
-            backends = ["mpi", "gloo"]
-            if all(node.accelerator is not Accelerator.NONE for node in cluster.workers):
-                backends.append("nccl")
-            broken = next((n.name for n in nodes if n.error), "")
-            broken = broken or next((link.name for link in links if link.error), "")
-            reductions, more = _reduce_all(
-                store,
-                cluster,
-                pool,
-                backends,
-                f"no connection: {broken}" * bool(broken),
-                report,
-                deadline,
-            )
-            left_out += more
-    return _conclude(store, cluster, nodes, links, reductions, left_out, began)
+        found = _measure(cluster, pool, effort, report, deadline)
+        reductions = () if quick else _reduce_all(store, cluster, pool, found, report, deadline)
+    measured = _judge(cluster, found, reductions, began)
+    keep(store, cluster, "verify", measured)
+    return measured
 
 
 def measure_after_up(
@@ -539,62 +497,52 @@ def measure_after_up(
     began = time.monotonic()
     try:
         require_measurable(store, cluster, report, now=False)
-        until = deadline or Deadline(AFTER_UP)
-        nodes, links, left_out = _measure(cluster, pool, QUICK, report, until)
+        found = _measure(cluster, pool, QUICK, report, deadline or Deadline(AFTER_UP))
     except (ClusterctlError, OSError, LookupError, ValueError) as error:
-        why = error.message if isinstance(error, ClusterctlError) else describe_reason(error)
         report(
-            f"the nodes were not measured: {why}; `clusterctl verify {cluster.name}` tries again"
+            f"the nodes were not measured: {describe_reason(error)};"
+            f" `clusterctl verify {cluster.name}` tries again"
         )
         return None
+    measured = _judge(cluster, found, (), began)
     known = load_last(store, cluster)
     # A thorough one of the same nodes is worth more.
-    anew = known is None or {n.name for n in known.nodes} != {n.name for n in nodes}
-    return _conclude(store if anew else None, cluster, nodes, links, (), left_out, began)
+    if known is None or {n.name for n in known.nodes} != {n.name for n in measured.nodes}:
+        keep(store, cluster, "verify", measured)
+    return measured
 
 
-def _conclude(
-    store: Store | None,
-    cluster: Cluster,
-    nodes: tuple[NodeFigures, ...],
-    links: tuple[Link, ...],
-    reductions: tuple[Reduction, ...],
-    left_out: tuple[LeftOut, ...],
-    began: float,
+def _judge(
+    cluster: Cluster, found: Measured, reductions: tuple[Reduction, ...], began: float
 ) -> Measurements:
-    """With verdicts; on record where there is a `store`."""
+    nodes, links, left_out = found.nodes, tuple(found.links), tuple(found.left_out)
     one = len(list_machines(cluster)) == 1
     verdicts = verify.judge(nodes, links, reductions, left_out, one_machine=one)
     seconds = time.monotonic() - began
-    measured = Measurements(nodes, links, reductions, verdicts, seconds, time.time(), left_out)
-    if store:
-        keep(store, cluster, measured)
-    return measured
+    return Measurements(nodes, links, reductions, verdicts, seconds, time.time(), left_out)
 
 
 def _measure(
     cluster: Cluster, pool: Pool, effort: Effort, report: Reporter, deadline: Deadline
-) -> tuple[tuple[NodeFigures, ...], tuple[Link, ...], tuple[LeftOut, ...]]:
+) -> Measured:
     """Nodes and links, as far as there is time for them."""
 
-    def make_deadline(share: float) -> Deadline:
+    def limit(share: float) -> Deadline:
         return deadline.limit(max(0.0, deadline.left - (1 - share) * deadline.seconds))
 
     report(f"measuring {count(len(cluster.workers), 'node')}")
+    found = Measured(cluster)
     with Probes(cluster, pool, deadline) as probes:
-        found = measure_nodes(
-            cluster, pool, probes, effort.compute, effort.disk, make_deadline(effort.nodes)
-        )
-        if effort.thorough:
+        measure_nodes(found, probes, effort.compute, effort.disk, limit(effort.nodes))
+        if effort.gemm:
             report("measuring GEMM")
-            measure_gemm(found, probes, effort.compute, make_deadline(effort.gemm))
-        pairs = len(probes.names) * (len(probes.names) - 1) // 2
-        if pairs:
+            measure_gemm(found, probes, effort.compute, limit(effort.gemm))
+        if pairs := len(probes.names) * (len(probes.names) - 1) // 2:
             report(f"measuring {count(pairs, 'link')}")
-        links, more = measure_links(cluster, probes, effort.link, make_deadline(effort.links))
+        measure_links(found, probes, effort.link, limit(effort.links))
         if not deadline.passed:
             look_for_others(found, probes, deadline.left)
-        return found.nodes, links, (*found.left_out, *more)
+    return found
 
 
 def require_measurable(store: Store, cluster: Cluster, report: Reporter, *, now: bool) -> None:
@@ -606,57 +554,68 @@ def require_measurable(store: Store, cluster: Cluster, report: Reporter, *, now:
             hint="run reduce_all.py on it:"
             f" clusterctl run {load_system(cluster.system).example_size} reduce_all.py",
         )
-    running = [
-        job.id
-        for job in (() if now else jobs.list_jobs(store, cluster.name, report))
-        if job.cluster_id == cluster.id and not job.state.ended
-    ]
-    if running:
-        raise RecordError(
-            f"job {running[0]} may be running on cluster {cluster.name!r}: it and the"
-            " measurements would disturb each other",
-            hint="wait until it has ended, or add --now",
-        )
+    for job in () if now else jobs.list_jobs(store, cluster.name, report):
+        if job.cluster_id == cluster.id and not job.state.ended:
+            raise RecordError(
+                f"job {job.id} may be running on cluster {cluster.name!r}: it and the"
+                " measurements would disturb each other",
+                hint="wait until it has ended, or add --now",
+            )
 
 
-def keep(store: Store, cluster: Cluster, measured: Measurements) -> None:
-    """Puts it on record, for `report`. A full disk must not end what has been measured."""
+def keep(store: Store, cluster: Cluster, verb: str, found: object) -> None:
+    """Puts what `verb` has measured on record, for `report`. A full disk must not end it."""
     with suppress(ClusterctlError):
-        store.save_measurements(cluster.name, "verify", msgspec.json.encode(measured))
+        store.save_measurements(cluster.name, verb, msgspec.json.encode(found))
+
+
+def recall(store: Store, cluster: Cluster, verb: str, kind: type[T]) -> T | None:
+    """What `verb` has measured last; None where nothing is on record."""
+    with suppress(msgspec.DecodeError):
+        data = store.read_measurements(cluster, verb)
+        return msgspec.json.decode(data, type=kind) if data else None
+    return None
 
 
 def load_last(store: Store, cluster: Cluster) -> Measurements | None:
-    """What was measured last; None where nothing is on record."""
-    with suppress(msgspec.DecodeError):
-        data = store.read_measurements(cluster, "verify")
-        return msgspec.json.decode(data, type=Measurements) if data else None
-    return None
+    """What `verify` has measured last."""
+    return recall(store, cluster, "verify", Measurements)
+
+
+def list_backends(cluster: Cluster) -> tuple[str, ...]:
+    """Those that its nodes have."""
+    gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
+    return ("mpi", "gloo", *["nccl"] * gpus)
 
 
 def _reduce_all(
     store: Store,
     cluster: Cluster,
     pool: Pool,
-    backends: Sequence[str],
-    broken: str,
+    found: Measured,
     report: Reporter,
     deadline: Deadline,
-) -> tuple[tuple[Reduction, ...], tuple[LeftOut, ...]]:
-    """An all-reduce in each backend, unless something is `broken` that it would wait for."""
-    found: list[Reduction] = []
-    left_out: list[LeftOut] = []
+) -> tuple[Reduction, ...]:
+    """An all-reduce in each backend, unless a node or link is broken that it would wait for."""
+    broken = next((node.name for node in found.nodes if node.error), "")
+    broken = broken or next((link.name for link in found.links if link.error), "")
+    why = f"no connection: {broken}" if broken else NO_TIME
+    backends, reductions = list_backends(cluster), []
     for number, backend in enumerate(backends):
         # Each gets its part of the time, and what those before it have left.
         seconds = deadline.left / (len(backends) - number) - ENDING
         if broken or seconds < REDUCTION:
-            left_out.append(LeftOut("all-reduce", (f"all-reduce {backend}",), broken or NO_TIME))
-        else:
-            most = _count_nodes(cluster, backend)
-            found.append(_reduce(store, cluster, pool, backend, most, report, seconds))
-            if rest := tuple(node.name for node in cluster.workers[most:]):
-                why = "loading PyTorch on so many nodes of one machine takes too long"
-                left_out.append(LeftOut(f"all-reduce {backend}", rest, why))
-    return tuple(sorted(found, key=lambda item: item.backend)), tuple(left_out)
+            found.left_out.append(LeftOut("all-reduce", (f"all-reduce {backend}",), why))
+            continue
+        most = _count_nodes(cluster, backend)
+        report(f"all-reduce over {backend}")
+        reductions.append(_reduce(store, cluster, pool, backend, most, seconds))
+        found.leave_out(
+            f"all-reduce {backend}",
+            [node.name for node in cluster.workers[most:]],
+            "loading PyTorch on so many nodes of one machine takes too long",
+        )
+    return tuple(sorted(reductions, key=lambda item: item.backend))
 
 
 def _count_nodes(cluster: Cluster, backend: str) -> int:
@@ -668,35 +627,23 @@ def _count_nodes(cluster: Cluster, backend: str) -> int:
 
 
 def _reduce(
-    store: Store,
-    cluster: Cluster,
-    pool: Pool,
-    backend: str,
-    nodes: int,
-    report: Reporter,
-    seconds: float,
+    store: Store, cluster: Cluster, pool: Pool, backend: str, nodes: int, seconds: float
 ) -> Reduction:
     """An all-reduce over all ranks of so many nodes, as a job like any other."""
-    report(f"all-reduce over {backend}")
-    resolved = run.resolve_run([PROGRAM], None, None)
-    spec = JobSpec(
-        program=replace(resolved.program, args=("--backend", backend)),
-        backend=backend,
-        nodes=nodes,
-        allow_cpu=True,
-        now=True,
-        timeout=seconds,
-    )
     try:
-        prepared = run.prepare(cluster, spec, resolved, {}, number=store.reserve_job_id())
-        job, printed = run_quietly(store, prepared, pool, "verify")
+        job, printed = run.run_bundled(
+            *(store, cluster, pool, "verify", PROGRAM, ("--backend", backend)),
+            backend=backend,
+            nodes=nodes,
+            timeout=seconds,
+        )
     except NodeUnreachable:
         raise
     except ClusterctlError as error:
         return Reduction(backend, error=error.message)
     if job.state is JobState.TIMEOUT:
         return Reduction(backend, error=f"it did not end within {seconds:.2g} s")
-    said = b"\n".join(printed.get((rank, "stdout"), b"") for rank in range(job.ranks))
-    errors = b"\n".join(text for (_, stream), text in printed.items() if stream == "stderr")
-    failed = b"" if job.program_exit_code == 0 else errors
-    return verify.read_reduction(backend, (said + b"\n" + failed).decode(errors="replace"))
+    said = [printed.get((rank, "stdout"), b"") for rank in range(job.ranks)]
+    if job.program_exit_code != 0:
+        said += [text for (_, stream), text in printed.items() if stream == "stderr"]
+    return verify.read_reduction(backend, b"\n".join(said).decode(errors="replace"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import bench, verify
+from clusterctl.actions import verify
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobState, Provenance, RankFailure
 from clusterctl.core.model import Charge, Cluster
@@ -54,9 +54,9 @@ def recorded(ranks: int = 1) -> Cluster:
         store.save_provenance(number, Provenance(commit="c0ffee" * 7, branch=name))
     verdicts = (Verdict("worker-1", "GEMM", "low", "61% of the median: too hot"),)
     links = (Link(*NAMES, latency=1e-5, flow=1e9, rate=1.2e9, back=6e8),)
-    verify.keep(store, where, Measurements((), links, (), verdicts, 4.0, time=1200.0))
-    bench.keep(store, where, "bench allreduce", curves())
-    bench.keep(store, where, "bench scaling", scaled())
+    verify.keep(store, where, "verify", Measurements((), links, (), verdicts, 4.0, time=1200.0))
+    verify.keep(store, where, "bench allreduce", curves())
+    verify.keep(store, where, "bench scaling", scaled())
     return where
 
 
