@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
@@ -77,6 +77,40 @@ def prepare_record(store: Store, name: str, provider: str, count: int, identity:
     )
 
 
+def _attach(
+    store: Store, cluster: Cluster, prepare: Callable[[Pool], Cluster], report: Reporter
+) -> Cluster:
+    """The record of the cluster as `prepare` has made it ready. Where that fails, nothing is left
+    of a new one; an old one stays as it was: it knows where our files are."""
+    folder = store.home.make(store.locate_folder(cluster.name)) / "ssh"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if cluster.phase is Phase.CREATING:
+        store.save(cluster)
+    try:
+        with open_pool(store, cluster) as pool:
+            prepared = replace(prepare(pool), phase=Phase.READY)
+    except BaseException:
+        if cluster.phase is Phase.CREATING:
+            _clean_up_quietly(store, store.read_cluster(cluster.name), report)
+        raise
+    store.save(prepared)
+    actions_access.write_config(store, prepared)
+    return prepared
+
+
+def _clean_up_quietly(store: Store, cluster: Cluster, report: Reporter) -> None:
+    """An attach that failed leaves no files of ours on the hosts, as far as they answer."""
+    reached = tuple(node for node in cluster.nodes if node.root)
+    try:
+        if reached:
+            provider = providers.load_provider(cluster.spec.provider)
+            folder = store.locate_folder(cluster.name)
+            provider.destroy(replace(cluster, nodes=reached), folder, report)
+    except ClusterctlError as error:
+        report(error.message)
+    store.retire(cluster)
+
+
 # -------------------------------------------------------------------------------------------------
 # Do the hosts reach each other at ports other than SSH's? MPI and training take theirs, high ones,
 # when a job starts; a firewall between hosts would let the job hang.
@@ -114,21 +148,21 @@ def check_ports(pool: Pool, cluster: Cluster) -> None:
     edges = [edge for edge in _list_edges(cluster) if set(edge) <= set(nodes)]
     with ExitStack() as stack:
         ports = _listen(pool, [nodes[name] for _, name in edges], stack)
-        failed = []
-        callers: dict[str, list[str]] = {source: [] for source, _ in edges}
+        called: dict[str, list[str]] = {}
         for source, target in edges:
             if target in ports:
-                callers[source].append(target)
-
-        def call(name: str) -> NodeResult:
-            words = [word for t in callers[name] for word in (nodes[t].private_address, ports[t])]
-            argv = (nodes[name].python, "-I", "-c", _CALL, *words)
-            return pool.find_transport(name).run(shlex.join(argv), timeout=LIMIT)
-
-        for result in pool.call_each(call, list(callers)):
-            for target, said in zip(callers[result.node], result.text.splitlines(), strict=False):
-                if said != "ok":
-                    failed.append(f"{result.node} → {target}: port {ports[target]}: {said}")
+                called.setdefault(source, []).append(target)
+        commands = {}
+        for source, targets in called.items():
+            words = [w for name in targets for w in (nodes[name].private_address, ports[name])]
+            commands[source] = shlex.join((nodes[source].python, "-I", "-c", _CALL, *words))
+        results = pool.run(commands, timeout=LIMIT) if commands else ()
+    failed = [
+        f"{result.node} → {target}: port {ports[target]}: {said}"
+        for result in results
+        for target, said in zip(called[result.node], result.text.splitlines(), strict=False)
+        if said != "ok"
+    ]
     if failed:
         raise NodeUnreachable(
             f"the hosts reach each other by SSH, but not on other ports: {'; '.join(failed)}",
@@ -189,25 +223,15 @@ def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) 
     check_name(name)
     nodes = _read_hosts(machines.file, machines.user)
     with ClusterLock(store.home, name, "attach"):
-        cluster = prepare_record(store, name, "hosts", len(nodes), machines.identity)
-        before = cluster
+        before = prepare_record(store, name, "hosts", len(nodes), machines.identity)
         # Which keys the hosts may show is found out anew.
-        cluster = replace(cluster, nodes=nodes, host_keys={})
-        _refuse_to_drop(before, cluster, store)
-        store.home.make(store.locate_folder(name))
-        if cluster.phase is Phase.CREATING:
-            # Until they have answered again, the old record knows better where our files are.
-            store.save(cluster)
-        try:
-            with open_pool(store, cluster) as pool:
-                cluster = _prepare_hosts(store, cluster, machines, pool, report)
-        except BaseException:
-            if cluster.phase is Phase.CREATING:
-                _clean_up_quietly(store, store.read_cluster(name), report)
-            raise
-        cluster = replace(cluster, phase=Phase.READY)
-        store.save(cluster)
-        actions_access.write_config(store, cluster)
+        cluster = replace(before, nodes=nodes, host_keys={})
+        _refuse_to_drop(before, cluster)
+
+        def prepare(pool: Pool) -> Cluster:
+            return _prepare_hosts(store, cluster, machines, pool, report)
+
+        cluster = _attach(store, cluster, prepare, report)
         store.add_event(name, "attached", nodes=len(nodes))
     return cluster
 
@@ -222,7 +246,7 @@ def _read_hosts(file: Path, user: str) -> tuple[Node, ...]:
     return hosts.parse_hosts(text, str(file), user)
 
 
-def _refuse_to_drop(before: Cluster, after: Cluster, store: Store) -> None:
+def _refuse_to_drop(before: Cluster, after: Cluster) -> None:
     """A host that is no longer in the file may still run a job, and has files of ours."""
     gone = sorted({node.name for node in before.nodes} - {node.name for node in after.nodes})
     if gone:
@@ -264,7 +288,7 @@ def _prepare_hosts(
     steps = (bootstrap.let_in(mesh.key.public, make_key_mark(cluster)),)
     scripts = {
         node.name: bootstrap.render_script(
-            node, mesh, pythons=_list_first(node.python), steps=steps
+            node, mesh, pythons=[node.python] * bool(node.python), steps=steps
         )
         for node in cluster.nodes
     }
@@ -294,7 +318,9 @@ def _probe(
             workdir=machines.workdir,
             sudo=machines.sudo,
             packages={**bootstrap.REQUIRED, **WANTED},
-            questions=facts.list_questions(_list_first(node.python), only=bool(node.python)),
+            questions=facts.list_questions(
+                [node.python] * bool(node.python), only=bool(node.python)
+            ),
             marker=facts.MARKER,
         ).encode()
         for node in cluster.nodes
@@ -315,10 +341,6 @@ def _probe(
     for line in fold(lacking):
         report(line)
     return found, wrong
-
-
-def _list_first(python: str) -> list[str]:
-    return [python] if python else []
 
 
 def _explain_unfit(node: Node, result: NodeResult) -> str:
@@ -418,20 +440,6 @@ def _choose_addresses(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     )
 
 
-def _clean_up_quietly(store: Store, cluster: Cluster, report: Reporter) -> None:
-    """An attach that failed leaves no files of ours on the hosts, as far as they answer."""
-    reached = tuple(node for node in cluster.nodes if node.root)
-    try:
-        if reached:
-            provider = providers.load_provider(cluster.spec.provider)
-            provider.destroy(
-                replace(cluster, nodes=reached), store.locate_folder(cluster.name), report
-            )
-    except ClusterctlError as error:
-        report(error.message)
-    store.retire(cluster)
-
-
 def _require_all_well(
     what: str,
     results: Sequence[NodeResult],
@@ -442,8 +450,7 @@ def _require_all_well(
     failed = [result for result in results if not result.ok]
     if not failed:
         return
-    unknown = any("is not known; nothing was sent" in result.error for result in failed)
-    if unknown:
+    if any("is not known; nothing was sent" in result.error for result in failed):
         hint = (
             "compare the fingerprint with what the host's console or administrator says"
             " (there: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then:"
@@ -497,19 +504,10 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
             user=login.user or user,
             root="",
         )
-        cluster = replace(cluster, nodes=(node,))
-        (store.home.make(store.locate_folder(name)) / "ssh").mkdir(mode=0o700, exist_ok=True)
-        store.save(cluster)
-        try:
-            with open_pool(store, cluster) as pool:
-                cluster = _survey_site(store, cluster, site, login, pool, report)
-        except BaseException:
-            if cluster.phase is Phase.CREATING:
-                store.retire(cluster)
-            raise
-        cluster = replace(cluster, phase=Phase.READY)
-        store.save(cluster)
-        actions_access.write_config(store, cluster)
+        planned = replace(cluster, nodes=(node,))
+        cluster = _attach(
+            store, planned, lambda pool: _survey_site(planned, site, login, pool, report), report
+        )
         store.add_event(name, "attached", system=login.system, version=cluster.site_info["version"])
     return cluster
 
@@ -520,7 +518,7 @@ def suggest_size(cluster: Cluster) -> str:
 
 
 def _survey_site(
-    store: Store, cluster: Cluster, site: BatchSite, login: SiteLogin, pool: Pool, report: Reporter
+    cluster: Cluster, site: BatchSite, login: SiteLogin, pool: Pool, report: Reporter
 ) -> Cluster:
     node = cluster.launcher
     if not node.here:
@@ -607,6 +605,3 @@ def _probe_shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> 
     said = result.text.strip() if result.ok else result.why
     report(f"could not check whether {node.root} is visible on the compute nodes: {said}")
     return said
-
-
-# -------------------------------------------------------------------------------------------------
