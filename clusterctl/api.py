@@ -201,8 +201,9 @@ class Cluster:
             if given.detach:
                 raise UsageError("a function cannot run detached", hint="run a script instead")
             call.check_pythons(cluster)
-            resolved = submit.resolve_call(program, args, given.stage, given.max_stage)
-            resolved = actions_run.include(resolved, given.include, given.max_stage)
+            resolved = submit.resolve_call(
+                program, args, given.stage, given.max_stage, given.include
+            )
             needs = needs or "none"
         else:
             words = [str(program), *map(str, args)]

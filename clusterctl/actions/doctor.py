@@ -335,45 +335,41 @@ def _add_stacks(
             more |= {p.pid: rank for p in rank.others[: max(0, HELPERS - len(more))]}
     if deadline.left < SHORTEST:
         return doctor_findings.note_missed(found, "stacks", by_node)
-    scripts: dict[str, str] = {}
-    for name, ranks in by_node.items():
-        view, node = found.nodes[name], cluster.node(name)
-        scripts[name] = assets.render(
+    scripts = {
+        name: assets.render(
             "insight/stacks.sh.j2",
-            node=name,
-            root=node.root,
-            spy=view.spy,
-            sudo="sudo -n" if view.user and view.ptrace_scope else "",
+            **_describe_spy(found, cluster, name),
             pids=list(ranks),
             helpers=list(helpers[name]),
             stopped=[pid for pid, rank in ranks.items() if rank.stopped],
             limit=max(1, min(DUMP, int(deadline.left / 2) - 1)),
         )
+        for name, ranks in by_node.items()
+    }
     spies, why = _bring_spy(found, cluster, list(by_node))
     report(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
-
-    def ask(name: str) -> NodeResult:
-        return pool.find_transport(name).run(
-            scripts[name], stdin=spies[name], timeout=deadline.left
-        )
-
     late = []
-    for result in pool.call_each(ask, list(by_node)):
+    for result in pool.run(scripts, stdin=spies, timeout=deadline.left):
         late += [result.node] * bool(result.error)
         dumps = node_views.read_dumps(result.text)
-        node = cluster.node(result.node)
+        work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         scope = found.nodes[result.node].ptrace_scope
         for pid, rank in by_node[result.node].items():
-            work = f"{node.root}/jobs/{found.job.id}/work"
             dump = dumps.get(pid, Dump())
             rank.stack = core_stacks.parse_stacks(dump.stack, work)
             rank.usage, rank.running, rank.throttled = dump.usage, dump.running, dump.throttled
             rank.no_stack = why or result.error or _explain_no_stack(dump.failed, rank, scope)
         for pid, rank in helpers[result.node].items():
-            work = f"{node.root}/jobs/{found.job.id}/work"
             if stack := core_stacks.parse_stacks(dumps.get(pid, Dump()).stack, work):
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
     return doctor_findings.note_missed(found, "stacks", late)
+
+
+def _describe_spy(found: Evidence, cluster: Cluster, name: str) -> dict[str, str]:
+    """How py-spy is called on a node, for its templates."""
+    view = found.nodes[name]
+    sudo = "sudo -n" if view.user and view.ptrace_scope else ""
+    return {"node": name, "root": cluster.node(name).root, "spy": view.spy, "sudo": sudo}
 
 
 def _bring_spy(
@@ -382,11 +378,10 @@ def _bring_spy(
     """What each of these nodes is given of py-spy: nothing where it has its own; and why there is
     nothing to give."""
     without = [name for name in names if not found.nodes[name].spy]
-    why = (
-        submit.explain_missing({cluster.node(name).facts.arch for name in names}) if without else ""
-    )
-    spy = submit.compress() if without and not why else b""
-    return {name: spy if name in without else b"" for name in names}, why
+    if not without:
+        return {}, ""
+    why = submit.explain_missing({cluster.node(name).facts.arch for name in names})
+    return dict.fromkeys(without, b"" if why else submit.compress()), why
 
 
 def _watch(
@@ -408,24 +403,19 @@ def _watch(
         return doctor_findings.note_missed(found, "watch", by_node)
     spies, _ = _bring_spy(found, cluster, list(by_node))
     report(f"watching for {seconds} s whether the waiting ranks make progress")
-
-    def ask(name: str) -> NodeResult:
-        view, node, ranks = found.nodes[name], cluster.node(name), by_node[name]
-        script = assets.render(
+    scripts = {
+        name: assets.render(
             "insight/moves.sh.j2",
-            node=name,
-            root=node.root,
-            spy=view.spy,
-            sudo="sudo -n" if view.user and view.ptrace_scope else "",
+            **_describe_spy(found, cluster, name),
             ranks=[(pid, watched[rank.number]) for pid, rank in ranks.items()],
             native="polls" in watched.values(),  # MPI's calls are C
             seconds=seconds,
             limit=max(1, int(deadline.left / 4)),
         )
-        return pool.find_transport(name).run(script, stdin=spies[name], timeout=deadline.left)
-
+        for name, ranks in by_node.items()
+    }
     silent = []
-    for result in pool.call_each(ask, list(by_node)):
+    for result in pool.run(scripts, stdin=spies, timeout=deadline.left):
         silent += [result.node] * bool(result.error)
         moves = node_views.read_moves(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"

@@ -12,6 +12,7 @@ from clusterctl.actions.common import check_name, connect_or_report, open_pool, 
 from clusterctl.actions.run import FindDeadNodes, open_follower
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
+from clusterctl.core.clock import NEVER, Deadline
 from clusterctl.core.job import Hang, Job, JobState
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.errors import (
@@ -22,23 +23,10 @@ from clusterctl.errors import (
     make_write_error,
 )
 from clusterctl.insight import metrics
-from clusterctl.insight.metrics import (
-    MetricPoint,
-    Reader,
-    drop_repeated,
-    to_csv,
-)
+from clusterctl.insight.metrics import MetricPoint
 from clusterctl.jobs import control, mirror, outputs, records
 from clusterctl.jobs.connections import find_saved
-from clusterctl.jobs.records import (
-    ALL,
-    Choice,
-    Piece,
-    choose_lines,
-    is_complete,
-    read_stored,
-    was_removed,
-)
+from clusterctl.jobs.records import ALL, Choice, Piece
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.state.home import replace_file
 from clusterctl.state.store import Store
@@ -63,17 +51,29 @@ def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ..
             continue
         try:
             with open_pool(store, cluster) as pool:
-                asked = control.refresh_all(going, cluster, pool, report)
-                for job, new in zip(going, asked, strict=True):
-                    fresh[job.id] = new
-                    if new != job:
-                        store.save_job(new)
+                fresh |= refresh_records(store, going, cluster, pool, report)
         except ClusterctlError as error:
             report(
                 f"cluster {cluster.name} does not answer; showing its jobs as last seen: "
                 f"{error.message}"
             )
     return tuple(fresh.get(job.id, job) for job in found)
+
+
+def refresh_records(
+    store: Store,
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    pool: Pool,
+    report: Reporter = lambda line: None,
+    deadline: Deadline = NEVER,
+) -> dict[int, Job]:
+    """These jobs of one cluster as they are now, by number, which are then on record."""
+    asked = control.refresh_all(jobs, cluster, pool, report, deadline)
+    for job, fresh in zip(jobs, asked, strict=True):
+        if fresh != job:
+            store.save_job(fresh)
+    return {job.id: job for job in asked}
 
 
 def choose_own(jobs: Iterable[Job]) -> tuple[Job, ...]:
@@ -148,25 +148,20 @@ def read_logs(
             f"job {number} has no {what} {rank}",
             hint=f"its {what}s are {numbers[0]} to {numbers[-1]}",
         )
-    yield from choose_lines(_read_output(store, job, report, follow, find_dead), choice)
-
-
-def _read_output(
-    store: Store, job: Job, report: Reporter, follow: bool, find_dead: FindDeadNodes | None
-) -> Iterator[list[Piece]]:
     folder = store.locate_job_folder(job.id)
     cluster = find_cluster(store, job)
-    if cluster is None or is_complete(folder) or cluster.phase is not Phase.READY:
-        if was_removed(folder):
+    if cluster is None or records.is_complete(folder) or cluster.phase is not Phase.READY:
+        if records.was_removed(folder):
             report(f"the output of job {job.id} is no longer kept: only its record is")
         _report_no_start(job, report)
-        yield from read_stored(folder)
+        yield from records.choose_lines(records.read_stored(folder), choice)
         return
     with open_pool(store, cluster) as pool:
         job = _require_handed_in(store, job, cluster, pool)
         _report_no_start(job, report)
         if not _was_never_staged(job):
-            yield from _follow(store, job, cluster, pool, report, follow, find_dead)
+            output = _follow(store, job, cluster, pool, report, follow, find_dead)
+            yield from records.choose_lines(output, choice)
 
 
 def _follow(
@@ -349,8 +344,14 @@ def follow(
     rank: int | None = None,
 ) -> Iterator[list[MetricPoint]]:
     """The metrics of the job as they come: to its end with `follow`, else as far as they are."""
-    reader = Reader()
-    for pieces in read_logs(store, number, where, report, follow=follow, rank=rank):
+    return _read_points(read_logs(store, number, where, report, follow=follow, rank=rank), rank)
+
+
+def _read_points(
+    output: Iterable[list[Piece]], rank: int | None = None
+) -> Iterator[list[MetricPoint]]:
+    reader = metrics.Reader()
+    for pieces in output:
         found = [
             point
             for piece in pieces
@@ -363,12 +364,21 @@ def follow(
         yield rest
 
 
+def _sort(found: Iterable[list[MetricPoint]]) -> tuple[MetricPoint, ...]:
+    points = [point for some in found for point in some]
+    return tuple(sorted(metrics.drop_repeated(points), key=lambda point: point.rank))
+
+
 def collect_metrics(
     store: Store, number: int, where: str | None, report: Reporter, *, rank: int | None = None
 ) -> tuple[MetricPoint, ...]:
     """The metrics that the job has printed so far, rank by rank."""
-    found = [point for some in follow(store, number, where, report, rank=rank) for point in some]
-    return tuple(sorted(drop_repeated(found), key=lambda point: point.rank))
+    return _sort(follow(store, number, where, report, rank=rank))
+
+
+def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
+    """The same from the output that is on this machine, without asking any node."""
+    return _sort(_read_points(records.read_stored(store.locate_job_folder(job.id))))
 
 
 def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path, ...]:
@@ -377,24 +387,13 @@ def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path,
     cannot be done."""
     try:
         if target.suffix.lower() == ".csv":
-            replace_file(target, to_csv(points).encode())
+            replace_file(target, metrics.to_csv(points).encode())
             return (target,)
         started = job.started or job.created
         return metrics.write_event_files(points, target / f"job-{job.id}", started)
     except OSError as error:
         hint = "choose another folder or FILE.csv with --export"
         raise make_write_error(f"the metrics to {target}", error, hint) from error
-
-
-def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
-    """The same from the output that is on this machine, without asking any node."""
-    reader, found = Reader(), []
-    for pieces in read_stored(store.locate_job_folder(job.id)):
-        for piece in pieces:
-            if piece.rank is not None:
-                found += reader.read(piece.rank, piece.data, piece.stream)
-    found += reader.finish()
-    return tuple(sorted(drop_repeated(found), key=lambda point: point.rank))
 
 
 def find_last_by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from clusterctl.actions import data
 from clusterctl.actions.common import Unfetched, connect_or_report, open_pool
 from clusterctl.actions.costs import report_price
-from clusterctl.actions.jobs import Fetched, fetch_from
+from clusterctl.actions.jobs import Fetched, fetch_from, refresh_records
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import GRACE, Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
@@ -88,7 +88,9 @@ def find_unfetched(
                 job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
             )
             gone = {place.node for place in job.placement if place.node in away}
-            copies = outputs.find_copies(job, cluster, pool, gone.union(there.lost), _say_nothing)
+            copies = outputs.find_copies(
+                job, cluster, pool, gone.union(there.lost), lambda line: None
+            )
             made = there.require_all() + copies
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = describe_reason(error)
@@ -96,9 +98,6 @@ def find_unfetched(
         if made:
             found.append((job.id, sum(output.size for output in made)))
     return found, unknown
-
-
-def _say_nothing(line: str) -> None: ...
 
 
 def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
@@ -163,7 +162,15 @@ def bring(
             continue
         if got.brought.outputs:
             report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
-        troubles = [*got.failed, *_report_kept(got)]
+        troubles = list(got.failed)
+        if kept := got.brought.kept:
+            more = f", as {len(kept) - 1} more" if kept[1:] else ""
+            troubles.append(
+                UsageError(
+                    f"{got.folder}/{kept[0]} was changed since it was fetched, and was kept{more}",
+                    hint="move it away, or --discard loses the file on the node",
+                )
+            )
         failed += [(job.id, trouble) for trouble in troubles]
         if got.brought.outputs and not troubles:
             whole.append(got)
@@ -173,36 +180,6 @@ def bring(
     if len(named) < len(failed):
         raise failed[0][1]
     return whole
-
-
-def bring_shared(
-    cluster: Cluster, pool: Pool, away: Mapping[str, str], unfetched: Unfetched, report: Reporter
-) -> data.BroughtFolder | None:
-    """Copies the shared folder here, if that is asked for. Where it does not come, the error keeps
-    the cluster alive, unless the folder may go."""
-    if not unfetched.fetch:
-        return None
-    try:
-        return data.bring(cluster, pool, away, Path(), report)
-    except ClusterctlError as error:
-        if not unfetched.discard:
-            raise
-        report(describe_reason(error))
-        return None
-
-
-def _report_kept(got: Fetched) -> list[UsageError]:
-    """What a person can do about files here that were kept, as an error if there are any."""
-    kept = got.brought.kept
-    if not kept:
-        return []
-    more = f", as {len(kept) - 1} more" if kept[1:] else ""
-    return [
-        UsageError(
-            f"{got.folder}/{kept[0]} was changed since it was fetched, and was kept{more}",
-            hint="move it away, or --discard loses the file on the node",
-        )
-    ]
 
 
 def list_numbers(jobs: Sequence[Job]) -> str:
@@ -319,22 +296,27 @@ def save(
     shares = data.was_usable(store, cluster)
     if not (jobs or shares):
         return Saved()
+
+    def agree_unseen() -> Saved | None:
+        agreed = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
+        return Saved() if agreed else None
+
     if cluster.phase is Phase.STOPPED:
         report(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
         )
-        blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
-        return Saved() if blind else None
+        return agree_unseen()
     with open_pool(store, cluster) as pool:
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
         for name, why in away.items():
             report(f"files on {name} cannot be saved: {why}")
         here = cluster.drop_nodes(away)
         if all(node.role is Role.WORKER for node in here.nodes):
-            blind = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
-            return Saved() if blind else None
+            return agree_unseen()
         try:
-            jobs = _refresh(store, jobs, here, pool, look)
+            going = [job for job in jobs if not job.state.ended]
+            fresh = refresh_records(store, going, here, pool, deadline=look)
+            jobs = [fresh.get(job.id, job) for job in jobs]
         except (ClusterctlError, OSError) as error:
             report(f"not everything can be saved: {describe_reason(error)}")
         found, unknown = find_unfetched(jobs, here, pool, look, away)
@@ -352,7 +334,14 @@ def save(
         cancelled = _cancel(store, running, here, pool, limit, report)
         save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
         fetched = bring(store, jobs, cluster, pool, away, unfetched, report)
-        shared = bring_shared(cluster, pool, away, unfetched, report) if shares else None
+        shared = None
+        if shares and unfetched.fetch:
+            try:
+                shared = data.bring(cluster, pool, away, Path(), report)
+            except ClusterctlError as error:
+                if not unfetched.discard:
+                    raise
+                report(describe_reason(error))
     brought = {got.job for got in fetched}
     still = tuple((number, size) for number, size in found if number not in brought)
     return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched), shared=shared)
@@ -378,18 +367,6 @@ def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...
             except (ClusterctlError, OSError) as error:
                 report(f"job {job.id} could not be ended cleanly: {describe_reason(error)}")
     return tuple(ended)
-
-
-def _refresh(
-    store: Store, jobs: list[Job], cluster: Cluster, pool: Pool, deadline: Deadline
-) -> list[Job]:
-    going = [job for job in jobs if not job.state.ended]
-    asked = control.refresh_all(going, cluster, pool, deadline=deadline)
-    fresh = {job.id: job for job in asked}
-    for job in going:
-        if fresh[job.id] != job:
-            store.save_job(fresh[job.id])
-    return [fresh.get(job.id, job) for job in jobs]
 
 
 def _cancel(

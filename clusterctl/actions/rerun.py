@@ -12,8 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.jobs import make_lost_cluster_error
-from clusterctl.actions.run import FindDeadNodes, OnJob, OnOutput, Prepared, plan_job, run
+from clusterctl.actions.jobs import find_cluster, make_lost_cluster_error
+from clusterctl.actions.run import (
+    FindDeadNodes,
+    OnJob,
+    OnOutput,
+    Prepared,
+    claim_number,
+    plan_job,
+    run,
+)
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobSpec
 from clusterctl.core.model import Cluster, Phase, Reporter
@@ -26,7 +34,6 @@ from clusterctl.launch.hostfile import drop_unknown_hosts
 from clusterctl.options.values import SNAPSHOTS, are_given, matches
 from clusterctl.project.tree import Tree
 from clusterctl.state.store import Store
-from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
 # `rerun --resume`: what an earlier job made, wherever it is, goes to the nodes of the next.
@@ -64,42 +71,39 @@ def find_earlier_files(
 ) -> EarlierFiles:
     """Where the files of `old` are for a job that is planned for `target`. Raises RecordError where
     what its rank 0 wrote is gone, or the job has not ended."""
-    cluster = next((item for item in store.list_clusters() if item.id == old.cluster_id), None)
+    cluster = find_cluster(store, old)
     if cluster is not None and cluster.id == target.id:
         cluster = target  # as far as it is there
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
         return _use_fetched(store, old, report)
+    same = cluster.id == target.id
     with open_pool(store, cluster) as pool:
         locate = load_system(cluster.system).locate
         first, *others = names = locate(old, cluster)
-        if cluster.id == target.id and locate(next_job, target)[0] == first:
+        same = same and locate(next_job, target)[0] == first
+        away = {} if same else connect_or_report(pool, list_nodes(old, cluster), report)
+        asks = cluster.launcher.name not in away
+        if asks:
             old = _require_ended(control.refresh(old, cluster, pool))
-            there = control.find_staged(old, cluster, pool)
-            copies = _find_copies(old, cluster, pool, names, there, report)
-            if first in there and not copies:
-                found = outputs.find_outputs(old, cluster, pool).require_all()
-                stale = _find_stale(old, found, first)
-                # Of a job with --resume-args, its supervisor brings each node what it lacks.
-                limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
-                places = list_rank_nodes(next_job, target)
-                needed = _is_needed_elsewhere(found, first, places, stale, limit)
-                if not needed and not _changes_places(old, next_job, found, first):
-                    brought = bool(next_job.spec.resume_args)
-                    theirs = () if brought else [name for name in there if name in places]
-                    _report_missing(old, found, names, there, theirs, stale, report)
-                    return EarlierFiles(old, cluster, in_place=True)
         else:
-            away = connect_or_report(pool, list_nodes(old, cluster), report)
-            if cluster.launcher.name in away:
-                report(
-                    f"{cluster.launcher.name} does not answer: job {old.id} may still be running"
-                )
-            else:
-                old = _require_ended(control.refresh(old, cluster, pool))
-            there = control.find_staged(old, cluster.drop_nodes(away), pool)
-            copies = ()
-            if cluster.launcher.name not in away:
-                copies = _find_copies(old, cluster, pool, names, there, report)
+            report(f"{cluster.launcher.name} does not answer: job {old.id} may still be running")
+        there = control.find_staged(old, cluster.drop_nodes(away), pool)
+        copies: tuple[outputs.Output, ...] = ()
+        if asks and not old.fetched:
+            lost = [name for name in names if name not in there]
+            copies = outputs.find_copies(old, cluster, pool, lost, report)
+        if same and first in there and not copies:
+            found = outputs.find_outputs(old, cluster, pool).require_all()
+            stale = _find_stale(old, found, first)
+            # Of a job with --resume-args, its supervisor brings each node what it lacks.
+            limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
+            places = list_rank_nodes(next_job, target)
+            needed = _is_needed_elsewhere(found, first, places, stale, limit)
+            if not needed and not _changes_places(old, next_job, found, first):
+                brought = bool(next_job.spec.resume_args)
+                theirs = () if brought else [name for name in there if name in places]
+                _report_missing(old, found, names, there, theirs, stale, report)
+                return EarlierFiles(old, cluster, in_place=True)
     copied = {output.node for output in copies}
     known = _find_here(store, old, [n for n in names if n not in {*there, *copied}], report)
     here = {name: files for name, files in known.items() if name not in copied}
@@ -110,19 +114,6 @@ def find_earlier_files(
         if name in lost:
             report(f"{name}: the files of job {old.id} there are lost and will not be carried over")
     return EarlierFiles(old, cluster, False, tuple(names), there, here, copies)
-
-
-def _find_copies(
-    old: Job,
-    cluster: Cluster,
-    pool: Pool,
-    names: tuple[str, ...],
-    there: tuple[str, ...],
-    report: Reporter,
-) -> tuple[outputs.Output, ...]:
-    """The launcher's copies of what lost nodes had, unless all of it was fetched."""
-    lost = () if old.fetched else [name for name in names if name not in there]
-    return outputs.find_copies(old, cluster, pool, lost, report)
 
 
 def _use_fetched(store: Store, old: Job, report: Reporter) -> EarlierFiles:
@@ -421,10 +412,12 @@ def rerun(
     if detach and spec.sync:
         report(f"--sync {spec.sync} is left out: clusterctl does not follow the job")
         spec = replace(spec, sync="")
-    source = None
-    if resume:
-        planned, _ = plan_job(cluster, spec, number=number)
-        source = find_earlier_files(store, old, planned, cluster, report)
+
+    def plan(number: int) -> Prepared:
+        return _prepare_again(store, old, cluster, spec, secrets, number)
+
+    prepared = plan(store.read_next_job_id())
+    source = find_earlier_files(store, old, prepared.job, cluster, report) if resume else None
     archive = store.home.stages / old.stage
     if not archive.is_file():
         raise RecordError(
@@ -434,7 +427,7 @@ def rerun(
             hint="use `clusterctl run`",
         )
     os.utime(archive)  # it is in use again
-    prepared = _prepare_again(store, old, cluster, spec, secrets)
+    prepared = claim_number(store, prepared, plan)
     own = not spec.resume_args or are_given(spec.resume_args, given.arguments)
     prepared = replace(prepared, job=replace(prepared.job, resumes=resume and not own))
     carried = carry_over(store, source, prepared.job, cluster, report)
@@ -478,7 +471,12 @@ def _apply_changes(spec: JobSpec, given: Changes) -> tuple[JobSpec, dict[str, st
 
 
 def _prepare_again(
-    store: Store, old: Job, cluster: Cluster, spec: JobSpec, secrets: Mapping[str, str]
+    store: Store,
+    old: Job,
+    cluster: Cluster,
+    spec: JobSpec,
+    secrets: Mapping[str, str],
+    number: int,
 ) -> Prepared:
     """The job as a new one; RecordError where secrets are missing."""
     missing = [name for name in old.spec.secret_names if name not in secrets]
@@ -487,7 +485,7 @@ def _prepare_again(
             f"job {old.id} used secrets that are not stored: {', '.join(missing)}",
             hint="give them again with --env NAME=VALUE or --env-file",
         )
-    job, plan = plan_job(cluster, spec, number=store.reserve_job_id())
+    job, plan = plan_job(cluster, spec, number=number)
     job = replace(job, stage=old.stage, rerun_of=old.id)
     tree = Tree(store.home.stages, (), 0, False)
     return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets=secrets)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
-from typing import Any, NamedTuple
+from typing import Any
 
 from clusterctl import process
 from clusterctl.actions.access import start_ssh
@@ -38,21 +38,10 @@ from clusterctl.jobs.records import Piece
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.project import environment, own_project
-from clusterctl.project import program as project_program
+from clusterctl.project import program as programs
 from clusterctl.project import tree as project_tree
 from clusterctl.project import words as project_words
-from clusterctl.project.program import (
-    Resolved,
-    find_similar,
-    make_missing_error,
-    may_use_mpi,
-    resolve_command,
-    resolve_module,
-    warn_of_backend,
-    warn_of_launcher,
-    warn_of_no_mpi,
-)
-from clusterctl.project.program import resolve_program as resolve_script
+from clusterctl.project.program import Resolved
 from clusterctl.project.tree import Stdin
 from clusterctl.project.uv import NONE, Wanted
 from clusterctl.project.words import translate
@@ -81,8 +70,8 @@ def suggest(store: Store, job: Job) -> str:
     except OSError:
         return ""
     found = messages.find_known_message(text)
-    if (found is None or found.line in project_program.find_lines(text)) and (
-        why := project_program.explain_missing_file(text)
+    if (found is None or found.line in programs.find_lines(text)) and (
+        why := programs.explain_missing_file(text)
     ):
         return why
     if found is None:
@@ -303,22 +292,21 @@ def resolve_run(
     process is wanted."""
     if module is not None and translate(("python", "-m", module, *words)).launcher:
         words, module = ["python", "-m", module, *words], None
+    given: Any = {"chosen": chosen, "limit": limit}
     if module is not None:
         if sources:
             raise UsageError(
                 "--source works only with SCRIPT, not with -m", hint="leave out --source"
             )
-        found = resolve_module(module, tuple(words), chosen=chosen, limit=limit)
+        found = programs.resolve_module(module, tuple(words), **given)
     elif (asked := translate(words[words[0] == "--" :], once=once)).launcher:
-        found = resolve_command(asked.command, chosen=chosen, sources=sources, limit=limit)
+        found = programs.resolve_command(asked.command, sources=sources, **given)
         program = replace(found.program, local_rank=asked.local_rank)
         found = replace(found, program=program, asked=asked)
     elif words[0] == "--":
-        found = resolve_command(words[1:], chosen=chosen, sources=sources, limit=limit)
+        found = programs.resolve_command(words[1:], sources=sources, **given)
     else:
-        found = resolve_script(
-            words[0], tuple(words[1:]), chosen=chosen, sources=sources, limit=limit
-        )
+        found = programs.resolve_program(words[0], tuple(words[1:]), sources=sources, **given)
     found = replace(found, tree=project_tree.include(found.tree, include, limit))
     secret = {path.resolve() for path in without}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
@@ -326,26 +314,24 @@ def resolve_run(
     return replace(found, tree=tree, findings=project_tree.check_tree(found.program, tree, secret))
 
 
-def include(resolved: Resolved, paths: Sequence[Path], limit: int) -> Resolved:
-    """The program with these files and folders of its tree, too. Raises UsageError."""
-    return replace(resolved, tree=project_tree.include(resolved.tree, paths, limit))
-
-
 def check_packages(resolved: Resolved, given: str) -> None:
     """Raises UsageError where what a program asks for is not understood, before there are nodes."""
     _find_packages(resolved, given, "")
 
 
-def _find_packages(resolved: Resolved, given: str, python: str) -> _Found:
-    """Raises UsageError, too, for a program that is neither here nor a command of packages."""
+def _find_packages(
+    resolved: Resolved, given: str, python: str
+) -> tuple[Wanted | None, list[own_project.Project], str]:
+    """The packages and projects of a program, and the command that one of them has to bring, if
+    any. Raises UsageError, too, for a program that is neither here nor such a command."""
     wanted, word = environment.find_package_files(resolved, given, python), resolved.program.target
     projects = _find_projects(resolved, wanted, given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     if installed and (
-        wanted is None or (find_similar(word) and not environment.is_named(wanted, word))
+        wanted is None or (programs.find_similar(word) and not environment.is_named(wanted, word))
     ):
-        raise make_missing_error(word)
-    return _Found(wanted, projects, word if installed else "")
+        raise programs.make_missing_error(word)
+    return wanted, projects, word if installed else ""
 
 
 def _find_projects(
@@ -353,13 +339,6 @@ def _find_projects(
 ) -> list[own_project.Project]:
     folders = wanted.folders if wanted else ()
     return own_project.find_own_project(resolved.program, resolved.tree, folders, given)
-
-
-class _Found(NamedTuple):
-    wanted: Wanted | None
-    projects: list[own_project.Project]
-    command: str
-    """What a package has to bring."""
 
 
 def prepare(
@@ -396,7 +375,7 @@ def prepare(
         projects, environment.choose_packages(cluster, spec.python).workers
     )
     paths = dict.fromkeys(path for project in projects for path in project.paths)
-    uses_mpi = may_use_mpi(resolved, spec.backend)
+    uses_mpi = programs.may_use_mpi(resolved, spec.backend)
     spec = replace(spec, import_paths=tuple(paths), uses_mpi=uses_mpi)
     if wanted:
         spec = replace(spec, packages=wanted.digest)
@@ -419,9 +398,11 @@ def prepare(
     warnings = (
         *(own_project.explain_own_project(project) for project in projects if project.problem),
         unread,
-        warn_of_backend(resolved, spec.backend),
-        warn_of_launcher(resolved, job.ranks),
-        warn_of_no_mpi(resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi),
+        programs.warn_of_backend(resolved, spec.backend),
+        programs.warn_of_launcher(resolved, job.ranks),
+        programs.warn_of_no_mpi(
+            resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi
+        ),
         *resolved.findings.notes,
     )
     return Prepared(

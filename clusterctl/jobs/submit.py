@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join, quote
@@ -464,7 +464,11 @@ class RankOutcome:
 
 
 def resolve_call(
-    function: Callable[..., Any], args: tuple[Any, ...], chosen: Path | None = None, limit: int = 0
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    chosen: Path | None = None,
+    limit: int = 0,
+    include: Sequence[Path] = (),
 ) -> Resolved:
     """The call as a program. What the function's own modules import is staged as for a script:
     `chosen`, else the git work tree or folder of its module; nothing for one from a notebook, a
@@ -505,6 +509,7 @@ def resolve_call(
         args=(name,),
         folder=folder,
     )
+    tree = project_tree.include(tree, include, limit)
     return Resolved(program, replace(tree, written=tuple(written)))
 
 
