@@ -302,37 +302,6 @@ def test_each_row_is_in_one_shard() -> None:
     assert [[len(batch) for batch in batches] for batches in shards] == [[4, 4]] * 3
     dealt = sorted(row for batches in shards for batch in batches for row in batch)
     assert dealt == [number / 32 for number in range(ROWS)]
-    again = [recorded(rank, 1, shard=True, batch_size=4).rows for rank in (1, 2, 3)]
-    assert again != shards  # other ones in each epoch
-    other = [recorded(rank, 0, shard=True, batch_size=4, seed=4).rows for rank in (1, 2, 3)]
-    assert other != shards
-
-
-def test_workers_have_all_rows_in_an_order_of_their_own() -> None:
-    orders = [
-        recorded(rank, number, seed=seed).rows[0]
-        for rank in (1, 2, 3)
-        for number in (0, 1)
-        for seed in (3, 4)
-    ]
-    assert all(sorted(order) == [row / 32 for row in range(ROWS)] for order in orders)
-    assert len({tuple(order) for order in orders}) == len(orders)
-
-
-@pytest.mark.parametrize("shard", [False, True])
-def test_dropout_differs_between_workers_and_epochs_and_repeats(shard: bool) -> None:
-    def noise() -> list[float]:
-        return [
-            recorded(rank, number, shard=shard, seed=seed).noise[0]
-            for rank in (1, 2, 3)
-            for number in (0, 1)
-            for seed in (3, 4)
-        ]
-
-    first = noise()
-    assert len(set(first)) == len(first)
-    torch.rand(())
-    assert noise() == first
 
 
 def test_a_seed_gives_the_same_numbers_in_every_release() -> None:
@@ -349,6 +318,7 @@ def test_a_seed_gives_the_same_numbers_in_every_release() -> None:
         dealt = next(iter(data.iterate_batches(split, 4, rank - 1, 3, 3, number)))
         sharded = recorded(rank, number, shard=True, batch_size=4)
         assert sharded.rows[0] == dealt[0].flatten().tolist()
+        assert sharded.noise[0] == found.noise[0]
 
 
 def start_as(patch: pytest.MonkeyPatch, rank: int, network: Network) -> None:

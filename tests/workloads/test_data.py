@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from tests.workloads.running import WORKLOADS
-from trainlib import data, metrics, snapshots
+from trainlib import data, snapshots
 from trainlib.errors import UsageError, WorkloadError
 from trainlib.rows import Split
 from trainlib.snapshots import Snapshot
@@ -71,20 +70,6 @@ def test_shards_change_with_epoch_and_seed_and_nothing_else() -> None:
     assert len(orders) == 6
     with pytest.raises(UsageError, match="3 rows"):
         data.shard(3, 0, 4, seed=0, epoch=0)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 8, 21])
-def test_every_test_row_has_one_rank(rows: int) -> None:
-    """Also where there are fewer than ranks."""
-    digits = data.load_digits()
-    few = replace(digits, test=Split(digits.test.inputs[:rows], digits.test.targets[:rows]))
-    found = [
-        row.tolist()
-        for rank in range(8)
-        for inputs, _ in metrics.take_part_of_test(few, rank, 8, batch_size=2)
-        for row in inputs
-    ]
-    assert sorted(found) == sorted(few.test.inputs.tolist())
 
 
 def test_an_epoch_is_the_whole_shard_with_a_short_last_batch() -> None:

@@ -133,6 +133,14 @@ VALUES = {
 }
 with Session(discover()) as session:
     session.open("mpi")
+    rank = session.ranks.rank
+    for kind in (torch.float64, torch.float16, torch.bfloat16):
+        tensor = torch.full((5,), float(rank + 1), dtype=kind)
+        session.reduce(tensor, average=True)
+        assert tensor.tolist() == [1.5] * 5, kind
+    assert session.communicator.sum([1.5, float(rank)]) == [3.0, 1.0]
+    assert session.communicator.maximum(rank) == 1
+    assert session.communicator.broadcast(b"from 0" if rank == 0 else b"") == b"from 0"
     for dtype, value in VALUES.items():
         found, expected = (torch.full((3,), value, dtype=dtype) for _ in range(2))
         session.reduce(found, average=False)

@@ -100,6 +100,7 @@ def test_a_model_is_tested_without_dropout_and_trains_on_with_it() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 5, 9])
 def test_every_test_row_is_looked_at_once(world: int) -> None:
+    """Also where some ranks have none."""
     data = dataset(7, 7)
     seen = [
         target

@@ -118,29 +118,6 @@ def test_long_epochs_are_saved_as_they_end(
     assert [line.split()[-1] for line in ended.lines("saved after")] == saved, ended
 
 
-ALONE = """
-import sys
-import torch
-from trainlib.mpi_sgd import MpiSGD
-from trainlib.ranks import discover
-
-optimizer = MpiSGD([torch.nn.Parameter(torch.ones(3))])
-for step in range(5):
-    if step == 3 and discover().rank == 1:
-        raise ValueError("a batch of another shape")
-    optimizer.step()
-"""
-
-
-@pytest.mark.mpi
-def test_a_rank_that_raises_ends_the_others(programs: Programs) -> None:
-    """In a script of its own: MPI_Finalize would wait for ever."""
-    script = programs.script("own.py", ALONE)
-    ended = programs.mpirun(2, script)
-    assert ended.code == 1
-    assert "ValueError: a batch of another shape" in ended.err
-
-
 def test_a_resumed_training_takes_the_new_learning_rate(programs: Programs) -> None:
     common = ["--batch-size", 100, "--snapshot", "a.pt"]
     assert programs.alone(CPU, 1, 1, *common, "--lr", 0.1).code == 0
@@ -169,51 +146,6 @@ def test_the_same_seed_repeats_and_a_finished_run_trains_nothing(programs: Progr
     assert not again.lines("Epoch ")
     assert accuracy(again) == accuracy(runs["a"])
     assert (programs.folder / "a.pt").stat().st_mtime_ns == before
-
-
-GRADIENTS = """
-import torch
-from trainlib import data, models
-from trainlib.ranks import discover
-from trainlib.session import Session
-
-with Session(discover()) as session:
-    session.open("mpi")
-    rank, world = session.ranks.rank, session.ranks.world
-    torch.manual_seed(0)
-    bare = models.mlp(64, 10)
-    # Other weights on the other ranks: wrapping has to hand out rank 0's.
-    mine = models.mlp(64, 10)
-    if rank == 0:
-        mine.load_state_dict(bare.state_dict())
-    model = session.data_parallel(mine)
-    digits = data.load_digits().train
-    loss = torch.nn.functional.cross_entropy
-    for step in range(3):
-        rows = slice(64 * step, 64 * (step + 1))
-        bare.zero_grad()
-        loss(bare(digits.inputs[rows]), digits.targets[rows]).backward()
-        mine.zero_grad()
-        part = slice(64 * step + 64 // world * rank, 64 * step + 64 // world * (rank + 1))
-        loss(model(digits.inputs[part]), digits.targets[part]).backward()
-        for expected, found in zip(bare.parameters(), mine.parameters(), strict=True):
-            assert torch.allclose(expected.grad, found.grad, rtol=1e-5, atol=1e-7), step
-    for kind in (torch.float64, torch.float16, torch.bfloat16):
-        tensor = torch.full((5,), float(rank + 1), dtype=kind)
-        session.reduce(tensor, average=True)
-        assert tensor.tolist() == [(world + 1) / 2] * 5, kind
-    assert session.communicator.sum([1.5, float(rank)]) == [1.5 * world, world * (world - 1) / 2]
-    assert session.communicator.maximum(rank) == world - 1
-    assert session.communicator.broadcast(b"from 0" if rank == 0 else b"") == b"from 0"
-    print("equal", rank, flush=True)
-"""
-
-
-@pytest.mark.mpi
-def test_the_hook_gives_the_gradient_of_the_union_batch(programs: Programs) -> None:
-    script = programs.script("gradients.py", GRADIENTS)
-    ended = programs.mpirun(4, script)
-    assert (ended.code, ended.lines("equal")) == (0, [f"equal {rank}" for rank in range(4)]), ended
 
 
 FAILS = """
