@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from clusterctl.options.run import Rerun
     from clusterctl.state.store import Store
 
-LINE_LIMIT = 1 << 16
-"""Bytes of a line that are kept until its end is there. What is longer comes in parts."""
+LINE_LIMIT = 1 << 20
+"""Bytes of a line that are kept until its end is there. What is longer becomes several lines."""
 INTERVAL = 5.0
 """Seconds between two states of a progress bar in a file, in a pipe and in JSON."""
 FRAME = 0.1
@@ -165,24 +165,24 @@ class Printer:
             self._changed[source] = None
             if not self._view.is_exact(source):
                 rest = rest.rpartition(b"\r")[2]
-        source.rest = self._show_parts(source, rest)
+        source.rest = self._cut(source, rest)
 
     def _complete(self, source: RankStream, line: bytes) -> None:
         is_bar = source.is_bar or b"\r" in line.removesuffix(b"\r")
         if is_bar and not self._view.is_exact(source):
             source.overwrite(line)
             line = source.bar
-        self._view.show_lines(source, [self._show_parts(source, line)])
+        self._view.show_lines(source, [self._cut(source, line)])
         source.restart()
 
-    def _show_parts(self, source: RankStream, text: bytes) -> bytes:
+    def _cut(self, source: RankStream, text: bytes) -> bytes:
         """Shows all of a text that is too long but its last part, which is returned."""
         start = 0
         while len(text) - start > LINE_LIMIT:
             end = start + LINE_LIMIT
             while end > start + LINE_LIMIT - 3 and text[end] & 0xC0 == 0x80:
                 end -= 1  # not within a character
-            self._view.show_part(source, text[start:end])
+            self._view.show_lines(source, [text[start:end]], cut=True)
             start = end
         return text[start:]
 
@@ -202,12 +202,9 @@ class Json:
     def get_interval(self, source: RankStream) -> float:
         return INTERVAL
 
-    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
+    def show_lines(self, source: RankStream, lines: list[bytes], **more: bool) -> None:
         for line in lines:
-            self._add_row(source, line)
-
-    def show_part(self, source: RankStream, text: bytes) -> None:
-        self._add_row(source, text, cut=True)
+            self._add_row(source, line, **more)
 
     def show_progress(self, source: RankStream) -> None:
         if source.bar:
@@ -239,8 +236,6 @@ class Text:
         self._terminals = _find_terminals(self._streams)
         self._screens = [name for name, stream in self._streams.items() if stream.isatty()]
         self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
-        self._unfinished: dict[str, RankStream] = {}
-        """Whose line a stream, or the terminal, stands in: the next text of others begins anew."""
         self._bars: dict[RankStream, None] = {}
         self._drawn = 0
         self._changed = False
@@ -255,29 +250,17 @@ class Text:
             return FRAME
         return math.inf if self._exact else INTERVAL
 
-    def show_lines(self, source: RankStream, lines: list[bytes]) -> None:
+    def show_lines(self, source: RankStream, lines: list[bytes], cut: bool = False) -> None:
         if self._bars.pop(source, source) is None:
             self._changed = True
         elif source.is_bar and source.shown == lines[0]:
             return  # its last state stands there already
-        if source.stream in self._screens:
-            lines = [_make_printable(line) for line in lines]
-        self._write(source, (b"\n" + self._render_tag(source)).join(lines) + b"\n")
-        self._unfinished.pop(self._name_place(source.stream), None)
-
-    def show_part(self, source: RankStream, text: bytes) -> None:
-        if source.stream in self._screens:
-            text = _make_printable(text)
-        self._write(source, text)
-        self._unfinished[self._name_place(source.stream)] = source
+        self._write(source, lines)
 
     def show_progress(self, source: RankStream) -> None:
         if source.stream not in self._terminals:
             if source.bar:
-                self._begin_anew(source.stream)
-                seen = source.stream in self._screens
-                bar = _make_printable(source.bar) if seen else source.bar
-                self._texts[source.stream].append(self._render_tag(source) + bar + b"\n")
+                self._write(source, [source.bar])
             return
         if source.bar:
             self._bars[source] = None
@@ -294,8 +277,6 @@ class Text:
     def close(self) -> None:
         self._bars.clear()
         self._clear()
-        for stream in self._streams:
-            self._begin_anew(stream)
         self._write_texts()
         if self._terminals:
             self._console.before_message = None
@@ -307,18 +288,11 @@ class Text:
         colour = COLOURS[(source.rank or 0) % len(COLOURS)]
         return b"\x1b[%dm%b\x1b[0m " % (colour, source.tag.rstrip())
 
-    def _name_place(self, stream: str) -> str:
-        return "terminal" if stream in self._terminals else stream
-
-    def _begin_anew(self, stream: str) -> None:
-        if self._unfinished.pop(self._name_place(stream), None):
-            self._texts[stream].append(b"\n")
-
-    def _write(self, source: RankStream, text: bytes) -> None:
-        if self._unfinished.get(self._name_place(source.stream)) is not source:
-            self._begin_anew(source.stream)
-            text = self._render_tag(source) + text
-        self._texts[source.stream].append(text)
+    def _write(self, source: RankStream, lines: list[bytes]) -> None:
+        if source.stream in self._screens:
+            lines = [_make_printable(line) for line in lines]
+        tag = self._render_tag(source)
+        self._texts[source.stream].append(tag + (b"\n" + tag).join(lines) + b"\n")
 
     def _write_texts(self) -> None:
         for name, texts in self._texts.items():
@@ -330,8 +304,6 @@ class Text:
     def _make_room(self) -> None:
         """Before somebody else writes to the terminal."""
         self._clear()
-        for stream in self._terminals:
-            self._begin_anew(stream)
         self._write_texts()
 
     def _clear(self) -> None:
@@ -344,9 +316,6 @@ class Text:
         self._changed = False
         if not self._bars:
             return
-        for stream in self._terminals:
-            self._begin_anew(stream)
-        self._write_texts()
         room = max(1, self._measure_height() // 2)
         bars = [self._render_tag(source) + _make_printable(source.shown) for source in self._bars]
         if len(bars) > room:
