@@ -246,25 +246,6 @@ def test_what_cannot_be_reached_says_so_within_its_time(lab: Lab, api: Api) -> N
         assert "AWS_CA_BUNDLE" in untrusted.value.hint
 
 
-def test_a_policy_may_demand_shorter_connections(lab: Lab, api: Api) -> None:
-    lab.launch("one")
-    lab.ec2.wait(1)
-    rights = json.loads(json.dumps(RIGHTS))
-    deny = {
-        "Effect": "Deny",
-        "Action": "ec2-instance-connect:OpenTunnel",
-        "Resource": "*",
-        "Condition": {"StringEquals": {"ec2-instance-connect:maxTunnelDuration": ["3600", "1800"]}},
-    }
-    with endpoint(lab, **{TAG: "lab-1"}) as id:
-        launcher = behind(lab, id)
-        lab.ec2.policy({**rights, "Statement": [*rights["Statement"], deny]})
-        try:
-            assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
-        finally:
-            lab.ec2.policy(None)
-
-
 def test_whoever_gives_credentials_slowly_has_a_time_limit(
     lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

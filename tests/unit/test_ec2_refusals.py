@@ -56,10 +56,10 @@ def test_gpus_before_turing_need_a_driver_and_an_image(
         wanted(NodeGroup(count=1, instance_type=kind.name), ami=ami), image=image, images=images
     )
     if not refused:
-        preflight.check_types(Offering("us-east-1"), wish, {kind.name: kind})
+        preflight.check_types("us-east-1", wish, {kind.name: kind})
         return
     with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
-        preflight.check_types(Offering("us-east-1"), wish, {kind.name: kind})
+        preflight.check_types("us-east-1", wish, {kind.name: kind})
     assert "--ami" in caught.value.hint
 
 

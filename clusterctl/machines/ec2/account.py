@@ -15,12 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-from botocore.auth import SIGV4_TIMESTAMP, SigV4QueryAuth
 
 from clusterctl.machines.ec2 import refusals
 
@@ -205,19 +203,3 @@ class _Answer(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: stderr is for people."""
-
-
-# -------------------------------------------------------------------------------------------------
-# Signatures by AWS's clock instead of this machine's. Loads botocore.
-
-
-class ShiftedQueryAuth(SigV4QueryAuth):  # type: ignore[misc]
-    """botocore corrects no clock: what it signs for a minute is of no use a minute late."""
-
-    ahead = 0.0
-    """Seconds that this machine's clock is ahead of AWS's."""
-
-    def _modify_request_before_signing(self, request: Any) -> None:
-        now = datetime.now(timezone.utc) - timedelta(seconds=self.ahead)
-        request.context["timestamp"] = now.strftime(SIGV4_TIMESTAMP)
-        super()._modify_request_before_signing(request)

@@ -251,55 +251,28 @@ UNUSED_TAG = "clusterctl:unused"
 """On a NAT gateway that was removed before it was there: AWS does not bill it, and shows it as it
 shows others that were deleted."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-MOST = 40
-"""EC2 takes 50 for each resource, and some are clusterctl's."""
-KEY, VALUE = 128, 256
-"""Characters that EC2 takes: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html"""
-_OURS = "clusterctl:"
 
 
 def parse_tags(texts: Iterable[str]) -> dict[str, str]:
     """`KEY=VALUE` of --tag; of equal keys the last counts. Raises UsageError."""
     found: dict[str, str] = {}
     for text in texts:
-        key, equals, value = text.partition("=")
-        key, value = key.strip(), value.strip()
-        if not equals or not key:
-            raise UsageError(f"--tag {text!r} is not KEY=VALUE", hint="for example --tag team=ml")
-        if key.lower().startswith("aws:"):
+        key, equals, value = (part.strip() for part in text.partition("="))
+        ours = key.lower().startswith(("aws:", "clusterctl:")) or key == "Name"
+        if not equals or not key or ours:
+            taken = f"{key} is reserved by AWS or set by clusterctl itself"
             raise UsageError(
-                f"--tag {text!r}: keys that begin with aws: are reserved by AWS",
-                hint="choose another key",
-            )
-        if key.lower().startswith(_OURS) or key == "Name":
-            raise UsageError(
-                f"--tag {text!r}: {key} is one of the tags that clusterctl sets itself",
-                hint="choose another key",
-            )
-        if len(key) > KEY or len(value) > VALUE:
-            raise UsageError(
-                f"--tag {text[:40]!r}…: EC2 takes keys of up to {KEY} and values of up to {VALUE}"
-                " characters",
-                hint="shorten it",
+                f"--tag {text!r}: {taken if ours else 'not KEY=VALUE'}",
+                hint="choose another key" if ours else "for example --tag team=ml",
             )
         found[key] = value
-    if len(found) > MOST:
-        raise UsageError(
-            f"{len(found)} tags with --tag: {MOST} are possible, because EC2 takes 50 for each"
-            " resource, including clusterctl's own",
-            hint="leave some out",
-        )
     return found
-
-
-def render_tags(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """As --tag has them."""
-    return tuple(f"{key}={value}" for key, value in tags.items())
 
 
 def add(before: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     """Those of a cluster with more: tags can be added and changed, not removed."""
-    return render_tags({**parse_tags(before), **parse_tags(more)})
+    tags = {**parse_tags(before), **parse_tags(more)}
+    return tuple(f"{key}={value}" for key, value in tags.items())
 
 
 def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
@@ -342,6 +315,8 @@ def is_shared(owner: str) -> bool:
 
 
 DEFAULT_REGION = "us-east-1"
+PRICING_REGION = "us-east-1"
+"""The pricing API lives in three regions only, and knows the prices of all."""
 
 USUAL, FIRST, HURRIED = (5.0, 20.0, 5), (3.0, 4.0, 3), (3.0, 8.0, 1)
 """Seconds to connect and to answer, and attempts. Who we are is asked first: where nobody answers,
@@ -375,7 +350,7 @@ def choose_region() -> str:
         raise refusals.make_unanswered_error(doing, type(error).__name__, str(error)) from error
 
 
-class Client:
+class Api:
     """AWS in one region, with the credentials that the environment and ~/.aws give. Safe to use
     from many threads. `hurried`: one attempt of a few seconds for each question."""
 
@@ -457,24 +432,15 @@ class Client:
                 doing, f"{type(error).__name__}: {error}"
             ) from error
 
-    def sign(self, service: str, address: str, seconds: int) -> str:
-        """An address for a GET without a body, signed for so many seconds of AWS's time, as far as
-        `ahead` is known. Raises ProviderError."""
-        from botocore.awsrequest import AWSRequest
+    def find_keys(self) -> Any:
+        """Our credentials, as botocore's signers take them. Raises ProviderError."""
         from botocore.exceptions import NoCredentialsError
-
-        from clusterctl.machines.ec2.account import ShiftedQueryAuth
 
         with self._making, self._explain_errors("reading your AWS credentials"):
             found = self._find_credentials().session.get_credentials()
             if found is None:
                 raise NoCredentialsError
-            request = AWSRequest("GET", address)
-            keys = found.get_frozen_credentials()
-            signer = ShiftedQueryAuth(keys, service, self.region, seconds)
-            signer.ahead = self.ahead
-            signer.add_auth(request)
-            return str(request.url)
+            return found.get_frozen_credentials()
 
     def find_ca_bundle(self) -> str | None:
         """The file with the authorities that AWS's certificates are checked by, where somebody has
@@ -538,16 +504,6 @@ class Client:
             self.ahead = read_skew(found)
             return str(found["Account"])
 
-
-# -------------------------------------------------------------------------------------------------
-
-PRICING_REGION = "us-east-1"
-"""The pricing API lives in three regions only, and knows the prices of all."""
-
-
-class Api(Client):
-    """All questions whose answers are more than a list (`all`) or nothing (`call`)."""
-
     def list_regions(self) -> tuple[str, ...]:
         """Those that the account has enabled."""
         found = self.list_all("describe_regions", "Regions")
@@ -573,18 +529,6 @@ class Api(Client):
         )
         with self._explain_errors("describe instance types"):
             return {item["InstanceType"]: read_instance_type(item) for item in found}
-
-    def list_efa_types(self, families: Iterable[str]) -> tuple[str, ...]:
-        """The types of these families (`g5`, `c6i`) that have an Elastic Fabric Adapter."""
-        found = self.list_all(
-            "describe_instance_types",
-            "InstanceTypes",
-            Filters=[
-                {"Name": "instance-type", "Values": [f"{family}.*" for family in families]},
-                {"Name": "network-info.efa-supported", "Values": ["true"]},
-            ],
-        )
-        return tuple(sorted(str(item["InstanceType"]) for item in found))
 
     def list_zones(self, types: Iterable[str]) -> tuple[str, ...]:
         """The zones of the region that offer all of these types, by name.

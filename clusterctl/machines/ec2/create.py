@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -550,22 +549,6 @@ _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
 """What the machine image is for. The facts tell later whether it is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What is known when `create` begins."""
-
-    options: ClusterSpec
-    found: Survey
-    api: Api
-    engine: str
-    """What makes the machines, for people."""
-    init_cache: binary.InitCache | None
-    address: Future[str]
-    """This machine's, as the internet sees it; "" where nobody has to know."""
-    spot: bool
-    """Whether new workers are priced as spot instances."""
-
-
 def check_state(cluster: Cluster, folder: Path) -> None:
     """Raises ProviderError where Terraform would make all machines a second time."""
     state_folder = folder / "terraform"
@@ -579,7 +562,7 @@ def check_state(cluster: Cluster, folder: Path) -> None:
 
 
 def create(
-    planned: Planned, cluster: Cluster, folder: Path, phases: NodePhases, report: Reporter
+    planned: plan.Planned, cluster: Cluster, folder: Path, phases: NodePhases, report: Reporter
 ) -> Created:
     """Makes what is missing, and waits until it answers. Raises ProviderError, NodeUnreachable."""
     options, found, api = planned.options, planned.found, planned.api

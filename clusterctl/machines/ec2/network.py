@@ -372,10 +372,8 @@ def resolve_ssh_cidr(said: str, before: str, ask: Callable[[], str], report: Rep
     Raises UsageError where nobody knows."""
     if said:
         wanted = parse_networks("--ssh-cidr", said)
-        if ANYBODY in wanted.split(","):
-            report(
-                f"the launcher's SSH is open to the whole internet ({ANYBODY}); it takes keys only"
-            )
+        if _WARNING in (line := describe_ssh_cidr(wanted, ask, old=False)):
+            report(line)
         return wanted
     try:
         return f"{ask()}/32"
@@ -389,12 +387,15 @@ def resolve_ssh_cidr(said: str, before: str, ask: Callable[[], str], report: Rep
         ) from error
 
 
+_WARNING = "the whole internet, with keys only"
+
+
 def describe_ssh_cidr(said: str, ask: Callable[[], str], *, old: bool) -> str:
     """Of the plan: from where SSH will be open, and who says so. `old`: the cluster is there."""
     if said:
-        networks_said = parse_networks("--ssh-cidr", said)
-        everybody = ": the whole internet, with keys only" * (ANYBODY in networks_said.split(","))
-        return f"SSH to the launcher is open to {networks_said} (--ssh-cidr){everybody}"
+        wanted = parse_networks("--ssh-cidr", said)
+        everybody = f": {_WARNING}" * (ANYBODY in wanted.split(","))
+        return f"SSH to the launcher is open to {wanted} (--ssh-cidr){everybody}"
     try:
         return f"SSH to the launcher is open to {ask()}/32 (your address, by {WHO_AM_I})"
     except (OSError, ValueError) as error:

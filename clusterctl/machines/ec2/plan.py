@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from clusterctl.core import catalog
@@ -14,8 +15,8 @@ from clusterctl.machines.ec2 import deadline as ec2_deadline
 from clusterctl.machines.ec2 import preflight, prices
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
-from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
+from clusterctl.terraform.binary import InitCache
 
 LAUNCHES_AT_ONCE, LAUNCHES_PER_SECOND = 5, 2
 """Calls of RunInstances that EC2 accepts; Terraform makes one for each machine. Source: EC2
@@ -70,6 +71,22 @@ def quote_machines(
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """What is known before anything is made."""
+
+    options: ClusterSpec
+    found: Survey
+    api: Api
+    engine: str
+    """What makes the machines, for people."""
+    init_cache: InitCache | None
+    address: Future[str]
+    """This machine's, as the internet sees it; "" where nobody has to know."""
+    spot: bool
+    """Whether new workers are priced as spot instances."""
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """What a plan costs; `dear`: at most, in another zone or on demand, for which a budget has to
     last. `traffic`, `nat_traffic`: dollars for a GB to the internet, through a NAT gateway."""
@@ -113,26 +130,35 @@ def estimate(
     return Estimate(usual, dear, quoted[prices.TRAFFIC].dollars, nat)
 
 
-def describe_place(
-    api: Api, found: Survey, binary: str, tag: Sequence[str] = (), *, hidden: bool = False
+def describe_plan(
+    planned: Planned,
+    cost: Estimate,
+    *,
+    ssh: str,
+    new: int,
+    stopped: Collection[str],
+    deadline: float,
+    now: float,
 ) -> Iterator[str]:
-    """Where the machines go, and with which tags of the user's; `binary`: what makes them;
-    `hidden`: none has a public address."""
+    """The plan, line by line: where the machines go, what they cost and when they end. `ssh`: who
+    may connect; `new`: how many machines start; `stopped`: those that were."""
+    api, found, cloud = planned.api, planned.found, planned.options.cloud
     others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
-    yield f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others}; {binary}"
+    yield (
+        f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
+        f" {planned.engine}"
+    )
     for zone, place in found.subnets.items():
-        if place.out:
-            apart = place.launcher != place.workers
-            yield (
-                f"{'workers' if apart else 'machines'} go into {place.workers} ({zone}) without"
-                f" public addresses, and reach the internet through {place.out}"
-                + f"; the launcher goes into {place.launcher}"
-                * apart
-            )
-        else:
-            yield f"machines go into {place.workers} ({zone})"
+        apart = place.launcher != place.workers
+        out = f" without public addresses, and reach the internet through {place.out}" * bool(
+            place.out
+        )
+        yield (
+            f"{'workers' if apart else 'machines'} go into {place.workers} ({zone}){out}"
+            + f"; the launcher goes into {place.launcher}" * apart
+        )
     if found.nat:
-        who = "machines" if hidden else "workers"
+        who = "machines" if cloud.instance_connect else "workers"
         yield f"{who} have no public addresses: they reach the internet through a NAT gateway"
     if found.reservation:
         yield found.reservation.line
@@ -140,26 +166,10 @@ def describe_place(
         yield found.file_system.describe(found.zones[0])
     if found.theirs:
         yield preflight.describe_image(found.theirs)
-    if tag:
-        yield f"tags of all that is made: {', '.join(tag)}"
-
-
-def describe_plan(
-    api: Api,
-    found: Survey,
-    options: ClusterSpec,
-    cost: Estimate,
-    *,
-    binary: str,
-    ssh: str,
-    new: int,
-    stopped: Collection[str],
-    deadline: float,
-    now: float,
-) -> tuple[str, ...]:
-    """The plan, line by line. `binary`: what makes the machines; `ssh`: who may connect; `new`: how
-    many machines start."""
-    table = prices.render_table(
+    if cloud.tag:
+        yield f"tags of all that is made: {', '.join(cloud.tag)}"
+    yield ssh
+    yield from prices.render_table(
         found.machines,
         cost.charges,
         found.zones[0],
@@ -167,10 +177,37 @@ def describe_plan(
         cost.traffic,
         cost.nat_traffic,
     )
-    end = describe_ends(api, found.machines, deadline, stopped, options.cloud, nat=found.nat)
-    hidden = options.cloud.private and options.cloud.instance_connect
-    where = describe_place(api, found, binary, options.cloud.tag, hidden=hidden)
-    return (*where, ssh, *table, *describe_ration(new), *end)
+    yield from describe_ration(new)
+    for kind in dict.fromkeys(m.instance_type for m in found.machines if m.name != LAUNCHER):
+        # They have `standard` credits, so that none is billed.
+        if baseline := catalog.find_baseline(kind):
+            yield (
+                f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
+                f" runs at {baseline} % of its speed; {catalog.FAMILIES['cpu'].instance_type}"
+                " always runs at full speed"
+            )
+    if cloud.spot:
+        instead = "a spot or on-demand" if cloud.spot_fallback else "a spot"
+        yield (
+            f"EC2 may reclaim spot workers: {instead} machine replaces each, started by `run"
+            " --on-node-loss replace` while it follows the job, else by the next `logs -f` or `up`"
+        )
+    yield f"every node shuts down at {format_time(deadline)}, even if this machine is off"
+    try:
+        yield ec2_deadline.check_schedule(api, nat=found.nat)
+    except ProviderError as error:
+        yield (
+            f"AWS itself terminates none of them ({error.message}): {ec2_deadline.UNGUARDED}"
+            + "; the NAT gateway keeps costing money then" * found.nat
+        )
+    yield (
+        f"unused workers end after {format_span(cloud.idle)} without a job or a login; their logs"
+        " and outputs are copied to the launcher first (--idle off keeps them running)"
+        if cloud.idle
+        else "unused workers keep running until the deadline (--idle off)"
+    )
+    for name in sorted(stopped):
+        yield f"{name} was stopped and is started again"
 
 
 def describe_ration(new: int) -> Iterator[str]:
@@ -189,31 +226,6 @@ def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(machine.image for machine in found.machines if containers))
 
 
-def describe_ends(
-    api: Api,
-    machines: Sequence[PlannedMachine],
-    deadline: float,
-    stopped: Collection[str],
-    cloud: CloudSpec,
-    *,
-    nat: bool,
-) -> Iterator[str]:
-    """What is special about the machines, when they end, and which were `stopped`; `nat`: they have
-    a NAT gateway."""
-    yield from _describe_burstable(machines)
-    if cloud.spot:
-        kind = "a spot or on-demand" if cloud.spot_fallback else "a spot"
-        yield (
-            f"EC2 may reclaim spot workers: {kind} machine replaces each, started by `run"
-            " --on-node-loss replace` while it follows the job, else by the next `logs -f` or `up`"
-        )
-    yield f"every node shuts down at {format_time(deadline)}, even if this machine is off"
-    yield _describe_guard(api, nat)
-    yield _describe_idle(cloud.idle)
-    for name in sorted(stopped):
-        yield f"{name} was stopped and is started again"
-
-
 def render_question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     """The question that needs consent; "" if no machine starts."""
     if not machines:
@@ -223,34 +235,3 @@ def render_question(machines: int, charges: Sequence[Charge], seconds: float) ->
         rate * seconds / 3600 + machines_charges.estimate_after_deadline(charges), 2
     )
     return f"start {count(machines, 'machine')} for up to {worst}{' and more' * bool(unknown)}?"
-
-
-def _describe_burstable(machines: Sequence[PlannedMachine]) -> Iterator[str]:
-    """What burstable workers mean: they have `standard` credits, so that none is billed."""
-    usual = catalog.FAMILIES["cpu"].instance_type
-    for kind in dict.fromkeys(m.instance_type for m in machines if m.name != LAUNCHER):
-        baseline = catalog.find_baseline(kind)
-        if baseline is not None:
-            yield (
-                f"{kind} is burstable: it starts with few CPU credits or none, and without them it"
-                f" runs at {baseline} % of its speed; {usual} always runs at full speed"
-            )
-
-
-def _describe_idle(seconds: float | None) -> str:
-    if not seconds:
-        return "unused workers keep running until the deadline (--idle off)"
-    return (
-        f"unused workers end after {format_span(seconds)} without a job or a login; their logs and"
-        " outputs are copied to the launcher first (--idle off keeps them running)"
-    )
-
-
-def _describe_guard(api: Api, nat: bool) -> str:
-    """Of the plan: whether AWS ends what the nodes' own agents do not."""
-    try:
-        return ec2_deadline.check_schedule(api, nat=nat)
-    except ProviderError as error:
-        stays = "; the NAT gateway keeps costing money then" * nat
-        why = f"{error.message}): {ec2_deadline.UNGUARDED}"
-        return f"AWS itself terminates none of them ({why}{stays}"

@@ -106,20 +106,19 @@ Turing (https://github.com/NVIDIA/open-gpu-kernel-modules), and so do PyTorch's 
 (https://github.com/pytorch/pytorch/issues/159779)."""
 
 
-def check_types(api: Api, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
+def check_types(region: str, options: ClusterSpec, types: Mapping[str, InstanceType]) -> None:
     """Raises UsageError for the first type that does not fit."""
     workers = sorted({catalog.choose_instance_type(group) for group in options.groups})
     lacking = [name for name in workers if options.cloud.efa and not types[name].efa]
     if lacking:
         # All of them need it: one without would leave the others waiting.
-        families = sorted({name.partition(".")[0] for name in lacking})
-        others = ", ".join(api.list_efa_types(families)) or f"none of {', '.join(families)}"
         raise UsageError(
             f"--efa: {', '.join(lacking)} has no Elastic Fabric Adapter",
-            hint=f"types that have one: {others}; choose with --instance-type, or leave --efa out",
+            hint="leave --efa out, or choose an --instance-type of those that `aws ec2"
+            " describe-instance-types --filters Name=network-info.efa-supported,Values=true` lists",
         )
     for name in workers:
-        for trouble, hint in _list_troubles(options, types[name], api.region):
+        for trouble, hint in _list_troubles(options, types[name], region):
             raise UsageError(trouble, hint=hint)
     for name, kind in types.items():
         if "x86_64" not in kind.architectures:
@@ -315,7 +314,7 @@ def survey(
     by_account, types, share = account.result(), known.result(), shared.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present))
-    check_types(api, options, types)
+    check_types(api.region, options, types)
     amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     workers = sum(machine.name != LAUNCHER for machine in new)

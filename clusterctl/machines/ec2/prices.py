@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,41 +123,31 @@ def build_charges(
     """What every part of every machine costs per hour. `private`: workers have no public addresses;
     `hidden`: the launcher has none either. A NAT gateway is counted where it has a quote."""
     gib, address = quotes[DISK], quotes[ADDRESS]
-    found = []
+    found: list[tuple[str, str, str, Quote]] = []
     if nat := quotes.get(NAT):
-        rows = zip(NETWORK_PARTS, (NAT, ADDRESS), (nat, address), strict=True)
         found += [
-            Charge(
-                node=LAUNCHER,
-                part=part,
-                item=item,
-                hourly=quote.dollars,
-                source=quote.source,
-                since=since,
-            )
-            for part, item, quote in rows
+            (LAUNCHER, part, item, quote)
+            for part, item, quote in zip(NETWORK_PARTS, (NAT, ADDRESS), (nat, address), strict=True)
         ]
     for machine in machines:
-        quote = _find_quote(quotes, machine.name, machine.instance_type) or Quote(None, "unknown")
-        disk = None if gib.dollars is None else gib.dollars * machine.disk / HOURS_PER_MONTH
-        for part, item, dollars, source in (
-            ("instance", machine.instance_type, quote.dollars, quote.source),
-            ("disk", f"{machine.disk} GiB gp3", disk, gib.source),
-            ("address", ADDRESS, address.dollars, address.source),
-        ):
-            if part == "address" and (hidden if machine.name == LAUNCHER else private):
-                continue
-            found.append(
-                Charge(
-                    node=machine.name,
-                    part=part,
-                    item=item,
-                    hourly=dollars,
-                    source=source,
-                    since=since,
-                )
-            )
-    return tuple(found)
+        name, kind = machine.name, machine.instance_type
+        disk = gib.dollars and gib.dollars * machine.disk / HOURS_PER_MONTH
+        quote = _find_quote(quotes, name, kind) or Quote(None, "unknown")
+        found.append((name, "instance", kind, quote))
+        found.append((name, "disk", f"{machine.disk} GiB gp3", Quote(disk, gib.source)))
+        if not (hidden if name == LAUNCHER else private):
+            found.append((name, "address", ADDRESS, address))
+    return tuple(
+        Charge(
+            node=node,
+            part=part,
+            item=item,
+            hourly=quote.dollars,
+            source=quote.source,
+            since=since,
+        )
+        for node, part, item, quote in found
+    )
 
 
 def merge(old: Sequence[Charge], new: Sequence[Charge], now: float) -> tuple[Charge, ...]:
@@ -209,62 +200,47 @@ def render_table(
 ) -> tuple[str, ...]:
     """The plan for people: equal machines folded, dollars per hour by part, and the sum until the
     deadline. `traffic`, `nat_traffic`: dollars for a GB to the internet, through a NAT gateway."""
-    by_node: dict[str, dict[str, Charge]] = {}
-    for charge in charges:
-        if charge.until is None:
-            by_node.setdefault(charge.node, {})[charge.part] = charge
-    rows: dict[tuple[str, str, str, float | None], int] = {}
-    parts: dict[tuple[str, str, str, float | None], dict[str, Charge]] = {}
+    running = [charge for charge in charges if charge.until is None]
+    hourly: dict[str, dict[str, float | None]] = {}
+    for charge in running:
+        hourly.setdefault(charge.node, {})[charge.part] = charge.hourly
+    rows = Counter[tuple[str, str, str, tuple[float | None, ...]]]()
     for machine in machines:
         role = LAUNCHER if machine.name == LAUNCHER else "worker"
-        mine = by_node[machine.name]
-        key = (role, machine.instance_type, f"{machine.disk} GiB", mine["instance"].hourly)
-        rows[key] = rows.get(key, 0) + 1
-        parts[key] = mine
+        each = tuple(hourly[machine.name].get(part, 0.0) for part in _PARTS)
+        rows[role, machine.instance_type, f"{machine.disk} GiB", each] += 1
     cells: list[tuple[str, ...]] = [("nodes", "type", "zone", "disk", *_PARTS.values(), "$/h")]
-    for key, number in rows.items():
-        role, kind, disk, _ = key
-        mine = parts[key]
-        each = [mine[part].hourly if part in mine else 0.0 for part in _PARTS]
+    for (role, kind, disk, each), number in rows.items():
         sums = [None if price is None else price * number for price in each]
-        total = None if None in sums else sum(price or 0.0 for price in sums)
-        cells.append(
-            (f"{number} {role}", kind, zone, disk, *map(render_money, sums), render_money(total))
-        )
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+        sums.append(None if None in sums else sum(price or 0.0 for price in sums))
+        cells.append((f"{number} {role}", kind, zone, disk, *map(render_money, sums)))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-    lines += _render_gateway(charges, nat_traffic)
+    network = [charge for charge in running if charge.part in NETWORK_PARTS]
+    if any(charge.part == GATEWAY for charge in network):
+        price = render_rate(network) if all(one.hourly is not None for one in network) else "?"
+        lines.append(
+            f"NAT gateway of the private workers, with its address: {price}/h until"
+            " `clusterctl down`, also while the cluster is stopped, and"
+            f" {render_money(nat_traffic, 3)} for each GB that they download"
+        )
     rate, unknown = machines_charges.sum_hourly(charges)
-    least = "at least " if unknown else ""
     total = rate * seconds / 3600 + machines_charges.estimate_after_deadline(charges)
     lines.append(
-        f"{least}{render_money(rate)}/h, {least}{render_money(total, 2)} until the deadline"
-        f" in {seconds / 3600:,.1f} h; traffic to the internet is extra"
+        f"{render_rate(charges)}/h, {'at least ' if unknown else ''}{render_money(total, 2)} until"
+        f" the deadline in {seconds / 3600:,.1f} h; traffic to the internet is extra"
         + (f" (up to {render_money(traffic, 2)} per GB)" if traffic else "")
     )
     lines += [f"? price of {item} unknown" for item in unknown]
     sources: dict[str, dict[str, None]] = {}
-    for charge in charges:
-        if charge.until is None and charge.hourly is not None:
+    for charge in running:
+        if charge.hourly is not None:
             sources.setdefault(charge.source, {})[_SOURCES[charge.part]] = None
     lines += [f"prices of {', '.join(parts)}: {source}" for source, parts in sources.items()]
     return tuple(lines)
-
-
-def _render_gateway(charges: Sequence[Charge], traffic: float | None) -> list[str]:
-    """What private workers need, also while they are stopped."""
-    mine = [item for item in charges if item.part in NETWORK_PARTS and item.until is None]
-    if not any(item.part == GATEWAY for item in mine):
-        return []
-    rate = None if None in {item.hourly for item in mine} else machines_charges.sum_hourly(mine)[0]
-    return [
-        f"NAT gateway of the private workers, with its address: {render_money(rate)}/h until"
-        " `clusterctl down`, also while the cluster is stopped, and"
-        f" {render_money(traffic, 3)} for each GB that they download"
-    ]
 
 
 # -------------------------------------------------------------------------------------------------

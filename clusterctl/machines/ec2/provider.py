@@ -30,7 +30,7 @@ from clusterctl.machines.ec2 import plan as ec2_plan
 from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2 import spec as ec2_spec
 from clusterctl.machines.ec2.api import STOPPED, Api, Instance, choose_region
-from clusterctl.machines.ec2.create import Planned
+from clusterctl.machines.ec2.plan import Planned
 from clusterctl.machines.protocol import CheckRow, Cloud, Created, Features, ProviderPlan, Resource
 from clusterctl.machines.registry import RegistryLogin
 from clusterctl.state.home import Home
@@ -107,21 +107,20 @@ class Ec2Provider(Cloud):
             mode="ec2",
             mode_reason=ec2_plan.name_mode(api.region, planned.spot),
             one_host=False,
-            lines=ec2_plan.describe_plan(
-                api,
-                found,
-                options,
-                cost,
-                binary=planned.engine,
-                ssh=tunnels.describe_endpoints(found.endpoint)
-                if options.cloud.instance_connect
-                else network.describe_ssh_cidr(
-                    options.cloud.ssh_cidr, planned.address.result, old=bool(current)
-                ),
-                new=sum(machine.name not in present for machine in found.machines),
-                stopped=stopped,
-                deadline=deadline,
-                now=now,
+            lines=tuple(
+                ec2_plan.describe_plan(
+                    planned,
+                    cost,
+                    ssh=tunnels.describe_endpoints(found.endpoint)
+                    if options.cloud.instance_connect
+                    else network.describe_ssh_cidr(
+                        options.cloud.ssh_cidr, planned.address.result, old=bool(current)
+                    ),
+                    new=sum(machine.name not in present for machine in found.machines),
+                    stopped=stopped,
+                    deadline=deadline,
+                    now=now,
+                )
             ),
             spec=options,
             kinds=ec2_plan.list_kinds(found, options),

@@ -13,6 +13,7 @@ import time
 from concurrent import futures
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
 SERVICE = "ec2-instance-connect"
 EXPIRES = 60
 """Seconds in which a signed address has to be used, as AWS's own tool has it."""
-DURATIONS = (3600, 1800, 900)
-"""Seconds that a connection may last: AWS's limit, then less, which a policy may demand
-(`ec2-instance-connect:maxTunnelDuration`). Whoever needs it longer connects anew."""
+DURATION = 3600
+"""Seconds that a connection may last: AWS's limit. Whoever needs it longer connects anew."""
 NOTICED = 10.0
 """Seconds that a clock differs from what is known of it, before a signature is made anew."""
 MESSAGE = 65_000
@@ -106,30 +106,40 @@ Opened = tuple[ExitStack, "ClientConnection"]
 
 
 def _connect(api: Api, endpoint: ConnectEndpoint, node: Node, deadline: Deadline) -> Opened:
-    """As long as AWS lets it last."""
     from websockets.exceptions import InvalidStatus
 
     context = _build_context(api.find_ca_bundle())
     proxy = _find_proxy(endpoint.dns_name)
-    for duration in DURATIONS:
-        query = {
-            "instanceConnectEndpointId": endpoint.id,
-            "remotePort": node.ssh_port,
-            "privateIpAddress": node.private_address,
-            "maxTunnelDuration": duration,
-        }
-        address = f"wss://{endpoint.dns_name}/openTunnel?{urlencode(query)}"
-        try:
-            try:
-                return _dial(api, address, context, proxy, deadline)
-            except InvalidStatus as error:
-                if not _learn_time(api, error):
-                    raise
-                return _dial(api, address, context, proxy, deadline)
-        except InvalidStatus as error:
-            if duration == DURATIONS[-1] or _read(error)[0] != "AccessDenied":
-                raise
-    raise AssertionError("the last duration returns or raises")
+    query = {
+        "instanceConnectEndpointId": endpoint.id,
+        "remotePort": node.ssh_port,
+        "privateIpAddress": node.private_address,
+        "maxTunnelDuration": DURATION,
+    }
+    address = f"wss://{endpoint.dns_name}/openTunnel?{urlencode(query)}"
+    try:
+        return _dial(api, address, context, proxy, deadline)
+    except InvalidStatus as error:
+        if not _learn_time(api, error):
+            raise
+        return _dial(api, address, context, proxy, deadline)
+
+
+def _sign(api: Api, address: str) -> str:
+    """The address, signed by AWS's clock instead of this machine's, as far as that is known:
+    botocore corrects none, and what it signs for a minute is of no use a minute late."""
+    from botocore.auth import SIGV4_TIMESTAMP, SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+
+    class Auth(SigV4QueryAuth):  # type: ignore[misc]
+        def _modify_request_before_signing(self, request: Any) -> None:
+            now = datetime.now(timezone.utc) - timedelta(seconds=api.ahead)
+            request.context["timestamp"] = now.strftime(SIGV4_TIMESTAMP)
+            super()._modify_request_before_signing(request)
+
+    request = AWSRequest("GET", address)
+    Auth(api.find_keys(), SERVICE, api.region, EXPIRES).add_auth(request)
+    return str(request.url)
 
 
 def _dial(
@@ -140,7 +150,7 @@ def _dial(
     closing = ExitStack()
     connection = closing.enter_context(
         connect(
-            api.sign(SERVICE, address, EXPIRES),
+            _sign(api, address),
             ssl=context,
             proxy=proxy,
             proxy_ssl=context if proxy and proxy.startswith("https:") else None,
