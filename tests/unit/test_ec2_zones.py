@@ -9,7 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
+from clusterctl.core.model import (
+    Charge,
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    Phase,
+    Role,
+)
 from clusterctl.machines.ec2 import spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.create import Order, make_attempts, schedule_ends
@@ -134,6 +143,16 @@ def make_all(
         phase=Phase.CREATING,
         created=0.0,
         nodes=tuple(node(name, (machines or {}).get(name, "")) for name in nodes),
+        charges=(
+            Charge(
+                node="worker-1",
+                part="instance",
+                item="c7i.xlarge",
+                hourly=0.05,
+                source="",
+                since=0.0,
+            ),
+        ),
     )
     usual: dict[str, Any] = {"types": {}, "amis": {}, "placement": frozenset()}
     machines_to_be = spec.plan_machines(wish, {}, {})
@@ -148,7 +167,6 @@ def make_all(
         folder=folder,
         state=memory,
         host_keys=HostKeys(folder),
-        rate=lambda names: f"$0.{len(names)}",
     )
     make_attempts(order, cast(Terraform, runner), [].append if told is None else told.append)
     return runner
@@ -225,7 +243,7 @@ def test_a_lost_spot_worker_is_made_again_on_demand_where_that_was_said(tmp_path
     assert runner.on_demand == ["worker-1"]
     [line] = told
     assert line.startswith("us-east-1b has no capacity for spot (no capacity")
-    assert line.endswith("): worker-1 on-demand instead, the cluster then costs $0.1/h")
+    assert line.endswith("): worker-1 on-demand instead, the cluster then costs $0.1785/h")
     kept = spec.load_state(tmp_path)
     assert kept
     assert (kept.spot, kept.on_demand) == (True, ("worker-1",))
@@ -348,7 +366,6 @@ def test_a_nat_gateway_without_machines_has_an_end_too(tmp_path: Path, state: st
         folder=tmp_path,
         state=ProviderState(id="lab-1", region="us-east-1"),
         host_keys=HostKeys(tmp_path),
-        rate=lambda names: "?",
     )
     schedule_ends(order, set(), print)
     assert bare.schedules == ({"nat-1": "deleteNatGateway"} if state == "pending" else {})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clusterctl.core import assets, catalog, keys
 from clusterctl.core.keys import KeyPair
@@ -281,15 +281,9 @@ def render_userdata(
 # on the spot market or on demand.
 
 
-class CreateAttempt(NamedTuple):
-    spot: bool
-    zone: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What has to be made, and what is known of it. `state` is changed, and kept in `folder`;
-    `rate`: what the cluster costs per hour with these workers on-demand, for people."""
+    """What has to be made, and what is known of it. `state` is changed, and kept in `folder`."""
 
     cluster: Cluster
     options: ClusterSpec
@@ -298,17 +292,7 @@ class Order:
     folder: Path
     state: ProviderState
     host_keys: HostKeys
-    rate: Callable[[Collection[str]], str]
     nodes: NodePhases = field(default_factory=NodePhases)
-
-
-def list_attempts(
-    options: ClusterSpec, zones: Sequence[str], state: ProviderState
-) -> list[CreateAttempt]:
-    """In this order. The zones before the one that an earlier attempt got to had no room."""
-    first = zones.index(state.zone) if state.zone in zones else 0
-    markets = (True, False) if state.spot and options.cloud.spot_fallback else (state.spot,)
-    return [CreateAttempt(spot, zone) for spot in markets for zone in zones[first:]]
 
 
 def make_attempts(
@@ -316,104 +300,90 @@ def make_attempts(
 ) -> list[dict[str, Any]]:
     """Terraform's list of nodes. Raises CapacityError where no zone has room for all; what runs
     already never moves."""
-    state = order.state
+    state, cloud, zones = order.state, order.options.cloud, order.found.zones
     running = find_instances(order.api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
     if settled:
         state.spot = state.spot or any(item.spot for item in running)
     elif not running:
         # What an earlier attempt came to says nothing about today.
-        state.zone, state.spot = "", order.options.cloud.spot
+        state.zone, state.spot = "", cloud.spot
     keeps_spot = settled and state.spot
-    todo = list_attempts(order.options, order.found.zones, state)
-    for attempt, following in zip_longest(todo, todo[1:]):
-        state.zone, state.spot = attempt.zone, attempt.spot or keeps_spot
-        state.on_demand = _list_on_demand(order, attempt, running) if keeps_spot else ()
+    markets = (True, False) if state.spot and cloud.spot_fallback else (state.spot,)
+    # The zones before the one that an earlier attempt got to had no room.
+    first = zones.index(state.zone) if state.zone in zones else 0
+    todo = [(spot, zone) for spot in markets for zone in zones[first:]]
+    for (spot, zone), following in zip_longest(todo, todo[1:]):
+        state.zone, state.spot = zone, spot or keeps_spot
+        state.on_demand = _list_on_demand(order, spot, running) if keeps_spot else ()
         state.unfinished = True
         spec.save_state(order.folder, state)
         try:
-            return _try(order, runner, running, report)
+            made = apply(
+                runner,
+                _build_variables(order, running),
+                order.api,
+                order.cluster.id,
+                report,
+                may_go=partial(_list_removable, order, runner),
+                nodes=order.nodes,
+            )
         except binary.TerraformError as error:
-            known = _require_capacity_error(error)
+            known = refusals.from_terraform(item.text for item in error.diagnostics)
+            if not isinstance(known, CapacityError):
+                raise known or error from error
             ledger.note(order.api, order.cluster, order.folder)  # what goes now costs, too
             if following is None:
-                raise _make_last_error(order, todo, known, settled) from error
+                raise _give_up(order, [zone for _, zone in todo], known, settled) from error
+        else:
+            state.unfinished = False
+            spec.save_state(order.folder, state)
+            return list(made["nodes"])
         running = find_instances(order.api, order.cluster.id)
         if settled:
             there = {item.node for item in running}
-            new = [n for n in _list_on_demand(order, following, running) if n not in there]
+            new = [n for n in _list_on_demand(order, following[0], running) if n not in there]
+            dear = plan.requote(order.api, order.found, order.cluster.charges, new, "", report)
             report(
-                f"{attempt.zone} has no capacity for spot ({known.message}): {shorten(new)}"
-                f" on-demand instead, the cluster then costs {order.rate(new)}/h"
+                f"{zone} has no capacity for spot ({known.message}): {shorten(new)} on-demand"
+                f" instead, the cluster then costs {prices.render_rate(dear)}/h"
             )
-            continue
-        report(
-            f"{attempt.zone} has no capacity{' for spot' * attempt.spot} ({known.message}):"
-            f" the whole cluster moves to {following.zone}"
-            + ("" if following.spot == attempt.spot else ", on-demand")
-        )
+        else:
+            report(
+                f"{zone} has no capacity{' for spot' * spot} ({known.message}): the whole cluster"
+                f" moves to {following[1]}" + ", on-demand" * (following[0] != spot)
+            )
     raise ProviderError("no zone to try", hint="name some with --zones")
 
 
-def _try(
-    order: Order, runner: terraform_folder.Terraform, running: Sequence[Instance], report: Reporter
-) -> list[dict[str, Any]]:
-    """One attempt. Raises TerraformError, also where there is no room."""
-    made = apply(
-        runner,
-        _build_variables(order, running),
-        order.api,
-        order.cluster.id,
-        report,
-        may_go=partial(_list_removable, order, runner),
-        nodes=order.nodes,
-    )
-    order.state.unfinished = False
-    spec.save_state(order.folder, order.state)
-    nodes: list[dict[str, Any]] = made["nodes"]
-    return nodes
-
-
-def _make_last_error(
-    order: Order,
-    tried: Sequence[CreateAttempt],
-    why: CapacityError,
-    settled: bool,
+def _give_up(
+    order: Order, zones: Sequence[str], why: CapacityError, settled: bool
 ) -> CapacityError:
     """The error after the last attempt. `settled`: some workers run, which stay where they are."""
-    state = order.state
+    state, name = order.state, order.cluster.name
     if settled:
+        what = f"{state.zone} has no capacity for more"
+        instead = "with fewer --workers"
+        if state.spot and not order.options.cloud.spot_fallback:
+            instead = f"`clusterctl up {name} --spot-fallback` starts on-demand ones instead"
+        hint = f"running nodes are unchanged: try later, or {instead}"
         state.unfinished = False  # the refusal is all that EC2 made of it
-        spec.save_state(order.folder, state)
-        return CapacityError(
-            f"{state.zone} has no capacity for more: {why.message}",
-            hint=f"running nodes are unchanged: try later, {_suggest_instead(order)}",
-        )
-    zones = ", ".join(dict.fromkeys(zone for _, zone in tried))
-    hint = why.hint + (", or --spot-fallback" if state.spot else "")
-    # The next `up` finds another day, and begins anew.
-    state.zone, state.spot = "", order.options.cloud.spot
+    else:
+        tried = ", ".join(dict.fromkeys(zones))
+        what = f"no zone has capacity for the whole cluster (tried {tried})"
+        hint = why.hint + ", or --spot-fallback" * state.spot
+        # The next `up` finds another day, and begins anew.
+        state.zone, state.spot = "", order.options.cloud.spot
     spec.save_state(order.folder, state)
-    return CapacityError(
-        f"no zone has capacity for the whole cluster (tried {zones}): {why.message}", hint=hint
-    )
+    return CapacityError(f"{what}: {why.message}", hint=hint)
 
 
-def _list_on_demand(
-    order: Order, attempt: CreateAttempt, running: Sequence[Instance]
-) -> tuple[str, ...]:
+def _list_on_demand(order: Order, new_spot: bool, running: Sequence[Instance]) -> tuple[str, ...]:
     """The workers of a cluster of spot instances that are none: those that run so, and the new
-    ones of an attempt on demand."""
+    ones unless they are to be (`new_spot`)."""
     spot = {item.node: item.spot for item in running}
     workers = [machine.name for machine in order.found.machines if machine.name != LAUNCHER]
-    return tuple(name for name in workers if not spot.get(name, attempt.spot))
-
-
-def _suggest_instead(order: Order) -> str:
-    """Of the hint where a zone is full: what else can be done."""
-    if not order.state.spot or order.options.cloud.spot_fallback:
-        return "or with fewer --workers"
-    return f"or `clusterctl up {order.cluster.name} --spot-fallback` starts on-demand ones instead"
+    return tuple(name for name in workers if not spot.get(name, new_spot))
 
 
 def _list_removable(order: Order, runner: terraform_folder.Terraform) -> list[str]:
@@ -426,14 +396,6 @@ def _list_removable(order: Order, runner: terraform_folder.Terraform) -> list[st
         for address, machine in runner.list_resources().items()
         if (name := spec.find_node(address)) and (machine not in nodes or name not in wanted)
     ]
-
-
-def _require_capacity_error(error: binary.TerraformError) -> CapacityError:
-    """What is wrong, where it is that; raises anything else."""
-    known = refusals.from_terraform(item.text for item in error.diagnostics)
-    if isinstance(known, CapacityError):
-        return known
-    raise known or error from error
 
 
 def _make_tags(order: Order) -> dict[str, str]:
@@ -589,9 +551,6 @@ def create(
         folder=folder,
         state=state,
         host_keys=host_keys,
-        rate=lambda names: prices.render_rate(
-            plan.requote(api, found, cluster.charges, names, "", report)
-        ),
         nodes=phases,
     )
     made: list[dict[str, Any]] = []
