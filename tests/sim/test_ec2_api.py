@@ -89,53 +89,6 @@ def test_machines_that_do_not_come(lab: Lab) -> None:
     assert lab.states() == ["running"] * 3
 
 
-def test_quotas(lab: Lab) -> None:
-    quotas = lab.ec2.client("service-quotas")
-    ask = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
-    assert quotas.get_service_quota(**ask)["Quota"]["Value"] == 0, "a new account"
-    lab.ec2.grant(64)
-    assert quotas.get_service_quota(**ask)["Quota"]["Value"] == 64
-    lab.ec2.fault("quota", code="L-DB2E81BA", value=4)
-    assert quotas.get_service_quota(**ask)["Quota"]["Value"] == 4
-    lab.launch("one", InstanceType="g4dn.xlarge")
-    with pytest.raises(ClientError, match="VcpuLimitExceeded"):
-        lab.launch("two", InstanceType="g4dn.xlarge")
-    lab.ec2.fault("throttle", action="GetServiceQuota")
-    assert refused(quotas.get_service_quota, **ask) == ("ThrottlingException", 400)
-
-
-def test_prices(lab: Lab) -> None:
-    pricing = lab.ec2.client("pricing")
-
-    def ask(kind: str) -> list[dict[str, Any]]:
-        wanted = {
-            "instanceType": kind,
-            "regionCode": "us-east-1",
-            "operatingSystem": "Linux",
-            "tenancy": "Shared",
-            "preInstalledSw": "NA",
-            "capacitystatus": "Used",
-        }
-        filters = [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in wanted.items()]
-        answer = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters)
-        return [json.loads(one) for one in answer["PriceList"]]
-
-    def usd(product: dict[str, Any]) -> float:
-        (offer,) = product["terms"]["OnDemand"].values()
-        (dimension,) = offer["priceDimensions"].values()
-        return float(dimension["pricePerUnit"]["USD"])
-
-    assert [usd(one) for one in ask("g4dn.xlarge")] == [0.526]
-    lab.ec2.fault("price", instance_type="g4dn.xlarge", value=1.5)
-    assert [usd(one) for one in ask("g4dn.xlarge")] == [1.5]
-    lab.ec2.fault("price", instance_type="g4dn.xlarge", value=None)
-    assert ask("g4dn.xlarge") == []
-    history = lab.api.describe_spot_price_history(
-        InstanceTypes=["g4ad.xlarge"], AvailabilityZone="us-east-1b"
-    )["SpotPriceHistory"]
-    assert [float(one["SpotPrice"]) for one in history] == [pytest.approx(0.37853 * 0.31, abs=1e-5)]
-
-
 def test_calls_are_written_down_with_what_iam_is_asked(lab: Lab) -> None:
     """Who has clusterctl's policy and no other cannot come near somebody else's instance."""
     policy = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
@@ -164,88 +117,6 @@ def test_calls_are_written_down_with_what_iam_is_asked(lab: Lab) -> None:
     assert allowed(lab.api.create_tags, Resources=[ours], Tags=tags)
     assert allowed(lab.api.modify_instance_attribute, InstanceId=ours, **stay)
     assert allowed(lab.api.terminate_instances, InstanceIds=[ours])
-
-
-def test_placement_groups(lab: Lab) -> None:
-    tags = [{"Key": "clusterctl:cluster", "Value": "c"}]
-    lab.api.create_placement_group(
-        GroupName="g",
-        Strategy="cluster",
-        TagSpecifications=[{"ResourceType": "placement-group", "Tags": tags}],
-    )
-    (found,) = lab.api.describe_placement_groups(
-        Filters=[{"Name": "tag:clusterctl:cluster", "Values": ["c"]}]
-    )["PlacementGroups"]
-    assert found["GroupName"] == "g"
-    lab.api.create_tags(Resources=[found["GroupId"]], Tags=[{"Key": "more", "Value": "x"}])
-    (found,) = lab.api.describe_placement_groups(GroupNames=["g"])["PlacementGroups"]
-    assert [tag["Key"] for tag in found["Tags"]] == ["clusterctl:cluster", "more"]
-    assert [line.split()[1] for line in lab.ec2.left() if "placement" in line] == [
-        "placement-group"
-    ]
-    with pytest.raises(ClientError, match="InvalidParameterCombination"):
-        lab.launch("one", Placement={"GroupName": "g"})
-    lab.ec2.grant(64)
-    id = lab.launch("one", InstanceType="g4dn.xlarge", Placement={"GroupName": "g"})
-    assert lab.instance("one")["Placement"]["GroupName"] == "g"
-    in_use = refused(lab.api.delete_placement_group, GroupName="g")
-    assert in_use[0] == "InvalidPlacementGroup.InUse"
-    lab.api.terminate_instances(InstanceIds=[id])
-    lab.api.delete_placement_group(GroupName="g")
-    unknown = refused(lab.api.describe_placement_groups, GroupNames=["g"])
-    assert unknown[0] == "InvalidPlacementGroup.Unknown"
-
-
-def test_spot_requests(lab: Lab) -> None:
-    market = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
-    id = lab.launch("one", InstanceMarketOptions=market)
-    assert lab.instance("one")["InstanceLifecycle"] == "spot"
-    request = lab.instance("one")["SpotInstanceRequestId"]
-    (found,) = lab.api.describe_spot_instance_requests(SpotInstanceRequestIds=[request])[
-        "SpotInstanceRequests"
-    ]
-    assert (found["InstanceId"], found["State"]) == (id, "active")
-    lab.api.terminate_instances(InstanceIds=[id])
-    (found,) = lab.api.describe_spot_instance_requests()["SpotInstanceRequests"]
-    assert found["State"] == "closed"
-
-
-def test_what_the_provider_reads_back(lab: Lab) -> None:
-    group = lab.api.create_security_group(GroupName="g", Description="d", VpcId=lab.vpcs[0])[
-        "GroupId"
-    ]
-    disk = {"VolumeSize": 30, "VolumeType": "gp3", "Encrypted": True, "Throughput": 200}
-    interface = {
-        "DeviceIndex": 0,
-        "SubnetId": lab.subnet,
-        "AssociatePublicIpAddress": True,
-        "Groups": [group],
-    }
-    lab.launch(
-        "one",
-        NetworkInterfaces=[interface],
-        BlockDeviceMappings=[
-            {"DeviceName": "/dev/sda1", "Ebs": {**disk, "DeleteOnTermination": True}}
-        ],
-        ClientToken="once",
-    )
-    assert [one["GroupId"] for one in lab.instance("one")["SecurityGroups"]] == [group]
-    assert lab.instance("one")["PublicIpAddress"].startswith("198.51.100.")
-    (volume,) = lab.api.describe_volumes()["Volumes"]
-    assert (volume["Throughput"], volume["Iops"], volume["Encrypted"]) == (200, 3000, True)
-    behavior = {"Value": "terminate"}
-    lab.api.modify_instance_attribute(
-        InstanceId=lab.instance("one")["InstanceId"], InstanceInitiatedShutdownBehavior=behavior
-    )
-    assert [one["GroupId"] for one in lab.instance("one")["SecurityGroups"]] == [group]
-    lab.api.terminate_instances(InstanceIds=[lab.instance("one")["InstanceId"]])
-    lab.api.delete_security_group(GroupId=group)
-
-
-def test_the_same_launch_twice_is_one(lab: Lab) -> None:
-    first = lab.launch("one", ClientToken="once")
-    assert lab.launch("one", ClientToken="once") == first
-    lab.ec2.wait(1)
 
 
 def test_a_call_that_an_sdk_repeats_is_done_once(lab: Lab) -> None:
@@ -279,29 +150,3 @@ def test_a_call_that_an_sdk_repeats_is_done_once(lab: Lab) -> None:
         "InvalidGroup.Duplicate",
         400,
     )
-
-
-def test_what_it_lacks_is_said_at_once(lab: Lab) -> None:
-    assert refused(lab.api.describe_ipam_pools) == ("InvalidAction", 400)
-
-
-def test_an_image_is_found_by_its_owner_and_name(lab: Lab) -> None:
-    def names(owner: str, name: str) -> list[str]:
-        filters = [{"Name": "name", "Values": [name]}, {"Name": "state", "Values": ["available"]}]
-        found = lab.api.describe_images(Owners=[owner], Filters=filters)["Images"]
-        return [one["Name"] for one in sorted(found, key=lambda one: str(one["CreationDate"]))]
-
-    ubuntu = "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*"
-    assert names("099720109477", ubuntu)[-1].endswith("server-20260511")
-    assert names("amazon", "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *")
-
-
-def test_machines_with_amd_gpus(lab: Lab) -> None:
-    (found,) = lab.api.describe_instance_types(InstanceTypes=["g4ad.xlarge"])["InstanceTypes"]
-    assert found["VCpuInfo"]["DefaultVCpus"] == 4
-    assert [gpu["Manufacturer"] for gpu in found["GpuInfo"]["Gpus"]] == ["AMD"]
-    offered = lab.api.describe_instance_type_offerings(
-        LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": ["g4ad.xlarge"]}],
-    )["InstanceTypeOfferings"]
-    assert [one["Location"] for one in offered] == ["us-east-1a", "us-east-1b"]

@@ -133,11 +133,6 @@ def test_the_endpoint_of_a_network_of_theirs_is_used(lab: Lab, api: Api) -> None
             with pytest.raises(UsageError, match=r"of cluster lab-2 .* serves that cluster alone"):
                 check(api, vpc=vpc)
             assert check(api, "lab-2", vpc=vpc) is None, "its own, which Terraform keeps"
-        with endpoint(lab, subnet) as id:
-            lab.api.modify_instance_connect_endpoint(
-                InstanceConnectEndpointId=id, PreserveClientIp=True
-            )
-            assert check(api, vpc=vpc), "one that was changed works as before"
         lab.ec2.fault("slow_endpoint", seconds=6)
         made = lab.api.create_instance_connect_endpoint(SubnetId=subnet)["InstanceConnectEndpoint"]
         with pytest.raises(ProviderError, match="create-in-progress"):

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
 
 from tests.sim.ec2.client import Ec2
-from tests.sim.ec2.light import LightHost
-from tests.sim.ec2.machines import Order
 from tests.sim.lab import Lab
 
 pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.sshd]
@@ -29,19 +26,6 @@ def test_hosts_are_machines(lab: Lab) -> None:
     # Private addresses are for the machines alone: the way to them is through another machine.
     assert lab.ssh("two", "hostname", jump="one") == f"{two.hostname}\n"
     assert len(machines) == 2
-
-
-def test_what_one_writes_no_other_sees(lab: Lab) -> None:
-    lab.launch("one")
-    lab.launch("two")
-    lab.ec2.wait(2)
-    lab.ssh("one", "echo x | sudo tee /etc/of-one /tmp/of-one /usr/lib/of-one")
-    assert (
-        lab.ssh("two", "ls /etc/of-one /tmp/of-one /usr/lib/of-one 2>&1 | grep -c cannot") == "3\n"
-    )
-    for path in ("/etc/of-one", "/tmp/of-one", "/usr/lib/of-one"):
-        assert not Path(path).exists()
-    assert "of-one" in lab.ssh("one", "ls -A /tmp").split()
 
 
 def test_user_data_is_executed(lab: Lab) -> None:
@@ -91,48 +75,6 @@ def test_a_service_that_dies_comes_back(lab: Lab) -> None:
     lab.ssh("one", f'python3 -c "{silent}"')
     lab.ssh("one", "sudo systemctl stop mine")
     assert lab.ssh("one", "pgrep -c -x sleep; systemctl is-active mine; true") == "0\ninactive\n"
-
-
-def test_host_keys_can_be_switched(lab: Lab) -> None:
-    lab.launch("one")
-    lab.ec2.wait(1)
-    key = "/etc/ssh/ssh_host_ed25519_key"
-    lab.ssh("one", f"sudo ssh-keygen -q -t ed25519 -N '' -f {key}.new")
-    fresh = lab.ssh("one", f"cat {key}.new.pub")
-    # sshd starts anew for each connection: what lies on the disk counts from now on.
-    switch = f"mv {key}.new {key}; mv {key}.new.pub {key}.pub; systemctl reload ssh"
-    lab.ssh("one", f"sudo sh -c '{switch}'")
-    assert lab.try_ssh("one", "true").returncode == 255
-    lab.trust("one", fresh)
-    assert lab.until(lambda: lab.try_ssh("one", "echo known").stdout, {""}) == "known\n"
-
-
-@pytest.mark.parametrize("behavior", ["terminate", "stop"])
-def test_switched_off_from_inside(lab: Lab, behavior: str) -> None:
-    lab.launch("one", InstanceInitiatedShutdownBehavior=behavior)
-    lab.ec2.wait(1)
-    lab.try_ssh("one", "sudo shutdown -P now")
-    lab.ec2.wait(0)
-    assert lab.states() == ["terminated" if behavior == "terminate" else "stopped"]
-
-
-def test_a_planned_end_can_be_seen_and_called_off(lab: Lab) -> None:
-    lab.launch("one", {"runcmd": [["shutdown", "-P", "+480"]]})
-    lab.ec2.wait(1)
-    lab.ssh("one", "cloud-init status --wait")
-    plan = dict(
-        line.split("=") for line in lab.ssh("one", "cat /run/systemd/shutdown/scheduled").split()
-    )
-    assert int(plan["USEC"]) / 1e6 == pytest.approx(time.time() + 480 * 60, abs=60)
-    assert plan["MODE"] == "poweroff"
-    assert lab.try_ssh("one", "shutdown -c").returncode == 1
-    lab.ssh("one", "sudo shutdown -c")
-    assert lab.try_ssh("one", "cat /run/systemd/shutdown/scheduled").returncode == 1
-    # The moment comes sooner when the plan says so.
-    soon = f"USEC={int(time.time() * 1e6)}\\nMODE=poweroff\\n"
-    plan_file = "/run/systemd/shutdown/scheduled"
-    lab.try_ssh("one", f"printf '{soon}' | sudo tee {plan_file}")
-    lab.ec2.wait(0)
 
 
 def test_it_boots_again(lab: Lab) -> None:
@@ -185,17 +127,6 @@ def test_names(lab: Lab) -> None:
     assert time.monotonic() - started < 60
 
 
-def test_two_networks_with_the_same_addresses(lab: Lab) -> None:
-    other = lab.network()
-    lab.launch("one")
-    lab.launch("two", subnet=other)
-    machines = lab.ec2.wait(2)
-    assert len({one.private for one in machines.values()}) == 1
-    assert lab.ssh("one", "hostname") == lab.ssh("two", "hostname")
-    lab.ssh("one", "sudo touch /run/of-one")
-    assert lab.try_ssh("two", "ls /run/of-one").returncode == 2
-
-
 def test_nothing_of_a_killed_simulator_stays(need_root: None, tmp_path: Path) -> None:
     simulator = Ec2(tmp_path)
     try:
@@ -224,12 +155,3 @@ def test_it_is_reached_where_it_is_after_a_stop(lab: Lab) -> None:
     address = lab.instance("one")["PublicIpAddress"]
     lab.until(lambda: lab.ec2.machine("one").public == address, {False})
     assert lab.until(lambda: lab.try_ssh("one", "ls /etc/kept").stdout, {""}) == "/etc/kept\n"
-
-
-def test_a_machine_may_be_looked_at_when_it_is_gone(need_root: None, tmp_path: Path) -> None:
-    """Tests ask in other threads than the one that ends it."""
-    subnet = IPv4Network("10.77.0.0/20")
-    order = Order("i-1", "one", "10.77.0.4", None, subnet, (), "", False, tmp_path / "i-1")
-    host = LightHost(order)
-    host.kill()
-    assert (host.up, host.pid) == (False, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +19,7 @@ from botocore.exceptions import ClientError
 from clusterctl.core import assets
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2 import create, network, preflight, refusals, remove
+from clusterctl.machines.ec2 import create, network, preflight, remove
 from clusterctl.machines.ec2.api import TAG, Api
 from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
 
@@ -115,23 +114,6 @@ def test_what_cannot_boot_is_refused_before_it_costs(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [
-        ({"InstanceType": "t4g.micro"}, "InvalidParameterValue"),
-        ({"InstanceType": "t2.micro", "EbsOptimized": True}, "Unsupported"),
-        (
-            {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 4}}]},
-            "InvalidBlockDeviceMapping",
-        ),
-    ],
-)
-def test_ec2_refuses_what_does_not_fit_its_image(lab: Lab, how: dict[str, Any], code: str) -> None:
-    with pytest.raises(ClientError) as caught:
-        lab.launch("one", **how)
-    assert caught.value.response["Error"]["Code"] == code
-
-
 def test_a_region_that_is_not_enabled_is_named(lab: Lab, api: Api) -> None:
     """AWS answers there as if the credentials were wrong."""
     with pytest.raises(ProviderError, match="af-south-1: this region is not enabled") as caught:
@@ -171,10 +153,6 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
         many = NodeGroup(count=11, family="cpu")
         with pytest.raises(UsageError, match=f"{in_a} has 11 free addresses, .* needs 12 more"):
             survey(api, many, subnet=(in_a,))
-        with pytest.raises(ClientError, match="InsufficientFreeAddressesInSubnet"):
-            lab.api.run_instances(
-                ImageId=UBUNTU, InstanceType="t3.micro", MinCount=12, MaxCount=12, SubnetId=in_a
-            )
 
 
 def test_down_removes_nothing_from_a_network_of_theirs(
@@ -224,58 +202,6 @@ def test_an_account_without_a_default_network_is_as_good(lab: Lab, api: Api) -> 
     with pytest.raises(ClientError, match="VPCIdNotSpecified"):
         lab.api.run_instances(ImageId=UBUNTU, InstanceType="t3.micro", MinCount=1, MaxCount=1)
     assert survey(api).zones[0] == "us-east-1a"
-
-
-def launch_encrypted(lab: Lab, api: Api) -> dict[str, Any]:
-    """As Terraform does it: with the account's default key. Returns what becomes of it."""
-    disk = {
-        "DeviceName": "/dev/sda1",
-        "Ebs": {"Encrypted": True, "VolumeSize": 30, "DeleteOnTermination": True},
-    }
-    id = api.call(
-        "run_instances",
-        ImageId=UBUNTU,
-        InstanceType="t3.micro",
-        MinCount=1,
-        MaxCount=1,
-        SubnetId=lab.subnet,
-        BlockDeviceMappings=[disk],
-        TagSpecifications=tagged("one", "instance", "volume"),
-    )["Instances"][0]["InstanceId"]
-    [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
-    lab.api.terminate_instances(InstanceIds=[id])
-    return dict(found)
-
-
-def test_a_key_of_the_account_encrypts_disks_with_the_rights_of_the_policy(
-    lab: Lab, api: Api
-) -> None:
-    """EC2 starts machines whose key cannot be used, and ends them at once."""
-    lab.ec2.fault("never_boot")
-    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
-    lab.ec2.policy(rights)
-    made = lab.ec2.client("kms").create_key()["KeyMetadata"]
-    lab.api.modify_ebs_default_kms_key_id(KmsKeyId=made["Arn"])
-    assert launch_encrypted(lab, api)["State"]["Name"] in ("pending", "running")
-    lab.ec2.policy({"Statement": [r for r in rights["Statement"] if r["Sid"] != "UseDiskKey"]})
-    ended = launch_encrypted(lab, api)
-    assert ended["State"]["Name"] == "terminated"
-    code = ended["StateReason"]["Code"]
-    assert "encrypts disks" in refusals.make_refusal("starting one", code, "", "us-east-1").message
-
-
-def test_an_account_that_keeps_its_networks_closed_is_named(lab: Lab, api: Api) -> None:
-    """EC2 makes the network and the machines, and nobody would reach them."""
-    lab.api.modify_vpc_block_public_access_options(InternetGatewayBlockMode="block-ingress")
-    with pytest.raises(ProviderError, match="VPC Block Public Access is on in us-east-1") as caught:
-        survey(api)
-    assert "--vpc that is excluded" in caught.value.hint
-    with their_network(lab.api, "us-east-1a") as (vpc, _):
-        assert survey(api, vpc=vpc).zones, "its subnets tell themselves that they are excluded"
-    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
-    rights["Statement"][0]["Action"].remove("ec2:DescribeVpcBlockPublicAccessOptions")
-    lab.ec2.policy(rights)
-    assert survey(api).zones, "whoever may not ask is told nothing"
 
 
 def reserve(lab: Lab, count: int = 2, **how: Any) -> str:
@@ -331,24 +257,6 @@ def test_reserved_machines_are_looked_at_before_they_cost(lab: Lab, api: Api) ->
     with pytest.raises(ClientError, match="ReservationCapacityExceeded"):
         lab.api.run_instances(**one, MaxCount=2)
     lab.api.terminate_instances(InstanceIds=[made["InstanceId"]])
-
-
-def test_a_capacity_block_is_paid_and_has_an_end(lab: Lab, api: Api) -> None:
-    def buy(hours: int, state: str) -> str:
-        offering = f"cb-c7i.xlarge/us-east-1b/1/{hours}/{state}"
-        answer = lab.api.purchase_capacity_block(
-            CapacityBlockOfferingId=offering, InstancePlatform="Linux/UNIX"
-        )
-        return str(answer["CapacityReservation"]["CapacityReservationId"])
-
-    with pytest.raises(ProviderError, match=r"is scheduled and starts at .*: it takes no"):
-        survey(api, reservation=buy(24, "scheduled"))
-    reservation = survey(api, reservation=buy(24, "active")).reservation
-    assert reservation
-    assert reservation.block
-    assert reservation.latest
-    assert 0 < 24 * 3600 - 35 * 60 - (reservation.latest - time.time()) < 600
-    assert "paid in advance, until " in reservation.line
 
 
 def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> None:
@@ -408,31 +316,6 @@ def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) 
             survey(api, subnet=(subnet,))
         with pytest.raises(ProviderError, match="not allowed"):
             survey(api)  # the launcher of a new network has a public address, too
-
-
-def test_several_interfaces_get_no_public_address(lab: Lab, api: Api) -> None:
-    """So the types with several network cards for EFA need private workers."""
-    cards = [{"DeviceIndex": at, "SubnetId": lab.subnet} for at in (0, 1)]
-    public = [{**cards[0], "AssociatePublicIpAddress": True}, cards[1]]
-    with pytest.raises(ClientError, match="with multiple network interfaces"):
-        lab.launch("one", NetworkInterfaces=public)
-    lab.ec2.fault("quota", code="L-417A185B", value=1000)
-    group = NodeGroup(count=1, instance_type="p4d.24xlarge")
-    with pytest.raises(UsageError, match=r"p4d\.24xlarge has 4 network cards") as caught:
-        survey(api, group, efa=True)
-    assert "--private" in caught.value.hint
-    found = survey(api, group, efa=True, private=True)
-    assert found.types["p4d.24xlarge"].efa == ("efa", "efa-only", "efa-only", "efa-only")
-
-
-def test_launches_are_rationed(lab: Lab) -> None:
-    """However fast this machine is: a thousand machines is what an account may start at once."""
-    how = {"ImageId": UBUNTU, "InstanceType": "t3.micro", "SubnetId": lab.subnet}
-    with pytest.raises(ClientError) as caught:
-        lab.api.run_instances(**how, MinCount=1001, MaxCount=1001)
-    assert caught.value.response["Error"]["Code"] == "RequestLimitExceeded"
-    assert "throttled on ec2:RunInstances" in caught.value.response["Error"]["Message"]
-    assert lab.api.describe_instances()["Reservations"] == []
 
 
 def test_another_address_is_let_in_without_terraform(lab: Lab, api: Api) -> None:

@@ -15,7 +15,7 @@ from clusterctl.core import keys
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import preflight, refusals, spec
+from clusterctl.machines.ec2 import plan, preflight, prices, refusals, spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.provider import Ec2Provider
@@ -113,6 +113,61 @@ def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Pa
     with pytest.raises(ProviderError, match="Capacity Block cr-1 keeps its machines until") as no:
         provider.extend(made, tmp_path, late)
     assert "--ttl 204m" in no.value.hint
+
+
+def test_a_capacity_block_is_paid_and_has_an_end() -> None:
+    """Its machines cost nothing more, and end before EC2 ends them."""
+    end = datetime.now(timezone.utc) + timedelta(hours=24)
+    row = {
+        **{"InstanceType": "c7i.xlarge", "InstancePlatform": "Linux/UNIX", "Tenancy": "default"},
+        **{"State": "active", "AvailabilityZone": "us-east-1b", "AvailableInstanceCount": 1},
+        **{"ReservationType": "capacity-block", "StartDate": end - timedelta(hours=23)},
+        "EndDate": end,
+    }
+
+    class Block(Offering):
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            return {"CapacityReservations": [row]}
+
+        def find_price(self, item: str) -> float:
+            return 1.0
+
+    wish = wanted(NodeGroup(count=1, family="cpu"), reservation="cr-1")
+    found = preflight.survey(Block("us-east-1"), wish, {}, "", print)
+    assert found.reservation
+    assert found.reservation.latest == end.timestamp() - 35 * 60
+    assert found.zones == ("us-east-1b",)
+    quotes = plan.quote_machines(Block("us-east-1"), found, (), print)
+    charges = prices.build_charges(found.machines, quotes, 0.0)
+    paid = {one.node: one.hourly for one in charges if one.part == "instance"}
+    assert paid == {"launcher": 1.0, "worker-1": 0.0}
+    row["State"] = "scheduled"
+    with pytest.raises(ProviderError, match=r"is scheduled and starts at .*: it takes no machines"):
+        preflight.survey(Block("us-east-1"), wish, {}, "", print)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> None:
+    """EC2 makes the network and the machines, and nobody would reach them, but through an
+    endpoint."""
+
+    class Closing(Offering):
+        mode = "block-ingress"
+
+        def find_block_mode(self) -> str:
+            return self.mode
+
+    def look(**more: Any) -> preflight.Survey:
+        cloud = {"private": hidden, "instance_connect": hidden, **more}
+        wish = wanted(NodeGroup(count=1, family="cpu"), **cloud)
+        return preflight.survey(Closing("us-east-1"), wish, {}, "", print)
+
+    if hidden:
+        assert look().zones
+        Closing.mode = "block-bidirectional"
+    with pytest.raises(ProviderError, match="VPC Block Public Access is on in us-east-1") as caught:
+        look()
+    assert "--vpc that is excluded" in caught.value.hint
 
 
 def test_a_subnet_that_the_account_closes_is_refused() -> None:

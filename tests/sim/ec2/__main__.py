@@ -78,7 +78,6 @@ class Control:
     def do_clear(self) -> None:
         self._layer.faults.clear()
         self._layer.world.quotas.clear()
-        self._layer.world.blocked.clear()
         self._layer.world.slow_end = self._layer.world.nat.slow_start = 0.0
         self._layer.world.nat.kept = False
         self._layer.world.endpoints.slow_start = 0.0

@@ -15,41 +15,11 @@ from tests.sim.ec2.gaps import (
     World,
     backend,
     current,
-    customer_key,
     is_spot,
     new_tags,
     regions,
 )
 from tests.sim.ec2.wire import Request
-
-_KEY_USE = ("CreateGrant", "Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext")
-
-
-def _encrypt(world: World, request: Request, instance: Any) -> None:
-    """A machine whose disk cannot be encrypted ends at once. Source: EBS User Guide, "Requirements
-    for Amazon EBS encryption"; karpenter-provider-aws issue 1407, cloud-cml issue 8."""
-    from moto.ec2.models.instances import StateReason
-
-    key = customer_key(request.region)
-    encrypted = any(
-        disk.get("Ebs.Encrypted") == "true" for disk in request.structured("BlockDeviceMapping")
-    )
-    if key is None or not encrypted:
-        return
-    code = "Client.InternalError"
-    said = f"{code}: Client error on launch"
-    if key.key_state != "Enabled":
-        code = "Client.InvalidKMSKey.InvalidState"
-        said = f"{code}: The KMS key provided is in an incorrect state"
-    elif all(
-        world.allowed(
-            f"kms:{name}", key.arn, {"kms:ViaService": f"ec2.{request.region}.amazonaws.com"}
-        )
-        for name in _KEY_USE
-    ):
-        return
-    instance.terminate()
-    instance.state_reason = StateReason(said, code)
 
 
 def _addresses_in_use() -> set[str]:
@@ -234,11 +204,6 @@ def _amend_images() -> None:
 
 
 def _amend(world: World, request: Request, instance: Any) -> None:
-    _dress(world, request, instance)
-    _encrypt(world, request, instance)
-
-
-def _dress(world: World, request: Request, instance: Any) -> None:
     form = request.parameters
     instance.placement.group_name = form.get("Placement.GroupName", "")
     if not instance.security_groups:

@@ -20,10 +20,9 @@ from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
 QUOTA, CONNECTIONS = 5, 20
-COMING, READY, CHANGED, GOING, GONE = (
+COMING, READY, GOING, GONE = (
     "create-in-progress",
     "create-complete",
-    "update-complete",
     "delete-in-progress",
     "delete-complete",
 )
@@ -43,7 +42,6 @@ class Endpoint:
     tags: dict[str, str] = field(default_factory=dict)
     id: str = field(default_factory=lambda: f"eice-{uuid.uuid4().hex[:17]}")
     end: float | None = None
-    modified: bool = False
 
     @property
     def state(self) -> str:
@@ -52,7 +50,7 @@ class Endpoint:
             return GOING if now < self.end else GONE
         if now < self.ready:
             return COMING
-        return CHANGED if self.modified else READY
+        return READY
 
     @property
     def vpc(self) -> str:
@@ -126,11 +124,6 @@ class Endpoints:
         self.all[made.id] = made
         inner = f"<instanceConnectEndpoint>{_document(made)}</instanceConnectEndpoint>"
         return wire.xml("CreateInstanceConnectEndpoint", inner)
-
-    def modify(self, request: Request) -> Answer:
-        """As the console does when its groups are changed: it keeps another state from then on."""
-        self._find(request.parameters["InstanceConnectEndpointId"]).modified = True
-        return wire.xml("ModifyInstanceConnectEndpoint", "<return>true</return>")
 
     def delete(self, request: Request, seconds: float) -> Answer:
         one = self._find(request.parameters["InstanceConnectEndpointId"])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import endpoints, images, market, nat, networks, reserved, wire
+from tests.sim.ec2 import endpoints, market, nat, reserved, wire
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
@@ -65,8 +65,6 @@ class World:
         self.quotas: dict[str, float] = {}
         self.granted: dict[str, float] = {}
         """Quotas that are a fault, and those that AWS has raised."""
-        self.blocked: dict[str, str] = {}
-        """How VPC Block Public Access closes a region."""
         self.prices: dict[str, float | None] = {}
         self.slow_end = 0.0
         """Seconds that an instance takes to end, with its interface in its network; also a NAT
@@ -283,7 +281,6 @@ def _set_groups(card: Any, ids: list[str]) -> None:
 def _run_instances(world: World, request: Request) -> Answer | None:
     """Refuses what EC2 refuses; moto does the rest."""
     kind = request.parameters.get("InstanceType", "")
-    _fits_image(request, kind)
     if len(base64.b64decode(request.parameters.get("UserData", ""))) > 16384:
         raise ApiError("InvalidParameterValue", "User data is limited to 16384 bytes")
     name = request.parameters.get("Placement.GroupName")
@@ -294,7 +291,6 @@ def _run_instances(world: World, request: Request) -> Answer | None:
         if world.placement_groups[name].strategy == "cluster" and kind.startswith("t"):
             message = f"Cluster placement groups are not supported by the '{kind}' instance type."
             raise ApiError("InvalidParameterCombination", message)
-    _one_public_interface(request)
     if new_tags(request, "spot-instances-request") and not is_spot(request):
         raise ApiError(
             "InvalidParameterCombination",
@@ -303,72 +299,7 @@ def _run_instances(world: World, request: Request) -> Answer | None:
         )
     if not _in_reservation(world, request):
         _keep_to_quota(world, request, kind)
-    _has_addresses(request)
     return None
-
-
-def _one_public_interface(request: Request) -> None:
-    """Source of the text: karpenter-provider-aws, pull request 5666."""
-    cards = [dict(one) for one in request.structured("NetworkInterface")]
-    if name := request.parameters.get("LaunchTemplate.LaunchTemplateId"):
-        version = backend(request.region).get_launch_template(name).latest_version()
-        cards += version.data.get("NetworkInterfaces", ())
-    if len(cards) > 1 and any("AssociatePublicIpAddress" in card for card in cards):
-        raise ApiError(
-            "InvalidParameterCombination",
-            "The associatePublicIPAddress parameter cannot be specified when launching with"
-            " multiple network interfaces.",
-        )
-
-
-def _has_addresses(request: Request) -> None:
-    """Source of the text: tests/unit/aws_errors.toml."""
-    form = request.parameters
-    id = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
-    wanted = int(form.get("MaxCount", 1))
-    for subnet in backend(request.region).describe_subnets():
-        if subnet.id == id and subnet.available_ip_address_count < wanted:
-            raise ApiError(
-                "InsufficientFreeAddressesInSubnet",
-                f"There are not enough free addresses in subnet '{id}' to satisfy the requested"
-                " number of instances.",
-            )
-
-
-def _fits_image(request: Request, kind: str) -> None:
-    """Sources of the texts: tests/unit/aws_errors.toml."""
-    from moto.ec2.models.instance_types import INSTANCE_TYPES
-
-    image = backend(request.region).amis.get(request.parameters.get("ImageId", ""))
-    if image is None:
-        return
-    row = INSTANCE_TYPES.get(kind, {})
-    processors = row.get("ProcessorInfo", {}).get("SupportedArchitectures", [image.architecture])
-    if image.architecture not in processors:
-        raise ApiError(
-            "InvalidParameterValue",
-            f"The architecture '{processors[0]}' of the specified instance type does not match the"
-            f" architecture '{image.architecture}' of the specified AMI. Specify an instance type"
-            " and an AMI that have matching architectures, and try again. You can use"
-            " 'describe-instance-types' or 'describe-images' to discover the architecture of the"
-            " instance type or AMI.",
-        )
-    optimized = request.parameters.get("EbsOptimized") == "true"
-    if optimized and row.get("EbsInfo", {}).get("EbsOptimizedSupport") == "unsupported":
-        raise ApiError(
-            "Unsupported",
-            "EBS-optimized instances are not supported for your requested configuration. Please"
-            " check the documentation for supported configurations.",
-        )
-    least = images.snapshot(image.name)
-    for disk in request.structured("BlockDeviceMapping"):
-        size = int(disk.get("Ebs.VolumeSize", least))
-        if disk.get("DeviceName") == image.root_device_name and size < least:
-            raise ApiError(
-                "InvalidBlockDeviceMapping",
-                f"Volume of size {size}GB is smaller than snapshot 'snap-{image.id[4:]}',"
-                f" expect size >= {least}GB",
-            )
 
 
 def _keep_to_quota(world: World, request: Request, kind: str) -> None:
@@ -457,13 +388,7 @@ def _instance_connect(world: World, request: Request) -> Answer:
             return world.endpoints.create(request, backend(request.region), may)
     if request.action.startswith("Delete"):
         return world.endpoints.delete(request, world.slow_end)
-    if request.action.startswith("Modify"):
-        return world.endpoints.modify(request)
     return world.endpoints.describe(request, _tag_matches)
-
-
-def _within_quota(world: World, request: Request) -> None:
-    networks.refuse(request, backend(request.region), world.limits)
 
 
 def _check_group_name(world: World, request: Request) -> None:
@@ -476,31 +401,8 @@ def _check_group_name(world: World, request: Request) -> None:
         )
 
 
-def customer_key(region: str) -> Any:
-    """The key of the account's own that encrypts disks by default; None for AWS's."""
-    from moto.kms.models import kms_backends
-
-    keys, arn = kms_backends[ACCOUNT][region], backend(region).default_kms_key_id
-    ours = arn and not (
-        keys.alias_exists("alias/aws/ebs") and keys.describe_key("alias/aws/ebs").arn == arn
-    )
-    return keys.describe_key(arn) if ours else None
-
-
-def _public_access(world: World, request: Request) -> Answer:
-    """VPC Block Public Access, which closes the internet gateways of a region for all networks that
-    are not excluded. Source: EC2 API Reference, VpcBlockPublicAccessOptions."""
-    if mode := request.parameters.get("InternetGatewayBlockMode"):
-        world.blocked[request.region] = mode
-    found = world.blocked.get(request.region, "off")
-    options = wire.tag("internetGatewayBlockMode", found) + wire.tag("awsRegion", request.region)
-    return wire.xml(
-        request.action, f"<vpcBlockPublicAccessOptions>{options}</vpcBlockPublicAccessOptions>"
-    )
-
-
 def _reserve(world: World, request: Request) -> Answer:
-    made = (reserved.create if request.action[0] == "C" else reserved.purchase)(request)
+    made = reserved.create(request)
     world.reservations[made.id] = made
     return wire.xml(request.action, f"<capacityReservation>{made.xml(())}</capacityReservation>")
 
@@ -535,15 +437,9 @@ def _in_reservation(world: World, request: Request) -> bool:
 
 
 ACTIONS: dict[str, Action] = {
-    "AllocateAddress": _within_quota,
-    "CreateInternetGateway": _within_quota,
     "CreateSecurityGroup": _check_group_name,
-    "CreateVpc": _within_quota,
     "CreateCapacityReservation": _reserve,
-    "PurchaseCapacityBlock": _reserve,
     "DescribeCapacityReservations": _describe_reservations,
-    "DescribeVpcBlockPublicAccessOptions": _public_access,
-    "ModifyVpcBlockPublicAccessOptions": _public_access,
     "DeleteSecurityGroup": _refuse_while_used,
     "DeleteSubnet": _refuse_while_used,
     "DeleteVpc": _refuse_while_used,
@@ -553,7 +449,6 @@ ACTIONS: dict[str, Action] = {
     "CreateInstanceConnectEndpoint": _instance_connect,
     "DescribeInstanceConnectEndpoints": _instance_connect,
     "DeleteInstanceConnectEndpoint": _instance_connect,
-    "ModifyInstanceConnectEndpoint": _instance_connect,
     "AssociateRouteTable": _associate_route_table,
     "CreatePlacementGroup": _create_placement_group,
     "DescribePlacementGroups": _describe_placement_groups,

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.sim.ec2 import networks
 from tests.sim.ec2.wire import Answer, ApiError, Request, document
 
 PRICES = {
@@ -129,8 +128,7 @@ def service_quotas(request: Request, changed: Mapping[str, float]) -> Answer | N
     service = str(request.parameters.get("ServiceCode"))
     if service not in SERVICES:
         return None
-    every = {code: ("ec2", *row) for code, row in QUOTAS.items()} | networks.QUOTAS
-    known = {code: row for code, row in every.items() if row[0] == service}
+    known = {code: ("ec2", *row) for code, row in QUOTAS.items() if service == "ec2"}
     if request.action == "GetServiceQuota":
         code = str(request.parameters.get("QuotaCode"))
         if code not in known:

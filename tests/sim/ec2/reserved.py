@@ -1,4 +1,4 @@
-"""Capacity Reservations and Capacity Blocks, which moto lacks.
+"""Capacity Reservations, which moto lacks.
 
 Source: EC2 User Guide, "Launch instances into an existing Capacity Reservation" and "Capacity
 Blocks for ML"; EC2 API Reference, CapacityReservation.
@@ -27,8 +27,6 @@ class Reservation:
     state: str = "active"
     group: str = ""
     """The ARN of the placement group that it was made in."""
-    hours: float = 0.0
-    """How long a Capacity Block lasts; 0: an On-Demand Capacity Reservation, without an end."""
     id: str = field(default_factory=lambda: f"cr-{uuid.uuid4().hex[:17]}")
     start: float = field(default_factory=time.time)
 
@@ -51,10 +49,8 @@ class Reservation:
             "state": self.state,
             "instanceMatchCriteria": "targeted",
             "startDate": _date(self.start),
-            "reservationType": "capacity-block" if self.hours else "default",
+            "reservationType": "default",
         }
-        if self.hours:
-            fields["endDate"] = _date(self.start + self.hours * 3600)
         if self.group:
             fields["placementGroupArn"] = self.group
         return "".join(wire.tag(*one) for one in fields.items())
@@ -78,13 +74,6 @@ def create(request: Request) -> Reservation:
     )
 
 
-def purchase(request: Request) -> Reservation:
-    """PurchaseCapacityBlock. The offering is `cb-TYPE/ZONE/COUNT/HOURS/STATE`."""
-    offering = request.parameters["CapacityBlockOfferingId"].removeprefix("cb-")
-    kind, zone, total, hours, state = offering.split("/")
-    return Reservation(request.region, kind, zone, int(total), hours=float(hours), state=state)
-
-
 def unknown(id: str) -> ApiError:
     message = f"The capacity reservation ID '{id}' does not exist"
     return ApiError("InvalidCapacityReservationId.NotFound", message)
@@ -93,13 +82,12 @@ def unknown(id: str) -> ApiError:
 def refuse(found: Reservation, request: Request, zone: str, instances: Iterable[Any]) -> None:
     """A launch that the reservation is not for, or has no room for."""
     form = request.parameters
-    market = form.get("InstanceMarketOptions.MarketType", "")
     fits = (
         found.state == "active"
         and form.get("InstanceType") == found.kind
         and zone == found.zone
         and form.get("Placement.GroupName", "") == found.group.rpartition("/")[2]
-        and market == ("capacity-block" if found.hours else "")
+        and not form.get("InstanceMarketOptions.MarketType")
         and int(form.get("MaxCount", 1)) <= found.free(instances)
     )
     if not fits:
