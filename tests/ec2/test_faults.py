@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,73 +18,6 @@ from tests.sim.lab import UBUNTU
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
 
 CPU = ("up", "--cpu", "t3.xlarge:1", "--runtime", "host", "--yes")
-
-
-@pytest.mark.parametrize("granted", [0, 4], ids=["a new account", "too few"])
-def test_a_quota_that_is_too_small_is_named_in_vcpus(world: World, granted: int) -> None:
-    if granted:
-        world.ec2.grant(granted)
-    up = world.run("up", "--gpu", "g4dn", "--yes", timeout=30)
-    assert up.code == 3
-    [line] = [line for line in up.err.splitlines() if line.startswith("clusterctl: ")]
-    assert "'Running On-Demand G and VT instances' (L-DB2E81BA) in us-east-1" in line
-    assert f"is {granted} vCPUs, of which 0 are in use; this cluster needs 8 vCPUs more" in line
-    assert "request-service-quota-increase --service-code ec2 --quota-code L-DB2E81BA" in up.err
-    assert "--desired-value 8" in up.err
-    assert world.ec2.left() == []
-    assert not (world.home / "clusters").exists()
-
-
-def test_wishes_that_cannot_be_met_cost_nothing(world: World) -> None:
-    world.ec2.grant(64)
-    for words, code, said in (
-        (("--gpu", "g4dn", "--zones", "us-east-1z"), 3, ["zones that do: "]),
-        (("--gpu", "g4dn", "--ami", "ami-nothing"), 2, ["ami-nothing"]),
-        (("--cpu", "t3.xlarge:2000"), 2, ["1 to 1000 workers"]),
-        (("--gpu", "g4ad", "--runtime", "host"), 2, ["have no code for its GPU (gfx1011)"]),
-        (("--gpu", "g4dn", "--efa"), 2, ["--efa: g4dn.xlarge has no", "one: g4dn.12xlarge"]),
-    ):
-        up = world.run("up", "--yes", *words, timeout=30)
-        assert (up.code, all(word in up.err for word in said)) == (code, True), up.err
-    assert not (world.home / "clusters").exists()
-
-
-def test_a_budget_is_a_deadline(world: World) -> None:
-    world.ec2.fault("price", instance_type="t3.xlarge", value=1.0)
-    plan = world.ok("up", "--cpu", "t3.xlarge", "--budget", "2", "--dry-run", "--json").document()
-    rate = sum(charge["hourly"] for charge in plan["charges"])
-    left = plan["deadline"] - plan["charges"][0]["since"]
-    assert rate > 2.0
-    # Never more than the budget, and a cent less at most: disks cost most in February. AWS ends
-    # what has not ended itself within two minutes of the deadline.
-    assert 1.99 <= rate * (left + 120) / 3600 <= 2.0
-    world.ec2.fault("price", instance_type="c5.xlarge", value=None)
-    refused = world.run("up", "--cpu", "c5.xlarge", "--budget", "2", "--dry-run")
-    assert refused.code == 2
-    assert "price of c5.xlarge is unknown" in refused.err
-    unknown = world.ok("up", "--cpu", "c5.xlarge", "--dry-run")
-    assert re.search(r"2 worker +c5.xlarge .* \? ", unknown.out)
-
-
-def test_expired_credentials_are_said_to_be(world: World) -> None:
-    world.ec2.fault("expired")
-    up = world.run("up", "--gpu", "g4dn", "--yes", timeout=60)
-    assert up.code == 3
-    assert "expired" in up.err
-    assert "aws" in up.err
-
-
-def test_no_terraform_says_how_to_get_it(world: World, tmp_path: Path) -> None:
-    tools = tmp_path / "all programs but terraform and tofu"
-    tools.mkdir()
-    for program in Path("/usr/bin").iterdir():
-        if program.name not in ("terraform", "tofu"):
-            (tools / program.name).symlink_to(program)
-    world.env["PATH"] = str(tools)
-    up = world.run("up", "--gpu", "g4dn", "--yes", timeout=30)
-    assert up.code == 3
-    assert "neither terraform nor tofu is on PATH" in up.err
-    assert "developer.hashicorp.com" in up.err
 
 
 def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:

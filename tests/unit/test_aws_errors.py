@@ -133,3 +133,10 @@ def test_what_may_be_different_in_a_moment() -> None:
     assert not refusals.is_transient([throttled, final])
     assert not refusals.is_transient(["nothing that we know"])
     assert not refusals.is_transient([])
+
+
+def test_a_capacity_error_wins() -> None:
+    error = refusals.from_terraform(
+        ["api error UnauthorizedOperation: x", "api error InsufficientInstanceCapacity: y"]
+    )
+    assert isinstance(error, CapacityError)

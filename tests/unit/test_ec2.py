@@ -12,15 +12,11 @@ import pytest
 
 from clusterctl.core import catalog, keys
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup
-from clusterctl.errors import ProviderError, UsageError
-from clusterctl.insight import cost
-from clusterctl.machines import charges as machines_charges
+from clusterctl.errors import UsageError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import create, plan, prices, refusals, remove, spec
 from clusterctl.machines.ec2.create import make_is_known
 from clusterctl.machines.ec2.host_keys import HostKeys
-from clusterctl.machines.ec2.prices import Quote
-from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.protocol import Resource
 from clusterctl.terraform.binary import Binary
 from clusterctl.terraform.folder import Terraform
@@ -194,81 +190,12 @@ def test_what_runs_goes_on_and_what_is_gone_ends() -> None:
     assert merged["worker-3"].since == 100.0
 
 
-def test_money_adds_up() -> None:
-    charges = [charge(until=3600.0), charge("worker-2", 2.0), charge("worker-3", None)]
-    assert cost.sum_dollars(charges, 7200.0) == pytest.approx(1.0 + 4.0)
-    assert cost.sum_hourly(charges) == 2.0
-    assert cost.list_unpriced(charges) == ("t3.xlarge",)
-    assert cost.sum_dollars([charge()], 1.0) == pytest.approx(60 / 3600), "a minute at least"
-    first, second, third = cost.make_receipt(charges, 7200.0)
-    assert (first.count, first.hours, first.dollars) == (1, 1.0, 1.0)
-    assert (second.hours, second.dollars) == (2.0, 4.0)
-    assert third.dollars is None
-
-
-def test_a_budget_buys_hours() -> None:
-    assert machines_charges.compute_affordable_time(
-        10.0, [charge(hourly=2.0)], 4.0
-    ) == pytest.approx(3 * 3600 - 120)
-    with pytest.raises(UsageError, match="price of"):
-        machines_charges.compute_affordable_time(10.0, [charge(hourly=None)], 0.0)
-    with pytest.raises(UsageError, match="is spent"):
-        machines_charges.compute_affordable_time(1.0, [charge()], 1.0)
-
-
-QUOTES = {
-    item: Quote(dollars, "a list")
-    for item, dollars in {
-        **{"g4dn.xlarge": 0.5, "t3.micro": 0.01},
-        **{prices.DISK: 0.08, prices.ADDRESS: 0.005},
-    }.items()
-}
-
-
-def test_the_plan_shows_a_question_mark_where_nobody_knows_the_price() -> None:
-    machines = spec.plan_machines(wish(), {}, {})
-    found = prices.build_charges(machines, {**QUOTES, "g4dn.xlarge": Quote(None, "unknown")}, 0.0)
-    text = "\n".join(prices.render_table(machines, found, "us-east-1a", 3600.0))
-    assert "2 worker    g4dn.xlarge" in text
-    assert "?" in text
-    assert "at least" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "said"),
-    [
-        (
-            "creating EC2 Instance: operation error EC2: RunInstances, https response error"
-            " StatusCode: 500, RequestID: 1, api error InsufficientInstanceCapacity: We currently",
-            CapacityError,
-            "no capacity",
-        ),
-        ("api error VcpuLimitExceeded: You have requested", ProviderError, "quota of vCPUs"),
-        ("api error UnauthorizedOperation: You are not", ProviderError, "policy.json"),
-    ],
-)
-def test_what_terraform_quotes_from_aws_is_understood(
-    text: str, kind: type[ProviderError], said: str
-) -> None:
-    error = refusals.from_terraform(["something else", text])
-    assert type(error) is kind
-    assert said in error.message + error.hint
-    assert refusals.from_terraform(["no such thing"]) is None
-
-
 def test_what_is_there_without_terraforms_knowing_is_told_from_other_failures() -> None:
     repeated = "aws_security_group.ssh: api error InvalidPermission.Duplicate: the rule"
     assert refusals.is_repeated(["something else", repeated])
     assert refusals.is_repeated(["api error RouteAlreadyExists: a route"])
     assert not refusals.is_repeated(["api error InvalidPermission.Malformed: no"])
     assert not refusals.is_repeated(["a rule of that name is a Duplicate"])
-
-
-def test_a_capacity_error_wins() -> None:
-    error = refusals.from_terraform(
-        ["api error UnauthorizedOperation: x", "api error InsufficientInstanceCapacity: y"]
-    )
-    assert isinstance(error, CapacityError)
 
 
 def test_user_data_is_small_valid_and_armed() -> None:
@@ -290,19 +217,6 @@ def test_user_data_is_small_valid_and_armed() -> None:
     unit = files[f"/etc/systemd/system/{create.UNIT}"]
     [after] = [line for line in unit.splitlines() if line.startswith("After=")]
     assert "cloud-init.service" in after, "in an image of a node, the agent would see its deadline"
-
-
-def test_a_thousand_nodes_are_planned_in_a_moment(tmp_path: Path) -> None:
-    """Generous here; bench/ec2.py has the figure."""
-    import time
-
-    began = time.process_time()
-    machines = spec.plan_machines(wish(NodeGroup(count=1000, family="g4dn")), {}, {})
-    found = prices.build_charges(machines, QUOTES, 0.0)
-    prices.render_table(machines, found, "us-east-1a", 3600.0)
-    prices.merge(found, found, 1.0)
-    cost.make_receipt(found, 10.0)
-    assert time.process_time() - began < 0.5
 
 
 def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:

@@ -358,6 +358,12 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     assert "`clusterctl up red` continues" in caught.value.hint
 
 
+def test_a_zone_that_offers_nothing_is_named() -> None:
+    with pytest.raises(ProviderError, match="us-east-1z: no such zone offers all of") as caught:
+        survey(wanted(NodeGroup(count=1, family="cpu"), zones=("us-east-1z",)))
+    assert caught.value.hint == "zones that do: us-east-1a, us-east-1b"
+
+
 @pytest.mark.parametrize("zone", ["us-west-2a", "us-east-1-bos-1a"])
 def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zone: str) -> None:
     wish = wanted(NodeGroup(count=1, family="cpu"), zones=("us-east-1a", zone))
@@ -507,31 +513,3 @@ def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str,
         spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=groups))
     fits = (replace(groups[0], instance_type=f"{family}.2xlarge"),)
     spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=fits))
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (
-            "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
-            "no service-linked role for spot instances",
-        ),
-        ("AuthFailure.Whatever", "AWS does not accept your credentials"),
-        ("UnauthorizedOperation", "your AWS user is not allowed to do that"),
-    ],
-)
-def test_codes_with_dots_are_understood(code: str, said: str) -> None:
-    """From AWS to us, and as Terraform quotes it."""
-    asked = refusals.make_refusal(
-        "starting instances", code, "The provided credentials", "us-east-1"
-    )
-    quoted = refusals.from_terraform([f"RunInstances, api error {code}: The provided credentials"])
-    assert quoted
-    assert said in asked.message
-    assert said in quoted.message
-
-
-def test_the_role_for_spot_instances_says_how_to_make_it() -> None:
-    code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
-    error = refusals.make_refusal("starting instances", code, "", "us-east-1")
-    assert "create-service-linked-role --aws-service-name spot.amazonaws.com" in error.hint
