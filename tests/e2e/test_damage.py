@@ -37,6 +37,10 @@ def test_down_finds_a_cluster_without_its_record(own: Cli, how: str) -> None:
         record(own).write_text("{")
     elif how == "removed":
         record(own).unlink()
+        assert "without a local record" in own("up", "--workers", 1).err
+        again = {str(folder) for folder in traces.folders}
+        assert [what for what in traces.left() if what not in again] == []
+        record(own).unlink()
     else:
         shutil.rmtree(record(own).parent)
     if how != "folder removed":
@@ -46,16 +50,6 @@ def test_down_finds_a_cluster_without_its_record(own: Cli, how: str) -> None:
     assert "default" in own("down", "default").err
     assert traces.left() == []
     assert own.json("list") == {"schema": 1, "clusters": [], "damage": []}
-
-
-@pytest.mark.all
-def test_up_after_a_lost_record_leaves_nothing_of_the_old_nodes(own: Cli) -> None:
-    own("up", "--workers", 1)
-    old = Traces.of(own)
-    record(own).unlink()
-    assert "without a local record" in own("up", "--workers", 1).err
-    again = {str(folder) for folder in old.folders}
-    assert [what for what in old.left() if what not in again] == []
 
 
 def test_a_job_that_never_reached_its_cluster_is_lost(own: Cli) -> None:

@@ -56,18 +56,3 @@ def test_ranks_are_told_before(make_cli: MakeCli, tmp_path: Path) -> None:
     moments = [int(found) for found in re.findall(r"saved at (\d+)", said)]
     assert len(moments) == 2, said
     assert max(moments) < int(at)
-
-
-@pytest.mark.all
-def test_down_leaves_nobody_waiting(make_cli: MakeCli) -> None:
-    cli = make_cli()
-    cli("up", "--ttl", "1h", "--workers", "1")
-    traces = Traces.of(cli)
-    cli("down")
-    assert traces.left() == []
-
-
-def test_extend_needs_a_time(make_cli: MakeCli) -> None:
-    cli = make_cli()
-    said = cli("extend", code=2)
-    assert "--ttl" in said.err

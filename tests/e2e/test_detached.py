@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import STUBBORN, Cli, of_job, tagged, wait_for
+from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -62,24 +62,17 @@ def test_a_follower_that_dies_half_way_loses_nothing(cli: Cli) -> None:
     """Following again goes on where the stored copy stops, whoever wrote it."""
     cli.script("counts.py", COUNTS)
     number = cli.detach("counts.py")
-    for text in ("line 5", "line 15", "line 25"):
+    follower = cli.start("logs", number, "-f")
+    follower.until("line 3", times=2)
+    follower.interrupt()  # only detaches
+    done = follower.wait(10)
+    assert (done.code, "keeps running" in done.err) == (130, True)
+    for text in ("line 10", "line 25"):
         follower = cli.start("logs", number, "-f")
         follower.until(text, times=2)
         follower.kill()
     assert whole(cli("logs", number, "-f"))
     assert whole(cli("logs", number))
-
-
-def test_ctrl_c_of_logs_only_detaches(cli: Cli) -> None:
-    cli.script("counts.py", COUNTS)
-    number = cli.detach("counts.py")
-    follower = cli.start("logs", number, "-f")
-    follower.until("line 3", times=2)
-    follower.interrupt()
-    done = follower.wait(10)
-    assert done.code == 130
-    assert "keeps running" in done.err
-    assert cli.until_state(number, "succeeded")["program_exit_code"] == 0
 
 
 def test_a_detached_failure_is_on_record(cli: Cli) -> None:
@@ -108,7 +101,9 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     first = cli.detach(*fill(cli), gates[0])
     cli.until_state(first, "running")
     second = cli.detach(*fill(cli), gates[1])
-    third = cli.detach(*fill(cli), gates[2])
+    follower = cli.start("run", *fill(cli), gates[2])
+    follower.until("is waiting")
+    third = follower.now().job
     doomed = cli.detach(*fill(cli), gates[3])
     cli.until_state(second, "queued")
     cli.until_state(third, "queued")
@@ -126,7 +121,8 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     assert cli.job(third)["state"] == "queued"
     gates[1].touch()
     gates[2].touch()
-    cli.until_state(third, "succeeded")
+    done = follower.wait(30)
+    assert (done.code, done.of(0)) == (0, ["on"])
     jobs = cli.jobs()
     assert [jobs[n]["state"] for n in (first, second, doomed)] == [
         "succeeded",
@@ -149,20 +145,6 @@ def test_jobs_that_fit_run_beside_each_other(own: Cli, need: Need) -> None:
     gate.touch()
     for number in both:
         own.until_state(number, "succeeded")
-
-
-def test_a_run_that_waits_says_so_and_then_runs(cli: Cli) -> None:
-    cli.script("waits.py", WAITS)
-    gate = cli.folder.parent / "gate"
-    first = cli.detach(*fill(cli), gate)
-    second = cli.start("run", *fill(cli), gate)
-    second.until("is waiting")
-    assert "on" not in second.out
-    gate.touch()
-    done = second.wait(30)
-    assert done.code == 0
-    assert done.of(0) == ["on"]
-    cli.until_state(first, "succeeded")
 
 
 def supervisor(cli: Cli, number: int) -> str:
@@ -188,20 +170,3 @@ def test_a_dead_supervisor_means_lost_and_the_queue_goes_on(cli: Cli, cluster_id
     said = cli("cancel", first)
     assert "no processes left on" in said.out
     assert of_job(cluster_id, first) == []
-
-
-@pytest.mark.all
-def test_job_numbers_are_never_used_twice(own: Cli) -> None:
-    """Not even by another cluster of the same name; history outlives clusters."""
-    own.script("who.py", "print('here')")
-    numbers = []
-    for _ in range(2):
-        own("up", "--workers", 1)
-        numbers += [own("run", "who.py").job, own.detach("who.py")]
-        own("down")
-    assert numbers == sorted(set(numbers))
-    jobs = own.jobs()
-    assert sorted(jobs) == numbers
-    assert {job["state"] for job in jobs.values()} <= {"succeeded", "cancelled"}
-    assert own("logs", numbers[0]).of(0) == ["here"]
-    assert tagged(f"CLUSTERCTL_JOB={jobs[numbers[0]]['cluster_id']}/") == []

@@ -65,10 +65,9 @@ time.sleep(300)
 """
 
 
-def test_an_abort_with_exit_code_0_is_no_success(own: Cli) -> None:
+def test_an_abort_with_exit_code_0_is_no_success(cli: Cli) -> None:
     """mpirun ends with 0, and so do ranks that save their work when they are told to end."""
-    own("up")
-    own.script("aborts.py", ABORTS)
-    done = own("run", "aborts.py", code=6)
+    cli.script("aborts.py", ABORTS)
+    done = cli("run", "aborts.py", code=6)
     assert "MPI_ABORT was invoked on rank 1" in done.err
-    assert own.job(1)["state"] == "failed"
+    assert cli.job(done.job)["state"] == "failed"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sshd
 @pytest.mark.netns  # each node a host of its own
 def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli) -> None:
     """The whole life of a cluster, as a script sees it."""
-    made = own.json("up")
+    made = own.json("up", "--ttl", "1h")
     assert made["cluster"] == "default"
     assert made["phase"] == "ready"
     assert made["mode"] in ("namespaces", "loopback")

@@ -56,6 +56,7 @@ def test_a_slow_link(cli: Cli, need: Need) -> None:
     assert line.startswith("low ")
     assert "little for a machine" in line
     assert "from worker-1 to worker-2" in line
+    assert "of worker-1 is shaped by tc: tbf rate 20Mbit" in line
 
 
 @pytest.mark.all

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import JobError
 from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import Figure, HardwareLimit
@@ -135,24 +134,14 @@ def test_a_ring_takes_its_messages_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--ranks", "1,x", "train.py"), "expected a number"),
-        (("--ranks", ",", "train.py"), "expected numbers"),
-        (("train.py",), "--ranks is missing"),
-        (("--ranks", "1,2"), "nothing to run"),
+        (("scaling", "--ranks", "1,x", "train.py"), "expected a number"),
+        (("scaling", "--ranks", ",", "train.py"), "expected numbers"),
+        (("scaling", "train.py"), "--ranks is missing"),
+        (("scaling", "--ranks", "1,2"), "nothing to run"),
+        (("allreduce", "--max-size", "7B"), "smallest message has 8 bytes"),
     ],
 )
-def test_what_scaling_refuses(words: tuple[str, ...], said: str, call: Call) -> None:
-    done = call("bench", "scaling", *words)
+def test_what_is_refused(words: tuple[str, ...], said: str, call: Call) -> None:
+    done = call("bench", *words)
     assert done.code == 2
     assert said in done.err
-
-
-def test_a_largest_message_below_the_smallest(call: Call) -> None:
-    done = call("bench", "allreduce", "--max-size", "7B")
-    assert done.code == 2
-    assert "smallest message has 8 bytes" in done.err
-
-
-def test_a_program_that_fails_in_a_measurement_is_no_bug_of_clusterctl() -> None:
-    """Exit code 1 is for those."""
-    assert JobError("job 7 failed").exit_code == 6

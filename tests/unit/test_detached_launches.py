@@ -145,13 +145,6 @@ def test_a_new_cluster_has_the_name_of_the_program(words: tuple[str, ...], call:
     assert call("launch", "--dry-run", "--json", *words).document["cluster"] == "train"
 
 
-@pytest.mark.parametrize("option", [("--keep",), ("--sync", "out")], ids=" ".join)
-def test_what_needs_somebody_to_watch_is_refused(option: tuple[str, ...], call: Call) -> None:
-    Path("train.py").touch()
-    said = call("launch", "--detach", *option, "train.py")
-    assert (said.code, f"{option[0]} cannot be combined with --detach" in said.err) == (2, True)
-
-
 def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) -> None:
     def charge(node: str) -> Charge:
         return Charge(node=node, part="instance", item="x", hourly=0.25, source="", since=1.0)
@@ -165,11 +158,24 @@ def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) ->
     assert "not fetched by then are lost" in price
 
 
-def test_options_that_no_new_cluster_has_cost_none(call: Call) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--detach", "--keep"), "--keep cannot be combined with --detach"),
+        (("--detach", "--sync", "out"), "--sync cannot be combined with --detach"),
+        (
+            ("--partition", "gpu"),
+            "--partition works only with Slurm; a new cluster has no batch system",
+        ),
+        (("--requirements", "odd.txt"), "odd.txt: no such folder"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_refused_costs_no_cluster(words: tuple[str, ...], says: str, call: Call) -> None:
     Path("train.py").touch()
-    said = call("launch", "--partition", "gpu", "train.py")
-    assert said.code == 2
-    assert "--partition works only with Slurm; a new cluster has no batch system" in said.err
+    Path("odd.txt").write_text("-e ./other\n")
+    said = call("launch", *words, "train.py")
+    assert (said.code, says in said.err) == (2, True), said.err
     assert open_store().list_names() == ()
 
 
@@ -179,16 +185,6 @@ def test_machines_that_exist_get_no_options_of_new_ones(call: Call) -> None:
     said = call("launch", "-c", "lab", "--gpu", "g5", "train.py")
     assert said.code == 2
     assert "--gpu works only for a new cluster: 'lab' is attached" in said.err
-
-
-def test_a_file_of_packages_that_is_not_understood_costs_no_cluster(call: Call) -> None:
-    Path("train.py").touch()
-    Path("requirements.txt").write_text("-e ./other\n")
-    said = call("launch", "train.py")
-    assert said.code == 2
-    assert "requirements.txt: no such folder" in said.err
-    assert "--requirements none" in said.err
-    assert open_store().list_names() == ()
 
 
 @pytest.mark.parametrize("verb", ["launch", "up"])

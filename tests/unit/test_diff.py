@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from clusterctl.actions import compare
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import Job, JobState, RankFailure
-from clusterctl.errors import RecordError
 from clusterctl.insight import compare as insight_compare
 from clusterctl.project import tree
 from tests.unit.calling import Call
@@ -87,12 +84,6 @@ def test_a_tree_that_is_no_longer_stored(tmp_path: Path) -> None:
     told: list[str] = []
     assert compare.compare_jobs(store, 7, 9, None, told.append).files == ()
     assert told == ["the files of job 9 are not stored: only the records are compared"]
-
-
-def test_a_job_that_is_not_there(tmp_path: Path) -> None:
-    made(7, tmp_path / "a", train__py="x\n")
-    with pytest.raises(RecordError):
-        compare.compare_jobs(open_store(), 7, 8, None, print)
 
 
 def test_a_long_difference_is_cut() -> None:

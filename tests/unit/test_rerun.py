@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.actions import run
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import JobSpec
+from clusterctl.core.model import Cluster
+from clusterctl.project.program import Resolved
 from tests.unit import batch_here
 from tests.unit.calling import Call
+from tests.unit.making import cluster
 
 Rows = Callable[[], list[dict[str, Any]]]
 
@@ -118,3 +125,22 @@ def test_a_queue_that_refuses_a_job_names_the_verb_that_shows_what_there_is(
     assert "invalid partition: nope" in refused.err
     assert "`clusterctl status default --live` shows partitions" in refused.err
     assert "--verbose" not in refused.err
+
+
+def test_a_job_whose_number_another_command_has_taken_is_planned_anew() -> None:
+    """Its number is in the paths of its plan."""
+    store, where = open_store(), cluster()
+    resolved = run.resolve_run(["reduce_all.py"], None, None)
+    plan = partial(_prepare, where, resolved)
+    assert run.claim_number(store, plan(store.read_next_job_id()), plan).job.id == 1
+    planned = plan(store.read_next_job_id())
+    assert store.reserve_job_id() == planned.job.id == 2
+    claimed = run.claim_number(store, planned, plan)
+    assert claimed.job.id == 3
+    assert any("/jobs/3/" in word for word in claimed.plan.argv)
+    assert store.read_next_job_id() == 4
+
+
+def _prepare(where: Cluster, resolved: Resolved, number: int) -> run.Prepared:
+    what = JobSpec(program=resolved.program, allow_cpu=True)
+    return run.prepare(where, what, resolved, {}, number=number)

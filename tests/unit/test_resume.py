@@ -19,21 +19,52 @@ from clusterctl.core.job import JobState, Placement
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.jobs import mirror as jobs_mirror
 from clusterctl.project import tree as project_tree
-from tests.unit.calling import Call, judge
+from tests.unit.calling import Call
 from tests.unit.making import job
 from tests.unit.scripts import until
 from tests.unit.staged import Staged, lab
 
 
-def resume(
-    tmp_path: Path,
-    *,
-    lost: str = "",
-    wrote: tuple[str, ...] = ("worker-1", "worker-2"),
-    size: int = 7,
-) -> tuple[RecordError, list[str]]:
-    """Resumes job 7, which ran on both workers. That its tree is gone from the state home stops the
-    rerun after all that is of interest here."""
+def rerun_in_vain(site: Staged, number: int, *, resume: bool) -> tuple[RecordError, list[str]]:
+    """That its tree is gone from the state home stops the rerun after all that is of interest."""
+    (site.store.home.stages / site.store.read_job(number).stage).unlink()
+    said: list[str] = []
+    with pytest.raises(RecordError) as caught:
+        rerun(
+            site.store,
+            number,
+            Changes(),
+            resume=resume,
+            where=None,
+            on_start=lambda job: None,
+            on_output=lambda pieces: None,
+            report=said.append,
+            detach=True,
+        )
+    return caught.value, said
+
+
+BOTH = ("worker-1", "worker-2")
+
+
+@pytest.mark.parametrize(
+    ("lost", "wrote", "size", "said"),
+    [
+        ("", BOTH, 7, ()),
+        ("worker-2", BOTH, 7, ("worker-2: the files of job 7 there are lost",)),
+        ("", (), 7, ("job 7 has left no files on worker-1: the program starts from the",)),
+        # Only the program knows whether its ranks there need what would take long to copy.
+        (
+            *("", ("worker-1",), actions_rerun.SPREAD + 1),
+            ("worker-2: job 7 has left no files there, as it has on worker-1:",),
+        ),
+        ("worker-1", BOTH, 7, None),
+    ],
+)
+def test_what_is_resumed_on_the_same_nodes(
+    tmp_path: Path, lost: str, wrote: tuple[str, ...], size: int, said: tuple[str, ...] | None
+) -> None:
+    """None: what rank 0 wrote is gone."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "train.py").write_text("pass")
@@ -44,53 +75,14 @@ def resume(
         os.truncate(site.work(name) / "snapshot.pt", size)
     if lost:
         shutil.rmtree(site.work(lost).parent)
-    (site.store.home.stages / made.stage).unlink()
-    said: list[str] = []
-    with pytest.raises(RecordError) as caught:
-        rerun(
-            site.store,
-            made.id,
-            Changes(),
-            resume=True,
-            where=None,
-            on_start=lambda job: None,
-            on_output=lambda pieces: None,
-            report=said.append,
-            detach=True,
-        )
-    return caught.value, said
-
-
-def test_all_files_are_there(tmp_path: Path) -> None:
-    error, said = resume(tmp_path)
+    error, lines = rerun_in_vain(site, made.id, resume=True)
+    if said is None:
+        assert "cannot be resumed: worker-1" in error.message
+        assert "from the beginning" in str(error.hint)
+        return
     assert "no longer on this machine" in error.message
-    assert said == []
-
-
-def test_the_files_of_rank_0_are_gone(tmp_path: Path) -> None:
-    error, _ = resume(tmp_path, lost="worker-1")
-    assert "cannot be resumed: worker-1" in error.message
-    assert "from the beginning" in str(error.hint)
-
-
-def test_the_files_of_another_rank_are_gone(tmp_path: Path) -> None:
-    error, said = resume(tmp_path, lost="worker-2")
-    assert "no longer on this machine" in error.message
-    assert said == ["worker-2: the files of job 7 there are lost and will not be carried over"]
-
-
-def test_a_job_that_wrote_nothing_starts_from_the_beginning_and_says_so(tmp_path: Path) -> None:
-    _, said = resume(tmp_path, wrote=())
-    assert said == ["job 7 has left no files on worker-1: the program starts from the beginning"]
-
-
-def test_a_worker_without_files_where_others_have_some_is_named(tmp_path: Path) -> None:
-    """Only the program knows whether its ranks there need what would take long to copy."""
-    _, said = resume(tmp_path, wrote=("worker-1",), size=actions_rerun.SPREAD + 1)
-    assert said == [
-        "worker-2: job 7 has left no files there, as it has on worker-1:"
-        " ranks there that read files of their own start from the beginning"
-    ]
+    assert len(lines) == len(said)
+    assert all(line.startswith(begin) for line, begin in zip(lines, said, strict=True))
 
 
 # ---------------------------------------------------------------------------- on other machines
@@ -438,11 +430,6 @@ def test_who_follows_a_job_later_gets_its_outputs_too(
     assert (target / "worker-1" / "snapshot").read_text() == "epoch 3"
 
 
-def test_sync_is_refused_where_nobody_follows_the_job(old: Staged, call: Call) -> None:
-    said = call("run", "--detach", "--sync", "there", "train.py")
-    judge(said, 2, "--sync cannot be combined with --detach", "leave one of the two out")
-
-
 def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
     made = old.store.read_job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
@@ -465,24 +452,11 @@ def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
 
 
 def test_a_rerun_that_nobody_follows_says_that_sync_is_left_out(
-    old: Staged, tree: Path, tmp_path: Path
+    old: Staged, tmp_path: Path
 ) -> None:
     made = old.store.read_job(7)
     old.store.save_job(replace(made, spec=replace(made.spec, sync=str(tmp_path / "there"))))
-    (old.store.home.stages / made.stage).unlink()  # stops it after what is of interest here
-    said: list[str] = []
-    with pytest.raises(RecordError):
-        rerun(
-            old.store,
-            7,
-            Changes(),
-            resume=False,
-            where=None,
-            on_start=lambda job: None,
-            on_output=lambda pieces: None,
-            report=said.append,
-            detach=True,
-        )
+    _, said = rerun_in_vain(old, 7, resume=False)
     assert said == [f"--sync {tmp_path / 'there'} is left out: clusterctl does not follow the job"]
 
 

@@ -51,12 +51,6 @@ def test_arrays_are_written_as_for_sbatch(text: str, numbers: list[int], most: i
     assert (found[0].args, parse_concurrency(text)) == ((), most)
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "0-9:0", "0-9%0", "1;2", "1 2"])
-def test_a_bad_array_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a list of numbers"):
-        list_points((), text or ",")
-
-
 @pytest.mark.parametrize(
     ("text", "values"),
     [
@@ -73,10 +67,17 @@ def test_a_value_in_quotes_may_hold_commas(text: str, values: list[str]) -> None
     assert [point.settings[name] for point in list_points((text,), "")] == values
 
 
-@pytest.mark.parametrize("text", ["lr", "lr=", "=1", "a b=1", "1x=2", "$(x)=1"])
-def test_a_bad_sweep_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not NAME=VALUE"):
-        list_points((text,), "")
+BAD_ARRAYS = (",", "a", "3-1", "1-", "-1", "0-9:0", "0-9%0", "1;2", "1 2")
+BAD_SWEEPS = ("lr", "lr=", "=1", "a b=1", "1x=2", "$(x)=1")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "array"), [*(((), text) for text in BAD_ARRAYS), *(((t,), "") for t in BAD_SWEEPS)]
+)
+def test_what_is_not_understood_is_refused(sweep: tuple[str, ...], array: str) -> None:
+    says = "is not NAME=VALUE" if sweep else "is not a list of numbers"
+    with pytest.raises(UsageError, match=says):
+        list_points(sweep, array)
 
 
 def test_too_many_points_and_names_given_twice_are_refused() -> None:
@@ -132,35 +133,25 @@ def test_points_take_all_slots_or_as_many_as_were_asked_for() -> None:
     assert counts(array="0-99", nodes=1) == [("worker-1", 1)]
 
 
-@pytest.mark.parametrize(
-    ("option", "changes"),
-    [
-        ("--ranks", {"ranks": 4}),
-        ("--retries", {"retries": 1}),
-        ("--launcher torchrun", {"launcher": "torchrun"}),
-    ],
-)
-def test_a_point_is_one_process(option: str, changes: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=f"{option} cannot be combined with --sweep or --array"):
-        planned(cluster(), array="0-3", **changes)
-
-
 def site(system: str) -> Cluster:
     return cluster(node("login", "10.0.0.9", role=Role.LOGIN), provider=system)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("where", "changes", "option"),
     [
-        ({"nodes": 2}, "--nodes cannot be combined with --sweep or --array on a batch system"),
-        ({"timeout": 5.0}, "--timeout cannot be combined"),
-        ({"ranks": 2}, "--ranks cannot be combined"),
-        ({"launcher": "srun"}, "--launcher srun cannot be combined"),
+        (cluster(), {"ranks": 4}, "--ranks"),
+        (cluster(), {"retries": 1}, "--retries"),
+        (cluster(), {"launcher": "torchrun"}, "--launcher torchrun"),
+        (site("slurm"), {"launcher": "auto", "nodes": 2}, "--nodes"),
+        (site("slurm"), {"launcher": "auto", "timeout": 5.0}, "--timeout"),
+        (site("slurm"), {"launcher": "auto", "ranks": 2}, "--ranks"),
+        (site("slurm"), {"launcher": "srun"}, "--launcher srun"),
     ],
 )
-def test_what_means_nothing_to_an_array(changes: dict[str, object], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        planned(site("slurm"), array="0-3", **{"launcher": "auto", **changes})
+def test_a_point_is_one_process(where: Cluster, changes: dict[str, object], option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} cannot be combined with --sweep or --array"):
+        planned(where, array="0-3", **changes)
 
 
 @pytest.mark.parametrize(
