@@ -37,7 +37,7 @@ from clusterctl.launch import mpirun
 from clusterctl.project import tree
 from clusterctl.state.home import replace_file, write_atomic
 from clusterctl.state.store import Store
-from clusterctl.transport.shell import wrap_command
+from clusterctl.transport.protocol import wrap_command
 
 # -------------------------------------------------------------------------------------------------
 # `ssh-config`: plain ssh, rsync and editors reach the nodes as `CLUSTER-NODE`.

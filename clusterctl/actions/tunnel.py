@@ -14,14 +14,8 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.model import (
-    Cluster,
-    Node,
-)
-from clusterctl.errors import (
-    ClusterctlError,
-    NodeUnreachable,
-)
+from clusterctl.core.model import Cluster, Node
+from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.machines import providers
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store

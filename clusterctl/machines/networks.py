@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import selectors
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,8 +21,6 @@ POOL = IPv4Network("198.18.0.0/15")
 
 HOST = 254
 """Last octet of this machine's own address in a cluster's subnet."""
-
-_LINK = re.compile(r"\d+: ([^:@\s]+)(@[^:\s]+)?:")
 
 
 def list_candidates(cluster_id: str) -> Iterator[IPv4Network]:
@@ -128,8 +125,8 @@ def compute_mac(ip: str) -> str:
 
 
 def parse_links(text: str) -> set[str]:
-    """The names of the interfaces that `ip -o link show` lists: `7: eth0@if8: <UP> …`."""
-    return {found[1] for line in text.split("\n") if (found := _LINK.match(line))}
+    """The names of the interfaces that `ip -j link` lists."""
+    return {str(link.get("ifname")) for link in _parse_objects(text)}
 
 
 # -------------------------------------------------------------------------------------------------

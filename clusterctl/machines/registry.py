@@ -210,17 +210,15 @@ class _Registry:
         """The manifest of a tag or digest, and its digest."""
         url = self._base + urllib.parse.quote(name, safe=":")
         kinds = {"Accept": ", ".join(_KINDS)}
-        try:
-            answer, headers = self._get(url, kinds, self._pass)
-        except urllib.error.HTTPError as error:
-            if error.code != 401 or self._pass:
-                raise self._explain_refusal(error) from error
-            error.close()
-            self._pass = self._authorize(error.headers.get("WWW-Authenticate", ""))
+        for again in (False, True):
             try:
                 answer, headers = self._get(url, kinds, self._pass)
-            except urllib.error.HTTPError as again:
-                raise self._explain_refusal(again) from again
+                break
+            except urllib.error.HTTPError as error:
+                if error.code != 401 or self._pass or again:
+                    raise self._explain_refusal(error) from error
+                error.close()
+                self._pass = self._authorize(error.headers.get("WWW-Authenticate", ""))
         digest = name if name.startswith("sha256:") else headers.get("Docker-Content-Digest", "")
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
             raise self.make_strange_error("an answer without a digest")

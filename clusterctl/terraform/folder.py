@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ from clusterctl.terraform.binary import (
     InitCache,
     Outputs,
     PlannedChange,
-    ResourceChange,
     TerraformError,
     build_command_line,
     find_first_line,
@@ -35,9 +34,6 @@ LASTING = ("aws_instance.", "aws_ebs_volume.")
 """Beginnings of the addresses of what holds somebody's work: machines and disks."""
 
 APPLY_TIMEOUT = 2700.0
-SHOWN = 12
-"""Things that are listed when Terraform is left alone."""
-
 GRACE = 300.0
 """Seconds that Terraform gets to finish its step when its time is up."""
 
@@ -51,8 +47,6 @@ class Listener:
     """Sorts what Terraform says while it runs."""
 
     on_event: Callable[[Event], None]
-    existing: dict[str, str]
-    """What there is, by address: its id, or what happens to it."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
     outputs: dict[str, Any] = field(default_factory=dict)
     prose: list[str] = field(default_factory=list)
@@ -70,25 +64,7 @@ class Listener:
             self.planned.append(event)
         if isinstance(event, Outputs):
             self.outputs.update(event.values)
-        if isinstance(event, ResourceChange):
-            self._keep_up(event)
         self.on_event(event)
-
-    def _keep_up(self, event: ResourceChange) -> None:
-        if event.action == "create" and event.state in ("start", "complete"):
-            made = event.state == "complete"
-            self.existing[event.address] = event.id if made else "being made"
-        elif event.action == "delete" and event.state == "complete":
-            self.existing.pop(event.address, None)
-
-    def list_left(self) -> Iterator[str]:
-        """A short list of what there is, machines first: they cost most."""
-        machines = [item for item in self.existing if item.startswith("aws_instance.")]
-        others = [item for item in self.existing if item not in machines]
-        for address in (*machines, *others)[:SHOWN]:
-            yield f"{address}: {self.existing[address]}"
-        if len(self.existing) > SHOWN:
-            yield f"and {len(self.existing) - SHOWN} more"
 
 
 def _locate_state(folder: Path) -> Path:
@@ -236,7 +212,8 @@ class Terraform:
         **options: Any,
     ) -> Listener:
         """`plan`: the file with what to apply. Without one, the variables say it."""
-        listener = Listener(on_event, self.list_resources())
+        self.list_resources()  # a damaged state is named before anything runs
+        listener = Listener(on_event)
         if command != "plan":
             options["auto_approve"] = load_flag()
         if not plan:
@@ -250,10 +227,9 @@ class Terraform:
             raise
         except KeyboardInterrupt:
             self._report(
-                f"{self.binary.name} {command} keeps running in the background. Created so far:"
+                f"{self.binary.name} {command} keeps running in the background: the next"
+                " clusterctl waits for it"
             )
-            for line in listener.list_left():
-                self._report(f"  {line}")
             raise
 
     def _run_watched(self, command: str, argv: list[str], listener: Listener) -> Listener:

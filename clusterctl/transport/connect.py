@@ -6,6 +6,8 @@ connect.
 
 from __future__ import annotations
 
+import glob
+import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -21,9 +23,82 @@ from clusterctl import process
 from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.transport import config, diagnosis
+from clusterctl.transport import diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
+from clusterctl.transport.protocol import MAX_DEPTH
 from clusterctl.transport.session import LOST, Connection, Socket, abort_after
+
+# -------------------------------------------------------------------------------------------------
+# The user's ssh_config, for hosts that are theirs. Our own nodes never see it.
+
+
+def load_ssh_config(host: str, port: int, user: str) -> Any:
+    """A paramiko SSHConfig of the user's and the system's files, empty where there are none.
+
+    `port` and `user`, where given, overrule it for `host`, also within its ProxyCommand.
+    """
+    config = paramiko.SSHConfig()
+    given = [f"Port {port}"] * bool(port) + [f"User {user}"] * bool(user)
+    config.parse([f"Host {host}", *given])
+    for path in (Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")):
+        config.parse(_read_lines(path, "Match all", 0))
+    return config
+
+
+def _read_lines(path: Path, block: str, depth: int) -> Iterator[str]:
+    """The lines of a file with `Include` carried out, which paramiko passes over.
+
+    `block` is the Host or Match line under which the file stands.
+    """
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        words = line.replace("=", " ", 1).split(maxsplit=1)
+        keyword = words[0].lower() if words else ""
+        if keyword == "include" and len(words) == 2 and depth < MAX_DEPTH:
+            for pattern in shlex.split(words[1], comments=True):
+                base = Path.home() / ".ssh" if path.is_relative_to(Path.home()) else path.parent
+                for name in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
+                    yield from _read_lines(Path(name), block, depth + 1)
+            # What follows belongs to the block that it stands in, not to the last one included.
+            yield block
+        else:
+            if keyword in ("host", "match"):
+                block = line
+            yield line
+
+
+def list_jumps(settings: Mapping[str, Any], host: str) -> list[str]:
+    """The jump hosts on the way to `host`, nearest first. A host is no jump host to itself."""
+    value = settings.get("proxyjump") or "none"
+    if _find_first(settings) != "proxyjump" or value.lower() == "none":
+        return []
+    hops = [hop.strip().removeprefix("ssh://") for hop in value.split(",")]
+    names = [hop.rpartition("@")[2].partition(":")[0] for hop in hops]
+    return hops[: names.index(host)] if host in names else hops
+
+
+def find_proxy_command(settings: Mapping[str, Any]) -> str:
+    """The command that connects us to the host, or nothing."""
+    return settings["proxycommand"] or "" if _find_first(settings) == "proxycommand" else ""
+
+
+def _find_first(settings: Mapping[str, Any]) -> str:
+    """Which of the two is in force: the one that comes first, as ssh_config(5) has it."""
+    return next((key for key in settings if key in ("proxyjump", "proxycommand")), "")
+
+
+def list_known_hosts_files(settings: Mapping[str, Any]) -> list[Path]:
+    """The user's and the system's known_hosts files."""
+    user = settings.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
+    system = settings.get(
+        "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+    )
+    names = (name.replace("%d", "~", 1) for name in shlex.split(f"{user} {system}"))
+    return [Path(name).expanduser() for name in names]
+
 
 # -------------------------------------------------------------------------------------------------
 # Whether a host shows a key that we know: else the connection ends before a word is sent.
@@ -48,7 +123,7 @@ class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
             # A user's host on which our own file is silent: what the user's files say.
             alias = settings.get("hostkeyalias")
             theirs = [alias or core_keys.name_host(target.node.address, port)]
-            files = config.list_known_hosts_files(settings)
+            files = list_known_hosts_files(settings)
             self._files += files
             self._keys = core_keys.find_keys_in(files, theirs)
 
@@ -96,7 +171,7 @@ class Destination:
         try:
             settings = paramiko.SSHConfig()
             if theirs:
-                settings = config.load_ssh_config(node.address, node.ssh_port, node.user)
+                settings = load_ssh_config(node.address, node.ssh_port, node.user)
             # fabric takes `user@host:port` apart, which ProxyJump may hold.
             self.remote: Any = fabric.Connection(
                 node.address,
@@ -115,8 +190,8 @@ class Destination:
         self.remote.connect_timeout = None  # the deadline rules
         self.settings: dict[str, Any] = self.remote.ssh_config
         self.names = (node.address, self.remote.original_host, self.remote.host)
-        self.jumps = config.list_jumps(self.settings, self.remote.original_host)
-        self.proxy = config.find_proxy_command(self.settings)
+        self.jumps = list_jumps(self.settings, self.remote.original_host)
+        self.proxy = find_proxy_command(self.settings)
         # paramiko would stumble over a file that is missing.
         named = self.settings.get("identityfile", ())
         self.identity_files = [name for name in named if Path(name).is_file()]
@@ -189,14 +264,12 @@ def _load(path: Path, target: Target) -> Any:
     try:
         return paramiko.PKey.from_path(path)
     except OSError as error:
-        raise target.make_error(f"the key {path} cannot be read: {error.strerror}") from error
+        said = error.strerror
+        raise diagnosis.explain(target, "unreadable-key", path=path, said=said) from error
     except TypeError as error:
-        raise target.make_error(
-            f"the key {path} has a passphrase, which clusterctl does not ask for",
-            "load it into ssh-agent, and leave out --identity",
-        ) from error
+        raise diagnosis.explain(target, "locked-key", path=path) from error
     except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-        raise target.make_error(f"{path} is not a usable private key: {error}") from error
+        raise diagnosis.explain(target, "unusable-key", path=path, said=error) from error
 
 
 def _find_in_agent(agent: Any, files: list[str]) -> Any:
@@ -257,12 +330,11 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
 def open_tunnelled(target: Target, deadline: Deadline) -> Socket:
     """Through what the node's provider connects by. Raises ConnectError."""
     if target.open_tunnel is None:
-        raise target.make_error("nothing here can open a tunnel to it")
+        raise diagnosis.explain(target, "no-tunnel")
     try:
         tunnel = target.open_tunnel(target.node, deadline.left)
     except TimeoutError as error:
-        what = f"the tunnel to it was not open within {deadline.seconds:.3g} s"
-        raise target.make_error(what, transient=True) from error
+        raise diagnosis.explain(target, "slow-tunnel", seconds=deadline.seconds) from error
     except ClusterctlError as error:
         raise target.make_error(error.message, error.hint, transient=error.transient) from error
     return Socket(tunnel.sock, why=tunnel.why)

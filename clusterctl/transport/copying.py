@@ -25,7 +25,7 @@ from clusterctl.core.assets import render
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED, Copy
 from clusterctl.errors import UsageError
-from clusterctl.transport import shell
+from clusterctl.transport import protocol
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.protocol import OnStdout
 
@@ -192,7 +192,7 @@ def put(
 ) -> NodeResult:
     """Raises FAILURES."""
     mark = ".clusterctl-" + secrets.token_hex(8)
-    values = {"target": shell.quote_path(target), "mark": mark}
+    values = {"target": protocol.quote_path(target), "mark": mark}
     with _explain_errors(source, "read"):
         values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
@@ -203,7 +203,7 @@ def put(
             raise Failure(f"{source} is neither a file nor a folder")
         with source.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            parent = shell.quote_path(posixpath.dirname(target) or ".")
+            parent = protocol.quote_path(posixpath.dirname(target) or ".")
             command = render("transport/put_file.sh.j2", **values, parent=parent, size=size)
             return _send(start, command, size, partial(_send_file, file, size))
 
@@ -291,7 +291,7 @@ def get(start: StartCommand, source: str, target: Path, begun: Path | None = Non
     mark = "clusterctl-" + secrets.token_hex(8)
     beginning = begun if begun and begun.is_file() and not begun.is_symlink() else None
     had, digest = _sum_up(beginning) if beginning else (0, "")
-    values = {"source": shell.quote_path(source), "mark": mark, "had": had, "digest": digest}
+    values = {"source": protocol.quote_path(source), "mark": mark, "had": had, "digest": digest}
     command = render("transport/get.sh.j2", **values)
     with start(command, collect=False) as session, COPIED.count_copy(None) as copy:
         stream = io.BufferedReader(_Stream(session, copy), CHUNK)

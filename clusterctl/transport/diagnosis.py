@@ -8,7 +8,10 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import msgspec
 
 from clusterctl.core.model import Node, NodeResult
 from clusterctl.errors import ClusterctlError, NodeUnreachable
@@ -85,79 +88,75 @@ class Target:
         return self.make_error(f"not reachable through {gateway}: {why}", transient=transient)
 
 
+# -------------------------------------------------------------------------------------------------
+# What is said of each failure: rows of diagnosis.toml.
+
+
+class _Saying(msgspec.Struct, frozen=True):
+    what: str
+    hint: str = ""
+    transient: bool = False
+
+
+@cache
+def _read_sayings() -> dict[str, _Saying]:
+    text = Path(__file__).with_name("diagnosis.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, _Saying])
+
+
+def explain(target: Target, failure: str, **values: object) -> ConnectError:
+    """The error for that row, with these words in it."""
+    row, node = _read_sayings()[failure], target.node
+    words = {"name": node.address, "port": node.ssh_port, "user": node.user, **values}
+    what, hint = row.what.format_map(words), row.hint.format_map(words)
+    return target.make_error(what, hint, transient=row.transient)
+
+
 def explain_unknown_name(target: Target, error: Exception, seconds: float) -> ConnectError:
     """`error` is what the resolver said: socket.gaierror, UnicodeError or TimeoutError."""
-    name = target.node.address
     if isinstance(error, TimeoutError):
-        what = f"the name {name} was not resolved within {seconds:.3g} s (DNS)"
-        hint = "check this machine's resolver, or use an address"
-        return target.make_error(what, hint, transient=True)
-    return target.make_error(
-        f"the name {name} is not known (DNS: {getattr(error, 'strerror', '') or error})",
-        "check the spelling, or use an address",
-        transient=isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN,
-    )
+        return explain(target, "slow-name", seconds=seconds)
+    again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+    said = getattr(error, "strerror", "") or error
+    return explain(target, "name-not-resolved-now" if again else "unknown-name", said=said)
 
 
 def explain_no_connection(target: Target, error: OSError, seconds: float) -> ConnectError:
     """`error` is what TCP's connect said."""
-    port, said, hint = target.node.ssh_port, error.strerror or error, ""
     if isinstance(error, ConnectionRefusedError):
-        what = f"nothing listens on port {port}: is sshd running on the node?"
-        hint = "a machine that is starting up refuses connections until its sshd runs"
+        failure = "refused"
     elif isinstance(error, TimeoutError):
-        what = f"no answer within {seconds:.3g} s: address, route, firewall or security group"
-        hint = f"check that port {port} of the node is open to this machine's address"
+        failure = "no-answer"
     elif error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        what = f"no route to it ({said}): is the machine up, and this one on its network?"
+        failure = "no-route"
     else:
-        what = f"TCP connection failed: {said}"
-    return target.make_error(what, hint, transient=True)
+        failure = "no-connection"
+    return explain(target, failure, said=error.strerror or error, seconds=seconds)
 
 
 def explain_timeout(target: Target, stage: str, seconds: float) -> ConnectError:
     """The deadline passed on an open TCP connection; `stage` as in Connection.stage."""
-    what = {
-        "banner": "the port is open but sshd does not answer",
-        "kex": "sshd answers but the key exchange does not end",
-        "auth": "sshd does not answer the log-in",
-    }[stage]
-    hint = "the node may be overloaded, out of memory, or still booting"
-    return target.make_error(f"{what} (within {seconds:.3g} s)", hint, transient=True)
+    return explain(target, f"slow-{stage}", seconds=seconds)
 
 
 def explain_break(target: Target, stage: str, error: BaseException, keys: str) -> ConnectError:
     """The SSH handshake failed before the deadline, and not for the key. `keys` were offered."""
+    failure = f"broken-{stage}" if stage in ("banner", "auth") else "broken-kex"
     if "Indecipherable" in str(error):
-        what = f"what listens on port {target.node.ssh_port} is not sshd"
-        return target.make_error(what, "check the port")
-    if type(error).__name__ == "IncompatiblePeer":
-        return target.make_error(f"sshd and this client have no algorithm in common: {error}")
-    if stage == "auth":
-        return target.make_error(
-            f"sshd closed the connection during the log-in of user {target.node.user} with "
-            f"{keys}: too many keys refused (MaxAuthTries), or the user is locked out",
-        )
-    if stage == "banner":
-        what = (
-            "the connection was closed before sshd answered: sshd may be overloaded "
-            "(MaxStartups), starting up, or refusing this machine's address"
-        )
-    else:
-        said = f": {error}" if str(error) else ""
-        what = f"the connection broke during the key exchange{said}"
-    return target.make_error(what, transient=True)
+        failure = "no-sshd"
+    elif type(error).__name__ == "IncompatiblePeer":
+        failure = "no-common-algorithm"
+    said = f": {error}" if str(error) else ""
+    return explain(target, failure, said=said, keys=keys)
 
 
 def explain_refused_login(target: Target, error: BaseException, keys: str) -> ConnectError:
     """sshd took none of `keys`."""
-    user, methods = target.node.user, getattr(error, "allowed_types", ())
+    methods = getattr(error, "allowed_types", ())
     if methods and "publickey" not in methods:
-        what = f"sshd does not accept keys for user {user}, only {', '.join(methods)}"
+        failure = "no-keys-accepted"
     elif "No authentication methods" in str(error):
-        what = f"there is no key to offer for user {user} ({keys})"
+        failure = "no-keys-to-offer"
     else:
-        what = f"sshd refused user {user} with {keys}"
-    return target.make_error(
-        what, f"is its public half in ~{user}/.ssh/authorized_keys on the node?"
-    )
+        failure = "refused-keys"
+    return explain(target, failure, keys=keys, methods=", ".join(methods))

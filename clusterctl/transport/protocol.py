@@ -5,6 +5,8 @@ Importing this package loads neither paramiko nor fabric: `ssh` does, at the fir
 
 from __future__ import annotations
 
+import posixpath
+import shlex
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ from clusterctl.core.model import Node, NodeResult
 
 OnStdout = Callable[[bytes], None]
 """Called with each piece of a command's stdout, in another thread. It must be quick."""
+
+
+MAX_DEPTH = 16
+"""OpenSSH's own limit for files that include files, and ours for jump hosts behind jump hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +102,24 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Ends the connection and what runs over it. The next call connects anew."""
+
+
+# -------------------------------------------------------------------------------------------------
+# Command lines for nodes. Pure.
+
+
+_DIFFER = frozenset("\\!\n")
+"""Inside single quotes, fish reads backslashes, csh reads `!` and refuses newlines."""
+_OCTAL = {ord(char): f"\\0{ord(char):03o}" for char in "\\!\n'\"$`%"}
+
+
+def wrap_command(command: str) -> str:
+    """`command` for a POSIX shell, as a line that any login shell passes on unchanged."""
+    if _DIFFER.isdisjoint(command):
+        return "exec /bin/sh -c " + shlex.quote(command)
+    return f"""exec /bin/sh -c 'eval "$(printf %b "{command.translate(_OCTAL)}")"'"""
+
+
+def quote_path(name: str) -> str:
+    """A path on a node, quoted; one that begins with a dash is no option."""
+    return shlex.quote(name if name.startswith("/") else posixpath.join(".", name))

@@ -21,8 +21,7 @@ from paramiko.packet import Packetizer
 
 from clusterctl.core.clock import Deadline, now
 from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.protocol import OnStdout
-from clusterctl.transport.shell import wrap_command
+from clusterctl.transport.protocol import OnStdout, wrap_command
 
 # -------------------------------------------------------------------------------------------------
 # A watchdog for calls that cannot see their time limit.

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import NodeResult
 from clusterctl.transport import copying, diagnosis
-from clusterctl.transport.config import MAX_DEPTH
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target
-from clusterctl.transport.protocol import OnStdout
+from clusterctl.transport.protocol import MAX_DEPTH, OnStdout
 
 if TYPE_CHECKING:
     from clusterctl.transport.session import Connection, Session, Socket
@@ -59,7 +58,7 @@ class SshTransport:
         """The node's public key as the open connection has verified it: `ssh-ed25519 AAAA…`."""
         connection = self._find_alive()
         if connection is None:
-            raise self._target.make_error("there is no connection", transient=True)
+            raise diagnosis.explain(self._target, "not-connected")
         key: Any = connection.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"
 
@@ -135,10 +134,7 @@ class SshTransport:
         if connection := self._find_alive():
             return connection
         if not deadline.wait(lambda left: self._connecting.acquire(timeout=left)):
-            raise self._target.make_error(
-                f"another attempt to connect did not end within {deadline.seconds:g} s",
-                transient=True,
-            )
+            raise diagnosis.explain(self._target, "slow-attempt", seconds=deadline.seconds)
         try:
             return self._find_alive() or self._reconnect(deadline)
         finally:

@@ -67,7 +67,7 @@ def test_a_node_pulls_with_the_login_of_this_machine(
                 worker, Runtime.DOCKER, nodes=(worker,), mesh_key=key.public, container=box
             )
             [pull] = [step for step in todo if step.name == "image"]
-            script = pull.apply(worker).replace("for pause in 2 5 0", "for pause in 0")
+            script = pull.apply.replace("for pause in 2 5 0", "for pause in 0")
             return subprocess.run(
                 ["sh", "-eu"], input=script, text=True, capture_output=True, env=env
             )

@@ -13,9 +13,9 @@ import pytest
 from clusterctl.core.model import ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks
-from clusterctl.machines.local import layout, nodes, sshd
+from clusterctl.machines.local import layout, nodes
+from clusterctl.machines.local.layout import Server
 from clusterctl.machines.local.provider import LocalProvider
-from clusterctl.machines.local.sshd import Server
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_hosts_give_every_node_its_real_address() -> None:
     ],
 )
 def test_versions_of_sshd(text: str, expected: tuple[int, int]) -> None:
-    assert sshd.parse_version(text) == expected
+    assert layout.parse_version(text) == expected
 
 
 def test_the_configuration_is_strict(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_configuration_is_strict(tmp_path: Path) -> None:
     place.etc.mkdir(parents=True)
     place.authorized_keys.touch()
     listen = (("198.18.5.2", 22), ("127.0.0.1", 22))
-    lines = sshd.render_config(
+    lines = layout.render_config(
         place, site.make_tag("worker-1"), listen, Server("", (9, 2), "a@b")
     ).splitlines()
     for expected in (
@@ -154,16 +154,16 @@ def test_the_configuration_is_strict(tmp_path: Path) -> None:
     assert keys[0].endswith(r'/a \"b\" 100%%/nodes/worker-1/etc/authorized_keys"')
     assert sum(line.startswith("SetEnv") for line in lines) == 1
     assert not any("PerSourcePenalties" in line for line in lines)
-    newer = sshd.render_config(place, "", listen, Server("", (9, 8), "a"))
+    newer = layout.render_config(place, "", listen, Server("", (9, 8), "a"))
     assert "\nPerSourcePenalties no\n" in newer
     place.config.write_text("\n".join(lines))
-    assert sshd.read_endpoint(place) == ("198.18.5.2", 22)
+    assert layout.read_endpoint(place) == ("198.18.5.2", 22)
 
 
 def test_strict_modes_needs_a_path_that_no_one_else_can_change(tmp_path: Path) -> None:
     safe = [Path("/etc/passwd"), Path("/usr/bin/env")]
-    assert all(sshd.is_safe(path, 0) for path in safe)
-    assert not sshd.is_safe(tmp_path, 0)  # below /tmp
+    assert all(layout.is_safe(path, 0) for path in safe)
+    assert not layout.is_safe(tmp_path, 0)  # below /tmp
 
 
 SHADOW = "root:!$6$hash:19000:0:99999:7:::\nsshd:!:19000::::::\nu:$6$x:19000:0:99999:7:::\n"
@@ -171,19 +171,19 @@ SHADOW = "root:!$6$hash:19000:0:99999:7:::\nsshd:!:19000::::::\nu:$6$x:19000:0:9
 
 def test_accounts_are_unlocked_without_their_hashes(tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text(SHADOW)
-    assert sshd.is_locked("root", tmp_path / "shadow")
-    assert not sshd.is_locked("u", tmp_path / "shadow")
-    assert not sshd.is_locked("u", tmp_path / "nothing")
-    text = sshd.unlock_shadow(SHADOW)
+    assert layout.is_locked("root", tmp_path / "shadow")
+    assert not layout.is_locked("u", tmp_path / "shadow")
+    assert not layout.is_locked("u", tmp_path / "nothing")
+    text = layout.unlock_shadow(SHADOW)
     assert text.splitlines()[0] == "root:*:19000:0:99999:7:::"
     assert "$6$" not in text
     assert "!" not in text
 
 
 def test_no_sshd_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sshd, "SEARCH", str(tmp_path))
+    monkeypatch.setattr(layout, "SEARCH", str(tmp_path))
     with pytest.raises(ProviderError, match="sshd is not installed") as error:
-        sshd.find_server()
+        layout.find_server()
     assert "apt-get install openssh-server" in error.value.hint
 
 

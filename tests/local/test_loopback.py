@@ -22,8 +22,8 @@ import pytest
 
 from clusterctl.core.model import Node
 from clusterctl.errors import ProviderError
+from clusterctl.machines.local.layout import Server, find_server
 from clusterctl.machines.local.nodes import Loopback, converge, find_free_endpoint
-from clusterctl.machines.local.sshd import Server, find_server
 from clusterctl.machines.networks import probe
 from tests.local.conftest import MakeLab
 from tests.local.lab import DRIVE, ROOT, Lab

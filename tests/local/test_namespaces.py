@@ -21,7 +21,7 @@ import pytest
 from clusterctl.errors import LeftoverError
 from clusterctl.machines import networks as machines_networks
 from clusterctl.machines.local import processes as local_processes
-from clusterctl.machines.local.sshd import read_endpoint
+from clusterctl.machines.local.layout import read_endpoint
 from tests.local.conftest import MakeLab
 from tests.local.lab import Lab, drive
 from tests.local.test_both_modes import gone, started

@@ -425,18 +425,6 @@ def test_a_file_that_is_written_to_while_its_rest_is_read_comes_whole(
     assert (here / "file").read_bytes() == new
 
 
-def test_copy_that_takes_too_long(relayed: SshTransport, relay: Relay, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    with source.open("wb") as file:
-        file.truncate(8 << 30)
-    relayed.connect(10)
-    threading.Timer(0.2, relay.swallow).start()
-    started = time.monotonic()
-    result = relayed.put(source, str(tmp_path / "there"), timeout=1)
-    assert result.error in ("did not end within 1 s", "the connection was lost")
-    assert time.monotonic() - started < 60
-
-
 HOSTILE = """\
 import io, os, re, sys, tarfile
 mark = re.search(r"clusterctl-[0-9a-f]{16}", os.environ["SSH_ORIGINAL_COMMAND"]).group()

@@ -76,7 +76,7 @@ def export_script(name: str = "export", source: str = "") -> str:
         shared_source=source,
     )
     [step] = [step for step in todo if step.name == name]
-    return f"if ! (\n{step.check(launcher)}\n); then\n{step.apply(launcher)}\nfi\n"
+    return f"if ! (\n{step.check}\n); then\n{step.apply}\nfi\n"
 
 
 def copy_script(name: str, **values: object) -> str:

@@ -252,9 +252,7 @@ def test_the_container_is_made_as_the_seed_describes() -> None:
         "docker run --pull=never ",  # else it fetches what a stranger has under that name
         "--network=host",
         "--ipc=host",
-        "--init",
         "--cap-add=SYS_PTRACE",
-        "--security-opt=seccomp=unconfined",
         "--ulimit=memlock=-1",
         "--gpus=all",
         "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility",

@@ -19,7 +19,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.terraform import binary
 from clusterctl.terraform import folder as terraform_folder
 from clusterctl.terraform.binary import Binary, Diagnostic, Outputs, ResourceChange
-from clusterctl.terraform.folder import Listener, Terraform
+from clusterctl.terraform.folder import Terraform
 
 
 @pytest.mark.parametrize(
@@ -348,23 +348,6 @@ def test_a_broken_cli_configuration_is_named(
     later = runner(tmp_path / "later", f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
     with pytest.raises(binary.TerraformError, match="configuration: Error: Error parsing"):
         later.destroy(print, parallelism=10)
-
-
-def test_what_is_left_is_a_short_list(tmp_path: Path) -> None:
-    listener = Listener(lambda event: None, {"aws_vpc.old": "vpc-0"})
-
-    def event(kind: str, address: str, action: str, id: str = "") -> bytes:
-        hook = {"resource": {"addr": address}, "action": action, "id_value": id}
-        return json.dumps({"type": kind, "hook": hook}).encode()
-
-    listener(event("apply_start", "aws_vpc.this", "create"))
-    listener(event("apply_complete", "aws_vpc.this", "create", "vpc-1"))
-    listener(event("apply_start", "aws_instance.this", "create"))
-    listener(event("apply_complete", "aws_vpc.old", "delete"))
-    assert list(listener.list_left()) == ["aws_instance.this: being made", "aws_vpc.this: vpc-1"]
-    for number in range(20):
-        listener(event("apply_complete", f"aws_eip.n{number}", "create", f"eip-{number}"))
-    assert list(listener.list_left())[-1] == "and 10 more"
 
 
 WATCH = """

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
+import msgspec
+
 from clusterctl import process
 from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline
@@ -215,39 +217,19 @@ SHARED_MEMORY = "8g"
 `--ipc=host`: that would also show nodes each other's segments, which no two machines do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Privilege:
-    """Something an engine may refuse, and what it costs to go on without."""
+class Privilege(msgspec.Struct, frozen=True):
+    """Something an engine may refuse, and what it costs to go on without: a row of
+    privileges.toml. `needs`: the folder of this machine's devices that it is for."""
 
     name: str
     argv: tuple[str, ...]
     cost: str
+    needs: str = ""
 
 
-PRIVILEGES = (
-    Privilege(
-        "unlimited locked memory",
-        ("--ulimit", "memlock=-1"),
-        "RDMA and EFA cannot register large buffers, so MPI and NCCL use TCP",
-    ),
-    Privilege(
-        "the capability IPC_LOCK",
-        ("--cap-add", "IPC_LOCK"),
-        "pinned memory stays within the limit of locked memory: no RDMA, slower copies to GPUs",
-    ),
-    Privilege(
-        "the capability SYS_PTRACE",
-        ("--cap-add", "SYS_PTRACE"),
-        "ranks of one node copy large messages twice (no CMA), and stacks of hung ranks cannot be"
-        " read",
-    ),
-    Privilege(
-        "the capability SYS_NICE",
-        ("--cap-add", "SYS_NICE"),
-        "memory is not bound to the socket or the GPU beside it",
-    ),
-)
-INFINIBAND = Privilege("the RDMA devices", ("--device", "/dev/infiniband"), "no RDMA: MPI uses TCP")
+PRIVILEGES = msgspec.toml.decode(
+    Path(__file__).with_name("privileges.toml").read_bytes(), type=dict[str, tuple[Privilege, ...]]
+)["privilege"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +331,7 @@ def _choose_gpus(spec: ClusterSpec, devices: Path) -> tuple[Accelerator, tuple[s
 
 def list_privileges(devices: Path) -> tuple[Privilege, ...]:
     """What workers are to get beyond the engine's usual."""
-    return (*PRIVILEGES, INFINIBAND) if (devices / "infiniband").exists() else PRIVILEGES
+    return tuple(row for row in PRIVILEGES if not row.needs or (devices / row.needs).exists())
 
 
 def compute_digest(machine: NodePlan, address: str, keys: Sequence[str]) -> str:

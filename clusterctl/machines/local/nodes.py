@@ -25,22 +25,25 @@ from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks as machines_networks
-from clusterctl.machines.local import layout, processes, sshd
-from clusterctl.machines.local.layout import STARTER, SWITCH, Place, Site
+from clusterctl.machines.local import layout, processes
+from clusterctl.machines.local.layout import (
+    SEARCH,
+    STARTER,
+    SWITCH,
+    Place,
+    Server,
+    Site,
+    is_locked,
+    read_endpoint,
+    rewrite,
+    unlock_shadow,
+)
 from clusterctl.machines.local.processes import (
     Process,
     find_network,
     is_alive,
     list_pids,
     read_start,
-)
-from clusterctl.machines.local.sshd import (
-    SEARCH,
-    Server,
-    is_locked,
-    read_endpoint,
-    rewrite,
-    unlock_shadow,
 )
 from clusterctl.machines.networks import Endpoint, probe
 
@@ -273,10 +276,10 @@ class Outcome:
     removed: tuple[str, ...]
 
 
-def converge(site: Site, network: Network, names: Sequence[str], server: sshd.Server) -> Outcome:
+def converge(site: Site, network: Network, names: Sequence[str], server: layout.Server) -> Outcome:
     """Raises ProviderError, naming the node, where one cannot be started."""
     site.nodes.mkdir(mode=0o700, exist_ok=True)
-    sshd.make_scratch(site)
+    layout.make_scratch(site)
     places = {name: site.locate(name) for name in names}
     kept = _keep_healthy(site, network, places)
     surplus = find_surplus(site, names)
@@ -316,8 +319,8 @@ def _keep_healthy(site: Site, network: Network, places: Mapping[str, Place]) -> 
             for name, place in places.items()
             if name in present
             and place.host_key.exists()
-            and sshd.has_scratch(place)
-            and sshd.read_endpoint(place) == network.listen(place)[0]
+            and layout.has_scratch(place)
+            and layout.read_endpoint(place) == network.listen(place)[0]
         }
         answers = probe(candidates, seconds=1)
         kept = {name for name, trouble in answers.items() if not trouble}
@@ -339,7 +342,7 @@ def _start(
     network: Network,
     places: Mapping[str, Place],
     missing: Mapping[str, Place],
-    server: sshd.Server,
+    server: layout.Server,
     host_keys: dict[str, str],
 ) -> dict[str, str]:
     """Starts the missing nodes and completes the files of all; returns what went wrong, by node."""
@@ -353,16 +356,16 @@ def _start(
     commands = network.build_commands(list(missing.values()))
     with start_waiting(site, commands) as started:
         for name, place in places.items():
-            host_keys[name] = sshd.write_files(place, authorized)
+            host_keys[name] = layout.write_files(place, authorized)
         network.write_files(everyone)
         for place in missing.values():
             # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
             # start where a namesake of an earlier life has left its folder.
-            sshd.clear(place.scratch)
-            text = sshd.render_config(
+            layout.clear(place.scratch)
+            text = layout.render_config(
                 place, site.make_tag(place.name), network.listen(place), server
             )
-            sshd.rewrite(place.config, text)
+            layout.rewrite(place.config, text)
         network.connect(started)
     troubles = wait_until_listening(missing, started)
     reached = probe(
@@ -384,17 +387,6 @@ UNSHARE = (
     *("unshare", "--net", "--uts", "--ipc", "--mount", "--pid"),
     *("--fork", "--kill-child", "--propagation", "private"),
 )
-_TRIAL = """
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t tmpfs tmpfs /run
-cd /proc
-mount -c --bind . /run
-echo trial >/proc/sys/kernel/hostname
-ip link add name br0 type bridge
-ip -4 -j address >/dev/null
-exec ip link add name one master br0 type veth peer name two
-"""
 _TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
 
 
@@ -434,7 +426,9 @@ def find_obstacle() -> str:
     for tool, package in _TOOLS.items():
         if shutil.which(tool, path=SEARCH) is None:
             return f"{tool} is not installed (package {package})"
-    trial = process_module.run([*UNSHARE, "sh", "-ec", _TRIAL], timeout=5, env={"PATH": SEARCH})
+    trial = process_module.run(
+        [*UNSHARE, "sh", locate_script("trial.sh")], timeout=5, env={"PATH": SEARCH}
+    )
     if trial.ok:
         return ""
     return (
@@ -541,9 +535,7 @@ class Namespaces(Network):
     def prune(self, kept: Sequence[Process]) -> None:
         """Unplugs nodes that are gone: the kernel takes its time, and theirs still answer ARP."""
         known = {name_port(one.pid) for one in kept} | {"lo", "br0", "uplink"}
-        ports = machines_networks.parse_links(
-            run_ip(self._site, "-o", "link", "show", inside=self._switch)
-        )
+        ports = machines_networks.parse_links(run_ip(self._site, "-j", "link", inside=self._switch))
         if stale := sorted(ports - known):
             batch = "".join(f"link delete {port}\n" for port in stale)
             run_ip(

@@ -17,7 +17,7 @@ from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
 from clusterctl.core.text import count
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines import deadlines
-from clusterctl.machines.local import layout, nodes, processes, sshd
+from clusterctl.machines.local import layout, nodes, processes
 from clusterctl.machines.local.nodes import (
     Loopback,
     Namespaces,
@@ -60,7 +60,7 @@ class LocalProvider(Provider):
         names = layout.name_nodes(spec.workers)
         if ahead:
             layout.check_new_path(ahead)  # before there is a record
-        sshd.find_server()
+        layout.find_server()
         mode = nodes.choose_mode()
         kind = (
             "each node has its own network, hostname and files"
@@ -84,7 +84,7 @@ class LocalProvider(Provider):
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         names = layout.name_nodes(cluster.spec.workers)
         site = layout.make_site(cluster.id, folder)
-        server = sshd.find_server()
+        server = layout.find_server()
         mode = _read_mode(cluster)
         began = time.monotonic()
         if cluster.spec.shared:
@@ -122,7 +122,7 @@ class LocalProvider(Provider):
         names = layout.name_nodes(cluster.spec.workers)
         for name in names:
             if name not in troubles:
-                endpoint = sshd.read_endpoint(site.locate(name))
+                endpoint = layout.read_endpoint(site.locate(name))
                 if endpoint is None:
                     troubles[name] = f"damaged: {site.locate(name).config} is gone"
                 else:
@@ -144,7 +144,7 @@ class LocalProvider(Provider):
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         configs = folder.glob("nodes/*/etc/sshd_config")
-        return frozenset(filter(None, map(sshd.read_cluster, configs))) or frozenset(
+        return frozenset(filter(None, map(layout.read_cluster, configs))) or frozenset(
             processes.find_ids(folder)
         )
 
