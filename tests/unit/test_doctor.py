@@ -35,75 +35,6 @@ from tests.unit.diagnosed import (
 # ---------------------------------------------------------------------------------------- hangs
 
 
-def test_the_rank_that_skips_a_collective_is_named_with_its_line() -> None:
-    [finding] = causes.judge(two_ranks(reduces(), sleeps()))
-    assert (finding.kind, finding.ranks, finding.nodes) == ("missing", (1,), ("worker-2",))
-    assert finding.text == (
-        "rank 0 waits in all_reduce at train.py:12 for rank 1 on worker-2:"
-        " sleeping at skip, train.py:9"
-    )
-
-
-def test_a_rank_that_computes_on_a_machine_with_too_much_to_do() -> None:
-    """It gets a fifth of a core, and waits in no function that it could be waiting in."""
-    loop = ("heavy", f"{WORK}/train.py", 20)
-    found = two_ranks(reduces(), stack(loop))
-    found.ranks[1].usage = 0.2
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("straggler", (1,))
-    assert "computing at heavy, train.py:20" in finding.text
-
-
-def test_a_rank_that_still_computes_is_a_straggler() -> None:
-    found = two_ranks(reduces(), sleeps())
-    found.ranks[1].usage = 0.98
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("straggler", (1,))
-    assert "computing" in finding.text
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (reduces(14, "broadcast"), "different collectives"),
-        (reduces(14), "different places"),
-    ],
-)
-def test_collectives_that_do_not_match(other: stacks.Stack, said: str) -> None:
-    [finding] = causes.judge(two_ranks(reduces(), other))
-    assert finding.kind == "mismatch"
-    assert said in finding.text
-    assert "train.py:12" in finding.text
-    assert "train.py:14" in finding.text
-
-
-def test_ranks_at_the_same_place_are_no_finding() -> None:
-    found = two_ranks(reduces(), reduces())
-    assert causes.judge(found) == ()
-    assert "all ranks are in all_reduce" in causes.summarize(found, ())
-
-
-def test_a_stopped_rank_is_named_before_those_that_wait_for_it() -> None:
-    found = seen(
-        view("worker-1", "rank 0", process(0, 100)),
-        view("worker-2", "rank 1", process(1, 200, "T")),
-    )
-    found.ranks[0].stack, found.ranks[1].stack = reduces(), sleeps()
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("stopped", (1,))
-    assert "kill -CONT 200" in finding.advice
-
-
-def test_a_rank_that_has_left_the_others_waiting() -> None:
-    found = seen(
-        view("worker-1", "rank 0", process(0, 100)),
-        view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
-    )
-    found.ranks[0].stack = reduces()
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("left", (1,))
-
-
 def test_programs_without_stacks_may_wait_for_each_other() -> None:
     found = two_ranks(reduces(), sleeps())
     for rank in found.ranks.values():
@@ -112,101 +43,6 @@ def test_programs_without_stacks_may_wait_for_each_other() -> None:
     [note] = causes.judge(found)
     assert "ssh worker-1 -- gdb -p 100" in note.advice
     assert "no rank is in" not in causes.summarize(found, [note])
-
-
-def test_ranks_that_poll_in_a_collective_do_not_compute() -> None:
-    found = two_ranks(receives(3, "PMPI_Allreduce"), receives(3, "PMPI_Allreduce"))
-    found.ranks[0].usage = found.ranks[1].usage = 1.0
-    assert "all ranks are in MPI_Allreduce" in causes.summarize(found, causes.judge(found))
-
-
-def test_a_program_without_stacks_that_does_nothing() -> None:
-    """Open MPI polls for messages: the one that sleeps has not come to the others."""
-    found = two_ranks(reduces(), sleeps())
-    for rank, usage in zip(found.ranks.values(), (1.0, 0.0), strict=True):
-        rank.stack, rank.usage = None, usage
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("idle", (1,))
-    assert "rank 1 on worker-2 does nothing (sleeping)" in finding.text
-
-
-def test_a_rank_that_is_gone_without_a_word() -> None:
-    found = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", "rank 1"))
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("gone", (1,))
-
-
-BUILD = "/tmp/build/Python-3.11.7/Modules"
-
-
-def test_a_python_with_debugging_symbols_hides_no_line_of_the_program() -> None:
-    """Its C sources have lines too. The C function of a library is named with the line."""
-    in_c = stack(
-        ("spin", "/data/jobs/libspin.so", 0),
-        ("ffi_call", "/usr/lib/libffi.so.8.1.2", 0),
-        ("_call_function_pointer", f"{BUILD}/_ctypes/callproc.c", 943),
-        ("decode", f"{WORK}/train.py", 8),
-        ("<module>", f"{WORK}/train.py", 11),
-    )
-    [finding] = causes.judge(two_ranks(reduces(), in_c))
-    assert finding.text.endswith("at decode, train.py:8, in spin (libspin.so)")
-
-
-@pytest.mark.parametrize(
-    ("frame", "waits", "said"),
-    [
-        ("lock_PyThread_acquire_lock", "hrtimer_nanosleep", "a lock, while no other thread"),
-        ("accept4", "inet_csk_accept", "waiting for the network"),
-        ("poll", "poll_schedule_timeout.constprop.0", "a socket, a pipe or another process"),
-        ("open64", "wait_for_partner", "waiting to open a file"),
-        ("fcntl_flock", "0", "waiting for a lock on a file"),
-        ("read", "ll_file_read", "waiting for a network file system"),
-    ],
-)
-def test_what_a_rank_waits_for(frame: str, waits: str, said: str) -> None:
-    """The stack counts before the kernel, which was asked a moment earlier."""
-    at = stack((frame, "/usr/lib/libc.so.6", 0), ("step", f"{WORK}/train.py", 9))
-    found = two_ranks(reduces(), at)
-    found.ranks[1].waits = waits
-    [finding] = causes.judge(found)
-    assert said in finding.text
-
-
-@pytest.mark.parametrize(
-    ("frames", "said", "advice"),
-    [
-        ([("Queue.get", "queue.py", 171)], "waiting for a queue", "other end of the queue"),
-        (
-            [
-                ("Queue.get", "multiprocessing/queues.py", 113),
-                (
-                    "_MultiProcessingDataLoaderIter._next_data",
-                    "site-packages/torch/utils/data/dataloader.py",
-                    1505,
-                ),
-            ],
-            "waiting for a worker of its data loader",
-            "num_workers=0",
-        ),
-        ([("Popen.wait", "subprocess.py", 2)], "waiting for a child process", "communicate()"),
-        ([("HTTPResponse.begin", "http/client.py", 3)], "waiting for the network", "timeout"),
-    ],
-)
-def test_what_a_library_waits_for(
-    frames: list[tuple[str, str, int]], said: str, advice: str
-) -> None:
-    """It says more than the lock or the system call that it waits with."""
-    found = two_ranks(
-        reduces(),
-        stack(
-            ("lock_PyThread_acquire_lock", "/usr/lib/libpython3.11.so", 0),
-            *((name, f"/opt/py/lib/python3.11/{file}", line) for name, file, line in frames),
-            ("step", f"{WORK}/train.py", 9),
-        ),
-    )
-    [finding] = causes.judge(found)
-    assert f"{said} at step, train.py:9" in finding.text
-    assert advice in finding.advice
 
 
 def test_who_holds_a_lock_on_a_file_is_named() -> None:
@@ -228,24 +64,6 @@ def test_who_holds_a_lock_on_a_file_is_named() -> None:
     assert "release it before" in finding.advice
 
 
-def test_the_child_that_a_rank_waits_for_is_named() -> None:
-    found = two_ranks(reduces(), stack(("wait4", "/libc.so.6", 0), ("run", f"{WORK}/a.py", 1)))
-    more = node_views.read_look("worker-2", process(1, 201, name="git-lfs", parent=200))
-    found.ranks[1].processes += more.ranks[1].processes
-    [finding] = causes.judge(found)
-    assert finding.lines == ("its process 201 runs git-lfs",)
-
-
-def test_the_exception_of_a_thread_that_has_ended_is_shown() -> None:
-    found = two_ranks(reduces(), sleeps())
-    found.ranks[1].err = (
-        "Exception in thread Thread-1 (producer):\nTraceback (most recent call last):\n"
-        f'  File "{WORK}/train.py", line 9, in producer\nValueError: cannot decode image 5\n'
-    )
-    [finding] = causes.judge(found)
-    assert "ValueError: cannot decode image 5" in finding.lines[-1]
-
-
 @pytest.mark.parametrize("second", [6, 9])
 @pytest.mark.parametrize(
     ("call", "kind", "advice"),
@@ -261,18 +79,6 @@ def test_messages_that_all_send_or_all_receive(
     assert finding.kind == kind
     assert f"{call} at train.py:6" in finding.text
     assert advice in finding.advice
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("PMPI_Recv", "PMPI_Recv"), ("PMPI_Send", "PMPI_Send"), ("PMPI_Send", "PMPI_Recv")],
-)
-def test_messages_that_go_on_are_no_finding(first: str, second: str) -> None:
-    """A ping-pong, seen at any moment."""
-    found = two_ranks(receives(6, first), receives(9, second))
-    found.ranks[1].moved = True
-    assert causes.judge(found) == ()
-    assert "make progress" in causes.summarize(found, ())
 
 
 @pytest.mark.parametrize(
@@ -300,37 +106,7 @@ def test_a_stack_that_misses_the_call_is_replaced_by_later_ones() -> None:
     assert (rank.stack and rank.stack.collective, rank.moved) == ("MPI_Recv", None)
 
 
-def test_a_message_that_nobody_sends() -> None:
-    [finding] = causes.judge(two_ranks(receives(7, "PMPI_Barrier"), receives(9)))
-    assert (finding.kind, "collectives" in finding.text) == ("mismatch", False)
-    assert "rank, tag and communicator" in finding.advice
-
-
-def test_ranks_at_different_places_that_go_on_do_not_hang() -> None:
-    found = two_ranks(reduces(12), reduces(14))
-    found.ranks[0].moved = True
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.serious) == ("mismatch", False)
-
-
 WAITS, CONNECTS = "c10d::TCPStore::waitForWorkers", "c10d::detail::SocketConnectOp::run"
-
-
-@pytest.mark.parametrize(
-    ("second", "ranks", "said"),
-    [
-        (meets(CONNECTS), (1,), "rank 1 on worker-2 cannot connect to MASTER_ADDR:MASTER_PORT"),
-        (meets(WAITS), (), "every rank has connected in init_process_group at train.py:4"),
-        (meets("c10d::TCPStore::doWait"), (), "passes, is larger than 2"),
-    ],
-)
-def test_ranks_that_do_not_find_each_other(
-    second: stacks.Stack, ranks: tuple[int, ...], said: str
-) -> None:
-    [finding] = causes.judge(two_ranks(meets(WAITS), second))
-    assert (finding.kind, finding.ranks) == ("rendezvous", ranks)
-    assert said in finding.text
-    assert "WORLD_SIZE" in finding.advice
 
 
 def test_what_ranks_that_do_not_find_each_other_were_given() -> None:
@@ -351,15 +127,6 @@ def test_what_ranks_that_do_not_find_each_other_were_given() -> None:
         "ranks 0, 1: MASTER_ADDR:MASTER_PORT 198.18.0.2:29400, WORLD_SIZE 2",
         "rank 1: RANK 0",
     )
-
-
-def test_an_address_that_does_not_exist() -> None:
-    found = two_ranks(meets(CONNECTS), meets(CONNECTS))
-    line = "[W socket.cpp:764] (node01, 27136): Temporary failure in name resolution"
-    found.ranks[0].err = f"{line}\n"
-    cause = causes.judge(found)[0]
-    assert (cause.kind, cause.lines) == ("rendezvous", (line,))
-    assert "no rank can connect" in cause.text
 
 
 def test_another_thread_and_a_loader_process_are_named_with_their_lines() -> None:
@@ -440,13 +207,6 @@ def test_a_rank_that_is_late_once_is_no_straggler() -> None:
     assert (finding.kind, finding.serious) == ("straggler", False)
     assert "one moment of a healthy job" in finding.lines[0]
     assert "make progress" in causes.summarize(found, [finding])
-
-
-def test_the_last_line_of_a_rank_elsewhere_is_shown() -> None:
-    found = two_ranks(reduces(12), reduces(14))
-    found.ranks[1].out = "step 3\nloss is NaN, stopping\n\n"
-    [finding] = causes.judge(found)
-    assert "rank 1's last line of output: loss is NaN, stopping" in finding.lines
 
 
 def test_ranks_in_the_rendezvous_without_c_frames() -> None:
@@ -566,3 +326,44 @@ def test_the_stacks_of_an_attempt_that_was_ended_are_judged_as_if_it_ran() -> No
         "rank 1 waits in all_reduce at a.py:2 for rank 0 on worker-1: blocked at skip, train.py:9"
     )
     assert "600 s" in causes.describe_hang(seen(), hang).text
+
+
+def test_processes_that_are_each_others_parents_are_looked_at_once() -> None:
+    """No kernel says so, but numbers are given again between one look and the next."""
+    found = two_ranks(reduces(), sleeps())
+    text = f"{process(1, 201, parent=200)}\n{process(1, 200, parent=201)}"
+    found.ranks[1].processes = node_views.read_look("worker-2", text).ranks[1].processes
+    assert len(found.ranks[1].descendants) == 1
+
+
+@pytest.mark.parametrize(("deep", "depth"), [(True, 100), (False, 3)])
+def test_a_recursion_without_an_end(deep: bool, depth: int) -> None:
+    lines = [f'  File "{WORK}/tree.py", line 6 in walk'] * depth
+    lines.append(f'  File "{WORK}/tree.py", line 9 in <module>')
+    head = ["Fatal Python error: Segmentation fault", ""]
+    head.append("Current thread 0x00007f16c1a8c740 (most recent call first):")
+    said = "\n".join([*head, *lines, "  ..." if deep else "", "Extension modules: numpy"])
+    [finding] = causes.judge(seen(view("worker-2", "rank 1", *failed(139, START, said))))
+    assert ("recursion deeper than its stack" in finding.text) == deep
+    assert ("bug in native code" in finding.advice) == (not deep)
+    assert finding.lines == ('File "tree.py", line 6, in walk',)
+
+
+def test_stacks_are_shown_apart_where_their_callers_differ() -> None:
+    there = {
+        rank: stack(
+            ("all_reduce", C10D, 3252),
+            ("sync", f"{WORK}/comm.py", 7),
+            ("step", f"{WORK}/train.py", 12 + rank % 2),
+        )
+        for rank in range(4)
+    }
+    assert [item.ranks for item in stacks.fold(there)] == [(0, 1, 2, 3)]
+    assert [item.ranks for item in stacks.fold(there, callers=True)] == [(0, 2), (1, 3)]
+
+
+def test_what_a_node_prints_of_limits() -> None:
+    text = "periods-before 200 40 38\nperiods-before 100 0 0\nperiods-before 300 x\n"
+    text += "periods-after 200 50 47\nperiods-after 100 0 0\n"
+    found = node_views.read_dumps(text)
+    assert {pid: dump.throttled for pid, dump in found.items()} == {200: 0.9, 100: 0.0}

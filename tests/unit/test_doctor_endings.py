@@ -52,64 +52,6 @@ def without_python(found: Evidence, number: int, err: str = "") -> Evidence:
     return found
 
 
-@pytest.mark.parametrize("second", ["pthread_mutex_lock", "pthread_cond_wait"])
-def test_destructors_that_wait_with_pythons_lock(second: str) -> None:
-    found = two_ranks(destroys(), destroys(second))
-    for rank in found.ranks.values():
-        rank.moved = False
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks, finding.serious) == ("teardown", (0, 1), True)
-    assert "hang in the destructor of a process group" in finding.text
-    assert "`del model` before destroy_process_group()" in finding.advice
-
-
-def test_a_destructor_that_hangs_when_the_other_rank_has_ended() -> None:
-    """The one that has ended is not to blame."""
-    found = seen(
-        view("worker-1", "rank 0", process(0, 100)),
-        view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
-    )
-    found.ranks[0].stack = destroys()
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("teardown", (0,))
-    assert finding.text.startswith("rank 0 on worker-1 has ended the program, and hangs in")
-
-
-def test_a_destructor_that_goes_on_is_no_cause() -> None:
-    found = two_ranks(destroys(), destroys())
-    found.ranks[1].moved = True
-    [finding] = causes.judge(found)
-    assert not finding.serious
-
-
-def test_a_destructor_that_waits_for_a_rank_that_has_not_come() -> None:
-    """A collective that the program has started and never waited for."""
-    [finding] = causes.judge(two_ranks(destroys("std::thread::join"), sleeps()))
-    assert (finding.kind, finding.ranks) == ("missing", (1,))
-    assert finding.text.startswith("rank 0 waits in the destructor of a process group for rank 1")
-
-
-def test_a_rank_of_mpi4py_that_has_failed_and_waits_for_the_others_as_it_exits() -> None:
-    found = without_python(two_ranks(receives(8, "PMPI_Allreduce"), sleeps()), 1, FAILED)
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks, finding.nodes) == ("error", (1,), ("worker-2",))
-    assert finding.text == (
-        "rank 1 on worker-2 has failed, but its process has not ended: KeyError: 7,"
-        " while rank 0 waits in MPI_Allreduce at train.py:8"
-    )
-    assert finding.lines[0] == 'File "train.py", line 10, in <module>'
-    assert "run -m mpi4py" in finding.advice
-
-
-@pytest.mark.parametrize(("moved", "serious"), [(False, True), (True, False)])
-def test_a_rank_of_mpi4py_that_has_come_to_its_end_early(moved: bool, serious: bool) -> None:
-    found = without_python(two_ranks(receives(8, "PMPI_Allreduce"), sleeps()), 1)
-    found.ranks[0].moved = moved
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), serious)
-    assert "rank 1 on worker-2 has reached the end of its program" in finding.text
-
-
 def joins(function: str, file: str) -> stacks.Stack:
     """A rank whose program has ended while a thread of its own runs on."""
     frames = [
@@ -195,16 +137,6 @@ def test_a_process_that_a_rank_waits_for_at_its_end_is_named() -> None:
     assert "its process 202 runs wandb" in finding.lines
 
 
-def test_a_rank_that_cleans_up_after_an_exception() -> None:
-    cleans = stack(("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0))
-    found = two_ranks(reduces(), cleans)
-    found.ranks[1].err = FAILED
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks) == ("error", (1,))
-    assert "mpi4py" not in finding.advice
-    assert "daemon" not in finding.advice
-
-
 GONE = "Failed to get process executable name. Check that the process is running."
 
 
@@ -261,40 +193,6 @@ def test_only_the_seconds_of_the_watch_are_told() -> None:
     assert "for 2 s" in causes.summarize(found, findings) + "".join(f.text for f in findings)
 
 
-def test_a_python_that_py_spy_does_not_know_has_not_ended() -> None:
-    found = without_python(without_python(two_ranks(sleeps(), sleeps()), 0), 1)
-    [finding] = causes.judge(found)
-    assert finding.kind == "no-stack"
-
-
-@pytest.mark.parametrize(
-    ("printed", "serious", "said"),
-    [
-        ("", False, "rank 0 still runs"),
-        (
-            "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711",
-            True,
-            "rank 0 on worker-1 still needed it",
-        ),
-    ],
-)
-def test_a_rank_that_ends_while_others_do_something_else(
-    printed: str, serious: bool, said: str
-) -> None:
-    """It may be right, and the others may have caught the exception."""
-    found = seen(
-        view("worker-1", "rank 0", process(0, 100)),
-        view("worker-2", "rank 1", f"exit 1 0 {START + 5} 1"),
-    )
-    found.ranks[0].stack, found.ranks[0].err = sleeps(), printed
-    found.ranks[0].usage = 1.0
-    found.ranks[1].out = "epoch 3\nearly stopping\n"
-    [finding] = causes.judge(found)
-    assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), serious)
-    assert finding.text == f"rank 1 on worker-2 ended with code 0 while {said}"
-    assert finding.lines == ("its last line of output: early stopping",)
-
-
 def backward(active: bool, line: int = 17) -> stacks.Stack:
     """A later look at DDP's all-reduce of gradients, without C frames."""
     frames = [
@@ -338,46 +236,9 @@ def test_collectives_of_mpi4py_that_take_objects_have_mpis_names() -> None:
     assert receives(3, "MPI_PyMPI_gather").collective == "MPI_gather"
 
 
-def test_a_full_disk_on_which_the_job_may_write() -> None:
-    """It is the cause only if nothing else is."""
-    found = two_ranks(reduces(), sleeps())
-    found.nodes["worker-2"].disks += node_views.read_look(
-        "worker-2", "elsewhere 0 2048 /scratch\nelsewhere 9000000 10000000 /"
-    ).disks
-    cause, note = causes.judge(found)
-    assert (cause.kind, note.kind, note.serious) == ("missing", "disk", False)
-    assert "/scratch of worker-2 is full: it may try to write there" in cause.lines
-    assert note.text == "/scratch of worker-2 is full: 0 KiB free"
-
-
 def test_a_disk_is_told_once() -> None:
     read = node_views.read_look("worker-1", "disk 12 9000 /\nelsewhere 12 9000 /")
     assert [disk.elsewhere for disk in read.disks] == [False]
-
-
-def test_a_rank_that_has_crashed_and_not_ended_yet() -> None:
-    """Seen in the moment between its last words and its exit code."""
-    found = two_ranks(sleeps(), sleeps())
-    found.ranks[0].stack = None
-    found.ranks[0].err = (
-        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
-        "  what():  [enforce fail at gloo/pair.cc:456] op.preamble.length <= op.nbytes. 20 vs 4.\n"
-        "Fatal Python error: Aborted\n\n"
-        "Current thread 0x00007f01 (most recent call first):\n"
-        f'  File "{WORK}/train.py", line 11 in main\n'
-    )
-    cause = causes.judge(found)[0]
-    assert (cause.kind, cause.ranks, cause.serious) == ("message:gloo-size", (0,), True)
-    assert cause.lines[0] == 'File "train.py", line 11, in main'
-
-
-@pytest.mark.parametrize(("before", "kind"), [("", "message:cpp-thread"), (FAILED, "error")])
-def test_a_thread_of_cpp_that_outlives_its_program(before: str, kind: str) -> None:
-    """After an exception, that one is the cause."""
-    said = encoded(f"{before}terminate called without an active exception")
-    ended = view("worker-2", "rank 1", f"exit 1 134 {START + 5} 1", f"err 1 {said}")
-    [finding] = causes.judge(seen(ended))
-    assert (finding.kind, finding.ranks) == (kind, (1,))
 
 
 def test_a_rank_that_sleeps_in_ddp_waits_in_a_collective_also_without_c_frames() -> None:

@@ -17,24 +17,6 @@ from clusterctl.transport.protocol import OnStdout, Transport
 from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
 from tests.unit.making import node
 
-
-@pytest.mark.parametrize(
-    ("line", "kind", "said"),
-    [
-        ("disk 12 10000000 /data", "disk", "/data of worker-1 is full: 12 KiB free"),
-        ("inodes 0 65536 /data", "disk", "/data of worker-1 has no inodes left"),
-        ("peer worker-2 No route to host", "network", "worker-1 cannot reach worker-2: No route"),
-        ('spot {"action": "terminate"}', "spot", "taking back the spot instance worker-1"),
-        ("kernel [ 5000.0] NVRM: Xid (PCI:0000:00:1e): 79, GPU has", "gpu", "a GPU of worker-1"),
-        ("kernel [ 5000.0] nvme0n1: I/O error, dev nvme0n1", "hardware", "error of its hardware"),
-    ],
-)
-def test_what_is_wrong_with_a_machine(line: str, kind: str, said: str) -> None:
-    [finding] = causes.judge(seen(view("worker-1", line)))
-    assert finding.kind == kind
-    assert said in finding.text
-
-
 CLOCK = 'echo "uptime $(cut -d" " -f1 /proc/uptime) $(date +%s.%N)"\n'
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
 
@@ -127,31 +109,3 @@ def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> Non
     stored = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n"))
     found = findings.fill_in(seen(view("worker-1"), late), seen(stored))
     assert kinds(causes.judge(found)) == ["error", "unreachable"]
-
-
-def test_a_broken_network_counts_before_the_ranks_that_wait() -> None:
-    found = two_ranks(reduces(), sleeps())
-    found.nodes["worker-1"].peers = {"worker-2": "no answer in 5 s"}
-    assert kinds(causes.judge(found)) == ["network", "missing"]
-
-
-def test_a_node_that_does_not_answer() -> None:
-    [finding] = causes.judge(seen(NodeView("worker-1", error="no route to host")))
-    assert (finding.kind, finding.nodes) == ("unreachable", ("worker-1",))
-
-
-def test_ranks_that_were_ended_with_a_lost_node_are_no_cause() -> None:
-    [finding] = causes.judge(
-        seen(
-            view("worker-1", "rank 0", f"exit 0 143 {START + 9} 1"),
-            NodeView("worker-2", error="no answer within 4 s"),
-        )
-    )
-    assert finding.kind == "unreachable"
-
-
-def test_little_memory_is_only_noted() -> None:
-    [finding] = causes.judge(
-        seen(view("worker-1", "memory MemTotal: 16000000", "memory MemAvailable: 100000"))
-    )
-    assert (finding.kind, finding.serious) == ("little-memory", False)
