@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from clusterctl.core.job import Program, ProgramKind
 from clusterctl.errors import UsageError
 from clusterctl.launch.compiling import FORTRAN, C, plan_compilation, suggest_repair
 from tests.conftest import Need
+from tests.unit.launch_cases import read_rows
 from tests.unit.making import program
 
 
@@ -204,27 +206,10 @@ def test_flags_that_are_no_words() -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("said", "word"),
-    [
-        ("hello.c:1:10: fatal error: mpi.h: No such file or directory", "libopenmpi-dev"),
-        ("a.c:(.text+0x1): undefined reference to `gsl_sf_bessel_J0'", "LDLIBS"),
-        ("a.c:(.text+0x1): undefined reference to `helper'", "--source"),
-        ("a.c:(.text+0x1): undefined reference to `omp_get_num_threads'", "-fopenmp"),
-        ("/usr/bin/ld: cannot find -lgsl: No such file or directory", "install the"),
-        ("a.c:1:10: fatal error: gsl/gsl_sf.h: No such file or directory", "-IFOLDER"),
-        ("Fatal Error: Cannot open module file 'twice.mod' for reading", "--source"),
-        ("Fatal Error: Cannot open module file 'mpi.mod' for reading", "libopenmpi-dev"),
-        ("gcc: error: unrecognized command-line option '-fbanana'", "CFLAGS"),
-        ("/tmp/ccX.s: fatal error: error writing: No space left on device", "df -h"),
-        ("cc1: fatal error: Killed signal terminated program cc1plus", "memory"),
-        ("cc1: internal compiler error: Segmentation fault", "CFLAGS"),
-        ("a.c:1:1: error: expected declaration", "CFLAGS"),
-    ],
-)
-def test_advice_when_a_compiler_refuses(said: str, word: str) -> None:
+@pytest.mark.parametrize("case", read_rows("compilers", "refusals"), ids=itemgetter("said"))
+def test_advice_when_a_compiler_refuses(case: dict[str, str]) -> None:
     """The program may well be correct: nobody is told to correct it."""
-    told = suggest_repair(C, said)
-    assert word in told
+    told = suggest_repair(C, case["said"])
+    assert case["word"] in told
     assert "correct the program" not in told
     assert "{" not in told

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from clusterctl.core.model import Node, Role
 from clusterctl.errors import UsageError
 from clusterctl.machines.hosts import parse_hosts
+from tests.unit.launch_cases import read_rows
 
 
 def said(node: Node) -> tuple[str, str, str, int, int, str]:
@@ -80,38 +83,10 @@ def test_groups_in_a_circle_end() -> None:
     assert parse_hosts(text, "i")[0].user == "x"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["lists no hosts"]),
-        ("# nothing\n", ["lists no hosts"]),
-        ("a\nb slots=two\n", ["hosts:2", "two"]),
-        ("a slots=0", ["hosts:1", "'0'"]),
-        ("a slots = 4", ["hosts:1", "blanks"]),
-        ("a port=65536", ["65535"]),
-        ("a role=boss", ["role=launcher"]),
-        ("a colour=red", ["colour", "slots"]),
-        ("-oProxyCommand=x", ["hosts:1"]),
-        ("a user=-x", ["hosts:1"]),
-        ("a;reboot", ["hosts:1"]),
-        ("$(reboot)", ["hosts:1"]),
-        ("a 'b", ["quotes"]),
-        ("fe80::1", ["IPv6"]),
-        ("---\nall:\n", ["hosts:1", "YAML", "INI"]),
-        ("all:\n  hosts:\n    a:\n", ["hosts:1", "YAML", "INI"]),
-        ("all: {hosts: {a: }}", ["hosts:1", "YAML", "INI"]),
-        ("n[3:1]", ["range"]),
-        ("n[1:99999999]", ["range"]),
-        ("n[1:600]\nm[1:600]", ["1024"]),
-        ("[x:y]\na", ["section"]),
-        ("a python=py", ["absolute"]),
-        ("a role=launcher\nb role=launcher", ["a and b"]),
-        ("a role=launcher", ["no host can run"]),
-    ],
-)
-def test_a_bad_line_is_named(text: str, words: list[str]) -> None:
+@pytest.mark.parametrize("case", read_rows("hostfiles", "refused"), ids=lambda case: case["text"])
+def test_a_bad_line_is_named(case: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_hosts(text, "hosts")
+        parse_hosts(case["text"], "hosts")
     told = f"{caught.value.message} {caught.value.hint}"
-    assert all(word in told for word in words), told
+    assert all(word in told for word in case["words"]), told
     assert caught.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import drop_unknown_hosts, place
 from clusterctl.project.words import fill, translate
 from tests.unit.calling import Call
+from tests.unit.launch_cases import read_rows
 from tests.unit.making import cluster, node, spec
 
 FOUR = cluster(
@@ -92,58 +94,18 @@ def test_ranks(line: str) -> None:
         count_ranks(line, {"ranks_per_node": 3, "nodes": 2})
 
 
-@pytest.mark.parametrize(
-    ("words", "own", "counts"),
-    [
-        ("torchrun --nnodes 1:2 t.py", {}, "1 1"),
-        ("torchrun --nnodes 2:9 t.py", {}, "1 1 1 1"),
-        ("torchrun --nnodes 2:9 t.py", {"nodes": 3}, "1 1 1"),
-        ("torchrun --nnodes 2 --nproc_per_node 2 t.py", {"nodes": 2}, "2 2"),
-        ("mpirun -np 4 --map-by ppr:2:node ./a", {}, "2 2"),
-        ("mpirun -np 2 -H worker-2,worker-3 ./a", {}, "worker-2:1 worker-3:1"),
-        ("mpirun -H worker-2:2 ./a", {}, "worker-2:2"),
-        ("mpirun -np 2 -H 10.0.0.13,ip-14.internal,ip-12 ./a", {}, "worker-3:1 worker-4:1"),
-        ("mpirun -np 3 -host worker-1:2,worker-2:2 ./a", {}, "2 1"),
-        ("mpirun -np 2 -host worker-1:2,worker-2:2 ./a", {}, "2"),
-        ("mpirun -np 2 -host worker-3:2,worker-4:2 ./a", {"nodes": 2}, "worker-3:1 worker-4:1"),
-        ("mpirun -np 2 --map-by node -H worker-3:2,worker-4:2 ./a", {}, "worker-3:1 worker-4:1"),
-        ("mpirun -H worker-2,worker-2,worker-1 ./a", {}, "worker-2:2 worker-1:1"),
-        ("mpirun -N 1 -H worker-2:2,worker-1:2 ./a", {}, "worker-2:1 worker-1:1"),
-        ("mpirun -np 3 -H worker-3 ./a", {"nodes": 4}, ""),
-        ("mpirun -np 3 -H worker-3 ./a", {"hosts": ("worker-3",)}, "worker-3:3"),
-        ("mpirun -np 3 -H worker-3 ./a", {"hosts": ("worker-2",)}, ""),
-        ("mpirun -np 5 -H worker-3:2,worker-4:2 ./a", {}, ""),
-        ("mpirun -np 2 -H localhost ./a", {}, ""),
-        ("mpirun --hostfile hosts ./a", {}, "worker-3:2 worker-1:1"),
-        ("mpirun -np 2 --machinefile=hosts ./a", {}, "worker-3:2"),
-        ("mpirun -H worker-3 --hostfile hosts ./a", {}, "worker-3:2"),
-        ("mpirun --hostfile hosts -H worker-2 ./a", {}, ""),
-        ("mpirun --hostfile nowhere ./a", {}, ""),
-        ("mpiexec.hydra -f lines -n 3 ./a", {}, "worker-2:2 worker-4:1"),
-        ("deepspeed --hostfile hosts t.py", {}, "worker-3:2 worker-1:1"),
-        ("deepspeed --hostfile hosts --num_gpus 1 t.py", {}, "worker-3:1 worker-1:1"),
-        ("deepspeed -H hosts --exclude worker-3 t.py", {}, "1"),
-        ("deepspeed --include worker-2:0,1@worker-4:0 t.py", {}, "worker-2:2 worker-4:1"),
-        ("deepspeed --include worker-2:1 t.py", {}, ""),
-        ("srun -w worker-[2-3] ./a", {}, "worker-2:1 worker-3:1"),
-        ("srun -xworker-1,worker-4 -n 4 ./a", {}, "worker-2:2 worker-3:2"),
-        ("srun -N 1 --nodelist=worker-2 ./a", {}, "worker-2:1"),
-        ("srun -w worker-[9-99999999999] ./a", {}, ""),
-        ("mpirun -H me@worker-2,me@10.0.0.13 ./a", {}, "worker-2:1 worker-3:1"),
-    ],
-)
+@pytest.mark.parametrize("case", read_rows("launcher-lines", "placed"), ids=itemgetter("words"))
 def test_nodes_that_the_words_choose(
-    words: str, own: dict[str, Any], counts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """counts "": the line is refused, with exit code 2."""
     monkeypatch.chdir(tmp_path)
     Path("hosts").write_text("# mine\nworker-3 slots=2 max_slots=4\n\n10.0.0.11 slots=1\n")
     Path("lines").write_text("worker-2:2\nworker-4:1\n")
-    if counts:
-        assert count_ranks(words, own) == counts
+    if case["counts"]:
+        assert count_ranks(case["words"], case["own"]) == case["counts"]
         return
     with pytest.raises(UsageError) as caught:
-        count_ranks(words, own)
+        count_ranks(case["words"], case["own"])
     assert caught.value.hint
 
 

@@ -5,101 +5,25 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.project.words import translate
 from tests.unit.calling import Call
+from tests.unit.launch_cases import read_rows
 
 PER_NODE = {"ranks_per_node": 2}
 
 
-@pytest.mark.parametrize(
-    ("line", "command", "sizes"),
-    [
-        ("torchrun train.py --lr 1", "python train.py --lr 1", {}),
-        (
-            "torchrun --nproc_per_node=4 --nnodes 2 --rdzv_backend c10d --rdzv-endpoint=h:1 t.py",
-            "python t.py",
-            {"ranks_per_node": 4, "nodes": 2},
-        ),
-        ("torchrun --standalone --nproc-per-node gpu -m pkg.train 5", "python -m pkg.train 5", {}),
-        ("torchrun --nnodes 1:4 --max-restarts=3 --tee 3 t.py", "python t.py", {"retries": 3}),
-        ("time torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
-        ("torchrun -t3 --nproc=2 -m pkg.train", "python -m pkg.train", PER_NODE),
-        ("torchrun -m --node_rank= --nproc_per_node 2 pkg.train", "python -m pkg.train", PER_NODE),
-        ("torchrun --no_python --nproc_per_node 2 ./a", "./a", PER_NODE),
-        ("deepspeed --no_ssh t.py", "python t.py", {}),
-        ("accelerate launch --multi_gpu --num_processes 8 t.py", "python t.py", {"ranks": 8}),
-        (
-            "deepspeed --num_gpus 2 t.py --deepspeed",
-            "python t.py --deepspeed",
-            {"ranks_per_node": 2},
-        ),
-        ("deepspeed --module pkg.train", "python -m pkg.train", {}),
-        ("mpirun -np 4 python t.py 1", "python t.py 1", {"ranks": 4}),
-        ("/usr/bin/mpirun --n 4 --pernode ./a -n 2", "./a -n 2", {"ranks": 4, "ranks_per_node": 1}),
-        ("mpirun -c 4 --map-by ppr:2:node:pe=1 ./a", "./a", {"ranks": 4, **PER_NODE}),
-        ("mpirun -q --timeout 60 ./a", "./a", {"timeout": 60}),
-        ("mpiexec.hydra -ppn 2 -genv A 1 -genv B=2 -l ./a", "./a", PER_NODE),
-        ("mpiexec --oversubscribe -n 4 -- ./solver", "./solver", {"ranks": 4}),
-        ("python -m torch.distributed.run --nproc_per_node=2 t.py 1", "python t.py 1", PER_NODE),
-        ("torchrun --role r --nproc_per_node 2 t.py", "python t.py", PER_NODE),
-        ("accelerate launch --gpu_ids all --num_processes 2 t.py", "python t.py", {"ranks": 2}),
-        ("uv run --script t.py --lr 1", "t.py --lr 1", {}),
-        ("uv run --frozen -m pkg.train 5", "python -m pkg.train 5", {}),
-        (
-            "python3 -u -m torch.distributed.launch --use_env --nproc_per_node 2 t.py",
-            "python t.py",
-            PER_NODE,
-        ),
-        (
-            "python -m accelerate.commands.launch --num_processes 8 t.py",
-            "python t.py",
-            {"ranks": 8},
-        ),
-        ("accelerate-launch --num_processes 8 t.py", "python t.py", {"ranks": 8}),
-        ("python3.11 -u -m torch.distributed.run --nproc=2 t.py", "python t.py", PER_NODE),
-        ("timeout -k 5 60 mpirun -np 4 ./a", "timeout -k 5 60 ./a", {"ranks": 4}),
-        ("/usr/bin/nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
-        ("bash -c 'mpirun -np 4 ./a \"b c\"'", "./a 'b c'", {"ranks": 4}),
-        ("sh -ec 'timeout 60 torchrun t.py'", "timeout 60 python t.py", {}),
-        ("bash --login -eo pipefail -c 'mpirun -np 4 ./a' x", "./a", {"ranks": 4}),
-        ("python -W error -Xdev -um torch.distributed.run --nproc 2 t.py", "python t.py", PER_NODE),
-        ("python -u -mtorch.distributed.run --nproc 2 t.py", "python t.py", PER_NODE),
-        ("python3 -u /opt/bin/torchrun --nproc 2 t.py", "python t.py", PER_NODE),
-        ("python /opt/bin/accelerate-launch --num_processes 8 t.py", "python t.py", {"ranks": 8}),
-        ("env -S 'A=1 mpirun -np 4' ./a", "./a", {"ranks": 4}),
-        ("/usr/bin/python3 -m torch.distributed.run t.py", "/usr/bin/python3 t.py", {}),
-        ("nohup nice -n 5 mpirun -np 4 ./a", "nice -n 5 ./a", {"ranks": 4}),
-        ("time -f %e exec -a b mpirun -np 4 ./a", "./a", {"ranks": 4}),
-        ("env -u A B=1 mpirun -np 4 ./a", "./a", {"ranks": 4}),
-        ("conda run -n lab torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
-        (
-            "srun -N 2 -c 8 torchrun --nnodes 2 --nproc=2 t.py",
-            "python t.py",
-            PER_NODE | {"nodes": 2},
-        ),
-        ("mpirun -n 4 torchrun --nproc=2 t.py", "python t.py", PER_NODE | {"nodes": 4}),
-        ("mpirun -n 4 -ppn 2 accelerate launch t.py", "python t.py", PER_NODE | {"ranks": 4}),
-        ("mpirun -np 2 --mca pml ob1 --mca pml ob1 ./a", "./a", {"ranks": 2}),
-        ("uv run t.py --lr 1", "t.py --lr 1", {}),
-        ("uv run -- torchrun --nproc_per_node 2 t.py", "python t.py", PER_NODE),
-        ("poetry run python t.py", "python t.py", {}),
-        ("srun -N 2 --ntasks-per-node=8 ./a", "./a", {"nodes": 2, "ranks_per_node": 8}),
-        (
-            "srun -N2 -lun4 --exclusive --overlap -G 2 ./a -n 3",
-            "./a -n 3",
-            {"nodes": 2, "ranks": 4},
-        ),
-    ],
-)
-def test_what_people_write(line: str, command: str, sizes: dict[str, int]) -> None:
-    asked = translate(shlex.split(line))
-    assert shlex.join(asked.command) == command
-    assert asked.sizes == sizes
+@pytest.mark.parametrize("case", read_rows("launcher-lines", "translated"), ids=itemgetter("line"))
+def test_what_people_write(case: dict[str, Any]) -> None:
+    asked = translate(shlex.split(case["line"]))
+    assert shlex.join(asked.command) == case["command"]
+    assert asked.sizes == case["sizes"]
 
 
 def test_what_programs_find_as_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,44 +205,10 @@ def test_what_is_no_launcher(line: str) -> None:
     assert translate(line.split()).launcher == ""
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("HF_TOKEN=abc python t.py", "env HF_TOKEN: a secret has to be given to clusterctl"),
-        ("uv run --with rich t.py", "uv run --with is not supported"),
-        ("uv run", "uv run: nothing to run"),
-        ("mpirun -x HF_TOKEN ./a", "mpirun -x HF_TOKEN: a secret has to be given to clusterctl"),
-        ("mpirun --wdir /a ./a", "mpirun --wdir /a is not supported"),
-        ("mpirun --map-by ppr:2:socket ./a", "ppr:2:socket is not supported"),
-        ("mpirun -np 1 ./a 1 : -np 1 ./b", "with several programs"),
-        ("mpirun -np 1 ./a : b", "with several programs"),
-        ("srun -n 1 ./a : -n 1 ./b", "with several programs"),
-        ("mpirun -np 2 -n 4 ./a", "mpirun -np 2 and mpirun -n 4 contradict each other"),
-        ("mpirun --map-by core --cpus-per-proc 2 ./a", "--map-by core and --map-by slot:PE=2"),
-        ("torchrun --node_rank --nnodes 2 t.py", "torchrun --node_rank: its value is missing"),
-        ("srun --label=3 ./a", "srun --label takes no value"),
-        ("mpirun --mca pml ob1 --mca pml cm ./a", "--mca pml ob1 and --mca pml cm contradict"),
-        (
-            "srun -N 2 torchrun --nnodes 4 --nproc=2 t.py",
-            "srun -N 2 and torchrun --nnodes 4 contra",
-        ),
-        ("mpirun -N 2 torchrun --nproc=2 t.py", "mpirun -N 2 starts torchrun several times"),
-        ("timeout 60 deepspeed t.py", "timeout before deepspeed is not supported"),
-        ("strace -f -o log mpirun -np 2 ./a", "strace before mpirun is not supported"),
-        ("env -C dir mpirun -np 2 ./a", "env -C before mpirun is not supported"),
-        ("nice nsys profile -t cuda -o x torchrun t.py", "nsys profile before torchrun"),
-        ("singularity exec --nv -B a:b a.sif srun -n 2 ./a", "singularity exec before srun"),
-        ("ch-run /a -- mpirun -np 2 ./a", "ch-run before mpirun"),
-        ("mpirun --frobnicate ./a", "unknown option of mpirun: --frobnicate"),
-        ("accelerate launch --use_fsdp t.py", "accelerate launch --use_fsdp is not supported"),
-        ("torchrun --nnodes few t.py", "torchrun --nnodes few: expected a number"),
-        ("mpirun -np", "mpirun -np: its value is missing"),
-        ("torchrun --standalone", "torchrun: nothing to run"),
-    ],
-)
-def test_what_has_no_meaning_here(line: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        translate(line.split())
+@pytest.mark.parametrize("case", read_rows("launcher-lines", "refused"), ids=itemgetter("line"))
+def test_what_has_no_meaning_here(case: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=case["message"]):
+        translate(case["line"].split())
 
 
 @pytest.mark.parametrize("ahead", [(), ("--",)])

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
 
 from clusterctl.core.job import Placement
-from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.errors import ClusterctlError, LaunchError
 from clusterctl.launch.hostfile import MOST_ON_LOCAL, is_oversubscribed, place
+from tests.unit.launch_cases import read_rows
 from tests.unit.making import cluster, job, node, spec
 
 LAUNCHER = node("launcher", "10.0.0.10")
 T4 = "Tesla T4"
 
 
-def workers(*slots: int, gpus: tuple[int, ...] = ()) -> Any:
+def workers(*slots: int, gpus: Sequence[int] = ()) -> Any:
     made = [
         node(
             f"worker-{index + 1}",
@@ -30,66 +33,24 @@ def workers(*slots: int, gpus: tuple[int, ...] = ()) -> Any:
     return cluster(LAUNCHER, *made)
 
 
-@pytest.mark.parametrize(
-    ("where", "wanted", "counts"),
-    [
-        pytest.param(workers(4, 4), {}, [1, 1], id="one rank per worker"),
-        pytest.param(workers(1), {}, [1], id="one worker"),
-        pytest.param(workers(4, 4, gpus=(4, 4)), {}, [4, 4], id="one rank per GPU"),
-        pytest.param(workers(1, 4, gpus=(1, 4)), {}, [1, 4], id="unlike numbers of GPUs"),
-        pytest.param(workers(4, 4, gpus=(0, 4)), {}, [1, 4], id="a worker without a GPU"),
-        pytest.param(workers(4, 4), {"ranks": 8}, [4, 4], id="ranks fill all slots"),
-        pytest.param(workers(4, 4, 4), {"ranks": 7}, [3, 2, 2], id="the first take one more"),
-        pytest.param(workers(4, 4, 4), {"ranks": 2}, [1, 1], id="fewer ranks than workers"),
-        pytest.param(workers(4, 4), {"ranks": 1}, [1], id="one rank"),
-        pytest.param(workers(4, 4), {"ranks_per_node": 3}, [3, 3], id="ranks per node"),
-        pytest.param(workers(4, 4), {"ranks_per_node": 2, "ranks": 4}, [2, 2], id="both agree"),
-        pytest.param(workers(4, 4, 4), {"nodes": 2}, [1, 1], id="fewer nodes"),
-        pytest.param(workers(4, 4, 4), {"nodes": 2, "ranks": 8}, [4, 4], id="nodes and ranks"),
-        pytest.param(workers(4, 4, 4), {"nodes": 2, "ranks": 2}, [1, 1], id="a rank for each node"),
-        pytest.param(
-            workers(4, 4, gpus=(4, 4)), {"nodes": 1, "ranks": 2}, [2], id="fewer ranks than GPUs"
-        ),
-    ],
-)
-def test_counts(where: Any, wanted: dict[str, int], counts: list[int]) -> None:
-    placement = place(where, spec(**wanted))
+@pytest.mark.parametrize("case", read_rows("placements", "counts"), ids=itemgetter("id"))
+def test_counts(case: dict[str, Any]) -> None:
+    where, counts = workers(*case["slots"], gpus=case.get("gpus", ())), case["counts"]
+    placement = place(where, spec(**case["wanted"]))
     assert [item.count for item in placement] == counts
     assert [item.node for item in placement] == [f"worker-{i + 1}" for i in range(len(counts))]
     # Ranks are dealt out without a gap, in the hostfile's order.
     assert [rank for item in placement for rank in item.ranks] == list(range(sum(counts)))
 
 
-@pytest.mark.parametrize(
-    ("where", "wanted", "kind", "words"),
-    [
-        pytest.param(
-            workers(4, 4), {"ranks": 9}, LaunchError, ["9 ranks", "worker-1", "8"], id="ranks"
-        ),
-        pytest.param(
-            workers(4, 2), {"ranks": 6}, LaunchError, ["worker-2", "2 slots"], id="uneven slots"
-        ),
-        pytest.param(workers(4), {"ranks_per_node": 5}, LaunchError, ["worker-1"], id="per node"),
-        pytest.param(
-            workers(1, 1, gpus=(1, 1)), {"ranks": 3}, LaunchError, ["3 ranks"], id="GPUs are slots"
-        ),
-        pytest.param(workers(4, 4), {"nodes": 3}, LaunchError, ["--nodes 3", "2"], id="nodes"),
-        pytest.param(
-            workers(4, 4), {"ranks": 3, "ranks_per_node": 2}, UsageError, ["--ranks 3"], id="both"
-        ),
-        pytest.param(
-            workers(4, 4), {"nodes": 2, "ranks": 1}, UsageError, ["--nodes 2"], id="few ranks"
-        ),
-    ],
-)
-def test_what_does_not_fit(
-    where: Any, wanted: dict[str, int], kind: type[ClusterctlError], words: list[str]
-) -> None:
-    with pytest.raises(kind) as caught:
-        place(where, spec(**wanted))
-    assert all(word in caught.value.message for word in words), caught.value.message
+@pytest.mark.parametrize("case", read_rows("placements", "refused"), ids=itemgetter("id"))
+def test_what_does_not_fit(case: dict[str, Any]) -> None:
+    where = workers(*case["slots"], gpus=case.get("gpus", ()))
+    with pytest.raises(ClusterctlError) as caught:
+        place(where, spec(**case["wanted"]))
+    assert all(word in caught.value.message for word in case["words"]), caught.value.message
     assert caught.value.hint
-    assert caught.value.exit_code == (6 if kind is LaunchError else 2)
+    assert caught.value.exit_code == case["exit_code"]
 
 
 @pytest.mark.parametrize("slots", [(4, 2), (2, 4), (4, 4, 2), (3, 3), (5,)])
