@@ -103,7 +103,7 @@ class Direct(BatchSystem):
 
     def plan(self, request: launch_launcher.Request) -> LaunchPlan:
         name = "points" if request.spec.is_sweep else request.spec.launcher
-        return launch_launcher.load_launcher(name).plan(request)
+        return launch_launcher.plan_launch(name, request)
 
     def preview(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> Preview:
         texts = {

@@ -182,7 +182,7 @@ class QueueSystem(BatchSystem):
         return replace(spec, grace=grace, notice=math.ceil(grace) or LEAD - ANSWER_MARGIN)
 
     def plan(self, request: launcher.Request) -> LaunchPlan:
-        plan = launcher.load_launcher("batch").plan(request)
+        plan = launcher.plan_launch("batch", request)
         if request.spec.launcher == "mpirun":
             return plan
         reasons = (Reason(item=f"{name}={text}", why=why) for name, text, why in self.native_env)

@@ -133,6 +133,18 @@ def choose_waiting(request: Request) -> tuple[bool, str]:
     return False, "waiting ranks poll: the machines run nothing but this job"
 
 
+def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
+    """How many ranks each host gets: one host is filled after the other, as mpirun does it, or
+    they get one each by turns."""
+    taken = [0] * len(slots)
+    while ranks:
+        for index, most in enumerate(slots):
+            share = min(ranks, most - taken[index], 1 if by_turns else ranks)
+            taken[index] += share
+            ranks -= share
+    return taken
+
+
 def _find_most(workers: Sequence[Node]) -> int:
     """The largest number of ranks that fits when they are spread evenly, the first nodes first."""
     slots = [node.slots for node in workers]

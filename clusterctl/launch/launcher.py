@@ -1,15 +1,14 @@
 """WHAT is started: pure functions from nodes and facts to hostfiles, flags and environments.
 
-`Launcher` and `LAUNCHERS` are programs that start ranks, such as mpirun; the launcher of a cluster
-is the node that they run on. One file per program and one row in `LAUNCHERS`. `interconnect`
-decides the network for all.
+`LAUNCHERS` are programs that start ranks, such as mpirun; the launcher of a cluster is the node
+that they run on. `network` decides the network for all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
 
 from clusterctl.core.job import JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster
@@ -36,22 +35,17 @@ class Request:
         return f"{self.cluster.node(node).root}/jobs/{self.id}"
 
 
-class Launcher(Protocol):
-    """How ranks are started on the nodes of a placement."""
-
-    def plan(self, request: Request) -> LaunchPlan:
-        """Raises LaunchError where it cannot be started with what the nodes have."""
-
-
-LAUNCHERS: dict[str, str] = {
-    "mpirun": "clusterctl.launch.mpirun:Mpirun",
-    "torchrun": "clusterctl.launch.torchrun:Torchrun",
-    "points": "clusterctl.launch.torchrun:Points",
-    "batch": "clusterctl.launch.srun:BatchScript",
+LAUNCHERS = {
+    "mpirun": "clusterctl.launch.mpirun:plan_mpirun",
+    "torchrun": "clusterctl.launch.torchrun:plan_torchrun",
+    "points": "clusterctl.launch.torchrun:plan_points",
+    "batch": "clusterctl.launch.srun:plan_batch_script",
 }
 
 
-def load_launcher(name: str) -> Launcher:
-    """The launcher program of that name, imported on first use."""
-    module, _, attribute = LAUNCHERS[name].partition(":")
-    return cast(Launcher, getattr(import_module(module), attribute)())
+def plan_launch(name: str, request: Request) -> LaunchPlan:
+    """How that launcher program, imported on first use, starts the ranks of a placement. Raises
+    LaunchError where it cannot be started with what the nodes have."""
+    module, _, function = LAUNCHERS[name].partition(":")
+    plan: Callable[[Request], LaunchPlan] = getattr(import_module(module), function)
+    return plan(request)

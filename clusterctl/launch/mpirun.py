@@ -210,14 +210,7 @@ def _index_generations() -> dict[int, Generation]:
     return {row.major: row for row in load_tables().generations}
 
 
-class Mpirun:
-    """Starts one wrapper per rank; the wrapper starts the program."""
-
-    def plan(self, request: Request) -> LaunchPlan:
-        return plan_mpirun(request, per_node=False)
-
-
-def plan_mpirun(request: Request, *, per_node: bool) -> LaunchPlan:
+def plan_mpirun(request: Request, *, per_node: bool = False) -> LaunchPlan:
     """`per_node` starts one process on each node instead of one per rank (for torchrun)."""
     cluster = request.cluster
     nodes = [cluster.node(place.node) for place in request.placement]
@@ -528,6 +521,6 @@ def _plan(cluster: Cluster) -> LaunchPlan | None:
     spec = JobSpec(program=Program(kind=ProgramKind.COMMAND, target="true"))
     request = Request(id=0, spec=spec, cluster=cluster, placement=tuple(placement))
     try:
-        return plan_mpirun(request, per_node=False)
+        return plan_mpirun(request)
     except LaunchError:
         return None

@@ -25,38 +25,36 @@ exec "$(command -v apptainer || command -v singularity || echo apptainer)" exec 
 """
 
 
-class BatchScript:
-    """Fills the login node's job folder; the batch script starts the ranks when its turn comes."""
-
-    def plan(self, request: Request) -> LaunchPlan:
-        """Raises LaunchError where there is no Python for a script."""
-        login = request.cluster.launcher
-        env, reasons = build_variables(request)
-        files = {}
-        if request.spec.is_sweep:
-            env = torchrun.list_own_variables(env, request.spec)
-            reasons = tuple(item for item in reasons if item.item.partition("=")[0] in env)
-            files = {torchrun.TODO: torchrun.render_todo(request.spec)}
-        late = "OMP_NUM_THREADS"
-        if not request.spec.once:
-            late = f"MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, {late}"
-        return LaunchPlan(
-            argv=("/bin/sh", "rank.sh"),
-            env=env,
-            node_env={login.name: {}},
-            programs={login.name: list_program(request)},
-            files=files,
-            path=_find_mpirun(request),
-            mpirun=plan_batch_calls(request.spec.mpirun_args),
-            device_env={
-                **IN_BATCH_JOB.build_node_env()[""],
-                "OMPI_MCA_btl_tcp_if_include": IN_BATCH_JOB.devices[""],
-            },
-            reasons=(
-                *reasons,
-                Reason(item=late, why="known when the job starts: the script sets them"),
-            ),
-        )
+def plan_batch_script(request: Request) -> LaunchPlan:
+    """Fills the login node's job folder; the batch script starts the ranks when its turn comes.
+    Raises LaunchError where there is no Python for a script."""
+    login = request.cluster.launcher
+    env, reasons = build_variables(request)
+    files = {}
+    if request.spec.is_sweep:
+        env = torchrun.list_own_variables(env, request.spec)
+        reasons = tuple(item for item in reasons if item.item.partition("=")[0] in env)
+        files = {torchrun.TODO: torchrun.render_todo(request.spec)}
+    late = "OMP_NUM_THREADS"
+    if not request.spec.once:
+        late = f"MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, {late}"
+    return LaunchPlan(
+        argv=("/bin/sh", "rank.sh"),
+        env=env,
+        node_env={login.name: {}},
+        programs={login.name: list_program(request)},
+        files=files,
+        path=_find_mpirun(request),
+        mpirun=plan_batch_calls(request.spec.mpirun_args),
+        device_env={
+            **IN_BATCH_JOB.build_node_env()[""],
+            "OMPI_MCA_btl_tcp_if_include": IN_BATCH_JOB.devices[""],
+        },
+        reasons=(
+            *reasons,
+            Reason(item=late, why="known when the job starts: the script sets them"),
+        ),
+    )
 
 
 def list_program(request: Request) -> tuple[str, ...]:

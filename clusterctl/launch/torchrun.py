@@ -6,7 +6,7 @@ https://docs.pytorch.org/docs/stable/elastic/run.html (static rendezvous: node r
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from clusterctl.core.job import JobSpec, LaunchPlan, Placement, Reason, parse_concurrency
@@ -14,40 +14,36 @@ from clusterctl.core.model import Cluster, Node
 from clusterctl.core.text import count
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.environment import OF_RANKS, build_environment, list_program
-from clusterctl.launch.hostfile import choose_workers
+from clusterctl.launch.hostfile import choose_workers, deal
 from clusterctl.launch.launcher import Request
 from clusterctl.launch.mpirun import plan_mpirun
 
 
-class Torchrun:
+def plan_torchrun(request: Request) -> LaunchPlan:
     """Ranks see torchrun's variables; `--no-python` lets it start our rank wrapper."""
-
-    def plan(self, request: Request) -> LaunchPlan:
-        if request.spec.backend == "mpi":
-            raise LaunchError(
-                "--backend mpi needs ranks that MPI has started, and torchrun starts its own",
-                hint="leave out --launcher torchrun, or use --backend gloo or nccl",
-            )
-        nodes = {place.node: request.cluster.node(place.node) for place in request.placement}
-        for node in nodes.values():
-            _require_torch(node)
-        counts = {place.count for place in request.placement}
-        if len(counts) > 1:
-            raise LaunchError(
-                "torchrun starts the same number of ranks on every node",
-                hint="use --ranks-per-node, or --launcher mpirun",
-            )
-        base = plan_mpirun(request, per_node=True)
-        return replace(
-            base,
-            agents={name: render_agent(request, node, base.env) for name, node in nodes.items()},
-            reasons=(
-                *base.reasons,
-                Reason(
-                    item="torchrun", why="--launcher torchrun: one agent per node starts the ranks"
-                ),
-            ),
+    if request.spec.backend == "mpi":
+        raise LaunchError(
+            "--backend mpi needs ranks that MPI has started, and torchrun starts its own",
+            hint="leave out --launcher torchrun, or use --backend gloo or nccl",
         )
+    nodes = {place.node: request.cluster.node(place.node) for place in request.placement}
+    for node in nodes.values():
+        _require_torch(node)
+    counts = {place.count for place in request.placement}
+    if len(counts) > 1:
+        raise LaunchError(
+            "torchrun starts the same number of ranks on every node",
+            hint="use --ranks-per-node, or --launcher mpirun",
+        )
+    base = plan_mpirun(request, per_node=True)
+    return replace(
+        base,
+        agents={name: render_agent(request, node, base.env) for name, node in nodes.items()},
+        reasons=(
+            *base.reasons,
+            Reason(item="torchrun", why="--launcher torchrun: one agent per node starts the ranks"),
+        ),
+    )
 
 
 def render_agent(request: Request, node: Node, env: Mapping[str, str]) -> str:
@@ -90,27 +86,25 @@ TODO = "todo"
 """The file in the job's folder that lists them."""
 
 
-class Points:
+def plan_points(request: Request) -> LaunchPlan:
     """Starts one shell per slot, which runs points; no MPI is needed."""
-
-    def plan(self, request: Request) -> LaunchPlan:
-        spec = request.spec
-        env, reasons = build_environment(request)
-        env = list_own_variables(env, spec)
-        nodes = [request.cluster.node(place.node) for place in request.placement]
-        slots = sum(place.count for place in request.placement)
-        return LaunchPlan(
-            argv=("/bin/sh", "./points.sh"),
-            env=env,
-            node_env={node.name: {} for node in nodes},
-            programs={node.name: list_program(request, node) for node in nodes},
-            files={TODO: render_todo(spec)},
-            reasons=(
-                Reason(item=f"CLUSTERCTL_POINTS={len(spec.points)}", why="points of the sweep"),
-                *(item for item in reasons if item.item.partition("=")[0] in env),
-            ),
-            notes=(f"{count(len(spec.points), 'point')}, {slots} at a time",),
-        )
+    spec = request.spec
+    env, reasons = build_environment(request)
+    env = list_own_variables(env, spec)
+    nodes = [request.cluster.node(place.node) for place in request.placement]
+    slots = sum(place.count for place in request.placement)
+    return LaunchPlan(
+        argv=("/bin/sh", "./points.sh"),
+        env=env,
+        node_env={node.name: {} for node in nodes},
+        programs={node.name: list_program(request, node) for node in nodes},
+        files={TODO: render_todo(spec)},
+        reasons=(
+            Reason(item=f"CLUSTERCTL_POINTS={len(spec.points)}", why="points of the sweep"),
+            *(item for item in reasons if item.item.partition("=")[0] in env),
+        ),
+        notes=(f"{count(len(spec.points), 'point')}, {slots} at a time",),
+    )
 
 
 def render_todo(spec: JobSpec) -> str:
@@ -152,19 +146,8 @@ def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
         raise LaunchError("the workers have no slots", hint="`clusterctl status` shows them")
     wanted = min(len(spec.points), parse_concurrency(spec.array) or sum(slots), sum(slots))
     placement, first = [], 0
-    for node, taken in zip(workers, _deal(slots, wanted), strict=True):
+    for node, taken in zip(workers, deal(wanted, slots, by_turns=True), strict=True):
         if taken:
             placement.append(Placement(node=node.name, first=first, count=taken))
             first += taken
     return tuple(placement)
-
-
-def _deal(slots: Sequence[int], wanted: int) -> list[int]:
-    """Of each node's slots, how many are taken: by turns."""
-    taken = [0] * len(slots)
-    while wanted:
-        for index, most in enumerate(slots):
-            if wanted and taken[index] < most:
-                taken[index] += 1
-                wanted -= 1
-    return taken

@@ -21,7 +21,7 @@ from clusterctl.core.model import Cluster
 from clusterctl.core.text import MAX_HOST_LINE, read_input
 from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
 from clusterctl.errors import UsageError
-from clusterctl.launch.hostfile import find_workers
+from clusterctl.launch.hostfile import deal, find_workers
 from clusterctl.project.launchers import (
     IGNORED,
     REFUSED,
@@ -144,18 +144,6 @@ def _require(hosts: Sequence[NamedHost], typed: str) -> tuple[NamedHost, ...]:
     if not hosts:
         raise UsageError(f"{typed} names no host", hint="give the names of nodes")
     return tuple(hosts)
-
-
-def deal(ranks: int, slots: Sequence[int], *, by_turns: bool) -> list[int]:
-    """How many ranks each host gets: one host is filled after the other, as mpirun does it, or
-    they get one each by turns."""
-    taken = [0] * len(slots)
-    while ranks:
-        for index, most in enumerate(slots):
-            share = min(ranks, most - taken[index], 1 if by_turns else ranks)
-            taken[index] += share
-            ranks -= share
-    return taken
 
 
 # -------------------------------------------------------------------------------------------------

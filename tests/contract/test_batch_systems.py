@@ -65,15 +65,15 @@ def make(name: str, root: str = PLAIN, **changes: Any) -> tuple[Job, Cluster, La
         node("worker-2", "10.0.0.12", root=root),
     )
     made = job(machines, what, scheduler=name, native_id="4711")
-    plan = launcher.load_launcher("points" if what.is_sweep else what.launcher).plan(
-        request(machines, what)
+    plan = launcher.plan_launch(
+        "points" if what.is_sweep else what.launcher, request(machines, what)
     )
     if name == "direct":
         return made, machines, plan
     login = replace(machines.launcher, name="login", role=Role.LOGIN)
     where = replace(machines, nodes=(login,), spec=replace(machines.spec, provider=name))
     asked = launcher.Request(id=7, spec=what, cluster=where, placement=made.placement)
-    return made, where, launcher.load_launcher("batch").plan(asked)
+    return made, where, launcher.plan_launch("batch", asked)
 
 
 JOBS = {

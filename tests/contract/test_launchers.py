@@ -34,12 +34,10 @@ def plan(name: str, where: Any = None, **changes: Any) -> LaunchPlan:
     of_sweeps = {"array": "0-3"} if name == "points" else {}
     what = spec(**{"program": program(*WEIRD), "launcher": name, **of_sweeps, **changes})
     if name in (*Direct.launchers, "points"):
-        return launcher.load_launcher(name).plan(request(where, what))
+        return launcher.plan_launch(name, request(where, what))
     login = cluster(node("login", role=Role.LOGIN), provider="slurm")
     placement = (Placement(node=UNPLACED, first=0, count=2),)
-    return launcher.load_launcher(name).plan(
-        Request(id=7, spec=what, cluster=login, placement=placement)
-    )
+    return launcher.plan_launch(name, Request(id=7, spec=what, cluster=login, placement=placement))
 
 
 def test_it_is_pure(any_name: str) -> None:

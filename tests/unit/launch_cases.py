@@ -61,7 +61,7 @@ def build(given: dict[str, Any]) -> Request:
 
 
 def outcome(given: dict[str, Any]) -> Plan:
-    plan = launcher.load_launcher(given.get("job", {}).get("launcher", "mpirun")).plan(build(given))
+    plan = launcher.plan_launch(given.get("job", {}).get("launcher", "mpirun"), build(given))
     return {
         "hostfile": plan.files["hostfile"].splitlines(),
         "argv": words(plan.argv),

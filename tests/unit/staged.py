@@ -51,7 +51,7 @@ class Staged:
     ) -> Job:
         """A job with the files of `tree` on its workers, on record as succeeded."""
         asked = request(self.where, what, number=number)
-        plan = launcher.load_launcher("mpirun").plan(asked)
+        plan = launcher.plan_launch("mpirun", asked)
         made = job(self.where, what, id=number, started=2.0, finished=3.0, state=JobState.SUCCEEDED)
         made = replace(
             made, stage=project_tree.write_archive(project_tree.find_tree(tree), self.store.home)

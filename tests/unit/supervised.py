@@ -40,7 +40,7 @@ class Site:
         shell = program("-c", script, kind=ProgramKind.BINARY, target="/bin/sh")
         what = spec(program=shell, **{"grace": 1.0, **changes})
         asked = request(self.where, what, number)
-        plan = launch_launcher.load_launcher("mpirun").plan(asked)
+        plan = launch_launcher.plan_launch("mpirun", asked)
         start = plan.argv[plan.argv.index("/bin/sh") :]
         stand_in = (
             "rank() { OMPI_COMM_WORLD_RANK=$1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=2"

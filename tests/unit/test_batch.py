@@ -50,7 +50,7 @@ def test_a_container_sees_the_folder_for_data_sets(tmp_path: Path, there: bool) 
     if there:
         data.mkdir(parents=True)
     what = spec(container="image.sif", launcher="auto", program=program("a b"))
-    argv = launcher.load_launcher("batch").plan(request(site("slurm"), what)).programs["login"]
+    argv = launcher.plan_launch("batch", request(site("slurm"), what)).programs["login"]
     env = {"PATH": f"{fake.parent}:/usr/bin:/bin", "CLUSTERCTL_DATA": str(data)}
     done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
     bound = ["--bind", str(data)] if there else []
@@ -140,7 +140,7 @@ def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice:
     made = batch_job("slurm", **changes)
     assert made.spec.save_time == grace
     wanted = replace(request(), spec=made.spec, cluster=site("slurm"), placement=made.placement)
-    assert launcher.load_launcher("batch").plan(wanted).env["CLUSTERCTL_GRACE"] == notice
+    assert launcher.plan_launch("batch", wanted).env["CLUSTERCTL_GRACE"] == notice
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_venv_has_one_path_wherever_ranks_start(
 def _script(made: Job) -> str:
     where = site(made.scheduler)
     wanted = replace(request(), spec=made.spec, cluster=where, placement=made.placement)
-    plan = launcher.load_launcher("batch").plan(wanted)
+    plan = launcher.plan_launch("batch", wanted)
     return load_system(made.scheduler).script(made, where, plan)["job.sh"]
 
 

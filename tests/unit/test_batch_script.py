@@ -48,8 +48,8 @@ def ended(tmp_path: Path) -> object:
         nodes = (replace(site("sge").nodes[0], root=login.root),)
         where = replace(site("sge"), nodes=nodes, id=str(tmp_path))
         made = batch_job("sge", native={"pe": f"mpi {len(endings)}"})
-        plan = launcher.load_launcher("batch").plan(
-            replace(request(), spec=made.spec, cluster=where, placement=made.placement)
+        plan = launcher.plan_launch(
+            "batch", replace(request(), spec=made.spec, cluster=where, placement=made.placement)
         )
         plan = replace(plan, path=str(tmp_path / "bin"))
         folder = tmp_path / "jobs" / "7"
@@ -146,8 +146,8 @@ def called(
     lines = (f"10.0.0.{11 + at} {slots} all.q x\n" for at, slots in enumerate(hosts))
     (tmp_path / "hosts").write_text("".join(lines))
     made = batch_job("sge", native={"pe": f"mpi {sum(hosts)}"}, ranks=ranks, backend=backend)
-    plan = launcher.load_launcher("batch").plan(
-        replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
+    plan = launcher.plan_launch(
+        "batch", replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
     )
     env = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -206,7 +206,7 @@ def test_mpirun_is_told_in_a_batch_job_what_it_is_told_elsewhere(mpi: str, tmp_p
         node(name, address, mpi=mpi)
         for name, address in (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"))
     ]
-    elsewhere = launcher.load_launcher("mpirun").plan(request(cluster(*nodes), spec(ranks=2)))
+    elsewhere = launcher.plan_launch("mpirun", request(cluster(*nodes), spec(ranks=2)))
     wanted = {
         name: "clusterctl-agent" if value == AGENT else value
         for name, value in parameters(elsewhere.argv).items()
@@ -247,9 +247,7 @@ def test_a_batch_job_chooses_among_fabrics_as_other_jobs_do(
         node(name, address, mpi="5.0.11", **facts)
         for name, address in (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"))
     ]
-    plan = launcher.load_launcher("mpirun").plan(
-        request(cluster(*nodes), spec(ranks=1, backend=backend))
-    )
+    plan = launcher.plan_launch("mpirun", request(cluster(*nodes), spec(ranks=1, backend=backend)))
     chosen = re.compile(r"--mca (pml|mtl|coll)|FI_|UCX_|UCC_|OMPI_MCA_mpi_acc")
     everything = {**plan.env, **parameters(plan.argv)}
     wanted = {name: value for name, value in everything.items() if chosen.match(name)}

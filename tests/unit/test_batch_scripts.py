@@ -74,7 +74,7 @@ def made(
     asked, placement = load_system(where.system).resolve(asked, where)
     one = replace(job(None, spec(), scheduler="slurm"), spec=asked, placement=placement)
     wanted = Request(id=7, spec=asked, cluster=where, placement=placement)
-    return where, one, launcher.load_launcher("batch").plan(wanted)
+    return where, one, launcher.plan_launch("batch", wanted)
 
 
 def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:

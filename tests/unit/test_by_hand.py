@@ -14,7 +14,6 @@ from clusterctl.core.model import Cluster, render_hostfile_mark
 from clusterctl.errors import UsageError
 from clusterctl.launch import mpirun
 from clusterctl.launch.hostfile import render_whole_hostfile
-from clusterctl.launch.mpirun import Mpirun
 from tests.unit.making import cluster, node, request, spec
 
 
@@ -160,7 +159,7 @@ def test_without_mpi_the_rest_works(tmp_path: Path) -> None:
 
 
 def argv(*args: str) -> list[str]:
-    return list(Mpirun().plan(request(cluster(), spec(mpirun_args=args))).argv)
+    return list(mpirun.plan_mpirun(request(cluster(), spec(mpirun_args=args))).argv)
 
 
 def test_mpirun_args_come_beside_ours_and_win() -> None:

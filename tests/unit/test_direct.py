@@ -50,7 +50,7 @@ def test_command_line_fills_in_late_variables_alone() -> None:
 def scripts(where: Cluster | None = None, **wanted: Any) -> dict[str, str]:
     """The files of job 7 on the launcher."""
     where, what = where or cluster(), spec(**wanted)
-    plan = launcher.load_launcher("mpirun").plan(request(where, what))
+    plan = launcher.plan_launch("mpirun", request(where, what))
     return Direct().script(job(where, what), where, plan)
 
 

@@ -39,7 +39,7 @@ def prepared(
         env=env or {"MINE": "it's\n$HOME"},
         secret_names=tuple(secrets or ()),
     )
-    plan: LaunchPlan = launcher.load_launcher("mpirun").plan(request(where, what))
+    plan: LaunchPlan = launcher.plan_launch("mpirun", request(where, what))
     return Prepared(
         job=job(where, what),
         cluster=where,
@@ -181,7 +181,7 @@ def test_an_emitted_script_says_what_it_needs_and_why(tmp_path: Path) -> None:
 
 def test_no_script_is_emitted_for_torchrun() -> None:
     what = spec(launcher="torchrun")
-    plan = launcher.load_launcher("torchrun").plan(request(what=what))
+    plan = launcher.plan_launch("torchrun", request(what=what))
     with pytest.raises(UsageError, match="torchrun") as caught:
         Direct().emit(job(what=what), cluster(), plan, beside="")
     assert caught.value.hint

@@ -81,7 +81,7 @@ def test_plan_with_the_older_generation(path: Path) -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_everything_has_its_reason(path: Path) -> None:
     request = build(read(path.stem)["given"])
-    plan = launch_launcher.load_launcher(request.spec.launcher).plan(request)
+    plan = launch_launcher.plan_launch(request.spec.launcher, request)
     items = [reason.item for reason in plan.reasons]
     assert all(reason.why for reason in plan.reasons)
     words = [word for item in items for word in item.split(" ")]
@@ -97,7 +97,7 @@ def test_everything_has_its_reason(path: Path) -> None:
 def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -> None:
     """What the launcher's shell makes of the command is the argv that was planned."""
     request = build(read(path.stem)["given"])
-    plan = launch_launcher.load_launcher(request.spec.launcher).plan(request)
+    plan = launch_launcher.plan_launch(request.spec.launcher, request)
     show = tmp_path / "show"
     show.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
     show.chmod(0o755)
@@ -117,7 +117,7 @@ def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -
 def test_threads_fit_on_the_cores_that_a_rank_is_bound_to(path: Path) -> None:
     """A rank bound to one core must not be told to start a thread for each of six."""
     request = build(read(path.stem)["given"])
-    plan = launch_launcher.load_launcher(request.spec.launcher).plan(request)
+    plan = launch_launcher.plan_launch(request.spec.launcher, request)
     if plan.argv[plan.argv.index("--bind-to") + 1] == "none":
         return
     several = re.search(r"\bpe=(\d+)", " ".join(plan.argv), re.IGNORECASE)
@@ -140,7 +140,7 @@ def test_ranks_find_their_own_root(tmp_path: Path) -> None:
         node("worker-1", "10.0.0.11", root=roots[0]),
         node("worker-2", "10.0.0.12", root=roots[1]),
     )
-    plan = launch_launcher.load_launcher("mpirun").plan(request(where, spec(ranks=5)))
+    plan = launch_launcher.plan_launch("mpirun", request(where, spec(ranks=5)))
     start = plan.argv.index("/bin/sh")
     for rank, index in enumerate([0, 0, 0, 1, 1]):
         environment = {**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)}
@@ -164,7 +164,7 @@ def test_mpi_that_does_not_fit_is_named(versions: list[str], words: list[str]) -
         *(node(*name, mpi=version) for name, version in zip(names, versions, strict=True))
     )
     with pytest.raises(LaunchError) as caught:
-        launch_launcher.load_launcher("mpirun").plan(request(where))
+        launch_launcher.plan_launch("mpirun", request(where))
     assert all(word in caught.value.message for word in words), caught.value.message
     assert caught.value.hint
 
@@ -175,7 +175,7 @@ def test_a_patch_release_apart_is_fine() -> None:
         node("worker-1", "10.0.0.11", mpi="5.0.8"),
     )
     assert (
-        launch_launcher.load_launcher("mpirun").plan(request(where)).argv[0]
+        launch_launcher.plan_launch("mpirun", request(where)).argv[0]
         == "/opt/of launcher/bin/mpirun"
     )
 
@@ -185,14 +185,14 @@ def test_another_mpi_is_named() -> None:
     nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
     where = cluster(*(replace(item, facts=replace(item.facts, mpi=mpich)) for item in nodes))
     with pytest.raises(LaunchError, match=r"mpich 4\.0\.2"):
-        launch_launcher.load_launcher("mpirun").plan(request(where))
+        launch_launcher.plan_launch("mpirun", request(where))
 
 
 def test_daemons_are_told_every_device_where_one_has_two_addresses() -> None:
     """PRRTE overlooks a subnet there, and devices have other names on other nodes."""
     worker = node("worker-1", "10.0.0.11", interfaces=["ib0 10.0.0.11/24 among"])
-    plan = launch_launcher.load_launcher("mpirun").plan(
-        request(cluster(node("launcher", "10.0.0.10"), worker))
+    plan = launch_launcher.plan_launch(
+        "mpirun", request(cluster(node("launcher", "10.0.0.10"), worker))
     )
     assert plan.argv[plan.argv.index("prte_if_include") + 1] == "eth0,ib0"
 
@@ -202,8 +202,8 @@ def test_another_mpi_on_one_node_is_named() -> None:
     worker = node("worker-1", "10.0.0.11")
     worker = replace(worker, facts=replace(worker.facts, mpi=mpich))
     with pytest.raises(LaunchError, match=r"different .*worker-1: mpich 5\.0\.11"):
-        launch_launcher.load_launcher("mpirun").plan(
-            request(cluster(node("launcher", "10.0.0.10"), worker))
+        launch_launcher.plan_launch(
+            "mpirun", request(cluster(node("launcher", "10.0.0.10"), worker))
         )
 
 
@@ -214,7 +214,7 @@ def test_an_mpirun_beside_ranks_is_their_daemon_too(mpi: str, first: list[str]) 
     """It needs the variable that the daemons of other nodes get."""
     both = node("launcher", "10.0.0.10", mpi=mpi, role=Role.BOTH)
     where = cluster(both, node("worker-1", "10.0.0.11", mpi=mpi))
-    plan = launch_launcher.load_launcher("mpirun").plan(request(where))
+    plan = launch_launcher.plan_launch("mpirun", request(where))
     assert list(plan.argv[: len(first) + 1]) == [*first, "/opt/openmpi/bin/mpirun"]
 
 
@@ -237,16 +237,14 @@ def test_threads_per_rank(boots: list[str], cores: list[int], ranks: int, thread
         for i, (boot, count) in enumerate(zip(boots, cores, strict=True))
     ]
     where = cluster(node("launcher", "10.0.0.10"), *workers)
-    plan = launch_launcher.load_launcher("mpirun").plan(request(where, spec(ranks=ranks)))
+    plan = launch_launcher.plan_launch("mpirun", request(where, spec(ranks=ranks)))
     assert plan.env["OMP_NUM_THREADS"] == str(threads)
 
 
 def test_threads_per_rank_are_whole_where_cores_differ_in_their_threads() -> None:
     """Three cores with eight hardware threads: a rank is bound to one core."""
     nodes = [node(name, address, cores=8, physical_cores=3) for name, address in NODES]
-    plan = launch_launcher.load_launcher("mpirun").plan(
-        request(cluster(*nodes), spec(ranks_per_node=2))
-    )
+    plan = launch_launcher.plan_launch("mpirun", request(cluster(*nodes), spec(ranks_per_node=2)))
     assert plan.env["OMP_NUM_THREADS"] == "2"
 
 
@@ -268,9 +266,7 @@ def test_waiting_ranks_yield_where_cores_are_shared(
     changes = dict(where)
     facts = {"slots": 8, **changes.pop("nodes", {})}
     nodes = [node(name, address, **facts) for name, address in NODES]
-    made = launch_launcher.load_launcher("mpirun").plan(
-        request(cluster(*nodes, **changes), spec(**what))
-    )
+    made = launch_launcher.plan_launch("mpirun", request(cluster(*nodes, **changes), spec(**what)))
     assert made.env["OMPI_MCA_mpi_yield_when_idle"] == yields
     item = f"OMPI_MCA_mpi_yield_when_idle={yields}"
     assert word in next(reason.why for reason in made.reasons if reason.item == item)
@@ -278,7 +274,7 @@ def test_waiting_ranks_yield_where_cores_are_shared(
 
 def test_what_the_user_sets_wins() -> None:
     wanted = {"OMP_NUM_THREADS": "3", "MASTER_ADDR": "other", "MINE": "a 'b'\n$c"}
-    plan = launch_launcher.load_launcher("mpirun").plan(request(what=spec(env=wanted)))
+    plan = launch_launcher.plan_launch("mpirun", request(what=spec(env=wanted)))
     assert {name: plan.env[name] for name in wanted} == wanted
     assert not any("MINE" in word for word in plan.argv)
 
@@ -289,12 +285,10 @@ def test_ranks_find_the_shared_folder(launcher: str) -> None:
     where = cluster()
     assert (
         name
-        not in launch_launcher.load_launcher(launcher)
-        .plan(request(where, spec(launcher=launcher)))
-        .env
+        not in launch_launcher.plan_launch(launcher, request(where, spec(launcher=launcher))).env
     )
     where = replace(where, shared="/shared")
-    plan = launch_launcher.load_launcher(launcher).plan(request(where, spec(launcher=launcher)))
+    plan = launch_launcher.plan_launch(launcher, request(where, spec(launcher=launcher)))
     assert plan.env[name] == "/shared"
     assert f"{name}=/shared" in [reason.item for reason in plan.reasons]
 
@@ -311,8 +305,8 @@ def test_ranks_find_the_shared_folder(launcher: str) -> None:
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_program(changes: dict[str, Any], argv: list[str], launcher: str) -> None:
     weird = ("a b", "", "--json", "$HOME", "x\ny", "it's", '"')
-    plan = launch_launcher.load_launcher(launcher).plan(
-        request(what=spec(program=program(*weird, **changes), launcher=launcher))
+    plan = launch_launcher.plan_launch(
+        launcher, request(what=spec(program=program(*weird, **changes), launcher=launcher))
     )
     assert plan.programs == dict.fromkeys(("worker-1", "worker-2"), (*argv, *weird))
 
@@ -324,16 +318,12 @@ def test_torchrun_without_torch() -> None:
             node("launcher", "10.0.0.10"), node(), node("worker-2", "10.0.0.12", python=python)
         )
         with pytest.raises(LaunchError, match="worker-2"):
-            launch_launcher.load_launcher("torchrun").plan(
-                request(where, spec(launcher="torchrun"))
-            )
+            launch_launcher.plan_launch("torchrun", request(where, spec(launcher="torchrun")))
 
 
 def test_torchrun_with_uneven_ranks() -> None:
     with pytest.raises(LaunchError) as caught:
-        launch_launcher.load_launcher("torchrun").plan(
-            request(what=spec(ranks=3, launcher="torchrun"))
-        )
+        launch_launcher.plan_launch("torchrun", request(what=spec(ranks=3, launcher="torchrun")))
     assert "--ranks-per-node" in caught.value.hint
 
 
@@ -348,13 +338,13 @@ def test_a_network_is_needed() -> None:
         node("worker-1", "10.0.0.11", interfaces=["eth0 10.9.9.9/24"]),
     )
     with pytest.raises(ClusterctlError, match="no network"):
-        launch_launcher.load_launcher("mpirun").plan(request(where))
+        launch_launcher.plan_launch("mpirun", request(where))
 
 
 def test_nccl_across_vendors_is_refused() -> None:
     what = {**read("transport-mixed-vendors")["given"], "job": {"backend": "nccl"}}
     with pytest.raises(LaunchError, match="AMD and NVIDIA") as caught:
-        launch_launcher.load_launcher("mpirun").plan(build(what))
+        launch_launcher.plan_launch("mpirun", build(what))
     assert "--backend mpi" in caught.value.hint
 
 
@@ -363,7 +353,7 @@ def test_no_flag_that_some_open_mpi_does_not_know(path: Path) -> None:
     """A component is named only where every node of the job was built with it, and the variables
     for AMD appear only beside an AMD GPU."""
     request = build(read(path.stem)["given"])
-    plan = launch_launcher.load_launcher(request.spec.launcher).plan(request)
+    plan = launch_launcher.plan_launch(request.spec.launcher, request)
     workers = [request.cluster.node(place.node) for place in request.placement]
     given = dict(pairwise(plan.argv))
     named = {f"{kind}:{given[kind]}" for kind in ("pml", "mtl") if kind in given}

@@ -126,7 +126,7 @@ def test_the_real_mpirun_takes_every_flag(
             for name, text in zip(names, texts, strict=True)
         ]
     where = cluster(*nodes, one_host=one_host)
-    plan = launcher.load_launcher("mpirun").plan(request(where, spec(ranks=2)))
+    plan = launcher.plan_launch("mpirun", request(where, spec(ranks=2)))
     check_two_ranks(plan, prefix, tmp_path)
 
 
@@ -142,8 +142,8 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}
     tcp = next(flags for _, engine, flags in call.engines if engine == "ob1")
     flags = [late.get(word, word) for word in (*call.flags, *call.by_device, *tcp)]
-    plan = launcher.load_launcher("mpirun").plan(
-        request(cluster(mode="local", one_host=True), spec(ranks=2))
+    plan = launcher.plan_launch(
+        "mpirun", request(cluster(mode="local", one_host=True), spec(ranks=2))
     )
     plan = replace(
         plan,
@@ -195,7 +195,7 @@ def test_ranks_may_spawn_more_processes_than_there_are_slots(
     subprocess.run([compiler, "-o", program, tmp_path / "spawn.c"], check=True)
     changes = {"mpi": version, "mpi_prefix": prefix, "root": str(tmp_path)}
     where = cluster(node("launcher", **changes), node("worker-1", **changes), one_host=True)
-    plan = launcher.load_launcher("mpirun").plan(request(where, spec(ranks=1)))
+    plan = launcher.plan_launch("mpirun", request(where, spec(ranks=1)))
     path = f"{prefix}/bin/mpirun.openmpi" if prefix == "/usr" else f"{prefix}/bin/mpirun"
     done = really(plan, path, tmp_path, f"exec {shlex.quote(str(program))}")
     assert done.returncode == 0, done.stderr
@@ -212,7 +212,7 @@ def test_the_real_mpirun_knows_every_parameter(major: int, need: Any) -> None:
     where = cluster(
         node("launcher", "10.0.0.10", mpi=version), node("worker-1", "10.0.0.11", mpi=version)
     )
-    argv = launcher.load_launcher("mpirun").plan(request(where)).argv
+    argv = launcher.plan_launch("mpirun", request(where)).argv
     mca = {argv[i + 1] for i, word in enumerate(argv) if word == "--mca"}
     prte = {argv[i + 1] for i, word in enumerate(argv) if word == "--prtemca"}
     info = f"{prefix}/bin/ompi_info"
@@ -251,7 +251,7 @@ def test_daemons_find_their_network_on_devices_with_more_addresses(
         node("launcher", "10.0.0.10", mpi=version, interfaces=["eth0 10.0.0.10/24"]),
         node("worker-1", "10.0.0.11", mpi=version, interfaces=[f"ens5 10.0.0.11/24{extra}"]),
     ]
-    plan = launcher.load_launcher("mpirun").plan(request(cluster(*nodes), spec()))
+    plan = launcher.plan_launch("mpirun", request(cluster(*nodes), spec()))
     names = ("prte_if_include", "oob_tcp_if_include")
     flag = next(index for index, word in enumerate(plan.argv) if word in names)
     assert plan.argv[flag + 1] == value

@@ -129,7 +129,7 @@ def staged(site: Staged, tmp_path: Path) -> list[Path]:
         stage=project_tree.write_archive(project_tree.find_tree(tree), site.store.home),
     )
     files = make_node_files(
-        made, site.where, launcher.load_launcher("mpirun").plan(asked), {"TOKEN": "hunter2"}
+        made, site.where, launcher.plan_launch("mpirun", asked), {"TOKEN": "hunter2"}
     )
     with site.pool() as pool:
         put(made, site.where, files, pool, site.store.home)

@@ -116,7 +116,7 @@ def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled(
     prepared = Prepared(
         job=staged,
         cluster=cluster(),
-        plan=launcher.load_launcher(staged.spec.launcher).plan(request()),
+        plan=launcher.plan_launch(staged.spec.launcher, request()),
         tree=Tree(store.home.stages, (), 0, False),
         secrets={},
     )

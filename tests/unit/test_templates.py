@@ -64,7 +64,7 @@ def files(root: str, **changes: Any) -> dict[str, str]:
     where = cluster(*nodes)
     where = replace(where, spec=replace(where.spec, cloud=CloudSpec(idle=3600.0)))
     what = spec(program=program(*WEIRD), **changes)
-    plan = launcher.load_launcher(what.launcher).plan(request(where, what))
+    plan = launcher.plan_launch(what.launcher, request(where, what))
     one = replace(job(where, what), resumes=bool(what.resume_args))
     made = make_node_files(one, where, plan, {"TOKEN": "it's\n$secret"})
     return {
