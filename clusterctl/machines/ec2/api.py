@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,10 +140,9 @@ class _PriceQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usage: str = ""
 
 
-@cache
-def _load_price_queries() -> dict[str, _PriceQuery]:
-    text = Path(__file__).with_name("prices.toml").read_bytes()
-    return msgspec.toml.decode(text, type=dict[str, _PriceQuery])
+_PRICE_QUERIES = msgspec.toml.decode(
+    Path(__file__).with_name("prices.toml").read_bytes(), type=dict[str, _PriceQuery]
+)
 
 
 def read_skew(response: Any) -> float:
@@ -658,8 +656,7 @@ class Api:
     def find_price(self, item: str) -> float | None:
         """On-demand, in US dollars: of an instance type (Linux) per hour, or of what a row of
         prices.toml is named after. None where the price list has no such product."""
-        rows = _load_price_queries()
-        row = rows.get(item, rows["instance"])
+        row = _PRICE_QUERIES.get(item, _PRICE_QUERIES["instance"])
         client = self._get_client("pricing", PRICING_REGION)
         with self._explain_errors("asking for prices"):
             answer = client.get_products(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -41,15 +40,17 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: tuple[Known, ...]
 
 
-@cache
-def _load_table() -> _Table:
-    text = Path(__file__).with_name("refusals.toml").read_bytes()
-    return msgspec.toml.decode(text, type=_Table)
-
-
-@cache
-def _index_codes() -> dict[str, Known]:
-    return {code: row for row in _load_table().refusal for code in row.codes}
+# Read with the module: whatever asks AWS does so in several threads, and msgspec must not learn a
+# type in two of them at once.
+_TABLE = msgspec.toml.decode(Path(__file__).with_name("refusals.toml").read_bytes(), type=_Table)
+_BY_CODE = {code: row for row in _TABLE.refusal for code in row.codes}
+_CODES = "|".join(map(re.escape, sorted(_BY_CODE, key=len, reverse=True)))
+_QUOTED = re.compile(
+    r"api error ([\w.]*\w)"
+    r"|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b"
+    rf"|\b({_CODES})(?:\.\w+)?:"
+)
+"""Codes as Terraform quotes them."""
 
 
 class RefusedByAws(ProviderError):
@@ -106,7 +107,7 @@ def make_clock_error(skew: float) -> WrongClock:
 
 def make_not_enabled_error(region: str) -> ProviderError:
     """The error for a region that the account has to opt in to first."""
-    known = _index_codes()["OptInRequired"]
+    known = _BY_CODE["OptInRequired"]
     return ProviderError(f"{region}: {known.what}", hint=known.hint)
 
 
@@ -114,13 +115,12 @@ def _find_known(code: str, message: str = "") -> Known | None:
     """The row of what the message says, else of the code: its own, else that of what it begins or
     ends with (`AuthFailure.Detail`, `InvalidSubnetID.NotFound`). The reason why a machine has ended
     begins with whose fault it is (`Client.VolumeLimitExceeded`)."""
-    for row in _load_table().refusal:
+    for row in _TABLE.refusal:
         if any(re.search(pattern, message) for pattern in row.texts):
             return row
-    known = _index_codes()
-    parts = (code if code in known else re.sub(r"^(Client|Server)\.", "", code)).split(".")
+    parts = (code if code in _BY_CODE else re.sub(r"^(Client|Server)\.", "", code)).split(".")
     names = (*(".".join(parts[:count]) for count in range(len(parts), 0, -1)), parts[-1])
-    return next((known[name] for name in names if name in known), None)
+    return next((_BY_CODE[name] for name in names if name in _BY_CODE), None)
 
 
 def is_permanent(error: ProviderError) -> bool:
@@ -147,8 +147,7 @@ def make_unreadable_error(doing: str, what: str) -> ProviderError:
 
 def make_unanswered_error(doing: str, exception: str, message: str) -> ProviderError:
     """The error for a call that did not get through."""
-    rows = _load_table().refusal
-    known = next((row for row in rows if exception in row.exceptions), None)
+    known = next((row for row in _TABLE.refusal if exception in row.exceptions), None)
     known = known or _find_known("", message)
     if known is None:
         return ProviderError(
@@ -162,14 +161,14 @@ def make_unanswered_error(doing: str, exception: str, message: str) -> ProviderE
 
 def may_be_not_enabled(error: RefusedByAws) -> bool:
     """Whether good credentials hear that in a region that their account has not enabled."""
-    return error.code in _load_table().not_enabled
+    return error.code in _TABLE.not_enabled
 
 
 def is_repeated(texts: Iterable[str]) -> bool:
     """Whether Terraform failed over a call of its own whose answer had got lost: the thing is
     there, and Terraform does not know."""
     said = " ".join(" ".join(texts).split())
-    return not _load_table().repeated.isdisjoint(re.findall(r"api error ([\w.]+\w)", said))
+    return not _TABLE.repeated.isdisjoint(re.findall(r"api error ([\w.]+\w)", said))
 
 
 def is_transient(texts: Iterable[str]) -> bool:
@@ -202,22 +201,11 @@ def _make_readable(message: str) -> str:
     return re.sub(r"\s*\n\s*", " ", message.strip())
 
 
-@cache
-def _compile_quoted() -> re.Pattern[str]:
-    """Codes as Terraform quotes them."""
-    codes = "|".join(map(re.escape, sorted(_index_codes(), key=len, reverse=True)))
-    return re.compile(
-        r"api error ([\w.]*\w)"
-        r"|\b([A-Z]\w+(?:Exceeded|Capacity|Failure))\b"
-        rf"|\b({codes})(?:\.\w+)?:"
-    )
-
-
 def _find_in_terraform(text: str) -> Iterator[Known]:
     flat = " ".join(text.split())
     if said := _find_known("", flat):
         yield said
         return
-    for code in _compile_quoted().findall(flat):
+    for code in _QUOTED.findall(flat):
         if known := _find_known("".join(code)):
             yield known
