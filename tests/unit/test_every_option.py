@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ from clusterctl.actions.common import open_store
 from clusterctl.cli import clusters, run
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, Role
+from clusterctl.core.text import read_toml
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.ec2.provider import Ec2Provider
@@ -161,121 +161,7 @@ def scenes() -> list[Scene]:
     ]
 
 
-VALUES: dict[str, tuple[str, ...]] = {
-    "--account": ("abc",),
-    "--array": ("0-3",),
-    "--adopt": ("other",),
-    "--ami": ("ami-1",),
-    "--backend": ("gloo",),
-    "--backends": ("gloo,mpi",),
-    "--base": ("debian:13",),
-    "--boot-timeout": ("20m",),
-    "--budget": ("20",),
-    "--by": ("job",),
-    "--bundle": ("seen.tar.gz",),
-    "--max-hourly": ("20",),
-    "--cluster": ("other",),
-    "--columns": ("id,commit",),
-    "--constraint": ("a100",),
-    "--container": ("image.sif",),
-    "--cpu": ("c6i.large",),
-    "--cpus-per-task": ("8",),
-    "--disk": ("200",),
-    "--emit": ("sh",),
-    "--env": ("MINE=1",),
-    "--env-file": ("mine.env",),
-    "--export": ("out.csv",),
-    "--exclude": ("c9",),
-    "--faults": ("kill-node",),
-    "--format": ("md",),
-    "--gpu": ("g5",),
-    "--gpu-bind": ("closest",),
-    "--gpus": ("0",),
-    "--gpus-per-node": ("2",),
-    "--gpus-per-task": ("1",),
-    "--gres": ("gpu:2",),
-    "--hosts": ("train.py",),
-    "--identity": ("key",),
-    "--idle": ("2h",),
-    "--image": ("mine:7",),
-    "--instance-type": ("c6i.large",),
-    "--interval": ("5",),
-    "--job-name": ("mine",),
-    "--launcher": ("mpirun",),
-    "--launcher-type": ("t3.small",),
-    "--mail-type": ("BEGIN",),
-    "--mail-user": ("me@example.org",),
-    "--max-size": ("1MB",),
-    "--include": ("nowhere",),
-    "--max-stage": ("5",),
-    "--mem": ("8G",),
-    "--mpi": ("pmix",),
-    "--mem-per-cpu": ("2G",),
-    "--mem-per-gpu": ("2G",),
-    "--mirror": ("http://mirror.example.org",),
-    "--module": ("openmpi",),
-    "--mpirun-arg": ("--report-bindings",),
-    "--name": ("mine",),
-    "--nodelist": ("c1",),
-    "--nodes": ("1",),
-    "--output": ("page.html",),
-    "--partition": ("gpu",),
-    "--port": ("16006",),
-    "--project": ("abc",),
-    "--provider": ("local",),
-    "--push": ("registry.example.org/team",),
-    "--qos": ("high",),
-    "--queue": ("all.q",),
-    "--rank": ("1",),
-    "--ranks": ("2",),
-    "--ranks-per-node": ("2",),
-    "--region": ("eu-west-1",),
-    "--regions": ("eu-west-1,us-east-1",),
-    "--python": ("3.12",),
-    "--repeats": ("2",),
-    "--requirements": ("requirements.txt",),
-    "--reservation": ("mine",),
-    "--hang-timeout": ("10m",),
-    "--grace": ("2m",),
-    "--keep-files": ("*.h5",),
-    "--resume-args": ("--resume {snapshot}",),
-    "--sync": ("there",),
-    "--on-node-loss": ("shrink",),
-    "--retries": ("2",),
-    "--rounds": ("2",),
-    "--runtime": ("docker",),
-    "--seed": ("7",),
-    "--sge": ("you@login",),
-    "--sha256": ("0" * 64,),
-    "--signal": ("USR1@30",),
-    "--slurm": ("you@login",),
-    "--source": ("more.c",),
-    "--ssh-cidr": ("192.0.2.0/24",),
-    "--subnet": ("subnet-1",),
-    "--stage": ("..",),
-    "--steps": ("99",),
-    "--time": ("1:00:00",),
-    "--timeout": ("30",),
-    "--to": ("there",),
-    "--ttl": ("1h",),
-    "--grep": ("loss",),
-    "--sweep": ("lr=0.1,0.01",),
-    "--tag": ("team=ml",),
-    "--tail": ("3",),
-    "--user": ("me",),
-    "--shared": ("fs-0123456789abcdef0",),
-    "--since": ("1h",),
-    "--venv": ("/opt/venv",),
-    "--vpc": ("vpc-1",),
-    "--workdir": ("/shared",),
-    "--verify": ("on",),
-    "--workers": ("3",),
-    "--zones": ("us-east-1b",),
-    "-l": ("h_vmem=15G",),
-    "-m": ("train",),
-    "-pe": ("mpi", "2"),
-}
-"""A value of each option that takes one: another than what the scenes have without it."""
+VALUES: dict[str, list[str]] = read_toml(Path(__file__).with_name("options.toml"))
 
 OTHER: dict[tuple[str, str], tuple[str, ...]] = {
     ("direct", "--launcher"): ("torchrun",),
@@ -326,6 +212,26 @@ class Planned(Cloud):
         return ProviderPlan(mode="ec2", mode_reason="", one_host=False, lines=(repr(spec),))
 
 
+ACTIONS = {
+    lifetime: "allow extend stop",
+    bench: "measure_allreduce measure_scaling",
+    check: "check run_real_check",
+    data: "get push list_data write_index download_on_nodes",
+    compare: "compare_jobs",
+    doctor: "diagnose",
+    down: "take_down",
+    images: "build lock",
+    jobs: "read_logs cancel fetch collect_metrics follow",
+    access: "open_shell execute copy forward install uninstall include",
+    rerun: "rerun",
+    init: "write make_text",
+    status: "read_status",
+    top: "watch",
+    verify: "measure",
+}
+"""What lines come to, by module."""
+
+
 def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
     """Clusters `lab` and `other` of the scene's provider, with a job; returns the list of what
     reaches the actions."""
@@ -366,46 +272,10 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
             monkeypatch.setattr(module, name, part(name, scene, reached))
     for name in ("attach_hosts", "attach_site"):
         monkeypatch.setattr(attach, name, recorder(name, reached))
-    for function in (
-        lifetime.allow,
-        bench.measure_allreduce,
-        bench.measure_scaling,
-        check.check,
-        data.get,
-        data.push,
-        data.list_data,
-        data.write_index,
-        data.download_on_nodes,
-        compare.compare_jobs,
-        doctor.diagnose,
-        down.take_down,
-        lifetime.extend,
-        images.build,
-        images.lock,
-        jobs.read_logs,
-        jobs.cancel,
-        jobs.fetch,
-        jobs.collect_metrics,
-        jobs.follow,
-        access.open_shell,
-        access.execute,
-        access.copy,
-        access.forward,
-        check.run_real_check,
-        rerun.rerun,
-        access.install,
-        access.uninstall,
-        access.include,
-        init.write,
-        init.make_text,
-        status.read_status,
-        lifetime.stop,
-        top.watch,
-        verify.measure,
-    ):
-        name = function.__name__
-        if (scene.verb, name) != ("list", "read_status"):
-            monkeypatch.setattr(sys.modules[function.__module__], name, recorder(name, reached))
+    for module, names in ACTIONS.items():
+        for name in names.split():
+            if (scene.verb, name) != ("list", "read_status"):
+                monkeypatch.setattr(module, name, recorder(name, reached))
     monkeypatch.setattr(report, "make", recorder("make", reached, "a page"))
     return reached
 

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -51,64 +51,52 @@ def test_quiet_means_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
+class Asked(Console):
+    interactive = True
+
+
 @pytest.fixture
-def readable() -> Iterator[int]:
-    """As a keyboard on which somebody has typed."""
+def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Lets somebody at a keyboard answer yes, after what happens meanwhile."""
     file = os.open(os.devnull, os.O_RDONLY)
-    yield file
+
+    def sit_down(meanwhile: Callable[[], None]) -> None:
+        class Person:
+            def fileno(self) -> int:
+                return file
+
+            def readline(self) -> str:
+                meanwhile()
+                return "y\n"
+
+        monkeypatch.setattr("sys.stdin", Person())
+
+    yield sit_down
     os.close(file)
 
 
 def test_a_question_is_not_talked_over(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, readable: int
+    capsys: pytest.CaptureFixture[str], answer: Callable[[Callable[[], None]], None]
 ) -> None:
     seen: list[str] = []
 
-    class Person:
-        """Takes its time."""
+    def think() -> None:
+        time.sleep(0.2)
+        seen.append(capsys.readouterr().err)
 
-        def isatty(self) -> bool:
-            return True
-
-        def fileno(self) -> int:
-            return readable
-
-        def readline(self) -> str:
-            time.sleep(0.2)
-            seen.append(capsys.readouterr().err)
-            return "y\n"
-
-    class Terminal(Console):
-        interactive = True
-
-    monkeypatch.setattr("sys.stdin", Person())
-    console = Terminal()
+    answer(think)
+    console = Asked()
     with console.show_waiting(silence=0.1):
         assert console.confirm("start 3 machines?")
     assert seen[0].endswith("start 3 machines? [y/N] ")
 
 
 def test_a_live_view_is_not_painted_over_a_question(
-    monkeypatch: pytest.MonkeyPatch, readable: int
+    answer: Callable[[Callable[[], None]], None],
 ) -> None:
     painted: list[str] = []
-
-    class Person:
-        def isatty(self) -> bool:
-            return True
-
-        def fileno(self) -> int:
-            return readable
-
-        def readline(self) -> str:
-            console.paint(lambda: painted.append("meanwhile"))
-            return "y\n"
-
-    class Terminal(Console):
-        interactive = True
-
-    monkeypatch.setattr("sys.stdin", Person())
-    console = Terminal()
+    console = Asked()
+    answer(lambda: console.paint(lambda: painted.append("meanwhile")))
     assert console.confirm("start 3 machines?")
     assert painted == []
     console.paint(lambda: painted.append("afterwards"))
@@ -159,24 +147,30 @@ from clusterctl.cli.console import Console
 console = Console()
 console.report("fetching")
 moved = itertools.count(0, 1_000_000)
-with console.show_waiting(silence=0.2, moved=lambda: (next(moved), None)):
+with console.show_waiting(silence=0.2, moved=lambda: (n := next(moved), 4 * n)):
     sys.stdin.readline()
 console.note("done")
 """
 
 
-def test_on_a_terminal_a_copy_is_one_line_that_goes_at_its_end() -> None:
+def show(code: str, until: str) -> tuple[str, list[str]]:
+    """What a terminal has seen of a program that reads a line, and what it shows at its end."""
     environment = {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    terminal = Pty([sys.executable, "-c", COPIES], width=100, env=environment)
+    terminal = Pty([sys.executable, "-c", code], width=100, env=environment)
     try:
-        while "MB/s" not in terminal.raw:
+        while until not in terminal.raw:
             terminal.until_more()
         terminal.send(b"\n")
         shown = terminal.wait()
+        return terminal.raw, [line.split("s  ")[-1].strip() for line in shown if line.strip()]
     finally:
         terminal.close()
-    assert re.search(r"fetching, \d+\.0 MB copied, \d+\.\d MB/s", terminal.raw)
-    assert [line.split("s  ")[-1] for line in shown] == ["fetching", "done"]
+
+
+def test_on_a_terminal_a_copy_is_one_line_that_goes_at_its_end() -> None:
+    raw, shown = show(COPIES, "MB/s")
+    assert re.search(r"\[####-+\] fetching, \d+\.0 MB copied, \d+\.\d MB/s", raw)
+    assert shown == ["fetching", "done"]
 
 
 STEPS = """
@@ -191,16 +185,9 @@ console.note("done")
 
 
 def test_on_a_terminal_the_steps_of_a_long_action_are_one_line() -> None:
-    terminal = Pty([sys.executable, "-c", STEPS], width=80, env={"PYTHONPATH": str(ROOT)})
-    try:
-        while "building" not in terminal.raw:
-            terminal.until_more()
-        assert "pulling" in terminal.raw
-        terminal.send(b"\n")
-        shown = terminal.wait()
-    finally:
-        terminal.close()
-    assert [line.strip() for line in shown if line.strip()] == ["done"]
+    raw, shown = show(STEPS, "building")
+    assert "pulling" in raw
+    assert shown == ["done"]
 
 
 def test_elsewhere_a_step_is_what_one_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
