@@ -129,6 +129,9 @@ def download(
         _download_here(scratch, "files", Source("files", tuple(files)), progress, report)
         datasets.complete(dataset, scratch / "files", root)
         shutil.rmtree(scratch)
+    except UnreachableSource as error:
+        error.hint += "; --mirror chooses another source"
+        raise
     except OSError as error:
         raise make_local_error(
             f"{error.filename or root} cannot be written: {error.strerror or error}",

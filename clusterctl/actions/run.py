@@ -12,7 +12,6 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from clusterctl import process
 from clusterctl.actions.access import start_ssh
 from clusterctl.actions.common import connect_or_report, open_pool, require_ready
 from clusterctl.batch.system import Preview, load_system
@@ -616,31 +615,16 @@ def make_copy_command(prepared: Prepared) -> str:
 # `run --interactive`: a shell or a command of a batch system that takes over the terminal.
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
-    """A command that takes over this terminal, and the folder that it starts in."""
-
-    argv: tuple[str, ...]
-    folder: Path
-
-    @property
-    def text(self) -> str:
-        """The same for a shell."""
-        return f"cd {shlex.quote(str(self.folder))} && {shlex.join(self.argv)}"
-
-    def open(self) -> int:
-        """Hands the terminal over; returns the command's exit code."""
-        return process.run_in_foreground(self.argv, cwd=self.folder)
-
-
-def plan_terminal(store: Store, cluster: Cluster, spec: JobSpec, words: list[str]) -> Terminal:
-    """A shell, or `words`, on nodes that the batch system gives for it. Nothing is staged and
-    nothing recorded."""
+def plan_terminal(
+    store: Store, cluster: Cluster, spec: JobSpec, words: list[str]
+) -> tuple[tuple[str, ...], Path]:
+    """A shell, or `words`, on nodes that the batch system gives for it: the command that takes
+    over this terminal, and the folder that it starts in. Nothing is staged and nothing recorded."""
     argv = load_system(require_ready(cluster).system).interactive_argv(spec, cluster, words)
     if cluster.launcher.here:
-        return Terminal(argv, Path.cwd())
+        return argv, Path.cwd()
     argv = (*start_ssh(cluster, cluster.launcher, "-t"), shlex.join(argv))
-    return Terminal(argv, store.locate_folder(cluster.name) / "ssh")
+    return argv, store.locate_folder(cluster.name) / "ssh"
 
 
 # -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Any
 
 import typer
 
+from clusterctl import process
 from clusterctl.actions import common, node_loss
 from clusterctl.actions import run as actions_run
 from clusterctl.actions.node_loss import find_dead
@@ -262,11 +263,12 @@ def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) 
     from clusterctl.actions.run import plan_terminal  # not for a job
 
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    terminal = plan_terminal(store, chosen, _make_spec(given, program), _drop_dashes(given.command))
+    spec = _make_spec(given, program)
+    argv, folder = plan_terminal(store, chosen, spec, _drop_dashes(given.command))
     if not given.dry_run:
-        raise typer.Exit(terminal.open())
-    console.result(terminal.text)
-    console.document({"dry_run": True, "folder": str(terminal.folder), "argv": terminal.argv})
+        raise typer.Exit(process.run_in_foreground(argv, cwd=folder))
+    console.result(f"cd {shlex.quote(str(folder))} && {shlex.join(argv)}")
+    console.document({"dry_run": True, "folder": str(folder), "argv": argv})
 
 
 def _drop_dashes(words: tuple[str, ...]) -> list[str]:

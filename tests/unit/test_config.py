@@ -17,6 +17,7 @@ from clusterctl.options.table import (
     cluster_option,
     find_files,
     find_setting,
+    find_settings,
     flag,
     read_settings,
     text,
@@ -234,3 +235,20 @@ def test_a_variable_that_no_verb_has(
         values()
     assert name in caught.value.message
     assert close in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('cluster = "lab"\n[run]\ncluster = "own"\n', "own"),
+        ('[status]\ncluster = "first"\n[run]\ncluster = "own"\n', "first"),
+        ('cluster = "lab"\n', "lab"),
+    ],
+)
+def test_a_verb_has_the_settings_of_one_that_it_stands_for(
+    project: Path, text: str, found: str
+) -> None:
+    """As `launch` has those of `run`; what is set for all verbs comes last."""
+    (project / "clusterctl.toml").write_text(text)
+    asked = find_settings(("status", "run"), [OPTIONS["cluster"]], read_settings(VERBS))
+    assert asked["cluster"].value == found

@@ -258,6 +258,16 @@ def test_a_lost_node_is_replaced_by_the_launchers_copies(
     assert have(new, "worker-2")["snapshot"] == "epoch 4", "what is there is newer than its copy"
 
 
+def test_copies_are_used_also_where_the_rest_is_too_large_to_be_copied(
+    old: Staged, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions_rerun, "SPREAD", 3)
+    copy_to_launcher(old, "worker-2")
+    shutil.rmtree(old.work("worker-2").parent)
+    move(old, old, tree)
+    assert have(old, "worker-2") == {"snapshot": "epoch 2", "rank0": "a", "rank1": "b"}
+
+
 def test_what_the_launcher_has_no_copies_of_is_said(old: Staged, tree: Path) -> None:
     copy_to_launcher(old, "worker-1", "worker-2")
     mirror = old.work("launcher").parent / "mirror"
