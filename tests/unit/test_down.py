@@ -36,17 +36,29 @@ def unfetched(here: Staged, tmp_path: Path) -> Path:
     return made
 
 
+def stays(here: Staged) -> bool:
+    """Whether the cluster is still on record."""
+    return bool(here.store.list_names())
+
+
 @pytest.mark.parametrize("option", [(), ("--yes",), ("--json",)], ids=str)
-def test_down_loses_no_outputs_unasked(
-    option: tuple[str, ...], call: Call, here: Staged, unfetched: Path
+@pytest.mark.parametrize("what", ["job", "folder"])
+def test_down_loses_nothing_unasked(
+    what: str, option: tuple[str, ...], call: Call, request: pytest.FixtureRequest
 ) -> None:
     """Without a terminal there is nobody to ask, and --yes speaks of other questions."""
+    here: Staged = request.getfixturevalue("here" if what == "job" else "sharing")
+    kept: Path = request.getfixturevalue("unfetched" if what == "job" else "shared")
     said = call("down", *option)
     assert said.code == 2
-    assert "job 7 has unfetched outputs: 7 B" in said.err
+    lost = {
+        "job": "job 7 has unfetched outputs: 7 B",
+        "folder": f"the shared folder {kept} has 1 file: 7 B; keeping cluster lab",
+    }
+    assert lost[what] in said.err
     assert "--fetch saves them first, --discard deletes them" in said.err
-    assert unfetched.exists()
-    assert here.store.list_names() == ("lab",)
+    assert kept.exists()
+    assert stays(here)
 
 
 def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) -> None:
@@ -55,7 +67,7 @@ def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) ->
     assert Path("job-7/worker-1/model.pt").read_text() == "weights"
     assert "in job-7" in said.err
     assert "unfetched" not in said.err
-    assert here.store.list_names() == ()
+    assert not stays(here)
     assert here.store.read_job(7).fetched
     again = call("fetch", "7")
     assert again.code == 7
@@ -73,7 +85,7 @@ def test_down_removes_nothing_that_a_later_clusterctl_knows_more_of(
     judge(said, 7, f"the record {path} has version 99", "upgrade clusterctl")
     assert path.read_text() == later
     assert unfetched.exists()
-    assert here.store.list_names() == ("lab",)
+    assert stays(here)
 
 
 def test_down_stays_where_outputs_cannot_be_brought(
@@ -82,24 +94,18 @@ def test_down_stays_where_outputs_cannot_be_brought(
     Path("job-7").write_text("a file in the way")
     assert call("down", "--fetch").code == 2
     assert unfetched.exists()
-    assert here.store.list_names() == ("lab",)
+    assert stays(here)
     said = call("down", "--fetch", "--discard")
     assert said.code == 0, said.err
     assert "the outputs of job 7 cannot be fetched: job-7 is a file" in said.err
-    assert here.store.list_names() == ()
-
-
-def test_down_loses_outputs_when_told_to(call: Call, here: Staged, unfetched: Path) -> None:
-    said = call("down", "--discard")
-    assert said.code == 0, said.err
-    assert here.store.list_names() == ()
+    assert not stays(here)
 
 
 def test_down_needs_no_word_when_all_is_fetched(call: Call, here: Staged, unfetched: Path) -> None:
     said = call("fetch", "7")
     assert said.out == "job-7/worker-1/model.pt\n"
     assert call("down").code == 0
-    assert here.store.list_names() == ()
+    assert not stays(here)
 
 
 @pytest.mark.parametrize("damage", ["exit 3\n", None])
@@ -138,14 +144,14 @@ def test_down_brings_what_is_not_damaged_before_it_stays(
     said = call("down", "--fetch")
     assert said.code == 7
     assert "outputs of job 7 on worker-1 cannot be listed" in said.err
-    assert here.store.list_names() == ("lab",)
+    assert stays(here)
     assert Path("job-7/worker-2/made").read_text() == "worker-2"
     assert Path("job-8/worker-1/made").read_text() == "worker-1"
     assert [here.store.read_job(number).fetched for number in (7, 8)] == [False, True]
     said = call("down", "--fetch", "--discard")
     assert said.code == 0, said.err
     assert "the outputs of job 7 cannot be fetched" in said.err
-    assert here.store.list_names() == ()
+    assert not stays(here)
 
 
 @pytest.mark.timeout(30)
@@ -162,9 +168,9 @@ def test_a_disk_that_hangs_does_not_keep_machines(
     assert said.code == 2
     assert "job 7 may have unfetched outputs: looking for" in said.err
     assert "job 8, 9 may have unfetched outputs: not checked within 1 s" in said.err
-    assert here.store.list_names() == ("lab",)
+    assert stays(here)
     assert call("down", "--discard").code == 0
-    assert here.store.list_names() == ()
+    assert not stays(here)
 
 
 @pytest.fixture
@@ -188,22 +194,26 @@ def test_jobs_that_do_not_end_do_not_keep_machines(
     folders = [here.work("launcher", job.id).parent for job in stuck]
     assert [(folder / "stop").read_text() for folder in folders] == ["cancelled\n"] * len(stuck)
     assert "job 7, 8, 9, 10, 11 did not end within 1 s: removing the machines" in said.err
-    assert here.store.list_names() == ()
+    assert not stays(here)
     assert all(here.store.read_job(job.id).state is JobState.LOST for job in stuck)
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_a_person_is_asked(answer: bool, here: Staged, unfetched: Path) -> None:
-    asked: list[str] = []
+@pytest.mark.parametrize("what", ["job", "folder"])
+def test_a_person_is_asked(what: str, answer: bool, request: pytest.FixtureRequest) -> None:
+    here: Staged = request.getfixturevalue("here" if what == "job" else "sharing")
+    kept: Path = request.getfixturevalue("unfetched" if what == "job" else "shared")
+    asked, told = list[str](), list[str]()
 
     def ask(question: str) -> bool:
         asked.append(question)
         return answer
 
-    done = down.take_down(here.store, "lab", print, ask, Unfetched(ask=ask))
+    done = down.take_down(here.store, "lab", told.append, ask, Unfetched(ask=ask))
     assert asked == ["take the cluster down and lose these files?"]
+    assert what == "job" or f"the shared folder {kept} has 1 file: 7 B" in told
     assert (done is not None) is answer
-    assert here.store.list_names() == (() if answer else ("lab",))
+    assert stays(here) is not answer
 
 
 @pytest.fixture
@@ -222,7 +232,7 @@ def test_outputs_on_nodes_that_do_not_answer_count(
     said = call("down")
     assert said.code == 2
     assert "cannot check the outputs of job 7; keeping cluster lab" in said.err
-    assert here.store.list_names() == ("lab",)
+    assert stays(here)
     assert call("down", "--discard").code == 0
 
 
@@ -254,13 +264,13 @@ def test_machines_that_are_gone_have_no_outputs(
     here.store.save(replace(silent, charges=(charge,)))
     provide(monkeypatch, "local", Gone())
     assert call("down").code == 0
-    assert here.store.list_names() == ()
+    assert not stays(here)
 
 
 def test_force_saves_nothing(call: Call, here: Staged, unfetched: Path) -> None:
     assert call("down", "--force", "--fetch").code == 2
     assert call("down", "--force").code == 0
-    assert here.store.list_names() == ()
+    assert not stays(here)
 
 
 @pytest.fixture
@@ -278,18 +288,6 @@ def sharing(shared: Path, tmp_path: Path) -> Staged:
     return lab(tmp_path / "nodes", shared=str(shared))
 
 
-@pytest.mark.parametrize("option", [(), ("--yes",), ("--json",)], ids=str)
-def test_down_loses_no_shared_folder_unasked(
-    option: tuple[str, ...], call: Call, sharing: Staged, shared: Path
-) -> None:
-    said = call("down", *option)
-    assert said.code == 2
-    what = f"the shared folder {shared} has 1 file: 7 B; keeping cluster lab"
-    assert what in said.err
-    assert "--fetch saves them first, --discard deletes them" in said.err
-    assert sharing.store.list_names() == ("lab",)
-
-
 def test_down_leaves_a_file_system_of_theirs_and_asks_nothing(
     call: Call, sharing: Staged, shared: Path
 ) -> None:
@@ -301,24 +299,6 @@ def test_down_leaves_a_file_system_of_theirs_and_asks_nothing(
     assert not Path("shared-lab").exists()
 
 
-@pytest.mark.parametrize("answer", [True, False])
-def test_a_person_is_asked_about_the_shared_folder(
-    answer: bool, sharing: Staged, shared: Path
-) -> None:
-    asked: list[str] = []
-    told: list[str] = []
-
-    def ask(question: str) -> bool:
-        asked.append(question)
-        return answer
-
-    done = down.take_down(sharing.store, "lab", told.append, ask, Unfetched(ask=ask))
-    assert asked == ["take the cluster down and lose these files?"]
-    assert f"the shared folder {shared} has 1 file: 7 B" in told
-    assert (done is not None) is answer
-    assert sharing.store.list_names() == (() if answer else ("lab",))
-
-
 def test_down_brings_the_shared_folder_first(call: Call, sharing: Staged, shared: Path) -> None:
     """Beside an earlier copy, which is kept."""
     Path("shared-lab").mkdir()
@@ -328,7 +308,7 @@ def test_down_brings_the_shared_folder_first(call: Call, sharing: Staged, shared
     assert list(Path("shared-lab").iterdir()) == []
     brought = json.loads(said.out)["shared"]
     assert (brought["folder"], brought["files"]) == ("shared-lab-2", 1)
-    assert sharing.store.list_names() == ()
+    assert not stays(sharing)
 
 
 def test_down_stays_where_the_shared_folder_cannot_be_brought(
@@ -338,18 +318,15 @@ def test_down_stays_where_the_shared_folder_cannot_be_brought(
     assert f"the shared folder {shared} may have files" in call("down").err
     said = call("down", "--fetch")
     assert said.code == 4
-    assert sharing.store.list_names() == ("lab",)
+    assert stays(sharing)
     said = call("down", "--fetch", "--discard")
     assert said.code == 0, said.err
-    assert sharing.store.list_names() == ()
+    assert not stays(sharing)
 
 
-@pytest.mark.parametrize("option", ["--discard", "--force"])
-def test_down_loses_the_shared_folder_when_told_to(
-    option: str, call: Call, sharing: Staged
-) -> None:
-    assert call("down", option).code == 0
-    assert sharing.store.list_names() == ()
+def test_force_loses_the_shared_folder(call: Call, sharing: Staged) -> None:
+    assert call("down", "--force").code == 0
+    assert not stays(sharing)
 
 
 def test_an_empty_shared_folder_asks_nothing(call: Call, sharing: Staged, shared: Path) -> None:
@@ -369,4 +346,4 @@ def test_a_shared_folder_on_nodes_that_do_not_answer_counts(call: Call, sharing:
     # An `up` that never finished has let nobody write into it.
     sharing.store.save(replace(silent, phase=Phase.CREATING))
     assert call("down").code == 0
-    assert sharing.store.list_names() == ()
+    assert not stays(sharing)

@@ -48,13 +48,20 @@ class Machines(Cloud):
     names: Iterable[str] = NODES
     silent: bool = False
     refused: bool = False
+    untagged: bool = False
+    ahead: float = 0.0
     noted: list[float | None] = field(default_factory=list)
 
     def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
         return [Thing(id=name, node=name) for name in self.names]
 
-    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        return ""
+    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
+        return self.ahead
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        assert self.store.read_cluster("lab").deadline == deadline, "the record goes first"
+        if self.untagged:
+            raise ProviderError("create tags: your AWS credentials have expired")
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         self.noted.append(self.store.read_cluster(cluster.name).deadline)
@@ -62,48 +69,6 @@ class Machines(Cloud):
             raise ProviderError("list schedules: your AWS credentials have expired")
         if self.silent:
             raise NodeUnreachable("the old deadline still applies on worker-2: no answer")
-
-
-class Labelled(Machines):
-    """Its tags cannot be changed."""
-
-    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        return 0.0
-
-    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        assert self.store.read_cluster("lab").deadline == deadline, "the record goes first"
-        raise ProviderError("create tags: your AWS credentials have expired")
-
-
-def test_a_tag_that_stays_behind_is_said_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nodes have their new end: nothing else has to be done again."""
-    made = Labelled(open_store())
-    provide(monkeypatch, "ec2", made)
-    on_record(made.store, 2 * HOUR)
-    told: list[str] = []
-    assert extend(made.store, "lab", 4 * HOUR, told.append, agreed)[0].deadline == NOW + 4 * HOUR
-    [line] = told
-    assert "still show the old deadline: create tags: your AWS credentials have expired" in line
-
-
-class Elsewhere(Machines):
-    """Its clock is four minutes behind this machine's."""
-
-    def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        report("a wrong clock")
-        return 240.0
-
-    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None: ...
-
-
-def test_the_new_deadline_is_by_the_clock_of_the_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Elsewhere(open_store())
-    provide(monkeypatch, "ec2", made)
-    on_record(made.store, HOUR)
-    told: list[str] = []
-    extended = extend(made.store, "lab", 2 * HOUR, told.append, unasked)
-    assert (extended[0].deadline, told) == (NOW - 240 + 2 * HOUR, ["a wrong clock"])
-    assert made.store.read_cluster("lab").deadline == extended[0].deadline
 
 
 @pytest.fixture
@@ -131,6 +96,25 @@ def on_budget(dollars: float) -> Cluster:
     on_record(open_store(), HOUR)
     made = open_store().read_cluster("lab")
     return replace(made, spec=replace(made.spec, cloud=CloudSpec(budget=dollars)))
+
+
+def test_a_tag_that_stays_behind_is_said_and_no_failure(machines: Machines) -> None:
+    """The nodes have their new end: nothing else has to be done again."""
+    machines.untagged = True
+    on_record(machines.store, 2 * HOUR)
+    told: list[str] = []
+    done = extend(machines.store, "lab", 4 * HOUR, told.append, agreed)
+    assert done[0].deadline == NOW + 4 * HOUR
+    [line] = told
+    assert "create tags: your AWS credentials have expired" in line
+
+
+def test_the_new_deadline_is_by_the_clock_of_the_cloud(machines: Machines) -> None:
+    machines.ahead = 240.0
+    on_record(machines.store, HOUR)
+    extended, _ = extend(machines.store, "lab", 2 * HOUR, print, unasked)
+    assert extended.deadline == NOW - 240 + 2 * HOUR
+    assert machines.store.read_cluster("lab").deadline == extended.deadline
 
 
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])
@@ -234,13 +218,19 @@ def running(store: Store, number: int, **changes: Any) -> None:
     store.save_job(job(cluster(), state=JobState.RUNNING, id=number, **changes))
 
 
+def refuse(store: Store, ttl: float) -> str:
+    """What is asked; the answer is no."""
+    asked: list[str] = []
+    with pytest.raises(UsageError, match="the deadline of cluster lab stays as it is"):
+        extend(store, "lab", ttl, print, lambda text: bool(asked.append(text)))
+    [question] = asked
+    return question
+
+
 def test_an_earlier_end_is_asked_for(machines: Machines) -> None:
     """`--ttl 30m` on a cluster that has hours to go may be meant as "30 minutes more"."""
     end = on_record(machines.store, 8 * HOUR)
-    asked: list[str] = []
-    with pytest.raises(UsageError, match="the deadline of cluster lab stays as it is"):
-        extend(machines.store, "lab", HOUR / 2, print, lambda text: bool(asked.append(text)))
-    [question] = asked
+    question = refuse(machines.store, HOUR / 2)
     assert f"instead of {format_time(end or 0.0)}" in question
     assert "job" not in question
     assert machines.noted == []
@@ -260,11 +250,7 @@ def test_jobs_that_would_be_cut_off_are_named(machines: Machines) -> None:
     running(store, 3, started=NOW, what=spec(timeout=2 * HOUR))
     running(store, 4, cluster_id="other-1")
     store.save_job(job(cluster(), state=JobState.SUCCEEDED, id=5))
-    asked: list[str] = []
-    with pytest.raises(UsageError):
-        extend(store, "lab", HOUR, print, lambda text: bool(asked.append(text)))
-    [question] = asked
-    assert "jobs running: 1, 3;" in question
+    assert "jobs running: 1, 3;" in refuse(store, HOUR)
 
 
 def test_a_later_end_asks_nothing_whatever_runs(machines: Machines) -> None:
@@ -298,26 +284,26 @@ def test_a_budget_is_the_limit(machines: Machines) -> None:
     assert done[1] == pytest.approx(9.0, abs=0.1)
 
 
-def test_a_budget_pays_for_the_whole_hours_of_a_nat_gateway(machines: Machines) -> None:
-    """Three machines and a gateway at a dollar an hour: half of its fourth hour costs as much."""
-    made = on_budget(14.2)
+@pytest.mark.parametrize(
+    ("budget", "hours", "cost", "more", "fewer"),
+    [
+        (14.2, 3.5, r"\$14\.6\d", 0.5, 0.0),  # half of its fourth hour costs as much
+        # The cloud removes it a minute after the deadline, and within a minute.
+        (12.5, 3 - 100 / HOUR, r"\$13\.02", 0.0, 30 / HOUR),
+    ],
+)
+def test_a_budget_pays_for_the_whole_hours_of_a_nat_gateway(
+    budget: float, hours: float, cost: str, more: float, fewer: float, machines: Machines
+) -> None:
+    """Three machines and a gateway at a dollar an hour."""
+    made = on_budget(budget)
     gateway = replace(made.charges[0], part=GATEWAY)
     machines.store.save(replace(made, charges=(*made.charges, gateway)))
-    with pytest.raises(UsageError, match=r"would cost \$14\.6\d"):
-        extend(machines.store, "lab", 3.5 * HOUR, print, unasked)
-    machines.store.save(replace(machines.store.read_cluster("lab"), spec=on_budget(14.7).spec))
-    extend(machines.store, "lab", 3.5 * HOUR, print, unasked)
-
-
-def test_a_gateway_that_goes_a_little_later_may_begin_another_hour(machines: Machines) -> None:
-    """The cloud removes it a minute after the deadline, and within a minute."""
-    made = on_budget(12.5)
-    gateway = replace(made.charges[0], part=GATEWAY)
-    machines.store.save(replace(made, charges=(*made.charges, gateway)))
-    with pytest.raises(UsageError, match=r"would cost \$13\.02"):
-        extend(machines.store, "lab", 3 * HOUR - 100, print, unasked)
-    done = extend(machines.store, "lab", 3 * HOUR - 130, print, unasked)
-    assert done[1] == pytest.approx(11.9, abs=0.05)
+    with pytest.raises(UsageError, match=f"would cost {cost}"):
+        extend(machines.store, "lab", hours * HOUR, print, unasked)
+    enough = on_budget(budget + more).spec
+    machines.store.save(replace(made, charges=(*made.charges, gateway), spec=enough))
+    extend(machines.store, "lab", (hours - fewer) * HOUR, print, unasked)
 
 
 def test_a_budget_lasts_no_longer_where_a_price_is_unknown(machines: Machines) -> None:

@@ -21,10 +21,11 @@ import pytest
 
 from clusterctl.batch.direct import render_command_line
 from clusterctl.batch.system import load_system
-from clusterctl.core.job import ProgramKind
-from clusterctl.core.model import Accelerator, Mpi, Python, Role
+from clusterctl.core.job import JobSpec, ProgramKind
+from clusterctl.core.model import Accelerator, Cluster, Mpi, Python, Role
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch import launcher as launch_launcher
+from clusterctl.launch.launcher import LaunchPlan
 from tests.unit.launch_cases import (
     CASES,
     base_of,
@@ -43,6 +44,12 @@ def test_there_are_cases() -> None:
 
 
 NODES = (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"), ("worker-2", "10.0.0.12"))
+
+
+def plan(
+    where: Cluster | None = None, what: JobSpec | None = None, launcher: str = "mpirun"
+) -> LaunchPlan:
+    return launch_launcher.plan_launch(launcher, request(where, what))
 
 
 def check(path: Path, key: str, found: Any) -> None:
@@ -140,11 +147,13 @@ def test_ranks_find_their_own_root(tmp_path: Path) -> None:
         node("worker-1", "10.0.0.11", root=roots[0]),
         node("worker-2", "10.0.0.12", root=roots[1]),
     )
-    plan = launch_launcher.plan_launch("mpirun", request(where, spec(ranks=5)))
-    start = plan.argv.index("/bin/sh")
+    planned = plan(where, spec(ranks=5))
+    start = planned.argv.index("/bin/sh")
     for rank, index in enumerate([0, 0, 0, 1, 1]):
         environment = {**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)}
-        done = subprocess.run(plan.argv[start:], env=environment, capture_output=True, check=True)
+        done = subprocess.run(
+            planned.argv[start:], env=environment, capture_output=True, check=True
+        )
         assert done.stdout.decode().strip() == str(index)
 
 
@@ -164,7 +173,7 @@ def test_mpi_that_does_not_fit_is_named(versions: list[str], words: list[str]) -
         *(node(*name, mpi=version) for name, version in zip(names, versions, strict=True))
     )
     with pytest.raises(LaunchError) as caught:
-        launch_launcher.plan_launch("mpirun", request(where))
+        plan(where)
     assert all(word in caught.value.message for word in words), caught.value.message
     assert caught.value.hint
 
@@ -174,10 +183,7 @@ def test_a_patch_release_apart_is_fine() -> None:
         node("launcher", "10.0.0.10", mpi="5.0.11", mpi_prefix="/opt/of launcher"),
         node("worker-1", "10.0.0.11", mpi="5.0.8"),
     )
-    assert (
-        launch_launcher.plan_launch("mpirun", request(where)).argv[0]
-        == "/opt/of launcher/bin/mpirun"
-    )
+    assert plan(where).argv[0] == "/opt/of launcher/bin/mpirun"
 
 
 def test_another_mpi_is_named() -> None:
@@ -185,16 +191,14 @@ def test_another_mpi_is_named() -> None:
     nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
     where = cluster(*(replace(item, facts=replace(item.facts, mpi=mpich)) for item in nodes))
     with pytest.raises(LaunchError, match=r"mpich 4\.0\.2"):
-        launch_launcher.plan_launch("mpirun", request(where))
+        plan(where)
 
 
 def test_daemons_are_told_every_device_where_one_has_two_addresses() -> None:
     """PRRTE overlooks a subnet there, and devices have other names on other nodes."""
     worker = node("worker-1", "10.0.0.11", interfaces=["ib0 10.0.0.11/24 among"])
-    plan = launch_launcher.plan_launch(
-        "mpirun", request(cluster(node("launcher", "10.0.0.10"), worker))
-    )
-    assert plan.argv[plan.argv.index("prte_if_include") + 1] == "eth0,ib0"
+    planned = plan(cluster(node("launcher", "10.0.0.10"), worker))
+    assert planned.argv[planned.argv.index("prte_if_include") + 1] == "eth0,ib0"
 
 
 def test_another_mpi_on_one_node_is_named() -> None:
@@ -202,9 +206,7 @@ def test_another_mpi_on_one_node_is_named() -> None:
     worker = node("worker-1", "10.0.0.11")
     worker = replace(worker, facts=replace(worker.facts, mpi=mpich))
     with pytest.raises(LaunchError, match=r"different .*worker-1: mpich 5\.0\.11"):
-        launch_launcher.plan_launch(
-            "mpirun", request(cluster(node("launcher", "10.0.0.10"), worker))
-        )
+        plan(cluster(node("launcher", "10.0.0.10"), worker))
 
 
 @pytest.mark.parametrize(
@@ -214,8 +216,8 @@ def test_an_mpirun_beside_ranks_is_their_daemon_too(mpi: str, first: list[str]) 
     """It needs the variable that the daemons of other nodes get."""
     both = node("launcher", "10.0.0.10", mpi=mpi, role=Role.BOTH)
     where = cluster(both, node("worker-1", "10.0.0.11", mpi=mpi))
-    plan = launch_launcher.plan_launch("mpirun", request(where))
-    assert list(plan.argv[: len(first) + 1]) == [*first, "/opt/openmpi/bin/mpirun"]
+    planned = plan(where)
+    assert list(planned.argv[: len(first) + 1]) == [*first, "/opt/openmpi/bin/mpirun"]
 
 
 @pytest.mark.parametrize(
@@ -237,15 +239,15 @@ def test_threads_per_rank(boots: list[str], cores: list[int], ranks: int, thread
         for i, (boot, count) in enumerate(zip(boots, cores, strict=True))
     ]
     where = cluster(node("launcher", "10.0.0.10"), *workers)
-    plan = launch_launcher.plan_launch("mpirun", request(where, spec(ranks=ranks)))
-    assert plan.env["OMP_NUM_THREADS"] == str(threads)
+    planned = plan(where, spec(ranks=ranks))
+    assert planned.env["OMP_NUM_THREADS"] == str(threads)
 
 
 def test_threads_per_rank_are_whole_where_cores_differ_in_their_threads() -> None:
     """Three cores with eight hardware threads: a rank is bound to one core."""
     nodes = [node(name, address, cores=8, physical_cores=3) for name, address in NODES]
-    plan = launch_launcher.plan_launch("mpirun", request(cluster(*nodes), spec(ranks_per_node=2)))
-    assert plan.env["OMP_NUM_THREADS"] == "2"
+    planned = plan(cluster(*nodes), spec(ranks_per_node=2))
+    assert planned.env["OMP_NUM_THREADS"] == "2"
 
 
 @pytest.mark.parametrize(
@@ -266,31 +268,28 @@ def test_waiting_ranks_yield_where_cores_are_shared(
     changes = dict(where)
     facts = {"slots": 8, **changes.pop("nodes", {})}
     nodes = [node(name, address, **facts) for name, address in NODES]
-    made = launch_launcher.plan_launch("mpirun", request(cluster(*nodes, **changes), spec(**what)))
-    assert made.env["OMPI_MCA_mpi_yield_when_idle"] == yields
+    planned = plan(cluster(*nodes, **changes), spec(**what))
+    assert planned.env["OMPI_MCA_mpi_yield_when_idle"] == yields
     item = f"OMPI_MCA_mpi_yield_when_idle={yields}"
-    assert word in next(reason.why for reason in made.reasons if reason.item == item)
+    assert word in next(reason.why for reason in planned.reasons if reason.item == item)
 
 
 def test_what_the_user_sets_wins() -> None:
     wanted = {"OMP_NUM_THREADS": "3", "MASTER_ADDR": "other", "MINE": "a 'b'\n$c"}
-    plan = launch_launcher.plan_launch("mpirun", request(what=spec(env=wanted)))
-    assert {name: plan.env[name] for name in wanted} == wanted
-    assert not any("MINE" in word for word in plan.argv)
+    planned = plan(what=spec(env=wanted))
+    assert {name: planned.env[name] for name in wanted} == wanted
+    assert not any("MINE" in word for word in planned.argv)
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_ranks_find_the_shared_folder(launcher: str) -> None:
     name = "CLUSTERCTL_SHARED"
     where = cluster()
-    assert (
-        name
-        not in launch_launcher.plan_launch(launcher, request(where, spec(launcher=launcher))).env
-    )
+    assert name not in plan(where, spec(launcher=launcher), launcher=launcher).env
     where = replace(where, shared="/shared")
-    plan = launch_launcher.plan_launch(launcher, request(where, spec(launcher=launcher)))
-    assert plan.env[name] == "/shared"
-    assert f"{name}=/shared" in [reason.item for reason in plan.reasons]
+    planned = plan(where, spec(launcher=launcher), launcher=launcher)
+    assert planned.env[name] == "/shared"
+    assert f"{name}=/shared" in [reason.item for reason in planned.reasons]
 
 
 @pytest.mark.parametrize(
@@ -305,10 +304,10 @@ def test_ranks_find_the_shared_folder(launcher: str) -> None:
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_program(changes: dict[str, Any], argv: list[str], launcher: str) -> None:
     weird = ("a b", "", "--json", "$HOME", "x\ny", "it's", '"')
-    plan = launch_launcher.plan_launch(
-        launcher, request(what=spec(program=program(*weird, **changes), launcher=launcher))
+    planned = plan(
+        what=spec(program=program(*weird, **changes), launcher=launcher), launcher=launcher
     )
-    assert plan.programs == dict.fromkeys(("worker-1", "worker-2"), (*argv, *weird))
+    assert planned.programs == dict.fromkeys(("worker-1", "worker-2"), (*argv, *weird))
 
 
 def test_torchrun_without_torch() -> None:
@@ -318,12 +317,12 @@ def test_torchrun_without_torch() -> None:
             node("launcher", "10.0.0.10"), node(), node("worker-2", "10.0.0.12", python=python)
         )
         with pytest.raises(LaunchError, match="worker-2"):
-            launch_launcher.plan_launch("torchrun", request(where, spec(launcher="torchrun")))
+            plan(where, spec(launcher="torchrun"), launcher="torchrun")
 
 
 def test_torchrun_with_uneven_ranks() -> None:
     with pytest.raises(LaunchError) as caught:
-        launch_launcher.plan_launch("torchrun", request(what=spec(ranks=3, launcher="torchrun")))
+        plan(what=spec(ranks=3, launcher="torchrun"), launcher="torchrun")
     assert "--ranks-per-node" in caught.value.hint
 
 
@@ -338,7 +337,7 @@ def test_a_network_is_needed() -> None:
         node("worker-1", "10.0.0.11", interfaces=["eth0 10.9.9.9/24"]),
     )
     with pytest.raises(ClusterctlError, match="no network"):
-        launch_launcher.plan_launch("mpirun", request(where))
+        plan(where)
 
 
 def test_nccl_across_vendors_is_refused() -> None:

@@ -137,6 +137,10 @@ def run_away(site: Staged, tmp_path: Path, policy: str) -> None:
         run_once(site.store, prepared, **ignored)
 
 
+def numbers(site: Staged) -> list[int]:
+    return [job.id for job in site.store.list_jobs()]
+
+
 def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) -> None:
     """With its secrets, and with what it had saved."""
     ended, said, printed = run(site, tmp_path, "shrink")
@@ -207,7 +211,7 @@ def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: P
     assert isinstance(ended, NodeUnreachable), said
     assert ended.hint == "`clusterctl jobs` shows it"
     assert "job 1 is continued, as a new job, by another clusterctl" in said
-    assert [job.id for job in site.store.list_jobs()] == [1]
+    assert numbers(site) == [1]
     site.store.save_job(replace(site.store.read_job(1), id=2, rerun_of=1))
     with site.store.claim_continuing(1) as second:
         assert not second
@@ -238,7 +242,7 @@ def test_a_job_whose_mpirun_lost_its_ranks_goes_on_after_an_outage_alone(
         assert isinstance(ended, LaunchError), said
         assert reason in ended.message
         assert "`clusterctl rerun 1 --resume` continues" in ended.hint
-        assert [job.id for job in site.store.list_jobs()] == [1]
+        assert numbers(site) == [1]
         return
     assert isinstance(ended, Job), ended
     assert (ended.id, ended.ranks, ended.state) == (2, 2, JobState.SUCCEEDED), said
@@ -251,7 +255,7 @@ def test_a_job_that_is_not_to_go_on_says_how_it_could(site: Staged, tmp_path: Pa
     assert isinstance(ended, NodeUnreachable), said
     assert "lost worker-2" in ended.message
     assert ended.hint == "`clusterctl up lab`, then `clusterctl rerun 1 --resume` continues"
-    assert [job.id for job in site.store.list_jobs()] == [1]
+    assert numbers(site) == [1]
 
 
 def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_path: Path) -> None:
@@ -263,7 +267,7 @@ def test_machines_that_cost_money_are_not_replaced_unasked(site: Staged, tmp_pat
     node_loss.check_node_loss("replace", site.where)  # whoever writes it agrees to the costs
     ended, _, _ = run(site, tmp_path, "")
     assert isinstance(ended, NodeUnreachable)
-    assert [job.id for job in site.store.list_jobs()] == [1]
+    assert numbers(site) == [1]
 
 
 def test_machines_that_were_attached_cannot_be_replaced(site: Staged) -> None:
@@ -291,4 +295,4 @@ def test_a_job_that_asked_for_nothing_is_only_followed(
 ) -> None:
     run_away(site, tmp_path, policy)
     call("logs", "1", "-f")
-    assert [job.id for job in site.store.list_jobs()] == [1]
+    assert numbers(site) == [1]

