@@ -73,22 +73,18 @@ def take_down(
     """
     check_name(name)
     with ClusterLock(store.home, name, verb, report):
+        known = False
         try:
             cluster = store.read_cluster(name)
+            known = True
+            providers.load_provider(cluster.spec.provider)
         except NewerRecordError:
             raise
         except RecordError as error:
+            if known and not force:
+                error.hint += "; --force removes the record, and what can be found by tags"
+                raise
             return _take_down_unrecorded(store, name, error, report, ask, force)
-        try:
-            providers.load_provider(cluster.spec.provider)
-        except RecordError as error:
-            if force:
-                return _take_down_unrecorded(store, name, error, report, ask, force)
-            path = store.locate_folder(name) / "cluster.json"
-            raise RecordError(
-                f"{path} names an unknown provider, {cluster.spec.provider!r}",
-                hint="correct it there; --force removes the record, and what can be found by tags",
-            ) from error
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"
             raise UsageError(f"cluster {name!r} {how}", hint=f"clusterctl {cluster.end} {name}")
@@ -153,14 +149,11 @@ def finish_down(
     store.add_event(cluster.name, "deleting")
     try:
         providers.load_provider(cluster.spec.provider).destroy(cluster, folder, report)
-    except LeftoverError as error:
-        if not (force and cluster.attached):
+    except ClusterctlError as error:
+        if not (force and cluster.attached and isinstance(error, LeftoverError)):
             _note_left(store, cluster, report, clock())
             raise
         report(error.message)
-    except ClusterctlError:
-        _note_left(store, cluster, report, clock())
-        raise
     now = clock()
     charges = _look(cluster, folder, now).charges
     cluster = replace(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from clusterctl.actions import data
 from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.actions.costs import describe_rate
 from clusterctl.actions.jobs import fetch_from
 from clusterctl.actions.launch_mark import find_folder
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.insight import cost
 from clusterctl.jobs import control
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
@@ -33,11 +33,10 @@ def describe_launch(store: Store, name: str) -> list[str]:
     ]
     if cluster.charges and cluster.deadline:
         stays = [item for item in cluster.charges if item.node == cluster.launcher.name]
-        rate = cost.render_cost(cost.sum_hourly(stays), cost.is_exact(stays), 4)
         lines.append(
-            f"until then its launcher, which keeps copies of all outputs, costs {rate}/h; it ends"
-            f" at {format_time(cluster.deadline)}, and outputs that were not fetched by then are"
-            " lost"
+            "until then its launcher, which keeps copies of all outputs, costs"
+            f" {describe_rate(stays, 4)}; it ends at {format_time(cluster.deadline)}, and outputs"
+            " that were not fetched by then are lost"
         )
     return lines
 

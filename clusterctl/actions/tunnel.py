@@ -14,12 +14,12 @@ from pathlib import Path
 
 from clusterctl import process
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.model import Cluster, Node
+from clusterctl.core.model import Cluster
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.machines import providers
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
-from clusterctl.transport.protocol import OpenTunnel, Tunnel
+from clusterctl.transport.protocol import Tunnel
 from clusterctl.transport.ssh import CONNECT_LIMIT
 
 PIECE = 65536
@@ -60,19 +60,12 @@ def main() -> None:
         node = next((one for one in cluster.nodes if one.name == wanted), None)
         if opens is None or node is None:
             raise NodeUnreachable(f"no tunnel leads to {wanted} of cluster {name}")
-        carry(_open(opens, node))
+        carry(opens(node, CONNECT_LIMIT))
+    except TimeoutError:
+        sys.exit(f"clusterctl: the tunnel to {wanted} was not open within {CONNECT_LIMIT:g} s")
     except ClusterctlError as error:
         hint = f"; {error.hint}" if error.hint else ""
         sys.exit(f"clusterctl: {error.message}{hint}")
-
-
-def _open(opens: OpenTunnel, node: Node) -> Tunnel:
-    try:
-        return opens(node, CONNECT_LIMIT)
-    except TimeoutError as error:
-        raise NodeUnreachable(
-            f"the tunnel to {node.name} was not open within {CONNECT_LIMIT:g} s"
-        ) from error
 
 
 def carry(tunnel: Tunnel) -> None:

@@ -310,11 +310,7 @@ def write_ssh(
     """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the record with the
     keys, and the nodes whose host key has changed since they were last written."""
     access.forget(store, cluster)
-    before: dict[str, str] = {}
-    with suppress(OSError):
-        path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
-        lines = path.read_text(errors="replace").splitlines()
-        before = dict(line.split(" ", 1) for line in lines if " " in line)
+    before = cluster.host_keys
     cluster = common.write_known_hosts(store, cluster, host_keys)
     access.write_config(store, cluster)
     changed = {name for name, key in cluster.host_keys.items() if before.get(name, key) != key}
@@ -376,15 +372,16 @@ def _bootstrap(
 ) -> tuple[Node, ...]:
     features, folder = intent.provider.features, store.locate_folder(cluster.name) / "ssh"
     key = keys.ensure_pair(folder / "mesh")
-    containers = _make_containers(cluster, intent.images, folder, key.public)
+    boxes = {
+        node.name: _make_container(node, cluster, intent, folder, key.public)
+        for node in (cluster.nodes if intent.images else ())
+    }
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
-    host_keys = {**host_keys, **{name: box.host_key.public for name, box in containers.items()}}
+    host_keys = {**host_keys, **{name: box.host_key.public for name, box in boxes.items()}}
     mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
+    metered = progress.nodes.watched
     scripts = {
-        node.name: _render_script(
-            *(node, cluster, features, mesh, containers.get(node.name)),
-            metered=progress.nodes.watched,
-        )
+        node.name: _render_script(node, cluster, features, mesh, boxes.get(node.name), metered)
         for node in cluster.nodes
     }
 
@@ -416,25 +413,22 @@ def _bootstrap(
     return tuple(bootstrap.read_bootstrap(node, result) for node, result in pairs)
 
 
-def _make_containers(
-    cluster: Cluster, images: Mapping[str, up_plan.NodeImage], folder: Path, mesh_key: str
-) -> dict[str, bootstrap.NodeContainer]:
-    """What each node's container is made from; none where ranks run on the machine itself."""
-    found = {}
-    for node in cluster.nodes if images else ():
-        kind = bootstrap.find_kind(node)
-        image = images[kind]
-        found[node.name] = bootstrap.NodeContainer(
-            image=image.reference,
-            recipe=image.recipe,
-            bases=image.bases,
-            login=image.login,
-            host_key=keys.ensure_pair(folder / "containers" / node.name),
-            mesh_key=mesh_key,
-            row=catalog.CONTAINER_IMAGES[kind],
-            shared=cluster.shared,
-        )
-    return found
+def _make_container(
+    node: Node, cluster: Cluster, intent: Intent, folder: Path, mesh_key: str
+) -> bootstrap.NodeContainer:
+    """What the node's container is made from."""
+    kind = bootstrap.find_kind(node)
+    image = intent.images[kind]
+    return bootstrap.NodeContainer(
+        image=image.reference,
+        recipe=image.recipe,
+        bases=image.bases,
+        login=image.login,
+        host_key=keys.ensure_pair(folder / "containers" / node.name),
+        mesh_key=mesh_key,
+        row=catalog.CONTAINER_IMAGES[kind],
+        shared=cluster.shared,
+    )
 
 
 def _render_script(

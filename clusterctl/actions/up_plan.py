@@ -47,13 +47,6 @@ from clusterctl.state.store import Store
 # Fewer workers: what goes with them is said, and asked, before they do.
 
 
-def find_surplus(old: Cluster, plan: ProviderPlan, wanted: int) -> tuple[str, ...]:
-    """The workers that there are and that the plan does without. `wanted`: how many there will be,
-    where the plan names none."""
-    kept = plan.nodes or [node.name for node in old.workers[:wanted]]
-    return tuple(node.name for node in old.workers if node.name not in kept)
-
-
 def confirm_removal(
     store: Store,
     old: Cluster,
@@ -302,7 +295,9 @@ def intend(
     # What the cluster has; an --image that is given again is asked for again.
     known = old.images if old and not (spec.image or spec.images) else {}
     images = resolve_node_images(options, plan.kinds, known, provider.find_registry_login)
-    surplus = find_surplus(old, plan, options.workers) if old else ()
+    there = old.workers if old else ()
+    kept = plan.nodes or [node.name for node in there[: options.workers]]
+    surplus = tuple(node.name for node in there if node.name not in kept)
     more = [*folder, *(image.line for image in images.values())]
     if surplus:
         more.append(f"to be removed: {shorten(surplus)}")

@@ -41,9 +41,6 @@ class Firewalled(Cloud):
     def explain_shut_out(self, cluster: Cluster, folder: Path) -> str:
         return "" if "203.0.113.9/32" in self.allowed else WHY
 
-    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        return ""
-
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         if "203.0.113.9/32" not in self.allowed:
             raise SILENT

@@ -61,9 +61,6 @@ class Ends(Cloud):
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return {node.name: "terminated" for node in cluster.nodes}
 
-    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        return ""
-
     def destroy(self, cluster: Cluster, *more: object) -> None:
         self.living = ()
 

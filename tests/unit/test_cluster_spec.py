@@ -222,21 +222,21 @@ def test_an_image_needs_containers(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "family"), [("T4", "g4dn"), ("a10g", "g5"), ("L4", "g6"), ("V520", "g4ad")]
+    ("line", "family", "kind"),
+    [
+        ("--gpu T4:3", "g4dn", ""),
+        ("--gpu a10g:3", "g5", ""),
+        ("--gpu L4:3", "g6", ""),
+        ("--gpu V520:3", "g4ad", ""),
+        ("--gpu p4d:3", "", "p4d.24xlarge"),
+        ("--gpu P5:3 --instance-type p5.48xlarge", "", "p5.48xlarge"),
+    ],
 )
-def test_a_gpu_by_the_name_that_people_use(
-    named: str, family: str, call: Call, specs: list[ClusterSpec]
+def test_a_gpu_by_the_name_that_people_use_and_a_family_of_one_size(
+    line: str, family: str, kind: str, call: Call, specs: list[ClusterSpec]
 ) -> None:
-    call("up", "--gpu", f"{named}:3", "--dry-run")
-    assert [(group.family, group.count) for group in specs[-1].groups] == [(family, 3)]
-
-
-@pytest.mark.parametrize(("named", "kind"), [("p4d", "p4d.24xlarge"), ("P5", "p5.48xlarge")])
-def test_a_family_of_one_size(named: str, kind: str, call: Call, specs: list[ClusterSpec]) -> None:
-    for words in ([], ["--instance-type", kind]):
-        call("up", "--gpu", f"{named}:3", *words, "--dry-run")
-        [group] = specs[-1].groups
-        assert (group.family, group.instance_type, group.count) == ("", kind, 3)
+    call("up", *line.split(), "--dry-run")
+    assert specs[-1].groups == (NodeGroup(count=3, family=family, instance_type=kind),)
 
 
 @pytest.mark.parametrize(("named", "kind"), [("A100", "p4d.24xlarge"), ("h100:8", "p5.48xlarge")])

@@ -36,9 +36,7 @@ def login(tmp_path: Path) -> Path:
     """A login node's folder with three jobs, and commands that act on files."""
     fake = tmp_path / "fake"
     fake.mkdir()
-    for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
-        (fake / name).write_text(text)
-        (fake / name).chmod(0o755)
+    put(fake, squeue=SQUEUE, scontrol=SCONTROL)
     root = tmp_path / "two words"
     (root / "bin").mkdir(parents=True)
     (root / "bin" / "survey").write_text(load_system("slurm").survey())
@@ -54,6 +52,13 @@ def login(tmp_path: Path) -> Path:
         "JobId=20 JobName=x JobState=OUT_OF_MEMORY Reason=None ExitCode=0:125\n"
     )
     return root
+
+
+def put(folder: Path, **programs: str) -> None:
+    """Programs of these names, from their texts."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
 
 
 def _age(path: Path, seconds: float) -> None:
@@ -102,11 +107,8 @@ def test_accounting_knows_what_the_controller_has_forgotten(login: Path) -> None
     fake = login.parent / "fake"
     (fake / "known").write_text("")
     assert survey(login)[2].state is JobState.LOST
-    (fake / "sacct").write_text(
-        '#!/bin/sh\n[ "$*" = "-X -n -P -o State,ExitCode,Reason -j 20" ] || exit 1\n'
-        "echo 'CANCELLED by 1000|0:15|None'\n"
-    )
-    (fake / "sacct").chmod(0o755)
+    asked = '[ "$*" = "-X -n -P -o State,ExitCode,Reason -j 20" ] || exit 1'
+    put(fake, sacct=f"#!/bin/sh\n{asked}\necho 'CANCELLED by 1000|0:15|None'\n")
     assert survey(login)[2].state is JobState.CANCELLED
 
 
@@ -121,8 +123,7 @@ def test_a_thousand_jobs_start_no_more_programs_than_three(login: Path) -> None:
     fake = login.parent / "fake"
     for name in ("awk", "cat", "cut", "date", "dirname", "flock", "grep", "sed", "stat", "tail"):
         counted = f'#!/bin/sh\necho {name} >>"$FAKE/started"\nexec {shutil.which(name)} "$@"\n'
-        (fake / name).write_text(counted)
-        (fake / name).chmod(0o755)
+        put(fake, **{name: counted})
     many = range(1, 1001)
     for number in many[3:]:
         shutil.copytree(login / "jobs" / "3", login / "jobs" / str(number))
@@ -193,11 +194,12 @@ echo '77;cluster'
 """
 
 
+SCANCEL = '#!/bin/sh\necho "$@" >"$FAKE/ended"\n'
+
+
 def submit(login: Path, *behaviours: str) -> subprocess.CompletedProcess[str]:
     fake = login.parent / "fake"
-    for name, text in (("sbatch", SBATCH), ("scancel", '#!/bin/sh\necho "$@" >"$FAKE/ended"\n')):
-        (fake / name).write_text(text)
-        (fake / name).chmod(0o755)
+    put(fake, sbatch=SBATCH, scancel=SCANCEL)
     for name in behaviours:
         (fake / name).touch()
     folder = login / "jobs" / "1"
@@ -268,8 +270,7 @@ def test_a_cancelled_job_is_taken_from_the_queue_unless_its_script_runs(
 ) -> None:
     """A script that runs ends its ranks itself, which leaves them time to save."""
     fake, folder = login.parent / "fake", login / "jobs" / "1"
-    (fake / "scancel").write_text('#!/bin/sh\necho "$@" >"$FAKE/ended"\n')
-    (fake / "scancel").chmod(0o755)
+    put(fake, scancel=SCANCEL)
     (folder / "state").write_text(facts)
     subprocess.run(
         load_system("slurm").cancel_argv(replace(batch_job("slurm"), id=1)),
@@ -343,12 +344,3 @@ def test_a_job_that_runs_before_its_number_is_known_is_not_lost(login: Path) -> 
     (login / "jobs" / "2" / "state").write_text("queued 100\nrunning 200 1\n")
     _age(login / "jobs" / "2" / "state", 1000)
     assert survey(login)[2].state is JobState.RUNNING
-
-
-def test_one_broken_job_does_not_hide_the_others(login: Path) -> None:
-    shutil.rmtree(login / "jobs" / "1")
-    assert [survey(login)[n].state for n in (1, 2, 3)] == [
-        JobState.LOST,
-        JobState.FAILED,
-        JobState.QUEUED,
-    ]

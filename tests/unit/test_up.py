@@ -115,32 +115,38 @@ def wanted(*regions: str, **cloud: Any) -> ClusterSpec:
     )
 
 
+def fail(spec: ClusterSpec, why: str = "the cable is cut", **more: Any) -> list[str]:
+    """An `up` that is agreed to and breaks off; what it says."""
+    told: list[str] = []
+    given = {"consent": lambda question: True, **more}
+    with pytest.raises((ProviderError, UsageError), match=why):
+        up.bring_up(open_store(), spec, told.append, **given)
+    return told
+
+
 def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One question names both prices, and nothing is asked again."""
-    there, told, asked = Regions("a"), list[str](), list[str]()
+    there, asked = Regions("a"), list[str]()
     provide(monkeypatch, "ec2", there)
-    store = open_store()
 
     def consent(question: str) -> bool:
         asked.append(question)
         return True
 
-    with pytest.raises(ProviderError, match="the cable is cut"):
-        up.bring_up(store, wanted("a", "bb"), told.append, consent)
+    told = fail(wanted("a", "bb"), consent=consent)
     assert there.done == ["create in a", "destroy in a", "create in bb"]
     assert asked == [
         "start 1 machine for up to $1 in a, or else start 1 machine for up to $2 in bb?"
     ]
     assert "if a has no capacity, the whole cluster moves to bb:" in told
     assert "no zone of a has capacity: the whole cluster moves from a to bb" in told
-    assert store.read_cluster("lab").spec.cloud.region == "bb"
+    assert open_store().read_cluster("lab").spec.cloud.region == "bb"
 
     there.done.clear()
     there.full = ("a", "bb")
-    with pytest.raises(NoCapacity, match="no zone of bb has capacity"):
-        up.bring_up(store, wanted(), told.append, consent)
+    fail(wanted(), "no zone of bb has capacity")
     assert there.done == ["create in bb"], "it goes on where it was, and not back"
 
 
@@ -154,19 +160,16 @@ def test_what_is_left_of_an_up_without_machines_is_named(monkeypatch: pytest.Mon
             kinds = ("VPC", "subnet", "security group", "security group")
             return tuple(Resource(kind, f"{here}-{n}") for n, kind in enumerate(kinds))
 
-    there, told = Made("a"), list[str]()
+    there = Made("a")
     provide(monkeypatch, "ec2", there)
-    with pytest.raises(ProviderError, match="the cable is cut"):
-        up.bring_up(open_store(), wanted("a", "bb"), told.append, lambda question: True)
+    told = fail(wanted("a", "bb"))
     assert [line for line in told if "left over" in line] == [
         "no machines are running; left over: 1 VPC, 1 subnet, 2 security groups: `clusterctl up"
         " lab` continues, `clusterctl down lab` removes it"
     ]
 
-    told.clear()
     there.spent = 1.0  # a machine runs, and that is said
-    with pytest.raises(ProviderError, match="the cable is cut"):
-        up.bring_up(open_store(), wanted(), told.append, lambda question: True)
+    told = fail(wanted())
     assert not [line for line in told if "left over" in line]
     assert any(line.startswith("still running: 1 machine,") for line in told)
 
@@ -199,45 +202,17 @@ def test_an_answer_that_comes_late_is_asked_for_again(monkeypatch: pytest.Monkey
         return True
 
     provide(monkeypatch, "ec2", Evening())
-    store, told = open_store(), list[str]()
-    with pytest.raises(ProviderError, match="the cable is cut"):
-        up.bring_up(store, wanted("a"), told.append, consent, wall=lambda: shows[0])
+    told = fail(wanted("a"), consent=consent, wall=lambda: shows[0])
     assert "the answer took 8 h: making the plan again" in told
     assert (told.count("a machine in a"), answers) == (2, [])
-    assert store.read_cluster("lab").deadline == NOW + 16 * HOUR
+    assert open_store().read_cluster("lab").deadline == NOW + 16 * HOUR
 
 
 def test_a_region_that_was_left_has_had_its_part_of_the_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A machine ran there before others were refused. A bare `up` goes on with the same options."""
-    there = Regions("a")
-    provide(monkeypatch, "ec2", there)
-    store = open_store()
-    spec = wanted("a", "bb", budget=10.0)
-    before = replace(lab(spec=replace(spec, cloud=replace(spec.cloud, region="a"))), nodes=())
-    store.save(replace(before, phase=Phase.CREATING, charges=()))
-    there.spent = 4.0
-    with pytest.raises(ProviderError, match="the cable is cut"):
-        up.bring_up(store, wanted(), lambda line: None, lambda question: True)
-    assert there.done == ["create in a", "destroy in a", "create in bb"]
-    moved = store.read_cluster("lab").spec
-    assert moved.cloud.budget == 10.0
-    assert moved.cloud.spent == pytest.approx(4.0, abs=0.1)
-    assert (moved.provider, moved.groups) == ("ec2", spec.groups)
-
-    there.done.clear()
-    there.spent = 10.0
-    store.save(replace(before, phase=Phase.CREATING, charges=()))
-    with pytest.raises(UsageError, match=r"--budget \$10.00 is spent"):
-        up.bring_up(store, wanted(), lambda line: None, lambda question: True)
-    assert there.done == ["create in a", "destroy in a"]
-
-
-def test_the_same_budget_again_leaves_out_nothing_that_was_spent_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next region is told of it, and so is the next `up --budget`."""
+    """A machine ran there before others were refused. A bare `up` goes on with the same options;
+    the next region is told of it, and so is the next `up --budget`."""
     given: list[tuple[str, float, float]] = []
 
     class Asked(Regions):
@@ -250,12 +225,23 @@ def test_the_same_budget_again_leaves_out_nothing_that_was_spent_elsewhere(
     store = open_store()
     spec = wanted("a", "bb", budget=10.0)
     before = replace(lab(spec=replace(spec, cloud=replace(spec.cloud, region="a"))), nodes=())
-    store.save(replace(before, phase=Phase.CREATING, charges=()))
+    before = replace(before, phase=Phase.CREATING, charges=())
+    store.save(before)
     there.spent = 4.0
-    for again in (wanted(), wanted("a", "bb", budget=12.0)):
-        with pytest.raises(ProviderError, match="the cable is cut"):
-            up.bring_up(store, again, lambda line: None, lambda question: True)
+    fail(wanted())
+    assert there.done == ["create in a", "destroy in a", "create in bb"]
+    moved = store.read_cluster("lab").spec
+    assert moved.cloud.budget == 10.0
+    assert moved.cloud.spent == pytest.approx(4.0, abs=0.1)
+    assert (moved.provider, moved.groups) == ("ec2", spec.groups)
+    fail(wanted("a", "bb", budget=12.0))
     assert given[-2:] == [("bb", 10.0, 4), ("bb", 12.0, 4)]
+
+    there.done.clear()
+    there.spent = 10.0
+    store.save(before)
+    fail(wanted(), r"--budget \$10.00 is spent")
+    assert there.done == ["create in a", "destroy in a"]
 
 
 class Moved(Regions):
@@ -271,9 +257,6 @@ class Moved(Regions):
         if self.refuses:
             raise NodeUnreachable("worker-1 does not answer")
         self.ends.append(deadline)
-
-    def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
-        return ""
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["taken", "refused"])
@@ -312,8 +295,7 @@ def test_a_cluster_with_nodes_stays_in_its_region(monkeypatch: pytest.MonkeyPatc
     store = open_store()
     old = lab(spec=wanted("a", "bb", region="a"))
     store.save(old)
-    with pytest.raises(NoCapacity):
-        up.bring_up(store, wanted(), lambda line: None, lambda question: True)
+    fail(wanted(), "no zone of a")
     assert there.done == ["create in a"]
     assert store.read_cluster("lab").nodes == old.nodes
 
