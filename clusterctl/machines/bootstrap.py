@@ -9,9 +9,12 @@ import hashlib
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache
+from pathlib import Path
+
+import msgspec
 
 from clusterctl.core import assets, catalog, progress
 from clusterctl.core.keys import KeyPair
@@ -40,17 +43,6 @@ MARKER = "@@step"
 """A script prints it with the name of a step, and what the node is about to get."""
 RECEIVED = "@@received"
 """And, where somebody watches, with the bytes that the node has received since it was started."""
-
-PHASES = {
-    "boot": progress.FIRST_BOOT,
-    **dict.fromkeys(("docker", "nvidia", "amd", "venv", "wheels"), progress.INSTALLING),
-    **dict.fromkeys(("image", "base"), progress.PULLING),
-    "sources": progress.DOWNLOADING,
-    "build": progress.BUILDING,
-    "container": progress.STARTING,
-    **dict.fromkeys(("versions", "kernel"), progress.TESTING),
-}
-"""What a node is doing at a step, in words for people. All other steps write a file or two."""
 
 DONE = "done"
 PAUSE = 0.5
@@ -104,7 +96,8 @@ class StepReporter:
                 self._news.setdefault(DONE, []).append(node)
         if marker == MARKER:
             name, _, what = what.partition(" ")
-            phase = PHASES.get(name, progress.CONFIGURING)
+            known = read_steps().get(name)
+            phase = known.phase if known else progress.CONFIGURING
             size = self.sizes.get(node, 0) if phase == progress.PULLING else 0
             self.nodes.enter([node], phase, what if phase == progress.INSTALLING else "", size)
             self._since[node] = what, self._now()
@@ -438,12 +431,19 @@ FILE_SYSTEM_LIMIT = 120
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
-def render_step(node: Node, name: str, what: str, file: str = "", /, **values: object) -> Step:
-    """A step whose two texts are `templates/bootstrap/steps/<file>.sh.j2`, told apart by `part`.
-    Usually the file is called as the step is."""
-    path = f"bootstrap/steps/{file or name}.sh.j2"
-    parts = (assets.render(path, node=node, part=p, **values).strip() for p in ("check", "apply"))
-    return Step(name, what, *parts)
+class StepRow(msgspec.Struct, frozen=True):
+    """A row of steps.toml, which explains it."""
+
+    what: str
+    phase: str = progress.CONFIGURING
+    when: frozenset[str] = frozenset()
+    file: str = ""
+
+
+@cache
+def read_steps() -> dict[str, StepRow]:
+    text = Path(__file__).with_name("steps.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, StepRow])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,95 +502,83 @@ def list_steps(
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
     the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared` and
     `shared_source`: see `Cluster`."""
-    step = partial(render_step, node)
-    unused = build_values(node, nodes, idle, int(runtime is Runtime.DOCKER))
-    found = [
-        step("boot", "the first boot is complete", limit=BOOT_LIMIT),
-        step("upgrades", "no automatic upgrades"),
-    ]
-    if deadline_unit:
-        ends = "unused workers end" if idle else "unused workers do not end"
-        found.append(step("deadline", "shuts itself down at the deadline", unit=deadline_unit))
-        found.append(step("idle", ends, **unused))
-    found.append(step("hosts", "the nodes by name", block=render_hosts(nodes)))
-    rule = render_rule(node.root)
-    found.append(step("secrets", "a restart removes secrets of jobs", rule=rule))
-    if shared:
-        found.append(_share(node, nodes, shared, shared_source))
-    if runtime is Runtime.HOST or container is None:
-        what = "a Python with Open MPI" + ", PyTorch and mpi4py" * (node.role is Role.WORKER)
-        index = catalog.TORCH_INDEX[_KINDS[node.accelerator]]
-        found.append(step("authorize", "access for the other nodes", key=mesh_key))
-        found.append(step("venv", what, pins=list_pins(node), index=index))
-        return tuple(found)
-    recipe = container.recipe
-    image = partial(
-        step,
-        image=container.image,
-        container=CONTAINER,
-        digest=container.compute_digest(node),
-        shared=container.shared,
-        drivers=catalog.DRIVER_FOR_CUDA,
-        cuda=registry.find_cuda(recipe, registry.read_downloads()) if recipe else "",
+    inside = container if runtime is Runtime.DOCKER else None
+    launcher = next((one for one in nodes if one.role is Role.LAUNCHER), node)
+    exports = bool(shared) and not shared_source and node.name == launcher.name
+    kind = _KINDS[node.accelerator]
+    true = {
+        "ends": bool(deadline_unit),
+        "exports": exports,
+        "mounts": bool(shared) and not exports,
+        "host": not inside,
+        "docker": bool(inside),
+        "nvidia": kind == "nvidia",
+        "amd": kind == "amd",
+        "pulled": bool(inside and not inside.recipe),
+        "built": bool(inside and inside.recipe),
+        "compiled": bool(inside and inside.recipe and _list_urls(inside.recipe)),
+    }
+    values = {
+        "node": node,
+        "boot_limit": BOOT_LIMIT,
+        "unit": deadline_unit,
+        "unused_workers": "end" if idle else "do not end",
+        "idle": build_values(node, nodes, idle, int(bool(inside))),
+        "block": render_hosts(nodes),
+        "rule": render_rule(node.root),
+        "folder": shared,
+        "peers": [one.private_address for one in nodes if one.name != node.name],
+        "source": shared_source or f"{launcher.private_address}:{shared}",
+        "theirs": bool(shared_source),
+        "limit": FILE_SYSTEM_LIMIT if shared_source else SHARED_LIMIT,
+        "key": mesh_key,
+        "packages": "Open MPI" + ", PyTorch and mpi4py" * (node.role is Role.WORKER),
+        "pins": list_pins(node),
+        "index": catalog.TORCH_INDEX[kind],
+        **(_list_image_values(node, inside) if inside else {}),
+    }
+    return tuple(
+        _render_step(name, row, values)
+        for name, row in read_steps().items()
+        if all(true[condition] for condition in row.when)
     )
-    found.append(step("docker", "Docker"))
-    if node.accelerator is Accelerator.NVIDIA:
-        found.append(step("nvidia", "the NVIDIA container toolkit"))
-    if node.accelerator is Accelerator.AMD:
-        found.append(step("amd", "the AMD GPU driver and firmware"))
-    found.extend(_list_image_steps(node, container))
-    found.append(image("container", "the node container"))
-    if node.accelerator is Accelerator.NVIDIA:
-        found.append(image("versions", "driver and image are compatible"))
-    if node.accelerator is Accelerator.AMD:
-        arch = catalog.FAMILIES["g4ad"].arch
-        found.append(image("kernel", "a kernel runs on the GPU", arch=arch))
-    return tuple(found)
 
 
-def _list_image_steps(node: Node, container: NodeContainer) -> Iterator[Step]:
-    """How the node gets its image."""
-    image, recipe = container.image, container.recipe
-    if not recipe:
-        login = registry.render_settings(image, container.login) if container.login else ""
-        yield render_step(node, "image", f"pulling {image}", image=image, login=login)
-        return
-    listed = registry.read_downloads()
-    unfinished = f"{image}-{registry.WHEELS}"
-    step = partial(
-        render_step, node, image=image, unfinished=unfinished, folder=f"{node.root}/{CONTEXT}"
-    )
-    given = registry.list_arguments(recipe, listed).items()
-    words = [word for name, value in given for word in ("--build-arg", f"{name}={value}")]
-    yield step("base", "base image", bases=container.bases)
-    if archives := registry.list_sources(recipe, listed):
-        urls = {file: row["url"] for file, row in archives.items()}
-        yield step("sources", "sources", sources=urls)
-    stage = [*words, "--target", registry.WHEELS, "--tag", unfinished]
-    yield step("wheels", "wheels", "build", stage=True, words=stage)
-    whole = [*words, "--tag", image]
-    yield step("build", f"building the image {recipe}", stage=False, words=whole)
+def _render_step(name: str, row: StepRow, values: Mapping[str, object]) -> Step:
+    """Its two texts are of one template, told apart by `part`."""
+    path = f"bootstrap/steps/{row.file or name}.sh.j2"
+    parts = (assets.render(path, step=name, part=p, **values) for p in ("check", "apply"))
+    return Step(name, row.what.format_map(values), *map(str.strip, parts))
 
 
-def _share(node: Node, nodes: Sequence[Node], folder: str, source: str) -> Step:
-    """The launcher's part in the shared folder, or a worker's; that of all nodes in a file system
-    of the user's own (`source`)."""
-    launcher = next(one for one in nodes if one.role is Role.LAUNCHER)
-    if node.name == launcher.name and not source:
-        peers = [one.private_address for one in nodes if one.name != node.name]
-        # Without the versions before 4, rpc.mountd has no port at all.
-        conf = f"[nfsd]\nhost={node.private_address}\nvers2=n\nvers3=n"
-        what = "exports the shared folder"
-        return render_step(node, "export", what, folder=folder, peers=peers, conf=conf)
-    return render_step(
-        node,
-        "mount",
-        "mounts the shared folder",
-        folder=folder,
-        source=source or f"{launcher.private_address}:{folder}",
-        theirs=bool(source),
-        limit=FILE_SYSTEM_LIMIT if source else SHARED_LIMIT,
-    )
+def _list_urls(recipe: str) -> dict[str, str]:
+    """Of the archives that the image is compiled from, by file."""
+    archives = registry.list_sources(recipe, registry.read_downloads())
+    return {file: row["url"] for file, row in archives.items()}
+
+
+def _list_image_values(node: Node, container: NodeContainer) -> dict[str, object]:
+    """What the steps are told of the node's container and its image."""
+    recipe, listed = container.recipe, registry.read_downloads()
+    given = registry.list_arguments(recipe, listed) if recipe else {}
+    return {
+        "image": container.image,
+        "recipe": recipe,
+        "login": registry.render_settings(container.image, container.login)
+        if container.login
+        else "",
+        "bases": container.bases,
+        "sources": _list_urls(recipe),
+        "context": f"{node.root}/{CONTEXT}",
+        "arguments": [f"{name}={value}" for name, value in given.items()],
+        "wheels": registry.WHEELS,
+        "container": CONTAINER,
+        "digest": container.compute_digest(node),
+        "shared": container.shared,
+        "drivers": catalog.DRIVER_FOR_CUDA,
+        "cuda": registry.find_cuda(recipe, listed),
+        "arch": catalog.FAMILIES["g4ad"].arch,
+    }
 
 
 def render_hosts(nodes: Sequence[Node]) -> str:
