@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,11 @@ from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def line(**values: object) -> bytes:
@@ -38,113 +44,19 @@ def test_other_lines_are_no_metrics(text: bytes) -> None:
     assert metrics.parse_metrics(text) is None
 
 
-FOR_PEOPLE = {
-    '{"step": 0, "loss": 1.0, "ok": true}': {"step": 0, "loss": 1.0},
-    '{"Epoch": 3, "accuracy": 0.9}': {"epoch": 3, "accuracy": 0.9},
-    '{"lr": 0.1, "val_loss": 0.25}': {"lr": 0.1, "val_loss": 0.25},
-    '{"iter": 7, "loss": 2, "time": 3.5}': {"step": 7, "loss": 2, "duration": 3.5},
-    # Hugging Face, of transformers 4 and 5.
-    "{'loss': 0.5, 'learning_rate': 5e-05, 'epoch': 0.1}": {
-        **{"loss": 0.5, "learning_rate": 5e-05, "epoch": 0.1}
-    },
-    "{'loss': '0.5', 'epoch': '0.1'}": {"loss": 0.5, "epoch": 0.1},
-    "{'step': 1, 'loss': tensor(0.5, device='cuda:0')}": {"step": 1, "loss": 0.5},
-    # nanoGPT, llm.c.
-    "iter 10: loss 2.3, time 12.00ms, mfu 1.00%": {
-        **{"step": 10, "loss": 2.3, "time_ms": 12.0, "mfu": 1.0}
-    },
-    "step 0: train loss 4.25, val loss 4.5": {"step": 0, "train_loss": 4.25, "val_loss": 4.5},
-    "step 5/100 | loss 10.9 (+nanz)| lr 4e-06 | 3056.36 ms": {"step": 5, "loss": 10.9, "lr": 4e-06},
-    # PyTorch's examples and tutorials.
-    "Train Epoch: 1 [32/64 (50%)]\tLoss: 2.5": {"epoch": 1.5, "loss": 2.5},
-    "Test set: Average loss: 0.05, Accuracy: 9800/10000 (98%)": {
-        **{"average_loss": 0.05, "accuracy": 0.98}
-    },
-    "Epoch: [2][ 1/4]\tTime  0.500 ( 1.2)\tLoss 6.9e+00 (7.0)\tAcc@1   0.50 (  0.10)": {
-        **{"epoch": 2.25, "duration": 0.5, "loss": 6.9, "acc@1": 0.5}
-    },
-    "[1,  2000] loss: 2.125": {"epoch": 1, "step": 2000, "loss": 2.125},
-    "[0/5][1/2]\tLoss_D: 1.5\tLoss_G: 3.5": {"epoch": 0.5, "loss_d": 1.5, "loss_g": 3.5},
-    "Epoch [1/10], Step [100/600], Loss: 0.25": {"epoch": 1, "step": 100, "loss": 0.25},
-    "| epoch   1 |   200/ 2928 batches | lr 20.00 | ms/batch 20.5 | loss  7.5 | ppl  1808.0": {
-        **{"epoch": 1, "step": 200, "lr": 20, "ms/batch": 20.5, "loss": 7.5, "ppl": 1808}
-    },
-    # torchtitan, Megatron, timm.
-    "\x1b[31mstep:  1  \x1b[32mloss:  8.5  \x1b[0mmemory:  1.5GiB(1.9%)  tps: 1,234": {
-        **{"step": 1, "loss": 8.5, "memory_GiB": 1.5, "tps": 1234}
-    },
-    " iteration     1/   10 | learning rate: 1.5E-04 | lm loss: 1.05E+01 | loss scale: 1.0 |": {
-        **{"step": 1, "learning_rate": 1.5e-4, "lm_loss": 10.5, "loss_scale": 1.0}
-    },
-    "Train: 0 [   0/1251 (  0%)]  Loss: 6.75 (6.95)": {"epoch": 0, "loss": 6.75},
-    # Bars of tqdm, Lightning and Keras.
-    " 10%|█ | 10/100 [00:01<00:09,  9.8it/s, loss=0.5, acc=90.5%]": {
-        **{"step": 10, "loss": 0.5, "acc": 90.5}
-    },
-    "Epoch 3: 100%|██| 9/9 [00:01<00:00, 90it/s, v_num=0, train_loss=0.5]": {
-        **{"epoch": 3, "step": 9, "v_num": 0, "train_loss": 0.5}
-    },
-    "32/1875 [===>...] - ETA: 5s - loss: 0.5 - accuracy: 0.75": {
-        **{"step": 32, "eta_s": 5, "loss": 0.5, "accuracy": 0.75}
-    },
-    "Epoch 3 | loss 0.52 | acc 91.25%": {"epoch": 3, "loss": 0.52, "acc": 91.25},
-    "Epoch 3/10 - loss: nan.": {"epoch": 3, "loss": math.nan},
-    "=> epoch 3 done. Loss = 0.5": {"epoch": 3, "loss": 0.5},
-    "2026-01-01 10:00:00,123 - INFO - Step 100 loss 2.5 lr 3e-4 tok/s 99": {
-        **{"step": 100, "loss": 2.5, "lr": 3e-4, "tok/s": 99}
-    },
-    "2026-01-01 | INFO | __main__:train:12 - loss 0.5 at step 3": {"step": 3, "loss": 0.5},
-    "val_loss=0.25, acc=0.9": {"val_loss": 0.25, "acc": 0.9},
-    # PyTorch-GAN, torchvision, ResNet on CIFAR, VAE, CleanRL.
-    "[Epoch 0/200] [Batch 1/938] [D loss: 0.69, acc: 50%] [G loss: 0.71] ETA: 0:12:01": {
-        **{"epoch": 0, "step": 1, "d_loss": 0.69, "acc": 50, "g_loss": 0.71}
-    },
-    " * Acc@1 71.3 Acc@5 90.1": {"acc@1": 71.3, "acc@5": 90.1},
-    "Test:  Acc@1 71.300 Acc@5 90.100": {"acc@1": 71.3, "acc@5": 90.1},
-    " * Prec@1 91.7": {"prec@1": 91.7},
-    "====> Test set loss: 105.5": {"test_set_loss": 105.5},
-    "global_step=100, episodic_return=21.0": {"step": 100, "episodic_return": 21},
-    # XGBoost, LightGBM, mmdetection, detectron2.
-    "[3]\ttrain-logloss:0.5\teval-logloss:0.6": {
-        **{"step": 3, "train-logloss": 0.5, "eval-logloss": 0.6}
-    },
-    "[10]\tvalid_0's auc: 0.75": {"step": 10, "valid_0_s_auc": 0.75},
-    "2026-01-01 12:00:00,000 - mmdet - INFO - Epoch [1][50/100]\tlr: 1e-03, loss: 1.5": {
-        **{"epoch": 1.5, "lr": 1e-3, "loss": 1.5}
-    },
-    "[01/01 12:00:00 d2.utils.events]:  eta: 0:12:34  iter: 19  total_loss: 1.5  lr: 1e-5": {
-        **{"step": 19, "total_loss": 1.5, "lr": 1e-5}
-    },
-}
+TABLE = tomllib.loads(Path(__file__).with_name("metric_lines.toml").read_text())
 
 
-@pytest.mark.parametrize("text", FOR_PEOPLE)
-def test_lines_for_people_are_metrics(text: str) -> None:
+@pytest.mark.parametrize("row", TABLE["metrics"], ids=lambda row: row["line"])
+def test_lines_for_people_are_metrics(row: dict[str, Any]) -> None:
     reader = Reader()
-    (point,) = reader.read(0, f"starting\n{text}\n".encode()) + reader.finish()
-    assert list(point.values) == list(FOR_PEOPLE[text])
-    assert list(point.values.values()) == pytest.approx(
-        list(FOR_PEOPLE[text].values()), nan_ok=True
-    )
+    (point,) = reader.read(0, f"starting\n{row['line']}\n".encode()) + reader.finish()
+    assert list(point.values) == list(row["values"])
+    expected = pytest.approx(list(row["values"].values()), nan_ok=True)
+    assert list(point.values.values()) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("Saved checkpoint at step 100 to /tmp/loss-3", "step 3: moved 4 files", "loss", "step 3"),
-        *("Epoch 3 took 12.3 seconds", "Using loss scale 65536 at step 0", "Loading shard 3/10"),
-        *("At step 3 we had a packet loss of 10", "The loss of step 3 was 0.5 lower", "{loss 1"),
-        *("10 packets, 0% packet loss, time 9ms", "see the map: 3 of 4", '{"loss": "mse"}'),
-        *("step: 10, weight_decay: 0.1", "Namespace(epochs=3, loss='mse', step=10)", '{"port": 1}'),
-        '{"lr": 0.1, "batch_size": 32, "epochs": 10}',
-        *('  File "/x/loss.py", line 12, in step', "    train(epoch=3, loss=0.5)"),
-        *("ValueError: step 3: loss 0.5", "/x/y.py:12: UserWarning: step 3 loss 0.5"),
-        *("x.bin: 10%|█ | 1.2G/12G [00:01<00:09, 9.8MB/s]", "10%|█| 1/9 [00:01<00:09, 9it/s]"),
-        "Epoch 3: best model saved to loss_0.5.pt",
-        *('{"epoch": 10, "lr": 0.1}', "{'iter': 1000, 'lr': 0.1, 'batch': 64}", "* step 3"),
-        *("Test: [0/79]\tLoss 0.5\tAcc@1 75", "[INFO] [Loading data] 3 files", "[1] loss: 0.5"),
-    ],
-)
+@pytest.mark.parametrize("text", TABLE["nothing"]["lines"])
 def test_prose_and_tracebacks_are_no_metrics(text: str) -> None:
     reader = Reader()
     assert reader.read(0, f"{text}\n".encode()) + reader.finish() == []
