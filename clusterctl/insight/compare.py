@@ -84,9 +84,9 @@ def _list_facts(job: Job) -> dict[str, str]:
         "launcher": spec.launcher,
         "--mpirun-arg": " ".join(spec.mpirun_args),
         "--allow-cpu": "yes" if spec.allow_cpu else "",
-        "--timeout": _render_seconds(spec.timeout or None),
-        "--hang-timeout": _render_seconds(spec.hang_timeout or None),
-        "--grace": _render_seconds(spec.grace or None),
+        "--timeout": _render_seconds(spec.timeout),
+        "--hang-timeout": _render_seconds(spec.hang_timeout),
+        "--grace": _render_seconds(spec.grace),
         "--pass-signal": "yes" if spec.pass_signal else "",
         "--retries": str(spec.retries or ""),
         "--resume-args": spec.resume_args,
@@ -107,35 +107,30 @@ def _list_facts(job: Job) -> dict[str, str]:
 
 
 def _render_seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g} s"
+    return f"{value:.4g} s" if value else ""
 
 
 def compare_files(
     first: Mapping[str, str], second: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...]:
     """Paths and how they differ, from the digests of two trees."""
-    found = []
-    for path in sorted({*first, *second}):
-        if path not in second:
-            found.append((path, "removed"))
-        elif path not in first:
-            found.append((path, "added"))
-        elif first[path] != second[path]:
-            found.append((path, "changed"))
-    return tuple(found)
+    how = {(False, True): "added", (True, False): "removed", (True, True): "changed"}
+    return tuple(
+        (path, how[path in first, path in second])
+        for path in sorted({*first, *second})
+        if first.get(path) != second.get(path)
+    )
 
 
 def compare_texts(path: str, first: bytes | None, second: bytes | None) -> tuple[str, ...]:
     """The differences of a text; () where one of the two is none."""
-    texts = []
-    for data in (first or b"", second or b""):
-        try:
-            texts.append(data.decode())
-        except UnicodeDecodeError:
-            return ()
-        if "\0" in texts[-1]:
-            return ()
-    before, after = (text.splitlines() for text in texts)
-    lines = [*difflib.unified_diff(before, after, path, path, lineterm="")]
+    try:
+        before, after = ((data or b"").decode() for data in (first, second))
+    except UnicodeDecodeError:
+        return ()
+    if "\0" in before + after:
+        return ()
+    texts = (before.splitlines(), after.splitlines())
+    lines = [*difflib.unified_diff(*texts, path, path, lineterm="")]
     more = [f"… {count(len(lines) - MOST, 'more line')}"] if len(lines) > MOST else []
     return (*lines[:MOST], *more)

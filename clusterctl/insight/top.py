@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.node_views import read_process
-from clusterctl.insight.verify import NETWORK_BASELINE, Measurements, read_rocm_cards
+from clusterctl.insight.verify import Measurements, load_baselines, read_rocm_cards
 
 # -------------------------------------------------------------------------------------------------
 # What the GPUs of a node do at a moment, as `templates/insight/gpus.sh.j2` prints it. Pure.
@@ -243,9 +243,8 @@ def find_ceilings(types: Mapping[str, str], report: Measurements | None) -> dict
     for link in report.links if report else ():
         for name in (link.first, link.second):
             found[name] = max(found.get(name, 0.0), link.rate, link.back)
-    for name, kind in types.items():
-        if kind in NETWORK_BASELINE:
-            found[name] = NETWORK_BASELINE[kind] * 1e9 / 8
+    baselines = load_baselines()
+    found |= {n: baselines[kind] * 1e9 / 8 for n, kind in types.items() if kind in baselines}
     return {name: rate for name, rate in found.items() if rate}
 
 

@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 from typing import Any
 
+from clusterctl.core import assets
 from clusterctl.core.text import count
 
 # -------------------------------------------------------------------------------------------------
@@ -154,23 +156,12 @@ class Measurements:
 
 # -------------------------------------------------------------------------------------------------
 
-NETWORK_BASELINE = {
-    "g4dn.xlarge": 5.0,
-    "g4dn.2xlarge": 10.0,
-    "g4dn.4xlarge": 20.0,
-    "g4dn.8xlarge": 50.0,
-    "g4dn.12xlarge": 50.0,
-    "g4dn.16xlarge": 50.0,
-    "g4ad.xlarge": 2.0,
-    "g4ad.2xlarge": 4.167,
-    "g4ad.4xlarge": 8.333,
-    "g4ad.8xlarge": 15.0,
-    "g4ad.16xlarge": 25.0,
-    "c5.xlarge": 1.25,
-    "c5n.xlarge": 5.0,
-}
-"""Gbit/s that an instance always has, as describe-instance-types says (BaselineBandwidthInGbps):
-https://github.com/scylladb/scylla-machine-image/blob/next/common/aws_net_params.json"""
+
+@cache
+def load_baselines() -> dict[str, float]:
+    """Gbit/s that an instance of a type always has."""
+    return assets.load_table("insight/baselines.toml", dict[str, float])
+
 
 SLOW = {"core speed": 0.8, "memory copy": 0.7, "disk write": 0.4}
 """Share of the median of its kind below which a node's figure is low. Disks vary most."""
@@ -385,7 +376,8 @@ def _judge_bandwidth(
     bits = link.least * 8 / 1e9
     text = f"{bits:.3g} Gbit/s"
     types = [ends[name].instance_type if name in ends else "" for name in (link.first, link.second)]
-    known = [NETWORK_BASELINE[name] for name in types if name in NETWORK_BASELINE]
+    baselines = load_baselines()
+    known = [baselines[name] for name in types if name in baselines]
     low, noted, limit = False, False, None
     if len(known) == 2:
         limit = min(known)
