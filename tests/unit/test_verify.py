@@ -284,6 +284,10 @@ def test_the_table_of_an_all_reduce() -> None:
     assert (found.latency, found.rate) == pytest.approx((19.32e-6, 137.1e6))
     failed = verify.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
     assert failed.error == "RuntimeError: no GPU"
+    unlike = [Link("a", "b", 1e-4, 5e8, 5e8), Link("a", "c", 1e-4, 2.742e8, 2.742e8)]
+    assert verify.judge([], unlike, [found], one_machine=False)[-1].text == (
+        "19 µs; 137 MB/s, 50% of the slowest link"
+    )
     [verdict] = verify.judge([], [], [failed], one_machine=False)
     assert (verdict.subject, verdict.state) == ("all-reduce nccl", "low")
 
