@@ -139,15 +139,6 @@ def test_a_mistake_in_the_settings(call: Call) -> None:
     assert call("--help").code == call("--version").code == 0
 
 
-@pytest.mark.parametrize("text", ["[run]\nranks = 'many'", "[up]\nworkers = 'two'", "json = 3"])
-def test_a_wrong_kind_of_value_in_the_settings(text: str, call: Call) -> None:
-    Path("clusterctl.toml").write_text(text)
-    for line in (["run", "train.py"], ["up", "--dry-run"]):
-        said = call(*line)
-        assert said.code in (0, 2, 3, 7)
-        assert "Traceback" not in said.err
-
-
 @pytest.mark.parametrize("where", ["file", "variable"])
 def test_a_name_on_the_command_line_goes_before_one_in_the_settings(
     where: str, call: Call, monkeypatch: pytest.MonkeyPatch

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +20,7 @@ from clusterctl.options.table import (
     text,
     texts,
 )
-from clusterctl.state.home import Home
-from clusterctl.state.store import Store
 from tests.unit.calling import Call
-from tests.unit.making import cluster
 
 GROUP = Group("Options")
 FLAGS = [flag("--json", GROUP), flag("--dry-run", GROUP)]
@@ -183,40 +177,22 @@ def test_a_vanished_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_files() == ()
 
 
+@pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize(
-    ("file", "variable", "flag", "expected"),
-    [
-        ("", "", "", None),
-        ("gloo", "", "", "gloo"),
-        ("gloo", "mpi", "", "mpi"),
-        ("gloo", "mpi", "nccl", "nccl"),
-        ("gloo", "", "nccl", "nccl"),
-        ("", "mpi", "", "mpi"),
-    ],
+    "choices", ["", "file", "file variable", "file variable flag", "file flag", "variable"]
 )
 def test_variables_over_files_and_flags_over_variables(
-    file: str, variable: str, flag: str, expected: str | None, project: Path
+    choices: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = Path(os.environ["CLUSTERCTL_HOME"])
-    Store(Home(state)).save(cluster())
-    (project / "train.py").touch()
-    if file:
-        (project / "clusterctl.toml").write_text(f'[run]\nbackend = "{file}"\n')
-    environment = dict(os.environ)
-    if variable:
-        environment["CLUSTERCTL_RUN_BACKEND"] = variable
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "clusterctl", "run", "--dry-run", "--json"),
-            *(["--backend", flag] if flag else []),
-            "../../train.py",
-        ],
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["env"].get("CLUSTERCTL_BACKEND") == expected
+    values = {"file": "gloo", "variable": "mpi", "flag": "nccl"}
+    if "file" in choices:
+        Path("clusterctl.toml").write_text('[run]\nbackend = "gloo"\n')
+    if "variable" in choices:
+        monkeypatch.setenv("CLUSTERCTL_RUN_BACKEND", "mpi")
+    flags = ["--backend", "nccl"] if "flag" in choices else []
+    said = call("run", "--dry-run", "--json", *flags, "train.py")
+    strongest = choices.split()[-1] if choices else ""
+    assert said.document["env"].get("CLUSTERCTL_BACKEND") == values.get(strongest)
 
 
 @pytest.mark.usefixtures("project")

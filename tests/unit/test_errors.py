@@ -22,15 +22,3 @@ from clusterctl import errors
 )
 def test_a_reason_is_one_line(error: Exception, said: str) -> None:
     assert errors.describe_reason(error) == said
-
-
-def test_what_an_error_carries() -> None:
-    plain = errors.LaunchError("no mpirun")
-    assert (str(plain), plain.message, plain.hint, plain.transient) == (
-        "no mpirun",
-        "no mpirun",
-        "",
-        False,
-    )
-    busy = errors.LaunchError("busy", hint="wait", transient=True)
-    assert (busy.hint, busy.transient) == ("wait", True)

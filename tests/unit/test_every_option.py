@@ -294,7 +294,8 @@ def recorder(name: str, reached: list[str], *answer: Any) -> Callable[..., Any]:
     """Notes what it is given, and goes no further unless there is an answer."""
 
     def note(*words: Any, **more: Any) -> Any:
-        plain = [word for word in (*words, *more.items()) if not unfit(word)]
+        values = [word.values if isinstance(word, Verb) else word for word in words]
+        plain = [value for value in (*values, *more.items()) if not unfit(value)]
         reached.append(f"{name} {plain}")
         if answer:
             return answer[0]
