@@ -119,19 +119,19 @@ def bring_up(
     is. `wall`: the time, which goes on while this machine sleeps.
     """
     check_name(spec.name)
+    old = up_plan.find_owned(store, spec)
+    here, *others = up_plan.find_places(spec, old)
+    clock = Clock(nodes or NodePhases())
+    with clock.time_phase("plan"):
+        # Before anything is written, a lock too: most of what cannot be done is found out here.
+        intent = up_plan.intend(here, old, others, report, store.home.path)
     with ClusterLock(store.home, spec.name, "up", report):
         old = up_plan.find_owned(store, spec)
         if old:
             old = costs.settle(store, old, report)
-        here, *others = up_plan.find_places(spec, old)
         while True:
-            clock = Clock(nodes or NodePhases())
             try:
-                with clock.time_phase("plan"):
-                    # Before anything is written: most of what cannot be done is found out here.
-                    intent = up_plan.intend(here, old, report, store.home.path)
-                    intent = up_plan.add_regions(intent, others, report)
-                intent, cluster = _begin(store, here, intent, report, consent, clock, wall)
+                intent, cluster = _begin(store, here, intent, old, report, consent, clock, wall)
                 return _complete(store, cluster, intent, measure, clock, report)
             except NoCapacity as error:
                 made = store.find(spec.name)
@@ -143,18 +143,23 @@ def bring_up(
                 spent = cost.sum_dollars(left.charges, time.time())
                 here, *others = (machines_charges.take_off(place, spent) for place in others)
                 old, consent = None, lambda question: True  # the first question named all regions
+                clock = Clock(clock.nodes)
+                with clock.time_phase("plan"):
+                    intent = up_plan.intend(here, old, others, report, store.home.path)
 
 
 def _begin(
     store: Store,
     spec: ClusterSpec,
     intent: Intent,
+    old: Cluster | None,
     report: Reporter,
     consent: Consent,
     clock: Clock,
     wall: Callable[[], float],
 ) -> tuple[Intent, Cluster]:
-    """What was agreed to, and the record, written before anything is made."""
+    """What was agreed to, and the record, written before anything is made. `old`: the record that
+    there is by now."""
     if not intent.provider.features.instant:
         clock.report = report
     if intent.plan.recipes:
@@ -164,8 +169,7 @@ def _begin(
             for name in intent.plan.recipes:
                 report(f"building the image {name}, once on this engine: a minute or two")
                 images.build(name, on_line=lambda line: None)
-    old = intent.old
-    if not (spec.provider or old):
+    if not (spec.provider or intent.old):
         report("no provider given: starting a local cluster")
     orphans = () if old else find_orphans(store, spec.name)
     for orphan in orphans:
@@ -176,12 +180,11 @@ def _begin(
         finish_down(store, old, report)
         old = None
 
-    def renew(intent: Intent) -> Intent:
-        fresh = up_plan.intend(spec, old, report, store.home.path)
-        return up_plan.add_regions(fresh, intent.others, report)
+    def renew() -> Intent:
+        return up_plan.intend(spec, old, intent.others, report, store.home.path)
 
     if old != intent.old:
-        intent = renew(intent)
+        intent = renew()
     intent = up_plan.agree(store, intent, renew, report, consent, wall)
     spec, plan = intent.spec, intent.plan
     base = old or Cluster(

@@ -246,7 +246,7 @@ def plan(store: Store, spec: ClusterSpec, report: Reporter) -> ProviderPlan:
     check_name(spec.name)
     old = find_owned(store, spec)
     first, *others = find_places(spec, old)
-    return add_regions(intend(first, old, report), others, report).plan
+    return intend(first, old, others, report).plan
 
 
 def find_places(spec: ClusterSpec, old: Cluster | None) -> list[ClusterSpec]:
@@ -268,23 +268,29 @@ def find_places(spec: ClusterSpec, old: Cluster | None) -> list[ClusterSpec]:
     ]
 
 
-def add_regions(intent: Intent, others: Sequence[ClusterSpec], report: Reporter) -> Intent:
-    """With what the plan becomes in other regions, and one question for all: what cannot be made
-    there is found out before money is spent here."""
-    lines, questions, here = [*intent.plan.lines], [], intent.spec.cloud.region
-    if intent.plan.question:
-        questions.append(f"{intent.plan.question.removesuffix('?')} in {here}")
-    for other in others if questions else ():
+def intend(
+    spec: ClusterSpec,
+    old: Cluster | None,
+    others: Sequence[ClusterSpec],
+    report: Reporter,
+    ahead: Path | None = None,
+) -> Intent:
+    """What `up` is going to do, with what the plan becomes in other regions, and one question for
+    all: what cannot be made there is found out before money is spent here."""
+    intent = _intend_here(spec, old, report, ahead)
+    lines, question, here = [*intent.plan.lines], intent.plan.question, intent.spec.cloud.region
+    questions = [f"{question.removesuffix('?')} in {here}"]
+    for other in others if question else ():
         place = other.cloud.region
-        plan = intend(other, None, report).plan
+        plan = _intend_here(other, None, report).plan
         lines += [f"if {here} has no capacity, the whole cluster moves to {place}:", *plan.lines]
         questions.append(f"{plan.question.removesuffix('?')} in {place}")
-    question = f"{', or else '.join(questions)}?" if questions[1:] else intent.plan.question
+        question = f"{', or else '.join(questions)}?"
     plan = replace(intent.plan, lines=tuple(lines), question=question)
     return replace(intent, plan=plan, others=tuple(others))
 
 
-def intend(
+def _intend_here(
     spec: ClusterSpec, old: Cluster | None, report: Reporter, ahead: Path | None = None
 ) -> Intent:
     options = complete(spec, old)
@@ -314,7 +320,7 @@ STALE = 600.0
 def agree(
     store: Store,
     intent: Intent,
-    renew: Callable[[Intent], Intent],
+    renew: Callable[[], Intent],
     report: Reporter,
     consent: Consent,
     clock: Callable[[], float],
@@ -334,7 +340,7 @@ def agree(
         if not intent.plan.question or took < STALE:
             return intent
         report(f"the answer took {format_span(round(took / 60) * 60)}: making the plan again")
-        intent = renew(intent)
+        intent = renew()
 
 
 def make_id(owner: str, name: str) -> str:
