@@ -9,7 +9,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
@@ -31,103 +31,6 @@ from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Channel
-
-# -------------------------------------------------------------------------------------------------
-# Nodes that a follower has lost its connection to, and the attempts to reach them again.
-
-
-ATTEMPT, PAUSE = 30.0, 3.0
-"""Seconds that an attempt to connect may take, and those between its end and the next one."""
-LOOK = 30.0
-"""Seconds between questions to whoever has made the machines."""
-
-FindDead = Callable[[], Mapping[str, str]]
-"""Nodes whose machines are known not to run, and why: no wait brings them back. May take long;
-raises ClusterctlError or OSError where that is not told."""
-
-
-@dataclass(slots=True)
-class _Absence:
-    why: str
-    """What the last attempt has shown."""
-    since: float = field(default_factory=now)
-    due: float = field(default_factory=now)
-    attempt: Future[Channel] | None = None
-
-
-class Absences:
-    """The nodes that are away. Attempts to connect run in the background, one per node, until a
-    node has answered: nothing here waits. `connect` raises FAILURES, within ATTEMPT seconds.
-    """
-
-    def __init__(self, connect: Callable[[str], Channel], find_dead: FindDead | None) -> None:
-        self._connect = connect
-        self._find_dead = find_dead
-        self._away: dict[str, _Absence] = {}
-        self._question: Future[Mapping[str, str]] | None = None
-        self._asked = 0.0
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._away
-
-    def add(self, name: str, why: str) -> None:
-        self._away[name] = _Absence(why)
-
-    def explain(self, name: str) -> str:
-        return self._away[name].why
-
-    def count_seconds(self, name: str) -> float:
-        """For how long it has been away."""
-        return now() - self._away[name].since
-
-    def take(self) -> dict[str, tuple[Channel, float]]:
-        """Those that answer again, each with its channel and the seconds that it was away. They
-        are away no more. Begins the attempts that are due."""
-        found = {}
-        for name, item in list(self._away.items()):
-            if item.attempt is None:
-                if now() >= item.due:
-                    item.attempt = run_in_background(partial(self._connect, name))
-            elif item.attempt.done():
-                try:
-                    found[name] = item.attempt.result(), self.count_seconds(name)
-                    del self._away[name]
-                except FAILURES as error:
-                    item.why = describe_failure(error, ATTEMPT) or item.why
-                    item.attempt, item.due = None, now() + PAUSE
-        return found
-
-    def ask(self, names: Collection[str]) -> dict[str, str]:
-        """Those of `names` whose machines do not run, as far as that is known by now, and why."""
-        if self._find_dead is None:
-            return {}
-        if self._question is None:
-            if self._asked and now() - self._asked < LOOK:
-                return {}
-            self._question, self._asked = run_in_background(self._find_dead), now()
-        if not self._question.done():
-            return {}
-        question, self._question = self._question, None
-        with suppress(ClusterctlError, OSError):
-            return {name: why for name, why in question.result().items() if name in names}
-        return {}
-
-    @property
-    def asking(self) -> bool:
-        return self._question is not None
-
-    def close(self) -> None:
-        """Attempts that succeed from now on are for nobody."""
-        for item in self._away.values():
-            if item.attempt:
-                item.attempt.add_done_callback(_drop)
-        self._away.clear()
-
-
-def _drop(attempt: Future[Channel]) -> None:
-    if attempt.exception() is None:
-        attempt.result().close()
-
 
 # -------------------------------------------------------------------------------------------------
 # Ctrl-C where an exception in the middle of things would do harm.
@@ -231,6 +134,14 @@ CERTAINTY = 4.0
 """Seconds for whoever has made the launcher to say that it is gone, before that is waited for."""
 GLANCE, BLINK = 0.5, 0.02
 """Seconds between looks whether somebody has pressed Ctrl-C."""
+ATTEMPT, PAUSE = 30.0, 3.0
+"""Seconds that an attempt to connect again may take, and those between its end and the next one."""
+LOOK = 30.0
+"""Seconds between questions to whoever has made the machines."""
+
+FindDead = Callable[[], Mapping[str, str]]
+"""Nodes whose machines are known not to run, and why: no wait brings them back. May take long;
+raises ClusterctlError or OSError where that is not told."""
 
 T = TypeVar("T")
 
@@ -261,6 +172,18 @@ class Watch:
     buffer: bytearray = field(default_factory=bytearray)
     reconnected: int = 0
     """How often in a row, without an answer since."""
+
+
+@dataclass(slots=True)
+class _Absence:
+    """Of a node that was lost and may come back. Attempts to connect run in the background, until
+    one succeeds."""
+
+    why: str
+    """What the last attempt has shown."""
+    since: float = field(default_factory=now)
+    due: float = field(default_factory=now)
+    attempt: Future[Channel] | None = None
 
 
 class FileNews(NamedTuple):
@@ -321,7 +244,9 @@ class Connections:
         """What a probe showed of nodes that have not answered since."""
         self._restarted: set[str] = set()
         """Those of which it showed that: they answer, and have all that was on their disks."""
-        self._absences = Absences(self._connect_anew, find_dead)
+        self._away: dict[str, _Absence] = {}
+        self._find_dead, self._asked = find_dead, -math.inf
+        self._question: Future[Mapping[str, str]] | None = None
         self._saved: frozenset[str] = frozenset()
         self._began = time.monotonic()
 
@@ -347,7 +272,10 @@ class Connections:
         for watch in self.watches:
             if watch.channel:
                 watch.channel.close()
-        self._absences.close()
+        for absence in self._away.values():
+            if absence.attempt:
+                absence.attempt.add_done_callback(_drop)
+        self._away.clear()
         for name in self._silent:  # whoever needs it next has to connect anew
             self._pool.find_transport(name).close()
 
@@ -466,7 +394,10 @@ class Connections:
     def _report_silence(self) -> None:
         """Says which nodes cannot be reached, and why: all of them at once, since several may be
         gone together."""
-        for why, names in _fold(self._probe()).items():
+        folded: dict[str, list[str]] = {}
+        for name, why in self._probe().items():
+            folded.setdefault(why, []).append(name)
+        for why, names in folded.items():
             verb = "have" if len(names) > 1 else "has"
             self._report(f"{shorten(names)} {verb} not answered for {NOTICE:g} s: {why}")
 
@@ -526,7 +457,7 @@ class Connections:
             return self._lose_launcher(launcher, watch, why)
         self.lost[watch.node] = why
         if self.reconnects and watch.reconnected < RECONNECTIONS:
-            self._absences.add(watch.node, why)
+            self._away[watch.node] = _Absence(why)
         missing = "its output is missing"
         if watch is launcher:
             missing = f"the state of job {self._job.id} is as last seen"
@@ -548,25 +479,33 @@ class Connections:
             self._hang_up(other)
             gone[other.node] = self._silent.pop(other.node)
         for name, reason in gone.items():
-            self._absences.add(name, reason)
+            self._away[name] = _Absence(reason)
             if name != launcher.node:
                 self.lost[name] = reason
         began = now()
-        self._check_alive()
-        while self._absences.asking and now() - began < CERTAINTY:
+        while self._check_alive() and now() - began < CERTAINTY:
             self._interrupts.check()
             time.sleep(BLINK)
-            self._check_alive()
         names = shorten(sorted(gone))
         self._report(
             f"lost the connection to {names}: {why}; job {self._job.id} keeps running. Trying"
             f" to reconnect for {GIVE_UP / 60:g} minutes; press Ctrl-C to stop trying"
         )
 
-    def _check_alive(self) -> None:
-        """Raises NodeUnreachable for a launcher of which it is known that it is gone."""
-        if why := self._absences.ask((self._launcher,)).get(self._launcher):
-            raise self._give_up(why)
+    def _check_alive(self) -> bool:
+        """Raises NodeUnreachable for a launcher of which it is known that it is gone. Whether an
+        answer about that is still awaited."""
+        if self._question is None and self._find_dead and now() - self._asked >= LOOK:
+            self._question, self._asked = run_in_background(self._find_dead), now()
+        if self._question is None or not self._question.done():
+            return self._question is not None
+        question, self._question = self._question, None
+        dead: Mapping[str, str] = {}
+        with suppress(ClusterctlError, OSError):
+            dead = question.result()
+        if self._launcher in dead:
+            raise self._give_up(dead[self._launcher])
+        return False
 
     def _give_up(self, why: str) -> NodeUnreachable:
         number = self._job.id
@@ -582,29 +521,40 @@ class Connections:
 
     @property
     def launcher_is_away(self) -> bool:
-        return self._launcher in self._absences
+        return self._launcher in self._away
 
     def is_away(self, name: str) -> bool:
         """Whether it was lost, and may come back."""
-        return name in self._absences
+        return name in self._away
 
     def welcome_back(self) -> bool:
         """Goes on with the nodes that answer again, where it stopped; whether there are any.
         Raises as `check`."""
         self.check()
-        back = self._absences.take()
+        back, seconds = {}, 0.0
+        for name, absence in list(self._away.items()):
+            if absence.attempt is None:
+                if now() >= absence.due:
+                    absence.attempt = run_in_background(partial(self._connect_anew, name))
+            elif absence.attempt.done():
+                try:
+                    back[name] = absence.attempt.result()
+                    seconds = max(seconds, now() - absence.since)
+                    del self._away[name]
+                except FAILURES as error:
+                    absence.why = describe_failure(error, ATTEMPT) or absence.why
+                    absence.attempt, absence.due = None, now() + PAUSE
         for watch in self.watches:
             if watch.node in back:
-                watch.channel, _ = back[watch.node]
+                watch.channel = back[watch.node]
                 watch.reconnected += 1
                 self.lost.pop(watch.node, None)
         if back:
-            seconds = max(away for _, away in back.values())
             self._report(f"reconnected to {shorten(sorted(back))} after {seconds:.0f} s")
-        if self.needs_launcher and self.launcher_is_away:
+        if self.needs_launcher and (absent := self._away.get(self._launcher)):
             self._check_alive()
-            if self._absences.count_seconds(self._launcher) > GIVE_UP:
-                raise self._give_up(self._absences.explain(self._launcher))
+            if now() - absent.since > GIVE_UP:
+                raise self._give_up(absent.why)
         return bool(back)
 
     def _connect_anew(self, name: str) -> Channel:
@@ -613,12 +563,10 @@ class Connections:
         return self._open(name)
 
 
-def _fold(found: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """The names of what has the same value, by that value."""
-    folded: dict[str, list[str]] = {}
-    for name, why in found.items():
-        folded.setdefault(why, []).append(name)
-    return folded
+def _drop(attempt: Future[Channel]) -> None:
+    """An attempt that succeeds when nobody follows any more is for nobody."""
+    if attempt.exception() is None:
+        attempt.result().close()
 
 
 def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
