@@ -15,7 +15,7 @@ import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from clusterctl import __version__
 from clusterctl.batch import direct, verdict
@@ -200,22 +200,13 @@ class QueueSystem(BatchSystem):
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         root, spec = cluster.launcher.root, job.spec
         common = {
+            **self._describe(job, plan, "work"),
             "directives": self._render_head(self.directives(spec, job.id)),
-            "notice": spec.notice,
-            "id": job.id,
             "tag": f"{cluster.id}/{job.id};",
             "folder": f"{root}/jobs/{job.id}",
-            **self._start(job, plan, "work"),
         }
         if spec.is_sweep:
-            text = assets.render(
-                "batch/points.sh.j2",
-                signals=self.signals,
-                point=self.point,
-                points=len(job.processes),
-                **common,
-            )
-            return {"job.sh": text}
+            return {"job.sh": assets.render("batch/points.sh.j2", **common)}
         timers = []
         if spec.timeout:
             timers.append((f"{spec.timeout:g}", "echo timeout >stop"))
@@ -224,13 +215,10 @@ class QueueSystem(BatchSystem):
         text = assets.render(
             "batch/job.sh.j2",
             traps=[(*row, self.name_passed(spec, row[0])) for row in self.signals],
-            requeue="requeue" in spec.native,
-            requeue_code=self.requeue_code,
             root=root,
             grace=math.ceil(spec.save_time),
             answer_limit=ANSWER_MARGIN,
             timers=timers,
-            retries=spec.retries,
             **direct.WATCHING,
             **direct.list_watch_values(job),
             **common,
@@ -240,49 +228,38 @@ class QueueSystem(BatchSystem):
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
-        what, secrets = job.spec.program, job.spec.secret_names
+        what = job.spec.program
         lines = self.directives(job.spec, job.id)
         lines = [line for line in lines if not line.startswith(self.ours)]
         return assets.render(
             "batch/emit.sh.j2",
-            directives=self._render_head([*lines, *self.pass_on(secrets)]),
-            submit=self.emits,
+            directives=self._render_head([*lines, *self.pass_on(job.spec.secret_names)]),
             beside=beside,
             title=" ".join((what.target, *what.args)),
             version=__version__,
-            secrets=secrets,
             delimiter=direct.make_delimiter(job),
             env=sorted(plan.env.items()),
-            working=what.folder,
             program=next(iter(plan.programs.values())),
             agent=assets.render(f"{self.system}/agent.sh.j2", folder=""),
-            **self._start(job, plan, ".."),
+            **self._describe(job, plan, ".."),
         )
 
     def _render_head(self, lines: Sequence[str]) -> list[str]:
         return [f"{self.prefix} {line}" for line in lines]
 
-    def _start(self, job: Job, plan: LaunchPlan, tree: str) -> dict[str, object]:
-        """What batch/start.sh.j2 needs; `tree` is where the script sees the program's files."""
-        spec, what = job.spec, job.spec.program
-        compiled = plan_compilation(what, spec.env)
+    def _describe(self, job: Job, plan: LaunchPlan, tree: str) -> dict[str, Any]:
+        """What the templates of scripts share; `tree` is where they see the program's files."""
+        what = job.spec.program
+        compiled = plan_compilation(what, job.spec.env)
         return {
+            "batch": self,
             "system": self.system,
-            "ranks": job.ranks,
-            "modules": spec.modules,
-            "path": plan.path,
-            "mpirun": plan.mpirun,
-            "launcher": spec.launcher,
-            "once": spec.once,
-            "mpi": spec.native.get("mpi", ""),
-            "uses_mpi": spec.uses_mpi,
-            "without_mpi": self.without_mpi,
-            "native_env": self.native_env,
-            "backend": spec.backend,
+            "job": job,
+            "spec": job.spec,
+            "plan": plan,
             "fast": FAST,
             "device_env": plan.device_env,
             "compile": compiled.script if compiled else "",
-            "target": what.target,
             "tree": f"{tree}/{what.folder}",
             "built": os.path.normpath(f"{what.folder}/{what.target}"),
         }
@@ -290,8 +267,7 @@ class QueueSystem(BatchSystem):
     def survey(self) -> str:
         return assets.render(
             "batch/survey.sh.j2",
-            system=self.system,
-            submit=self.emits,
+            batch=self,
             age=QUEUE_AGE,
             limit=ANSWER_LIMIT,
             patience=HAND_IN,
@@ -302,11 +278,8 @@ class QueueSystem(BatchSystem):
     def submit_argv(self, job: Job) -> tuple[str, ...]:
         script = assets.render(
             "batch/submit.sh.j2",
-            submit=self.emits,
-            receipt=self.receipt,
+            batch=self,
             without=[name for name, option in SBATCH.items() if option in job.spec.native],
-            end=self.end,
-            down=self.down,
             name=make_job_name(job.spec, job.id),
             patience=HAND_IN,
             status=f"/bin/sh ../../bin/survey {job.id}",

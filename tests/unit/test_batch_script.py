@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Interface
 from itertools import pairwise
@@ -17,7 +17,7 @@ import pytest
 
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets
-from clusterctl.core.job import Job, JobState, RankFailure
+from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Accelerator
 from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import AGENT
@@ -39,8 +39,11 @@ exit "$CODE"
 """
 
 
+Ended = Callable[..., Job]
+
+
 @pytest.fixture
-def ended(tmp_path: Path) -> object:
+def ended(tmp_path: Path) -> Ended:
     """Runs a job whose launcher ends with `code` and its ranks with `endings`; the job then."""
 
     def run(code: int, *endings: int | str) -> Job:
@@ -84,36 +87,26 @@ def ended(tmp_path: Path) -> object:
     return run
 
 
-def test_the_rank_that_failed_is_named_and_not_those_that_were_ended(ended: object) -> None:
-    assert callable(ended)
-    found = ended(1, "told", 3, "told")
-    here = os.uname().nodename
-    assert found.state is JobState.FAILED
-    assert found.failure == RankFailure(rank=1, node=here, exit_code=3)
-
-
-def test_ranks_that_were_told_to_end_are_not_blamed(ended: object) -> None:
-    """As when mpirun loses a node: it ends the ranks that are left, and none of them has failed."""
-    assert callable(ended)
-    found = ended(205, "told", "told")
-    assert (found.state, found.failure) == (JobState.FAILED, None)
-    assert found.program_exit_code is None, "mpirun's own is none of the program's"
-
-
-def test_a_program_that_ended_itself_by_sigterm_is_named(ended: object) -> None:
-    assert callable(ended)
-    found = ended(143, 0, 143)
-    assert found.failure is not None
-    assert found.failure.rank == 1
-
-
-@pytest.mark.parametrize("code", [99, 100])
-def test_a_code_that_grid_engine_takes_for_a_request_is_kept_from_it(
-    ended: object, code: int
+@pytest.mark.parametrize(
+    ("code", "endings", "failure"),
+    [
+        (1, (0, 3, 0), (1, 3)),
+        (1, ("told", 3, "told"), (1, 3)),
+        (205, ("told", "told"), None),  # as when mpirun loses a node, and ends those that are left
+        (143, (0, 143), (1, 143)),  # a program ended itself by SIGTERM
+        # 99 would put a job of Grid Engine back into the queue, 100 into an error state.
+        (99, (99, 143), (0, 99)),
+        (100, (100, 143), (0, 100)),
+    ],
+)
+def test_the_rank_that_failed_by_itself_is_named(
+    ended: Ended, code: int, endings: tuple[int | str, ...], failure: tuple[int, int] | None
 ) -> None:
-    """99 puts a job back into the queue, 100 into an error state."""
-    assert callable(ended)
-    assert ended(code, code, 143).program_exit_code == code
+    found = ended(code, *endings)
+    assert found.state is JobState.FAILED
+    named = found.failure and (found.failure.rank, found.failure.exit_code)
+    assert (named, found.program_exit_code) == (failure, failure[1] if failure else None)
+    assert found.failure is None or found.failure.node == os.uname().nodename
 
 
 TOOLS = {

@@ -196,6 +196,12 @@ class Deaf(LocalChannel):
         raise TimeoutError("no answer")
 
 
+def hurry(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """A silence is noticed at once."""
+    for name, value in {"NOTICE": 0.1, "GLANCE": 0.05, **seconds}.items():
+        monkeypatch.setattr(connections, name, value)
+
+
 def probing(answers: dict[str, NodeResult]) -> type[Pool]:
     """worker-2 hangs; a new connection shows what there is to know of it."""
 
@@ -217,8 +223,7 @@ def probing(answers: dict[str, NodeResult]) -> type[Pool]:
 def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
     answer: NodeResult, said: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "NOTICE", 0.1)
-    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    hurry(monkeypatch)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.write("worker-2", "rank-1.out", b"after the outage\n")
     site.state(ENDED)
@@ -232,8 +237,7 @@ def test_a_node_that_falls_silent_is_told_long_before_it_is_given_up(
 def test_a_node_that_is_only_slow_is_not_reported(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "NOTICE", 0.1)
-    monkeypatch.setattr(connections, "GLANCE", 0.05)
+    hurry(monkeypatch)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.state(ENDED)
     told: list[str] = []
@@ -244,10 +248,7 @@ def test_a_node_that_is_only_slow_is_not_reported(
 def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "NOTICE", 0.1)
-    monkeypatch.setattr(connections, "GLANCE", 0.05)
-    monkeypatch.setattr(connections, "FROZEN", 0.2)
-    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
+    hurry(monkeypatch, FROZEN=0.2, ANSWER_TIMEOUT=0.5)
     monkeypatch.setattr(Mute, "silence", [None] * 1000)
     site.state(ENDED)
     told: list[str] = []
@@ -261,10 +262,7 @@ def test_a_connection_that_hears_nothing_any_more_is_made_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This machine has got another address."""
-    monkeypatch.setattr(connections, "NOTICE", 0.1)
-    monkeypatch.setattr(connections, "GLANCE", 0.05)
-    monkeypatch.setattr(connections, "FROZEN", 0.2)
-    monkeypatch.setattr(connections, "ANSWER_TIMEOUT", 0.5)
+    hurry(monkeypatch, FROZEN=0.2, ANSWER_TIMEOUT=0.5)
     monkeypatch.setattr(Silent, "old", [None])
     monkeypatch.setattr(Silent, "closed", [])
     site.write("worker-2", "rank-1.out", b"all of it\n")
