@@ -24,7 +24,7 @@ from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
-from clusterctl.jobs.outputs import put_folder
+from clusterctl.jobs.fetch import put_folder
 from clusterctl.options.clusters import DataGet
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import LocalChannel, Pool

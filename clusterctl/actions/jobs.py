@@ -24,8 +24,9 @@ from clusterctl.errors import (
 )
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.jobs import control, mirror, outputs, records
-from clusterctl.jobs.connections import find_saved
+from clusterctl.jobs import control, records
+from clusterctl.jobs import fetch as jobs_fetch
+from clusterctl.jobs.follow import find_saved
 from clusterctl.jobs.records import ALL, Choice, Piece
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.state.home import replace_file
@@ -176,7 +177,7 @@ def _follow(
     folder = store.locate_job_folder(job.id)
     with (
         open_follower(store, job, cluster, pool, report, find_dead) as follower,
-        mirror.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
+        jobs_fetch.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
     ):
         try:
             yield from follower.read_batches(until_ended=follow)
@@ -259,7 +260,7 @@ class Fetched:
 
     job: int
     folder: Path
-    brought: outputs.Brought
+    brought: jobs_fetch.Brought
     missing: Mapping[str, str]
     """Nodes that did not answer, and why: what the job made there is still there."""
     failed: tuple[ClusterctlError, ...] = ()
@@ -307,16 +308,16 @@ def fetch_from(
     absent = [name for name in away if name in list_rank_nodes(job, cluster)]
     saved = find_saved(job, cluster, pool) if asks and absent else frozenset()
     missing = {name: away[name] for name in absent if name not in saved}
-    found = outputs.find_outputs(job, cluster.drop_nodes(absent), pool)
+    found = jobs_fetch.find_outputs(job, cluster.drop_nodes(absent), pool)
     wanted, failed = found.outputs, found.failed
     if asks:
         try:
-            wanted += outputs.find_copies(job, cluster, pool, (*absent, *found.lost), report)
+            wanted += jobs_fetch.find_copies(job, cluster, pool, (*absent, *found.lost), report)
         except NodeUnreachable as error:
             failed += (error,)
-    brought = outputs.Brought()
+    brought = jobs_fetch.Brought()
     if wanted:
-        brought = outputs.fetch(job, cluster, pool, wanted, folder, store.home, report)
+        brought = jobs_fetch.fetch(job, cluster, pool, wanted, folder, store.home, report)
     places = (output.place for output in brought.outputs)
     nodes = load_system(cluster.system).locate(job, cluster)
     records.note(store.home, job, nodes, folder, places)

@@ -16,9 +16,8 @@ from clusterctl.core.job import GRACE, Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import ClusterctlError, UsageError, describe_reason
-from clusterctl.jobs import control, outputs
-from clusterctl.jobs.connections import Interrupts, find_saved
-from clusterctl.jobs.follow import Follower
+from clusterctl.jobs import control, fetch
+from clusterctl.jobs.follow import Follower, Interrupts, find_saved
 from clusterctl.jobs.records import is_complete
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
@@ -84,11 +83,11 @@ def find_unfetched(
             unknown[job.id] = f"not checked within {deadline.seconds:g} s"
             continue
         try:
-            there = outputs.find_outputs(
-                job, cluster, pool, timeout=min(outputs.LIST_TIMEOUT, deadline.left)
+            there = fetch.find_outputs(
+                job, cluster, pool, timeout=min(fetch.LIST_TIMEOUT, deadline.left)
             )
             gone = {place.node for place in job.placement if place.node in away}
-            copies = outputs.find_copies(
+            copies = fetch.find_copies(
                 job, cluster, pool, gone.union(there.lost), lambda line: None
             )
             made = there.require_all() + copies

@@ -27,7 +27,7 @@ from clusterctl.core.job import Job, JobSpec
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
-from clusterctl.jobs import control, mirror, outputs, records
+from clusterctl.jobs import control, fetch, records
 from clusterctl.jobs.records import Files
 from clusterctl.jobs.submit import Carry, list_nodes, list_rank_nodes
 from clusterctl.launch.hostfile import drop_unknown_hosts
@@ -62,7 +62,7 @@ class EarlierFiles:
     """The nodes that still have their files."""
     here: Mapping[str, Files] = field(default_factory=dict)
     """What was fetched from the others."""
-    copies: tuple[outputs.Output, ...] = ()
+    copies: tuple[fetch.Output, ...] = ()
     """The launcher's copies of what others had."""
 
 
@@ -88,12 +88,12 @@ def find_earlier_files(
         else:
             report(f"{cluster.launcher.name} does not answer: job {old.id} may still be running")
         there = control.find_staged(old, cluster.drop_nodes(away), pool)
-        copies: tuple[outputs.Output, ...] = ()
+        copies: tuple[fetch.Output, ...] = ()
         if asks and not old.fetched:
             lost = [name for name in names if name not in there]
-            copies = outputs.find_copies(old, cluster, pool, lost, report)
+            copies = fetch.find_copies(old, cluster, pool, lost, report)
         if same and first in there and not copies:
-            found = outputs.find_outputs(old, cluster, pool).require_all()
+            found = fetch.find_outputs(old, cluster, pool).require_all()
             stale = _find_stale(old, found, first)
             # Of a job with --resume-args, its supervisor brings each node what it lacks.
             limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
@@ -153,11 +153,11 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
         report(f"using the files of job {old.id} that were fetched from {', '.join(found)}")
     if old.fetched:
         return found
-    folder = mirror.locate_copies(store.locate_job_folder(old.id))
-    wanted = lost and mirror.is_url(old.spec.sync) and not mirror.list_stored(folder)
-    if wanted and mirror.download(old, folder):
-        report(f"copied the files of job {old.id} from {mirror.make_url(old)}")
-    for name, copies in sorted(mirror.list_stored(folder).items()):
+    folder = fetch.locate_copies(store.locate_job_folder(old.id))
+    wanted = lost and fetch.is_url(old.spec.sync) and not fetch.list_stored(folder)
+    if wanted and fetch.download(old, folder):
+        report(f"copied the files of job {old.id} from {fetch.make_url(old)}")
+    for name, copies in sorted(fetch.list_stored(folder).items()):
         files = found.setdefault(name, {})
         newer = {
             path: copy
@@ -175,7 +175,7 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
 
 
 def _is_needed_elsewhere(
-    found: Sequence[outputs.Output],
+    found: Sequence[fetch.Output],
     first: str,
     names: Sequence[str],
     stale: Collection[str],
@@ -191,7 +191,7 @@ def _is_needed_elsewhere(
     return first in wrote and lacks and size <= limit
 
 
-def _changes_places(old: Job, next_job: Job, found: Sequence[outputs.Output], first: str) -> bool:
+def _changes_places(old: Job, next_job: Job, found: Sequence[fetch.Output], first: str) -> bool:
     """Whether ranks whose nodes have snapshots that rank 0's (`first`) has not are to run on other
     nodes, or in another number: each of them may need any of these files."""
     here = {output.path for output in found if output.node == first}
@@ -209,7 +209,7 @@ def _is_stale(old: Job, modified: float, of_rank_0: float) -> bool:
     return old.started is not None and modified < old.started <= of_rank_0
 
 
-def _find_stale(old: Job, found: Sequence[outputs.Output], first: str) -> tuple[str, ...]:
+def _find_stale(old: Job, found: Sequence[fetch.Output], first: str) -> tuple[str, ...]:
     """The nodes with files that are older than those of rank 0's node."""
     newest = {output.path: output.modified for output in found if output.node == first}
     stale = {
@@ -222,7 +222,7 @@ def _find_stale(old: Job, found: Sequence[outputs.Output], first: str) -> tuple[
 
 def _report_missing(
     old: Job,
-    found: Sequence[outputs.Output],
+    found: Sequence[fetch.Output],
     names: tuple[str, ...],
     there: tuple[str, ...],
     theirs: Collection[str],
@@ -303,11 +303,11 @@ def _bring(
     with open_pool(store, cluster) as pool:
         wanted = [
             output
-            for output in outputs.find_outputs(source.old, here, pool).require_all()
+            for output in fetch.find_outputs(source.old, here, pool).require_all()
             if output.node in source.there
         ]
         wanted += source.copies
-        copies = outputs.copy(source.old, cluster, pool, wanted, scratch, report)
+        copies = fetch.copy_outputs(source.old, cluster, pool, wanted, scratch, report)
     for result in copies:
         if not result.ok:
             raise NodeUnreachable(

@@ -29,10 +29,9 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.insight import messages
-from clusterctl.jobs import control, mirror, records
+from clusterctl.jobs import control, fetch, records
 from clusterctl.jobs import submit as jobs_submit
-from clusterctl.jobs.connections import Interrupts, StartSignals
-from clusterctl.jobs.follow import Follower
+from clusterctl.jobs.follow import Follower, Interrupts, StartSignals
 from clusterctl.jobs.records import Piece
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
@@ -146,7 +145,7 @@ def stop_on_interrupt(
                 store.save_job(_stop(job, cluster, pool, report))
                 if job.spec.sync:
                     report(
-                        mirror.describe_synced(job, store.locate_job_folder(number), "interrupted")
+                        fetch.describe_synced(job, store.locate_job_folder(number), "interrupted")
                     )
         raise
 
@@ -190,7 +189,7 @@ def follow_to_end(
     folder = store.locate_job_folder(job.id)
     with (
         open_follower(store, job, cluster, pool, report, find_dead) as follower,
-        mirror.Keeper(job, cluster, pool, folder) as keeper,
+        fetch.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:
             attempt = 1
@@ -468,7 +467,7 @@ def submit(
     project_tree.remove_old(store)
     records.remove_old(store)
     if job.spec.sync:
-        mirror.claim(job, store.locate_job_folder(job.id))
+        fetch.claim(job, store.locate_job_folder(job.id))
     with store.mark_handing_in(job.id), StartSignals() as signals:
         return _ship(store, replace(prepared, job=job), pool, report, carry, signals)
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.mirror import get_linked
-from clusterctl.jobs.outputs import put_folder
+from clusterctl.jobs.fetch import get_linked, put_folder
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd

@@ -10,8 +10,7 @@ import pytest
 
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Reporter
-from clusterctl.jobs.connections import FindDead, Interrupts
-from clusterctl.jobs.follow import Follower
+from clusterctl.jobs.follow import FindDead, Follower, Interrupts
 from clusterctl.jobs.records import Piece
 from clusterctl.transport.pool import Pool
 from tests.unit import making

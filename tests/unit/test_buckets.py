@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from clusterctl.actions import rerun
 from clusterctl.core.job import Job, JobState
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.jobs import mirror
+from clusterctl.jobs import fetch
 from clusterctl.transport.copying import UnsafeArchive
 from tests.unit.making import job
 from tests.unit.staged import Staged, lab
@@ -77,7 +77,7 @@ def follow(made: Staged, ran: Job) -> str:
     """What is said at the end of the job."""
     with (
         made.pool() as pool,
-        mirror.Keeper(ran, made.where, pool, made.store.locate_job_folder(7)) as keeper,
+        fetch.Keeper(ran, made.where, pool, made.store.locate_job_folder(7)) as keeper,
     ):
         return keeper.finish(replace(ran, state=JobState.SUCCEEDED))
 
@@ -94,7 +94,7 @@ def objects(s3: Any) -> dict[str, bytes]:
 
 def test_outputs_are_in_the_bucket_as_the_job_has_them(site: tuple[Staged, Job], s3: Any) -> None:
     made, ran = site
-    mirror.claim(ran, made.store.locate_job_folder(7))
+    fetch.claim(ran, made.store.locate_job_folder(7))
     url = f"s3://mine/{PREFIX}/job-7"
     assert follow(made, ran) == f"the outputs of job 7 are in {url}"
     found = objects(s3)
@@ -122,7 +122,7 @@ def test_a_job_is_resumed_from_the_bucket_alone(
     """The cluster is gone, and so are the copies on this machine."""
     made, ran = site
     follow(made, ran)
-    shutil.rmtree(mirror.locate_copies(made.store.locate_job_folder(7)))
+    shutil.rmtree(fetch.locate_copies(made.store.locate_job_folder(7)))
     made.store.retire(made.where)
     shutil.rmtree(made.folder)
     new, said = lab(tmp_path / "new", name="other"), list[str]()
@@ -143,10 +143,10 @@ def test_a_bucket_that_cannot_be_used_ends_run_before_anything_starts(
     folder = made.store.locate_job_folder(7)
     other = replace(ran, spec=replace(ran.spec, sync="s3://not-there/x"))
     with pytest.raises(ProviderError, match="NoSuchBucket"):
-        mirror.claim(other, folder)
-    mirror.claim(ran, folder)
+        fetch.claim(other, folder)
+    fetch.claim(ran, folder)
     with pytest.raises(UsageError, match="job-7 is not empty") as caught:
-        mirror.claim(ran, folder)
+        fetch.claim(ran, folder)
     assert caught.value.hint == "move it away, or choose another --sync URL"
 
 
@@ -165,5 +165,5 @@ def test_what_somebody_else_has_put_there_is_not_taken(
     _, ran = site
     s3.put_object(Bucket="mine", Key=f"{PREFIX}/job-7/.worker-1.json", Body=content)
     with pytest.raises((RecordError, UnsafeArchive)):
-        mirror.download(ran, tmp_path / "copies")
+        fetch.download(ran, tmp_path / "copies")
     assert not (tmp_path / "copies").exists()

@@ -12,8 +12,8 @@ import pytest
 from clusterctl.core.job import Job
 from clusterctl.core.model import NodeResult
 from clusterctl.errors import NodeUnreachable
-from clusterctl.jobs import mirror, outputs
-from clusterctl.jobs.outputs import ATTEMPTS
+from clusterctl.jobs import fetch as jobs_fetch
+from clusterctl.jobs.fetch import ATTEMPTS
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
 from tests.unit import making
@@ -63,15 +63,15 @@ class Site:
         known_hosts = self.made.folder / "known_hosts"
         return Cut(self.made.where.nodes, identity=None, known_hosts=known_hosts)
 
-    def fetch(self) -> outputs.Brought:
+    def fetch(self) -> jobs_fetch.Brought:
         with self.pool() as pool:
-            what = outputs.find_outputs(self.ran, self.made.where, pool).require_all()
+            what = jobs_fetch.find_outputs(self.ran, self.made.where, pool).require_all()
             home = self.made.store.home
-            return outputs.fetch(self.ran, self.made.where, pool, what, self.target, home)
+            return jobs_fetch.fetch(self.ran, self.made.where, pool, what, self.target, home)
 
     def bring(self) -> None:
         with self.pool() as pool:
-            mirror.bring(self.ran, self.made.where, pool, self.target)
+            jobs_fetch.bring(self.ran, self.made.where, pool, self.target)
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from clusterctl.actions.outputs import save_logs
 from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
 from clusterctl.jobs import follow
-from clusterctl.jobs.connections import Interrupts
-from clusterctl.jobs.follow import Follower
+from clusterctl.jobs.follow import Follower, Interrupts
 from clusterctl.jobs.records import is_complete, read_stored
 from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
 from clusterctl.transport.protocol import Transport

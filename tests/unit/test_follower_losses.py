@@ -15,7 +15,7 @@ import pytest
 from clusterctl.core.job import JobState
 from clusterctl.core.model import NodeResult
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.jobs import connections, follow
+from clusterctl.jobs import follow
 from clusterctl.jobs.records import is_complete
 from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
@@ -138,7 +138,7 @@ def test_a_node_that_cuts_off_each_connection_is_lost(
     site.state(ENDED)
     follower, _ = site.follow(without("worker-2", CutOff))
     assert list(follower.lost) == ["worker-2"]
-    assert len(CutOff.left) == 50 - 1 - connections.RECONNECTIONS
+    assert len(CutOff.left) == 50 - 1 - follow.RECONNECTIONS
     assert not is_complete(site.home)
 
 
@@ -199,7 +199,7 @@ class Deaf(LocalChannel):
 def hurry(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     """A silence is noticed at once."""
     for name, value in {"NOTICE": 0.1, "GLANCE": 0.05, **seconds}.items():
-        monkeypatch.setattr(connections, name, value)
+        monkeypatch.setattr(follow, name, value)
 
 
 def probing(answers: dict[str, NodeResult]) -> type[Pool]:
@@ -330,7 +330,7 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(connections, "PAUSE", 0.05)
+    monkeypatch.setattr(follow, "PAUSE", 0.05)
     return Network()
 
 
@@ -395,7 +395,7 @@ def test_a_worker_that_was_cut_off_from_us_is_read_on_when_it_answers_again(
 def test_a_launcher_that_stays_away_is_given_up_in_the_end(
     site: Site, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "GIVE_UP", 0.3)
+    monkeypatch.setattr(follow, "GIVE_UP", 0.3)
     threading.Timer(0.5, setattr, [network, "works", False]).start()
     with pytest.raises(NodeUnreachable, match=r"lost launcher while .*: no route to it") as caught:
         site.follow(network.pool(ALL_NODES))

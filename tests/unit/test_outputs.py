@@ -16,7 +16,7 @@ from clusterctl.actions import jobs
 from clusterctl.core.job import Job
 from clusterctl.core.model import NodeResult
 from clusterctl.errors import NodeUnreachable, RecordError
-from clusterctl.jobs import outputs
+from clusterctl.jobs import fetch as jobs_fetch
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
 from tests.conftest import Need
@@ -47,7 +47,7 @@ def here(tmp_path: Path) -> Staged:
 
 def found(site: Staged, job: Job) -> list[str]:
     with site.pool() as pool:
-        return [item.place for item in outputs.find_outputs(job, site.where, pool).require_all()]
+        return [item.place for item in jobs_fetch.find_outputs(job, site.where, pool).require_all()]
 
 
 def test_what_was_staged_is_no_output(here: Staged, tree: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
     find.chmod(0o755)
     monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
     with here.pool() as pool:
-        seen = outputs.find_outputs(job, here.where, pool)
+        seen = jobs_fetch.find_outputs(job, here.where, pool)
     assert [item.place for item in seen.outputs] == ["worker-1/made"]
     assert [type(error) for error in seen.failed] == [RecordError] * 2
     assert "on worker-1 cannot be listed: find: ./own: Permission" in seen.failed[0].message
@@ -181,10 +181,10 @@ def test_outputs_with_old_times_are_carried_over(here: Staged, tree: Path) -> No
         ]
 
 
-def fetch(site: Staged, job: Job, target: Path) -> outputs.Brought:
+def fetch(site: Staged, job: Job, target: Path) -> jobs_fetch.Brought:
     with site.pool() as pool:
-        what = outputs.find_outputs(job, site.where, pool).require_all()
-        return outputs.fetch(job, site.where, pool, what, target, site.store.home)
+        what = jobs_fetch.find_outputs(job, site.where, pool).require_all()
+        return jobs_fetch.fetch(job, site.where, pool, what, target, site.store.home)
 
 
 class Broken(LocalTransport):
@@ -217,7 +217,7 @@ class Breaking(Pool):
 
 def fetch_with_losses(
     site: Staged, job: Job, target: Path, losses: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[outputs.Brought, list[str]]:
+) -> tuple[jobs_fetch.Brought, list[str]]:
     monkeypatch.setattr(Broken, "left", losses)
     monkeypatch.setattr(Broken, "asked", [])
     told: list[str] = []
@@ -225,10 +225,12 @@ def fetch_with_losses(
     with Breaking(site.where.nodes, identity=None, known_hosts=known) as pool:
         what = [
             o
-            for o in outputs.find_outputs(job, site.where, pool).require_all()
+            for o in jobs_fetch.find_outputs(job, site.where, pool).require_all()
             if o.node == "worker-1"
         ]
-        brought = outputs.fetch(job, site.where, pool, what, target, site.store.home, told.append)
+        brought = jobs_fetch.fetch(
+            job, site.where, pool, what, target, site.store.home, told.append
+        )
     return brought, told
 
 
@@ -282,8 +284,8 @@ def test_fetch_does_not_go_on_for_ever(
     assert [error.message for error in brought.failed] == [
         "fetching outputs of job 7: worker-1: the connection was lost"
     ]
-    assert len(told) == outputs.ATTEMPTS - 1
-    assert len(os.listdir(target / "worker-1")) == outputs.ATTEMPTS
+    assert len(told) == jobs_fetch.ATTEMPTS - 1
+    assert len(os.listdir(target / "worker-1")) == jobs_fetch.ATTEMPTS
     brought, _ = fetch_with_losses(here, job, target, 0, monkeypatch)
     assert len(brought.outputs) == len(os.listdir(target / "worker-1")) == 8
 

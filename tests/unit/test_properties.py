@@ -33,7 +33,7 @@ from clusterctl.core.job import JobState
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import messages, metrics, node_views, top, verify
-from clusterctl.jobs import connections, mirror, outputs, records
+from clusterctl.jobs import fetch, follow, records
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
 from clusterctl.machines import hosts as machines_hosts
 from clusterctl.machines.attached import SgeProvider, SlurmProvider
@@ -336,12 +336,12 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     ),
     "ranks": messages.find_known_message,
     "known_hosts": lambda text: keys.find_keys(text, ["host", "[host]:22"]),
-    "outputs.sh": lambda text: outputs.parse_outputs("worker-1", os.fsencode(text)),
-    "mirrored.sh": lambda text: mirror.parse_mirror("launcher", os.fsencode(text)),
-    "copies": lambda text: mirror.parse_copies(text.encode()),
+    "outputs.sh": lambda text: fetch.parse_outputs("worker-1", os.fsencode(text)),
+    "mirrored.sh": lambda text: fetch.parse_mirror("launcher", os.fsencode(text)),
+    "copies": lambda text: fetch.parse_copies(text.encode()),
     "docker inspect": lambda text: containers.parse_containers(text),
     "Terraform's state": read_state,
-    "follow.sh": lambda text: connections.parse_header(text.encode()),
+    "follow.sh": lambda text: follow.parse_header(text.encode()),
     "docker-credential": registry.parse_helped,
     "terraform version": parse_version,
     "ip -j link": networks.parse_links,

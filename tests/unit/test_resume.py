@@ -17,7 +17,7 @@ from clusterctl.actions import rerun as actions_rerun
 from clusterctl.actions.rerun import Changes, rerun
 from clusterctl.core.job import JobState, Placement
 from clusterctl.errors import RecordError, UsageError
-from clusterctl.jobs import mirror as jobs_mirror
+from clusterctl.jobs import fetch
 from clusterctl.project import tree as project_tree
 from tests.unit.calling import Call
 from tests.unit.making import job
@@ -349,9 +349,9 @@ def test_down_does_not_lose_the_copies_of_lost_nodes(old: Staged, call: Call) ->
 
 def bring(site: Staged) -> Path:
     """What comes to this machine while somebody follows job 7."""
-    target = jobs_mirror.locate_copies(site.store.locate_job_folder(7))
+    target = fetch.locate_copies(site.store.locate_job_folder(7))
     with site.pool() as pool:
-        jobs_mirror.bring(site.store.read_job(7), site.where, pool, target)
+        fetch.bring(site.store.read_job(7), site.where, pool, target)
     return target
 
 
@@ -378,7 +378,7 @@ def test_copies_on_this_machine_follow_those_on_the_launcher(old: Staged) -> Non
     (there / "new").write_text("epoch 4")
     (there / "new").rename(there / "snapshot")
     (there / "large").write_bytes(b"")
-    os.truncate(there / "large", jobs_mirror.LARGEST + 1)
+    os.truncate(there / "large", fetch.LARGEST + 1)
     assert bring(old) == target
     kept = {path.name: path.read_text() for path in (target / "worker-1").iterdir()}
     assert kept == {"snapshot": "epoch 4", "renamed": "a"}
@@ -393,8 +393,8 @@ def test_copies_come_while_somebody_follows(old: Staged) -> None:
     copy_to_launcher(old, "worker-1")
     folder, made = old.store.locate_job_folder(7), old.store.read_job(7)
     where = replace(old.where, shares_machine=False)
-    with old.pool() as pool, jobs_mirror.Keeper(made, where, pool, folder, interval=0.05):
-        until(lambda: (jobs_mirror.locate_copies(folder) / "worker-1" / "snapshot").exists())
+    with old.pool() as pool, fetch.Keeper(made, where, pool, folder, interval=0.05):
+        until(lambda: (fetch.locate_copies(folder) / "worker-1" / "snapshot").exists())
 
 
 def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path) -> None:
@@ -402,22 +402,22 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     made = old.store.read_job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
     folder = old.store.locate_job_folder(7)
-    jobs_mirror.claim(made, folder)
-    target = jobs_mirror.locate_copies(folder).resolve()
+    fetch.claim(made, folder)
+    target = fetch.locate_copies(folder).resolve()
     assert target == tmp_path / "there" / "job-7"
     assert (target / project_tree.MARK).exists(), "the next job's program would have it"
     copy_to_launcher(old, "worker-1")
     copy_to_launcher(old, "worker-2")
     large = old.work("launcher").parent / "mirror" / "worker-1" / "large"
     large.touch()
-    os.truncate(large, jobs_mirror.LARGEST + 1)
-    with old.pool() as pool, jobs_mirror.Keeper(made, old.where, pool, folder) as keeper:
+    os.truncate(large, fetch.LARGEST + 1)
+    with old.pool() as pool, fetch.Keeper(made, old.where, pool, folder) as keeper:
         said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
     assert said == f"the outputs of job 7 are in {target}"
     assert (target / "worker-1" / "snapshot").read_text() == "epoch 3"
-    assert (target / "worker-1" / "large").stat().st_size == jobs_mirror.LARGEST + 1
+    assert (target / "worker-1" / "large").stat().st_size == fetch.LARGEST + 1
     with pytest.raises(UsageError, match="job-7 is not empty"):
-        jobs_mirror.claim(made, old.store.locate_job_folder(7))
+        fetch.claim(made, old.store.locate_job_folder(7))
 
 
 def test_who_follows_a_job_later_gets_its_outputs_too(
@@ -426,7 +426,7 @@ def test_who_follows_a_job_later_gets_its_outputs_too(
     """The `run` that was given --sync was killed; another clusterctl is copying just now."""
     made = old.store.read_job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
-    jobs_mirror.claim(made, old.store.locate_job_folder(7))
+    fetch.claim(made, old.store.locate_job_folder(7))
     for name in ("worker-1", "worker-2"):
         copy_to_launcher(old, name)
     with old.running(made):
@@ -444,18 +444,18 @@ def test_what_sync_has_not_brought_is_said(old: Staged, tmp_path: Path) -> None:
     made = old.store.read_job(7)
     made = replace(made, spec=replace(made.spec, sync=str(tmp_path / "there")))
     folder = old.store.locate_job_folder(7)
-    jobs_mirror.claim(made, folder)
+    fetch.claim(made, folder)
     target = tmp_path / "there" / "job-7"
     nothing = f"job 7 has no outputs that --sync copies to {target}"
-    assert jobs_mirror.describe_synced(made, folder) == nothing
+    assert fetch.describe_synced(made, folder) == nothing
     copy_to_launcher(old, "worker-1")
     (target / "worker-1").touch()  # where a folder has to be
-    with old.pool() as pool, jobs_mirror.Keeper(made, old.where, pool, folder) as keeper:
+    with old.pool() as pool, fetch.Keeper(made, old.where, pool, folder) as keeper:
         said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
     assert said.startswith(f"{target} lacks the last outputs of job 7: ")
     assert said.endswith("; `clusterctl fetch 7` copies everything that the nodes still have")
     (target / "worker-1").unlink()
-    with old.pool() as pool, jobs_mirror.Keeper(made, old.where, pool, folder) as keeper:
+    with old.pool() as pool, fetch.Keeper(made, old.where, pool, folder) as keeper:
         said = keeper.finish(replace(made, state=JobState.SUCCEEDED))
     assert "lacks the last outputs of job 7: worker-2 did not answer when it had ended;" in said
     assert (target / "worker-1" / "snapshot").read_text() == "epoch 3"

@@ -18,7 +18,7 @@ from clusterctl.cli.output import document, format_duration, report_result
 from clusterctl.core.job import JobState
 from clusterctl.core.model import NodeResult
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.jobs.connections import StartSignals
+from clusterctl.jobs.follow import StartSignals
 from clusterctl.launch import launcher
 from clusterctl.project.tree import Tree
 from clusterctl.state.home import explain_write_errors

@@ -1,0 +1,921 @@
+"""Brings what a job has made: files and links that are new or changed in its working directories.
+
+They come from its nodes, or from the copies of them that its supervisor puts onto the launcher
+(templates/job/mirror.sh.j2). While somebody follows the job, those come to this machine, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import shlex
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from clusterctl.batch.system import load_system
+from clusterctl.core import assets
+from clusterctl.core.clock import Deadline, now, run_in_background
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
+from clusterctl.core.text import count, format_bytes, format_time
+from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
+from clusterctl.jobs.records import read_state
+from clusterctl.jobs.submit import list_rank_nodes
+from clusterctl.project import tree
+from clusterctl.state.home import Home, explain_write_errors, make_private, write_atomic
+from clusterctl.transport import copying, protocol
+from clusterctl.transport.pool import Pool
+from clusterctl.transport.protocol import Transport
+from clusterctl.transport.ssh import CONNECT_LIMIT
+
+if TYPE_CHECKING:
+    from clusterctl.data.s3 import Bucket
+
+LIST_TIMEOUT = 60.0
+LINK_TIMEOUT = 60.0
+COPY_TIMEOUT = 3600.0
+BEGUN = ".clusterctl-parts"
+"""Beside the files of a node, the folder with the beginning of one whose copy has broken off."""
+_ET_CORE = 4
+"""The kind of an ELF file that is a core dump."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file below the working tree of a node; `size` in bytes, `modified` in seconds since the
+    epoch, by the node's clock."""
+
+    node: str
+    path: str
+    size: int
+    modified: float = 0.0
+    copied: bool = False
+    """It is the launcher's copy."""
+
+    @property
+    def place(self) -> str:
+        """Its path below the folder that it is fetched into."""
+        return f"{self.node}/{self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What a fetch has done."""
+
+    outputs: tuple[Output, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Files here that are not as they were fetched: they stay, and the node's stay there."""
+    left_out: tuple[str, ...] = ()
+    """What was not brought, such as a link that leads out of the folder, with the reason."""
+    core_dumps: tuple[str, ...] = ()
+    """Files that hold the memory of a program, and with it the secrets that it was given."""
+    failed: tuple[ClusterctlError, ...] = ()
+    """One for each node that some of them could not be copied from."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOutputs:
+    """`outputs`, in the order of their places, and an error for each node that may have more:
+    NodeUnreachable where it does not answer, RecordError where they cannot be told or listed."""
+
+    outputs: tuple[Output, ...]
+    failed: tuple[ClusterctlError, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Nodes that were made anew since."""
+
+    def require_all(self) -> tuple[Output, ...]:
+        """The outputs; raises the first error where there may be more."""
+        if self.failed:
+            raise self.failed[0]
+        return self.outputs
+
+
+def find_outputs(
+    job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT
+) -> FoundOutputs:
+    """Every output on every node that ran ranks."""
+
+    def ask(name: str) -> NodeResult:
+        root = shlex.quote(cluster.node(name).root)
+        folder, script = (
+            shlex.quote(_locate_folder(job, cluster, name)),
+            _quote_script(job, cluster, name),
+        )
+        # Before its start, a job has made nothing, however far its staging got. Afterwards only a
+        # machine that was made anew has nothing of it.
+        nothing = (
+            f"[ -d {root} ] && [ ! -e {folder} ]" if job.started else f"[ ! -e {folder}/.staged ]"
+        )
+        return pool.find_transport(name).run(
+            f"if {nothing}; then printf lost; exit 0; fi; exec /bin/sh {script} list",
+            timeout=timeout,
+        )
+
+    found: list[Output] = []
+    failed: list[ClusterctlError] = []
+    lost: list[str] = []
+    for result in pool.call_each(ask, list_rank_nodes(job, cluster)):
+        if result.exit_code is None:
+            failed.append(make_error(f"looking for outputs of job {job.id}", result))
+        elif not result.ok:
+            failed.append(_make_listing_error(job, cluster, result))
+        if result.stdout.endswith(b"lost"):  # else it ends with a NUL, if anything
+            lost.append(result.node)
+        found += parse_outputs(result.node, result.stdout)
+    found.sort(key=lambda output: (output.node, output.path))
+    return FoundOutputs(tuple(found), tuple(failed), tuple(lost))
+
+
+def parse_outputs(node: str, printed: bytes) -> list[Output]:
+    """What `outputs.sh list` printed there. Raises RecordError."""
+    found = []
+    try:
+        for item in printed.split(b"\0")[:-1]:
+            size, modified, _, path = item.decode(errors="surrogateescape").split(" ", 3)
+            path = path.removeprefix("./")
+            found.append(Output(node, path, int(size), float(modified)))
+    except ValueError as error:
+        raise make_unreadable_error(node) from error
+    return found
+
+
+def make_unreadable_error(node: str) -> RecordError:
+    return RecordError(
+        f"the list of output files that {node} sent cannot be read",
+        hint=f"`clusterctl ssh {node} -- true` must print nothing: check the login files there",
+    )
+
+
+def _make_listing_error(job: Job, cluster: Cluster, result: NodeResult) -> RecordError:
+    return RecordError(
+        f"the outputs of job {job.id} on {result.node} cannot be listed: {result.why}",
+        hint="copy its working directory: `clusterctl cp"
+        f" {result.node}:{_locate_folder(job, cluster, result.node)}/work FOLDER`",
+    )
+
+
+def fetch(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    outputs: Iterable[Output],
+    target: Path,
+    home: Home,
+    report: Reporter = lambda line: None,
+) -> Brought:
+    """Copies outputs to `target`/<node>/<path>. Files that an earlier fetch has put there are
+    replaced; those that were there before, or were changed since, are kept.
+
+    Raises UsageError where nothing can be written, and RecordError while another clusterctl is
+    fetching to the same folder.
+    """
+    with explain_write_errors(target):
+        if not target.exists():
+            target.mkdir(parents=True)
+            (target / tree.MARK).touch()
+    with _lock(target, home):
+        return _fetch(job, cluster, pool, outputs, target, home, report)
+
+
+@contextmanager
+def _lock(target: Path, home: Home) -> Iterator[None]:
+    home.make(home.fetched)
+    path = home.fetched / f"{_hash_path(target)}.lock"
+    with explain_write_errors(path):
+        lock = path.open("ab")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecordError(
+                f"another clusterctl is fetching to {target}",
+                hint="try again when that has finished, or choose another folder with --to",
+                transient=True,
+            ) from None
+        yield
+
+
+def _hash_path(target: Path) -> str:
+    return hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]
+
+
+def _fetch(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    outputs: Iterable[Output],
+    target: Path,
+    home: Home,
+    report: Reporter,
+) -> Brought:
+    before = _Fetched(home, target)
+    kept = tuple(output for output in outputs if before.is_someones_else(output))
+    wanted = [output for output in outputs if output not in kept]
+
+    left_out: list[str] = []
+    absent: set[Output] = set()
+    results = copy_outputs(job, cluster, pool, wanted, target, report)
+    there = {result.node for result in results if result.ok}
+    got = [output for output in wanted if output.node in there]
+    before.note(got)
+    for result in results:
+        absent |= {
+            output
+            for output in wanted
+            if output.node == result.node
+            and b"left out ./%b: " % os.fsencode(output.path) in result.stderr
+        }
+        said = result.stderr.decode(errors="replace").splitlines()
+        left_out += [f"{result.node}: {line}" for line in said if line.startswith("left out ")]
+    return Brought(
+        outputs=tuple(output for output in got if output not in absent),
+        kept=tuple(output.place for output in kept),
+        left_out=tuple(left_out),
+        core_dumps=tuple(o.place for o in got if _is_core_dump(target / o.place)),
+        failed=tuple(
+            make_error(f"fetching outputs of job {job.id}", result)
+            for result in results
+            if not result.ok
+        ),
+    )
+
+
+def copy_outputs(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    wanted: Collection[Output],
+    target: Path,
+    report: Reporter = lambda line: None,
+) -> Sequence[NodeResult]:
+    """Copies outputs to `target`/<node>/<path>, whatever is there; one result for each node, whose
+    stderr names what was left out. Where the connection is lost, which `report` hears of, it goes
+    on with the next file."""
+
+    def get(name: str) -> NodeResult:
+        mine = [output for output in wanted if output.node == name]
+        before = {output: _find_state(target / output.place) for output in mine}
+
+        def attempt(number: int) -> NodeResult:
+            here = {
+                o for o in mine if (state := _find_state(target / o.place)) and state != before[o]
+            }
+            left = [output for output in mine if output not in here]
+            return get_files(name, left) if left else NodeResult(node=name, exit_code=0)
+
+        source = cluster.launcher.name if any(output.copied for output in mine) else name
+        return persist(pool.find_transport(source), attempt, report)
+
+    def get_files(name: str, mine: Collection[Output]) -> NodeResult:
+        # A folder of links gives the transport one tree that holds the outputs and nothing else.
+        paths, here = [output.path for output in mine], target / name
+        begun = here / BEGUN
+        if any(output.copied for output in mine):
+            return copy_mirrored(job, cluster, pool, name, paths, here, begun)
+        command = f"exec /bin/sh {_quote_script(job, cluster, name)} link"
+        links, transport = (
+            f"{_locate_folder(job, cluster, name)}/outputs",
+            pool.find_transport(name),
+        )
+        return get_linked(transport, command, links, paths, here, begun, timeout=COPY_TIMEOUT)
+
+    return pool.call_each(get, sorted({output.node for output in wanted}))
+
+
+def _find_state(path: Path) -> list[int] | None:
+    try:
+        return read_state(path)
+    except OSError:
+        return None
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """How the files below `target` were when a fetch had put them there: size, modification time
+    and time of the last change, by path."""
+
+    home: Home
+    target: Path
+    _known: dict[str, list[int]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with suppress(OSError, ValueError, RecursionError):
+            self._known = msgspec.convert(json.loads(self._file.read_bytes()), dict[str, list[int]])
+
+    @property
+    def _file(self) -> Path:
+        return self.home.fetched / f"{_hash_path(self.target)}.json"
+
+    def is_someones_else(self, output: Output) -> bool:
+        """Whether something is in the place of `output` that no fetch has left as it is."""
+        try:
+            size, modified, changed = read_state(self.target / output.place)
+        except OSError:
+            return False
+        if output.place in self._known:
+            return self._known[output.place] != [size, modified, changed]
+        # A fetch that was killed has noted nothing; archives have whole seconds.
+        return (size, modified // 10**9) != (output.size, int(output.modified))
+
+    def note(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            with suppress(OSError):  # it may have been left out
+                self._known[output.place] = read_state(self.target / output.place)
+        self.home.make(self.home.fetched)
+        write_atomic(self._file, json.dumps(self._known).encode())
+
+
+def _is_core_dump(path: Path) -> bool:
+    if "core" not in path.name or path.is_symlink():
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(18)
+    except OSError:
+        return False
+    kind = head[16:18] if head[5:6] == b"\2" else head[17:15:-1]  # big-endian, or little
+    return head[:4] == b"\x7fELF" and int.from_bytes(kind, "big") == _ET_CORE
+
+
+def _locate_folder(job: Job, cluster: Cluster, name: str) -> str:
+    return f"{cluster.node(name).root}/jobs/{job.id}"
+
+
+def _quote_script(job: Job, cluster: Cluster, name: str) -> str:
+    return shlex.quote(f"{_locate_folder(job, cluster, name)}/outputs.sh")
+
+
+# -------------------------------------------------------------------------------------------------
+# Copies that go on after their connection was lost.
+
+
+ATTEMPTS = 5
+"""Connections that one copy may use up."""
+WAIT, PAUSE = 300.0, 3.0
+"""Seconds that a node which was lost has to answer again; seconds between two looks."""
+
+
+def persist(
+    transport: Transport,
+    attempt: Callable[[int], NodeResult],
+    report: Reporter = lambda line: None,
+) -> NodeResult:
+    """Calls `attempt` with its number, from 0, and again when the node answers after a loss of the
+    connection: it copies what is missing by then. The result of the last one. `report` hears of
+    each loss."""
+    number = 0
+    while True:
+        result = attempt(number)
+        number += 1
+        if not result.cut or number == ATTEMPTS:
+            return result
+        report(
+            f"lost the connection to {result.node}: {result.error};"
+            f" continuing if it answers within {WAIT / 60:g} minutes"
+        )
+        if not _connect(transport):
+            return result
+
+
+def _connect(transport: Transport) -> bool:
+    limit = Deadline(WAIT)
+    while True:
+        try:
+            transport.connect(min(CONNECT_LIMIT, limit.left))
+            return True
+        except (ClusterctlError, OSError):
+            if limit.left < PAUSE:
+                return False
+            time.sleep(PAUSE)
+
+
+def put_folder(
+    transport: Transport,
+    source: Path,
+    target: str,
+    *,
+    timeout: float,
+    report: Reporter = lambda line: None,
+) -> NodeResult:
+    """As `Transport.put`; after a loss of the connection, the files that came whole are not sent
+    again."""
+
+    def attempt(number: int) -> NodeResult:
+        there = _list_whole(transport, source, target) if number else ()
+        return transport.put(source, target, timeout=timeout, without=there)
+
+    return persist(transport, attempt, report)
+
+
+def _list_whole(transport: Transport, source: Path, target: str) -> Sequence[str]:
+    """The files of a folder that have their size and time there, too. A file gets its time when it
+    is complete."""
+    command = f"cd {protocol.quote_path(target)} && find . -type f -printf '%s %T@ %P\\0'"
+    found = []
+    for item in transport.run(command, timeout=LIST_TIMEOUT).stdout.split(b"\0")[:-1]:
+        size, modified, path = os.fsdecode(item).split(" ", 2)
+        with suppress(OSError, ValueError):
+            here = os.lstat(source / path)
+            if (int(size), int(float(modified))) == (here.st_size, int(here.st_mtime)):
+                found.append(path)
+    return found
+
+
+def get_linked(
+    transport: Transport,
+    command: str,
+    links: str,
+    paths: Sequence[str],
+    target: Path,
+    begun: Path,
+    *,
+    timeout: float,
+) -> NodeResult:
+    """Copies files of a node into the folder `target`. `command` makes the folder `links` there of
+    those whose paths it reads, each with a zero byte behind it. Where the copy breaks off, the
+    beginning of a file waits in the folder `begun`, and the next call brings the rest."""
+    linked = transport.run(command, stdin=_render_paths(paths), timeout=LINK_TIMEOUT)
+    if not linked.ok:
+        return linked
+    got = _get_rests(transport, linked, links, set(paths), target, begun, timeout)
+    if got.ok:
+        got = transport.get(links, target, timeout=timeout, begun=begun)
+    if got.ok:
+        shutil.rmtree(begun, ignore_errors=True)
+    return replace(got, stderr=linked.stdout + got.stderr)
+
+
+def _render_paths(paths: Collection[str]) -> bytes:
+    return b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
+
+
+def _get_rests(
+    transport: Transport,
+    got: NodeResult,
+    links: str,
+    wanted: Collection[str],
+    target: Path,
+    begun: Path,
+    timeout: float,
+) -> NodeResult:
+    """Brings the rest of files whose beginning is here, and removes their links. One that is not
+    what it was stays among the links, and comes whole with them. `got`: the node's last answer."""
+    found = [file for file in begun.rglob("*") if file.is_file() and not file.is_symlink()]
+    # Not the other way round: a node may list paths that lead out of the folder.
+    here = {path: file for file in found if (path := str(file.relative_to(begun))) in wanted}
+    whole = []
+    try:
+        for path, file in here.items():
+            with tempfile.TemporaryDirectory(dir=begun.parent, prefix=".part-") as scratch:
+                source = f"{links}/{path}"
+                got = transport.get(source, Path(scratch, path), timeout=timeout, begun=file)
+                if got.exit_code is None:
+                    return got
+                file.unlink(missing_ok=True)
+                if got.ok:
+                    whole.append(path)
+                    target.mkdir(parents=True, exist_ok=True)
+                    copying.move_into(Path(scratch), target)
+    except (OSError, UsageError) as error:
+        errno = getattr(error, "errno", 0) or 0
+        return replace(got, exit_code=None, error=describe_reason(error), errno=errno)
+    if not here:
+        return got
+    command = f"cd {shlex.quote(links)} && xargs -0 -r rm -f"
+    return transport.run(command, stdin=_render_paths(whole), timeout=LINK_TIMEOUT)
+
+
+# -------------------------------------------------------------------------------------------------
+# The copies that the launcher has.
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The copies of one node's outputs: (path, size in bytes, modification time). `when`: all that
+    was there at that moment is among them, in seconds since the epoch by the launcher's clock."""
+
+    when: float
+    files: tuple[tuple[str, int, float], ...]
+    left_out: tuple[int, int] = (0, 0)
+    """How many more outputs there were, and their bytes: as far as the launcher has said so."""
+
+
+def find_mirror(
+    job: Job, cluster: Cluster, pool: Pool, names: Collection[str]
+) -> dict[str, Copies]:
+    """What there is of the outputs of these nodes, by node; none where there are no copies. Raises
+    NodeUnreachable."""
+    if not names or (cluster.one_host and not job.spec.sync):
+        return {}
+    script = assets.render(
+        "job/mirrored.sh.j2", folder=_locate_mirror(job, cluster), names=sorted(names)
+    )
+    launcher = cluster.launcher.name
+    result = pool.find_transport(launcher).run(script, timeout=LIST_TIMEOUT)
+    if not result.ok:
+        raise make_error(f"looking for copies of the outputs of job {job.id}", result)
+    return parse_mirror(launcher, result.stdout)
+
+
+def parse_mirror(launcher: str, printed: bytes) -> dict[str, Copies]:
+    """What templates/job/mirrored.sh.j2 printed there. Raises RecordError."""
+    found: dict[str, tuple[float, list[tuple[str, int, float]]]] = {}
+    left: dict[str, tuple[int, int]] = {}
+    name = ""
+    try:
+        for item in printed.split(b"\0")[:-1]:
+            size, modified, path = item.decode(errors="surrogateescape").split(" ", 2)
+            if path == "-":
+                left[name] = int(size), int(modified)
+            elif not path.startswith("./"):
+                name = path
+                found[name] = (float(modified), [])
+            else:
+                found[name][1].append((path.removeprefix("./"), int(size), float(modified)))
+    except (ValueError, KeyError) as error:
+        raise make_unreadable_error(launcher) from error
+    return {
+        name: Copies(when, tuple(files), left.get(name, (0, 0)))
+        for name, (when, files) in found.items()
+    }
+
+
+def find_copies(
+    job: Job, cluster: Cluster, pool: Pool, names: Collection[str], report: Reporter
+) -> tuple[Output, ...]:
+    """The launcher's copies of the outputs of nodes that are lost; says from when they are. Raises
+    NodeUnreachable."""
+    copies = find_mirror(job, cluster, pool, names)
+    for line in describe_mirror(copies):
+        report(line)
+    return tuple(
+        Output(name, path, size, modified, copied=True)
+        for name, found in sorted(copies.items())
+        for path, size, modified in sorted(found.files)
+    )
+
+
+def describe_mirror(copies: Mapping[str, Copies]) -> list[str]:
+    """From when they are, for people."""
+    lines = []
+    for name, found in sorted(copies.items()):
+        when = format_time(found.when)
+        lines.append(f"using the launcher's copies of the files of {name}, as of {when}")
+        number, size = found.left_out
+        if number:
+            lines.append(
+                f"{count(number, 'more file')} of {name} ({format_bytes(size)})"
+                f" {'was' if number == 1 else 'were'} not copied to the launcher:"
+                " `run --keep-files` chooses what is copied"
+            )
+    return lines
+
+
+def copy_mirrored(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    name: str,
+    paths: Sequence[str],
+    target: Path,
+    begun: Path,
+) -> NodeResult:
+    """Copies the copies of these files of a node into the folder `target`. `begun`: as for
+    `get_linked`."""
+    launcher = cluster.launcher.name
+    # A folder of links gives the transport one tree that holds them and nothing else.
+    links = f"{_locate_mirror(job, cluster)}/.{name}.{secrets.token_hex(4)}"
+    held = shlex.quote(links)
+    command = (
+        f"rm -rf {held} && mkdir {held} && cd {shlex.quote(_locate_mirror(job, cluster))}/{name} &&"
+        f" xargs -0 -r cp -lP --parents -t {held}"
+    )
+    transport = pool.find_transport(launcher)
+    try:
+        got = get_linked(transport, command, links, paths, target, begun, timeout=COPY_TIMEOUT)
+        return replace(got, node=name)
+    finally:
+        with suppress(ClusterctlError, OSError):
+            transport.run(f"rm -rf {held}", timeout=LIST_TIMEOUT)
+
+
+def _locate_mirror(job: Job, cluster: Cluster) -> str:
+    return f"{cluster.launcher.root}/jobs/{job.id}/mirror"
+
+
+# -------------------------------------------------------------------------------------------------
+# The copies of a job's outputs that this machine has: `copies/NODE/PATH` in the job's folder, and
+# `copies/.NODE.json`, which says what they are.
+
+
+INTERVAL = 60.0
+"""Seconds between two looks for copies to bring here, at least."""
+SYNC_INTERVAL = 5.0
+"""The same for a job with --sync."""
+LARGEST = 100_000_000
+"""Bytes of a file that is brought here: a cloud charges for what leaves it."""
+SAVE_LIMIT = 60
+"""Seconds that the launcher may take for the copies of a job that has ended."""
+SYNC_LIMIT = 600
+RESERVE = 1_000_000_000
+"""Bytes that copies leave free on the disk here."""
+
+
+def locate_copies(job_folder: Path) -> Path:
+    """Where copies of a job's outputs are here."""
+    return job_folder / "copies"
+
+
+def list_stored(target: Path) -> dict[str, Copies]:
+    """What `bring` has put below `target`, by node. What has a damaged note comes anew."""
+    found = {}
+    for path in target.glob(".*.json"):
+        with suppress(OSError):
+            if copies := parse_copies(path.read_bytes()):
+                found[path.name[1 : -len(".json")]] = copies
+    return found
+
+
+def parse_copies(content: bytes) -> Copies | None:
+    """What a note says; None where it is damaged."""
+    with suppress(ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        known = json.loads(content)
+        files = ((str(name), int(size), float(when)) for name, size, when in known["files"])
+        return Copies(float(known["when"]), tuple(files))
+    return None
+
+
+def render_copies(copies: Copies) -> bytes:
+    return json.dumps({"when": copies.when, "files": copies.files}).encode()
+
+
+def claim(job: Job, job_folder: Path) -> None:
+    """Makes a new folder below that of --sync the place of the copies, or one in a bucket theirs.
+    UsageError where it has files already, or cannot be made; ProviderError from a bucket."""
+    if is_url(job.spec.sync):
+        claim_bucket(job)
+        return
+    target = Path(job.spec.sync, f"job-{job.id}")
+    with explain_write_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError(
+                f"{target} is not empty, so the outputs of job {job.id} cannot be copied there",
+                hint="move it away, or choose another --sync DIR",
+            )
+        (target / tree.MARK).touch()
+        make_private(job_folder)
+        locate_copies(job_folder).symlink_to(target)
+
+
+def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
+    """Where --sync has brought the outputs, for people. `missing`: why the last ones are not
+    there."""
+    folder = locate_copies(job_folder).resolve()
+    target = folder if not is_url(job.spec.sync) else make_url(job)
+    if missing:
+        how = f"`clusterctl fetch {job.id}` copies everything that the nodes still have"
+        return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
+    if not any(copies.files for copies in list_stored(folder).values()):
+        return f"job {job.id} has no outputs that --sync copies to {target}"
+    return f"the outputs of job {job.id} are in {target}"
+
+
+class Keeper:
+    """Copies here what the launcher has copies of, while somebody follows the job: a context
+    manager. A launcher that is lost takes no more with it than came since the last look."""
+
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        pool: Pool,
+        job_folder: Path,
+        interval: float | None = None,
+    ) -> None:
+        self._job, self._cluster, self._pool, self._folder = job, cluster, pool, job_folder
+        usual = SYNC_INTERVAL if job.spec.sync else INTERVAL
+        self._interval = usual if interval is None else interval
+        self._largest = math.inf if job.spec.sync else LARGEST
+        # What shares this machine's disk is not safer for a further copy on it.
+        wanted = bool(job.spec.sync) or not cluster.shares_machine
+        self._works = wanted and load_system(cluster.system).places_ranks
+        self._end = threading.Event()
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> Keeper:
+        if self._works:
+            run_in_background(self._keep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+
+    def _keep(self) -> None:
+        pause = self._interval
+        while not self._end.wait(pause):
+            began = now()
+            self._bring()
+            pause = max(self._interval, now() - began)
+
+    def _bring(self, patience: float = 0) -> str:
+        """Why not everything has come; "" where it has. The next look may do better. `patience`:
+        seconds that another clusterctl, which follows the job too, may be at it."""
+        target, limit = locate_copies(self._folder).resolve(), Deadline(patience)
+        try:
+            with self._busy:
+                while not self._bring_alone(target):
+                    if limit.passed:
+                        return "another clusterctl is copying them"
+                    time.sleep(0.2)
+                if is_url(self._job.spec.sync):
+                    upload(self._job, target)
+        except (ClusterctlError, OSError) as error:
+            return describe_reason(error)
+        return ""
+
+    def _bring_alone(self, target: Path) -> bool:
+        """False where another clusterctl is at it."""
+        try:
+            bring(self._job, self._cluster, self._pool, target, self._largest)
+        except BlockingIOError:
+            return False
+        return True
+
+    def finish(self, job: Job) -> str:
+        """Brings what a job has saved that was told to end, or that failed: its nodes may be about
+        to end, too. With --sync, what any job has made; returns where it is, for people."""
+        self._end.set()
+        if not self._works or (job.state is JobState.SUCCEEDED and not job.spec.sync):
+            return ""
+        limit = SYNC_LIMIT if job.spec.sync else SAVE_LIMIT
+        launcher = self._cluster.launcher
+        # Its supervisor is copying until then.
+        command = f"exec flock -w {limit} {shlex.quote(launcher.root)}/jobs/{job.id}/alive true"
+        copied = self._pool.find_transport(launcher.name).run(command, timeout=limit + 5)
+        missing = self._bring(limit)
+        if not job.spec.sync:
+            return ""
+        if not copied.ok and not missing:
+            missing = f"{launcher.name} did not copy them within {limit} s"
+        return describe_synced(job, self._folder, missing or self._describe_late(job))
+
+    def _describe_late(self, job: Job) -> str:
+        """That nodes have not answered the launcher since the end of the job; "" where all have."""
+        known = list_stored(locate_copies(self._folder).resolve())
+        late = [
+            name
+            for name in list_rank_nodes(job, self._cluster)
+            if name not in known or known[name].when < int(job.finished or 0)
+        ]
+        return f"{', '.join(late)} did not answer when it had ended" if late else ""
+
+
+def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float = LARGEST) -> None:
+    """Makes `target`/NODE hold the launcher's copies, less those that are larger. Raises
+    NodeUnreachable, OSError; UsageError where they do not fit."""
+    found = find_mirror(job, cluster, pool, list_rank_nodes(job, cluster))
+    if not found:
+        return
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (target / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another clusterctl may be at it
+        for abandoned in target.glob(".part-*"):
+            shutil.rmtree(abandoned)
+        known = list_stored(target)
+        for name, copies in found.items():
+            _bring_node(job, cluster, pool, target, name, known.get(name), copies, largest)
+
+
+def _bring_node(
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    target: Path,
+    name: str,
+    known: Copies | None,
+    copies: Copies,
+    largest: float,
+) -> None:
+    files = tuple(item for item in copies.files if item[1] <= largest)
+    had = set(known.files) if known else set()
+    wanted = [item for item in files if item not in had]
+    room = shutil.disk_usage(target).free - RESERVE
+    if sum(size for _, size, _ in wanted) > room:
+        raise UsageError(f"the outputs of {name} do not fit on the disk of {target}")
+    got = NodeResult(node=name, exit_code=0)
+    with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
+        if wanted:
+            paths = [path for path, _, _ in wanted]
+            new, begun = Path(scratch, name), target / f".parts-{name}"
+            got = copy_mirrored(job, cluster, pool, name, paths, new, begun)
+        left = {path for path, _, _ in files}
+        for path, _, _ in had:
+            if path not in left:
+                (target / name / path).unlink(missing_ok=True)
+        # Some may have been replaced on the launcher since it was asked: those come next time.
+        came = {path for path, _, _ in wanted if os.path.lexists(Path(scratch, name, path))}
+        if came:
+            (target / name).mkdir(exist_ok=True)
+            copying.move_into(Path(scratch, name), target / name)
+    have = tuple(item for item in files if item in had or item[0] in came)
+    write_atomic(target / f".{name}.json", render_copies(Copies(copies.when, have)))
+    if not got.ok:
+        raise make_error(f"copying outputs of job {job.id}", got)
+
+
+# -------------------------------------------------------------------------------------------------
+# Copies of a job's outputs in a bucket (`--sync s3://…`): those that this machine has brought from
+# the launcher go there while it follows the job, and come back for a job that is resumed.
+#
+# `NODE/PATH` is a file, and `.NODE.json` says which ones are there: it is written behind them.
+
+
+def is_url(sync: str) -> bool:
+    return sync.startswith("s3://")
+
+
+def make_url(job: Job) -> str:
+    return f"{job.spec.sync}/job-{job.id}"
+
+
+def _open(job: Job) -> Bucket:
+    from clusterctl.data.s3 import Bucket  # not for every `run`
+
+    return Bucket(make_url(job))
+
+
+def claim_bucket(job: Job) -> None:
+    """Writes there which job it is, so that a bucket that may not be written to is known before
+    the job starts. Raises ProviderError; UsageError where there is something already."""
+    bucket = _open(job)
+    if not bucket.is_empty():
+        raise UsageError(
+            f"{make_url(job)} is not empty, so the outputs of job {job.id} cannot be copied there",
+            hint="move it away, or choose another --sync URL",
+        )
+    about = {"schema": 1, "job": job.id, "cluster": job.cluster, "program": job.spec.program.target}
+    bucket.write("job.json", json.dumps(about).encode())
+
+
+def upload(job: Job, folder: Path) -> None:
+    """Brings what has changed in `folder`, the copies here, to the bucket, and removes there what
+    the program has. Links stay here. Raises ProviderError, OSError."""
+    bucket = _open(job)
+    for node, copies in list_stored(folder).items():
+        note = folder / f".{node}.sent"
+        before = parse_copies(note.read_bytes()) if note.is_file() else None
+        known = before.files if before else ()
+        files = tuple(item for item in copies.files if not (folder / node / item[0]).is_symlink())
+        if before and files == known:
+            continue
+        for item in set(files).difference(known):
+            bucket.upload(folder / node / item[0], _name(node, item[0]))
+        content = render_copies(replace(copies, files=files))
+        bucket.write(f".{node}.json", content)
+        paths = {path for path, _, _ in files}
+        bucket.delete(_name(node, path) for path, _, _ in known if path not in paths)
+        write_atomic(note, content)
+
+
+def download(job: Job, folder: Path) -> bool:
+    """Brings them back into `folder`, as `bring` leaves them; whether there were any. Raises
+    ProviderError, OSError; RecordError for a note that is damaged."""
+    bucket = _open(job)
+    notes = [name for name in bucket.list() if re.fullmatch(r"\.[a-z0-9.-]+\.json", name)]
+    for note in notes:
+        node = note[1 : -len(".json")]
+        content = bucket.read(note)
+        copies = parse_copies(content)
+        if copies is None:
+            raise RecordError(
+                f"{bucket.url}/{note} is damaged: it does not list the files of {node}",
+                hint="copy the files from the bucket by hand",
+            )
+        for path, _, modified in copies.files:
+            file = folder.joinpath(node, *copying.split_inner_parts(path))
+            make_private(file.parent)
+            bucket.download(_name(node, path), file)
+            os.utime(file, (modified, modified))
+        make_private(folder)
+        write_atomic(folder / note, content)
+    return bool(notes)
+
+
+def _name(node: str, path: str) -> str:
+    """Names of objects are UTF-8; those of files may be anything."""
+    return f"{node}/{os.fsencode(path).decode(errors='backslashreplace')}"
