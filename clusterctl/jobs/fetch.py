@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,7 +188,29 @@ def fetch(
             target.mkdir(parents=True)
             (target / tree.MARK).touch()
     with _lock(target, home):
-        return _fetch(job, cluster, pool, outputs, target, home, report)
+        before = _Fetched(home, target)
+        kept = tuple(output for output in outputs if before.is_someones_else(output))
+        wanted = [output for output in outputs if output not in kept]
+        results = copy_outputs(job, cluster, pool, wanted, target, report)
+        there = {result.node for result in results if result.ok}
+        got = [output for output in wanted if output.node in there]
+        before.note(got)
+    said = {result.node: result.stderr for result in results}
+    lines = [
+        (node, line)
+        for node, text in said.items()
+        for line in text.decode(errors="replace").splitlines()
+    ]
+    what = f"fetching outputs of job {job.id}"
+    return Brought(
+        outputs=tuple(
+            o for o in got if b"left out ./%b: " % os.fsencode(o.path) not in said[o.node]
+        ),
+        kept=tuple(output.place for output in kept),
+        left_out=tuple(f"{node}: {line}" for node, line in lines if line.startswith("left out ")),
+        core_dumps=tuple(o.place for o in got if _is_core_dump(target / o.place)),
+        failed=tuple(make_error(what, result) for result in results if not result.ok),
+    )
 
 
 @contextmanager
@@ -211,47 +233,6 @@ def _lock(target: Path, home: Home) -> Iterator[None]:
 
 def _hash_path(target: Path) -> str:
     return hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]
-
-
-def _fetch(
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    outputs: Iterable[Output],
-    target: Path,
-    home: Home,
-    report: Reporter,
-) -> Brought:
-    before = _Fetched(home, target)
-    kept = tuple(output for output in outputs if before.is_someones_else(output))
-    wanted = [output for output in outputs if output not in kept]
-
-    left_out: list[str] = []
-    absent: set[Output] = set()
-    results = copy_outputs(job, cluster, pool, wanted, target, report)
-    there = {result.node for result in results if result.ok}
-    got = [output for output in wanted if output.node in there]
-    before.note(got)
-    for result in results:
-        absent |= {
-            output
-            for output in wanted
-            if output.node == result.node
-            and b"left out ./%b: " % os.fsencode(output.path) in result.stderr
-        }
-        said = result.stderr.decode(errors="replace").splitlines()
-        left_out += [f"{result.node}: {line}" for line in said if line.startswith("left out ")]
-    return Brought(
-        outputs=tuple(output for output in got if output not in absent),
-        kept=tuple(output.place for output in kept),
-        left_out=tuple(left_out),
-        core_dumps=tuple(o.place for o in got if _is_core_dump(target / o.place)),
-        failed=tuple(
-            make_error(f"fetching outputs of job {job.id}", result)
-            for result in results
-            if not result.ok
-        ),
-    )
 
 
 def copy_outputs(
@@ -287,11 +268,8 @@ def copy_outputs(
         if any(output.copied for output in mine):
             return copy_mirrored(job, cluster, pool, name, paths, here, begun)
         command = f"exec /bin/sh {_quote_script(job, cluster, name)} link"
-        links, transport = (
-            f"{_locate_folder(job, cluster, name)}/outputs",
-            pool.find_transport(name),
-        )
-        return get_linked(transport, command, links, paths, here, begun, timeout=COPY_TIMEOUT)
+        links = f"{_locate_folder(job, cluster, name)}/outputs"
+        return get_linked(pool.find_transport(name), command, links, paths, here, begun)
 
     return pool.call_each(get, sorted({output.node for output in wanted}))
 
@@ -303,27 +281,20 @@ def _find_state(path: Path) -> list[int] | None:
         return None
 
 
-@dataclass(slots=True)
 class _Fetched:
     """How the files below `target` were when a fetch had put them there: size, modification time
     and time of the last change, by path."""
 
-    home: Home
-    target: Path
-    _known: dict[str, list[int]] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, home: Home, target: Path) -> None:
+        self._target, self._note = target, home.fetched / f"{_hash_path(target)}.json"
+        self._known: dict[str, list[int]] = {}
         with suppress(OSError, ValueError, RecursionError):
-            self._known = msgspec.convert(json.loads(self._file.read_bytes()), dict[str, list[int]])
-
-    @property
-    def _file(self) -> Path:
-        return self.home.fetched / f"{_hash_path(self.target)}.json"
+            self._known = msgspec.convert(json.loads(self._note.read_bytes()), dict[str, list[int]])
 
     def is_someones_else(self, output: Output) -> bool:
         """Whether something is in the place of `output` that no fetch has left as it is."""
         try:
-            size, modified, changed = read_state(self.target / output.place)
+            size, modified, changed = read_state(self._target / output.place)
         except OSError:
             return False
         if output.place in self._known:
@@ -334,9 +305,8 @@ class _Fetched:
     def note(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
             with suppress(OSError):  # it may have been left out
-                self._known[output.place] = read_state(self.target / output.place)
-        self.home.make(self.home.fetched)
-        write_atomic(self._file, json.dumps(self._known).encode())
+                self._known[output.place] = read_state(self._target / output.place)
+        write_atomic(self._note, json.dumps(self._known).encode())
 
 
 def _is_core_dump(path: Path) -> bool:
@@ -442,8 +412,6 @@ def get_linked(
     paths: Sequence[str],
     target: Path,
     begun: Path,
-    *,
-    timeout: float,
 ) -> NodeResult:
     """Copies files of a node into the folder `target`. `command` makes the folder `links` there of
     those whose paths it reads, each with a zero byte behind it. Where the copy breaks off, the
@@ -451,9 +419,9 @@ def get_linked(
     linked = transport.run(command, stdin=_render_paths(paths), timeout=LINK_TIMEOUT)
     if not linked.ok:
         return linked
-    got = _get_rests(transport, linked, links, set(paths), target, begun, timeout)
+    got = _get_rests(transport, linked, links, set(paths), target, begun)
     if got.ok:
-        got = transport.get(links, target, timeout=timeout, begun=begun)
+        got = transport.get(links, target, timeout=COPY_TIMEOUT, begun=begun)
     if got.ok:
         shutil.rmtree(begun, ignore_errors=True)
     return replace(got, stderr=linked.stdout + got.stderr)
@@ -470,7 +438,6 @@ def _get_rests(
     wanted: Collection[str],
     target: Path,
     begun: Path,
-    timeout: float,
 ) -> NodeResult:
     """Brings the rest of files whose beginning is here, and removes their links. One that is not
     what it was stays among the links, and comes whole with them. `got`: the node's last answer."""
@@ -482,7 +449,7 @@ def _get_rests(
         for path, file in here.items():
             with tempfile.TemporaryDirectory(dir=begun.parent, prefix=".part-") as scratch:
                 source = f"{links}/{path}"
-                got = transport.get(source, Path(scratch, path), timeout=timeout, begun=file)
+                got = transport.get(source, Path(scratch, path), timeout=COPY_TIMEOUT, begun=file)
                 if got.exit_code is None:
                     return got
                 file.unlink(missing_ok=True)
@@ -606,7 +573,7 @@ def copy_mirrored(
     )
     transport = pool.find_transport(launcher)
     try:
-        got = get_linked(transport, command, links, paths, target, begun, timeout=COPY_TIMEOUT)
+        got = get_linked(transport, command, links, paths, target, begun)
         return replace(got, node=name)
     finally:
         with suppress(ClusterctlError, OSError):
@@ -652,10 +619,8 @@ def list_stored(target: Path) -> dict[str, Copies]:
 
 def parse_copies(content: bytes) -> Copies | None:
     """What a note says; None where it is damaged."""
-    with suppress(ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        known = json.loads(content)
-        files = ((str(name), int(size), float(when)) for name, size, when in known["files"])
-        return Copies(float(known["when"]), tuple(files))
+    with suppress(ValueError, RecursionError):
+        return msgspec.convert(json.loads(content), Copies)
     return None
 
 
@@ -738,23 +703,19 @@ class Keeper:
         target, limit = locate_copies(self._folder).resolve(), Deadline(patience)
         try:
             with self._busy:
-                while not self._bring_alone(target):
-                    if limit.passed:
-                        return "another clusterctl is copying them"
-                    time.sleep(0.2)
+                while True:
+                    try:
+                        bring(self._job, self._cluster, self._pool, target, self._largest)
+                        break
+                    except BlockingIOError:
+                        if limit.passed:
+                            return "another clusterctl is copying them"
+                        time.sleep(0.2)
                 if is_url(self._job.spec.sync):
                     upload(self._job, target)
         except (ClusterctlError, OSError) as error:
             return describe_reason(error)
         return ""
-
-    def _bring_alone(self, target: Path) -> bool:
-        """False where another clusterctl is at it."""
-        try:
-            bring(self._job, self._cluster, self._pool, target, self._largest)
-        except BlockingIOError:
-            return False
-        return True
 
     def finish(self, job: Job) -> str:
         """Brings what a job has saved that was told to end, or that failed: its nodes may be about

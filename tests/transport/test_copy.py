@@ -375,7 +375,7 @@ def begin_again(
     links, here = folder / "links", folder / "here"
     command = f"cd {source} && mkdir {links} && xargs -0 cp -lP --parents -t {links}"
     paths = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
-    got = get_linked(transport, command, str(links), paths, here, rest, timeout=100)
+    got = get_linked(transport, command, str(links), paths, here, rest)
     assert got.ok, got
     assert not rest.exists()
     return here, inodes
