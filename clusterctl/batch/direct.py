@@ -21,7 +21,7 @@ from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.launch.hostfile import place
 from clusterctl.launch.torchrun import place_points
-from clusterctl.options.values import SNAPSHOTS, list_predicates, name_predicate
+from clusterctl.options.values import list_predicates
 from clusterctl.project.program import check_program
 
 STACK_LIMIT = 8
@@ -332,9 +332,9 @@ def list_watch_values(job: Job) -> dict[str, object]:
 
 def _list_predicates(job: Job) -> list[str]:
     """What `find` is to choose of the outputs for the copies on the launcher."""
-    rows = [["-size", f"-{SMALL + 1}c"]] if not job.spec.keep_files else []
-    rows += [[*name_predicate(glob)] for glob in job.spec.keep_files or SNAPSHOTS]
-    return ["(", *[word for row in rows for word in ("-o", *row)][1:], ")"]
+    found = list_predicates(job.spec.keep_files)
+    small = () if job.spec.keep_files else ("-size", f"-{SMALL + 1}c", "-o")
+    return [found[0], *small, *found[1:]]
 
 
 def make_delimiter(job: Job) -> str:

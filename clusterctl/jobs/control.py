@@ -16,7 +16,7 @@ from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs import submit
-from clusterctl.jobs.submit import list_nodes, list_rank_nodes
+from clusterctl.jobs.submit import list_nodes, list_rank_nodes, locate_folder
 from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000
@@ -144,29 +144,24 @@ def kill_processes(
 ) -> dict[str, int]:
     """Kills what is left of the job on each node, and returns how many processes are left then; -1
     where a node does not answer."""
-
-    def kill(name: str) -> NodeResult:
-        folder = f"{cluster.node(name).root}/jobs/{job.id}"
-        script = f"{shlex.quote(folder)}/processes.sh"
+    commands = {}
+    for name in list_nodes(job, cluster):
+        script = shlex.quote(f"{locate_folder(job, cluster, name)}/processes.sh")
         # A machine that was made anew has neither the script nor processes of the job.
-        command = f"[ -e {script} ] || {{ echo survivors 0; exit; }}; exec /bin/sh {script} end 0"
-        return pool.find_transport(name).run(command, timeout=min(ASK_TIMEOUT, deadline.left))
-
-    return {
-        result.node: _count_survivors(result)
-        for result in pool.call_each(kill, list_nodes(job, cluster))
-    }
+        absent = f"[ -e {script} ] || {{ echo survivors 0; exit; }}"
+        commands[name] = f"{absent}; exec /bin/sh {script} end 0"
+    results = pool.run(commands, list(commands), timeout=min(ASK_TIMEOUT, deadline.left))
+    return {result.node: _count_survivors(result) for result in results}
 
 
 def find_staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
     """The nodes that still have the job's working directory: a machine may have been made anew.
     Raises NodeUnreachable."""
-
-    def look(name: str) -> NodeResult:
-        path = f"{cluster.node(name).root}/jobs/{job.id}/.staged"
-        return pool.find_transport(name).run(f"test -e {shlex.quote(path)}", timeout=ASK_TIMEOUT)
-
-    results = pool.call_each(look, list_rank_nodes(job, cluster))
+    commands = {
+        name: f"test -e {shlex.quote(locate_folder(job, cluster, name))}/.staged"
+        for name in list_rank_nodes(job, cluster)
+    }
+    results = pool.run(commands, list(commands), timeout=ASK_TIMEOUT)
     for result in results:
         if result.exit_code is None:
             raise make_error(f"looking for outputs of job {job.id}", result)
@@ -175,12 +170,11 @@ def find_staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
 
 def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
     """Removes the secrets of a job that was staged and will not start, where a node answers."""
-
-    def remove(name: str) -> NodeResult:
-        command = submit.remove_secrets(f"{cluster.node(name).root}/jobs/{job.id}")
-        return pool.find_transport(name).run(command, timeout=ASK_TIMEOUT)
-
-    pool.call_each(remove, list_nodes(job, cluster))
+    commands = {
+        name: submit.remove_secrets(locate_folder(job, cluster, name))
+        for name in list_nodes(job, cluster)
+    }
+    pool.run(commands, list(commands), timeout=ASK_TIMEOUT)
 
 
 def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
@@ -223,10 +217,7 @@ def _count_survivors(result: NodeResult) -> int:
 def _run_on_launcher(
     job: Job, cluster: Cluster, pool: Pool, argv: tuple[str, ...], deadline: Deadline = NEVER
 ) -> NodeResult:
-    command = f"cd {_locate_folder(job, cluster)} && {shlex.join(argv)}"
+    folder = locate_folder(job, cluster, cluster.launcher.name)
+    command = f"cd {shlex.quote(folder)} && {shlex.join(argv)}"
     limit = min(ASK_TIMEOUT, deadline.left)
     return pool.find_transport(cluster.launcher.name).run(command, timeout=limit)
-
-
-def _locate_folder(job: Job, cluster: Cluster) -> str:
-    return shlex.quote(f"{cluster.launcher.root}/jobs/{job.id}")

@@ -34,7 +34,7 @@ from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count, format_bytes, format_time
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.jobs.records import read_state
-from clusterctl.jobs.submit import list_rank_nodes
+from clusterctl.jobs.submit import list_rank_nodes, locate_folder
 from clusterctl.project import tree
 from clusterctl.state.home import Home, explain_write_errors, make_private, write_atomic
 from clusterctl.transport import copying, protocol
@@ -108,31 +108,31 @@ def find_outputs(
     job: Job, cluster: Cluster, pool: Pool, *, timeout: float = LIST_TIMEOUT
 ) -> FoundOutputs:
     """Every output on every node that ran ranks."""
-
-    def ask(name: str) -> NodeResult:
+    commands = {}
+    for name in list_rank_nodes(job, cluster):
         root = shlex.quote(cluster.node(name).root)
-        folder, script = (
-            shlex.quote(_locate_folder(job, cluster, name)),
-            _quote_script(job, cluster, name),
-        )
+        folder = shlex.quote(locate_folder(job, cluster, name))
         # Before its start, a job has made nothing, however far its staging got. Afterwards only a
         # machine that was made anew has nothing of it.
         nothing = (
             f"[ -d {root} ] && [ ! -e {folder} ]" if job.started else f"[ ! -e {folder}/.staged ]"
         )
-        return pool.find_transport(name).run(
-            f"if {nothing}; then printf lost; exit 0; fi; exec /bin/sh {script} list",
-            timeout=timeout,
-        )
-
+        script = f"exec /bin/sh {_quote_script(job, cluster, name)} list"
+        commands[name] = f"if {nothing}; then printf lost; exit 0; fi; {script}"
     found: list[Output] = []
     failed: list[ClusterctlError] = []
     lost: list[str] = []
-    for result in pool.call_each(ask, list_rank_nodes(job, cluster)):
+    for result in pool.run(commands, list(commands), timeout=timeout):
         if result.exit_code is None:
             failed.append(make_error(f"looking for outputs of job {job.id}", result))
         elif not result.ok:
-            failed.append(_make_listing_error(job, cluster, result))
+            place = f"{result.node}:{locate_folder(job, cluster, result.node)}/work"
+            failed.append(
+                RecordError(
+                    f"the outputs of job {job.id} on {result.node} cannot be listed: {result.why}",
+                    hint=f"copy its working directory: `clusterctl cp {place} FOLDER`",
+                )
+            )
         if result.stdout.endswith(b"lost"):  # else it ends with a NUL, if anything
             lost.append(result.node)
         found += parse_outputs(result.node, result.stdout)
@@ -157,14 +157,6 @@ def make_unreadable_error(node: str) -> RecordError:
     return RecordError(
         f"the list of output files that {node} sent cannot be read",
         hint=f"`clusterctl ssh {node} -- true` must print nothing: check the login files there",
-    )
-
-
-def _make_listing_error(job: Job, cluster: Cluster, result: NodeResult) -> RecordError:
-    return RecordError(
-        f"the outputs of job {job.id} on {result.node} cannot be listed: {result.why}",
-        hint="copy its working directory: `clusterctl cp"
-        f" {result.node}:{_locate_folder(job, cluster, result.node)}/work FOLDER`",
     )
 
 
@@ -268,7 +260,7 @@ def copy_outputs(
         if any(output.copied for output in mine):
             return copy_mirrored(job, cluster, pool, name, paths, here, begun)
         command = f"exec /bin/sh {_quote_script(job, cluster, name)} link"
-        links = f"{_locate_folder(job, cluster, name)}/outputs"
+        links = f"{locate_folder(job, cluster, name)}/outputs"
         return get_linked(pool.find_transport(name), command, links, paths, here, begun)
 
     return pool.call_each(get, sorted({output.node for output in wanted}))
@@ -321,12 +313,8 @@ def _is_core_dump(path: Path) -> bool:
     return head[:4] == b"\x7fELF" and int.from_bytes(kind, "big") == _ET_CORE
 
 
-def _locate_folder(job: Job, cluster: Cluster, name: str) -> str:
-    return f"{cluster.node(name).root}/jobs/{job.id}"
-
-
 def _quote_script(job: Job, cluster: Cluster, name: str) -> str:
-    return shlex.quote(f"{_locate_folder(job, cluster, name)}/outputs.sh")
+    return shlex.quote(f"{locate_folder(job, cluster, name)}/outputs.sh")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -257,6 +257,11 @@ def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
     return tuple(dict.fromkeys((cluster.launcher.name, *list_rank_nodes(job, cluster))))
 
 
+def locate_folder(job: Job, cluster: Cluster, name: str) -> str:
+    """The job's folder on that node."""
+    return f"{cluster.node(name).root}/jobs/{job.id}"
+
+
 def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
     """The nodes that have the job's files, as far as they still exist."""
     return tuple(
