@@ -235,30 +235,12 @@ def test_a_job_waits_is_cancelled_and_leaves_nothing(
     wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
 
 
-@ONE_SITE
-def test_a_job_that_waited_starts_by_itself(cli: Cli, site: Site, program: Program) -> None:
-    first = cli.detach(*site.all_slots(), program("long", LONG))
-    cli.until_state(first, "running")
-    second = cli.detach(*site.all_slots(), program("quick", "echo $RANK"))
-    cli("cancel", first)
-    done = cli("logs", second, "-f")
-    assert sorted(done.out.split()[1::2]) == list("01234567")
-    assert cli.job(second)["state"] == "succeeded"
-
-
 def test_the_timeout_lets_programs_save(cli: Cli, site: Site, program: Program) -> None:
     done = cli("run", "--timeout", "6s", *site.size(2), program("saves", SAVES), code=124)
     assert done.of(0) == done.of(1) == ["started", "saved"]
 
 
 STUBBORN = "trap '' TERM INT USR1 USR2; echo started; while :; do sleep 1; done"
-
-
-@ONE_SITE
-def test_a_timeout_ends_what_ignores_it(cli: Cli, site: Site, program: Program) -> None:
-    name = program("stubborn", STUBBORN)
-    done = cli("run", "--json", "--timeout", "2s", *site.size(2), name, code=124, timeout=90)
-    assert done.documents()[-1]["survivors"] == {"c1": 0, "c2": 0}
 
 
 @ONE_SITE
@@ -284,14 +266,6 @@ def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
     wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
 
 
-@ONE_SITE
-def test_retries_stay_in_the_allocation(cli: Cli, site: Site, program: Program) -> None:
-    name = program("flaky", '[ "$CLUSTERCTL_ATTEMPT" = 2 ] || exit 5; echo "at last"')
-    done = cli("run", "--json", "--retries", "2", *site.size(2), name)
-    result = done.documents()[-1]
-    assert (result["state"], result["attempt"]) == ("succeeded", 2)
-
-
 def test_a_time_limit_requeues_and_the_program_goes_on(
     cli: Cli, site: Site, program: Program
 ) -> None:
@@ -304,15 +278,6 @@ def test_a_time_limit_requeues_and_the_program_goes_on(
     said = [line["line"] for line in lines if line["rank"] == 0]
     assert said == ["started", "saved", "resumed in attempt 2"]
     assert (result["state"], result["attempt"]) == ("succeeded", 2)
-
-
-@pytest.mark.all
-def test_without_requeue_a_time_limit_is_the_end(cli: Cli, site: Site, program: Program) -> None:
-    limit = ["--time", "00:01:02"] if site.system == "sge" else ["--time", "1"]
-    done = cli(
-        "run", "--json", *limit, *site.size(2), program("saves", SAVES), code=124, timeout=90
-    )
-    assert done.documents()[-1]["state"] == "timeout"
 
 
 @ON_SLURM
@@ -445,14 +410,6 @@ def test_many_jobs_cost_one_question(cli: Cli, site: Site, program: Program) -> 
     states = [row["state"] for row in rows if row["state"] in open_]
     assert sorted(states) == ["queued"] * 4 + ["running"]
     assert (folder / "count").read_text() == "once\n"
-
-
-@ONE_SITE
-def test_a_refusal_of_the_queue_is_passed_on(cli: Cli, site: Site) -> None:
-    wrong = {"slurm": ["--partition", "nowhere"], "sge": ["-pe", "nowhere", "2"]}[site.system]
-    done = cli("run", *wrong, "reduce_all.py", code=6)
-    assert "nowhere" in done.err or "partition" in done.err
-    assert "`clusterctl status" in done.err
 
 
 @ONE_SITE

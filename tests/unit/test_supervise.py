@@ -51,16 +51,6 @@ def test_the_first_rank_that_failed_is_named(site: Site) -> None:
     assert set(job.survivors.values()) == {0}
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 0)])
-def test_of_several_failures_the_earliest_counts(site: Site, first: int, last: int) -> None:
-    """With its own exit code, whatever mpirun makes of it."""
-    end = f"rank {first}; sleep 0.05; rank {last}; exit 1"
-    job = site.ended(site.submit(1, "exit $((RANK + 3))", end))
-    assert job.failure is not None
-    assert (job.failure.rank, job.failure.exit_code) == (first, first + 3), site.story(job)
-    assert job.program_exit_code == first + 3
-
-
 def test_of_nodes_with_different_clocks_the_earliest_failure_counts(site: Site) -> None:
     """The clock of worker-1 is an hour ahead, for its ranks and for who asks it."""
     ahead = "date -d '1 hour' "
@@ -314,12 +304,6 @@ def test_a_cancel_between_two_attempts_is_a_cancel(site: Site) -> None:
     site.cancel(job)
     job = site.ended(job)
     assert (job.state, job.attempt) == (JobState.CANCELLED, 1), site.story(job)
-
-
-def test_an_mpirun_that_says_0_is_not_believed(site: Site) -> None:
-    """Open MPI 5.0.11 may exit 0 when it has lost a node, and the ranks on it."""
-    job = site.ended(site.submit(1, "exit 0", "rank 0; exit 0"))
-    assert (job.state, job.program_exit_code) == (JobState.FAILED, None), site.story(job)
 
 
 def test_ranks_that_go_on_to_their_end_without_mpirun_have_ended_well(site: Site) -> None:
