@@ -196,10 +196,13 @@ class Deaf(LocalChannel):
         raise TimeoutError("no answer")
 
 
-def hurry(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+def hurry(monkeypatch: pytest.MonkeyPatch, *, frozen: bool = False) -> None:
     """A silence is noticed at once."""
-    for name, value in {"NOTICE": 0.1, "GLANCE": 0.05, **seconds}.items():
-        monkeypatch.setattr(follow, name, value)
+    monkeypatch.setattr(follow, "NOTICE", 0.1)
+    monkeypatch.setattr(follow, "GLANCE", 0.05)
+    if frozen:
+        monkeypatch.setattr(follow, "FROZEN", 0.2)
+        monkeypatch.setattr(follow, "ANSWER_TIMEOUT", 0.5)
 
 
 def probing(answers: dict[str, NodeResult]) -> type[Pool]:
@@ -248,7 +251,7 @@ def test_a_node_that_is_only_slow_is_not_reported(
 def test_a_node_that_is_frozen_is_told_and_given_up_though_it_can_be_reached(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry(monkeypatch, FROZEN=0.2, ANSWER_TIMEOUT=0.5)
+    hurry(monkeypatch, frozen=True)
     monkeypatch.setattr(Mute, "silence", [None] * 1000)
     site.state(ENDED)
     told: list[str] = []
@@ -262,7 +265,7 @@ def test_a_connection_that_hears_nothing_any_more_is_made_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This machine has got another address."""
-    hurry(monkeypatch, FROZEN=0.2, ANSWER_TIMEOUT=0.5)
+    hurry(monkeypatch, frozen=True)
     monkeypatch.setattr(Silent, "old", [None])
     monkeypatch.setattr(Silent, "closed", [])
     site.write("worker-2", "rank-1.out", b"all of it\n")
