@@ -39,9 +39,10 @@ from clusterctl.project import environment, own_project
 from clusterctl.project import program as programs
 from clusterctl.project import tree as project_tree
 from clusterctl.project import words as project_words
+from clusterctl.project.environment import Wanted
+from clusterctl.project.own_project import NONE
 from clusterctl.project.program import Resolved
 from clusterctl.project.tree import Stdin
-from clusterctl.project.uv import NONE, Wanted
 from clusterctl.project.words import translate
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool

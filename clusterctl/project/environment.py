@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from email import message_from_string
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
 from time import monotonic
+from typing import Any
+from zipfile import ZipFile
 
 import msgspec
 
@@ -25,12 +29,19 @@ from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Cluster, Node, Python, make_error
 from clusterctl.core.progress import COPIED
-from clusterctl.core.text import count, format_bytes, read_toml
+from clusterctl.core.text import count, format_bytes, parse_toml, read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.project import own_project, uv
+from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
+from clusterctl.project.own_project import (
+    FETCH_TIMEOUT,
+    NONE,
+    call_uv,
+    hash_parts,
+    is_like_here,
+    make_plain_name,
+)
 from clusterctl.project.program import Resolved, find_closest
-from clusterctl.project.uv import NONE, Wanted, hash_parts
 from clusterctl.project.words import find_shell_text
 from clusterctl.state.home import Home, write_atomic
 from clusterctl.transport.pool import Pool
@@ -44,6 +55,45 @@ NO_PYTHON = 3
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
 """What torch alone needs, and brings itself: gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a program asks for.
+
+    Args:
+        source: The file that says it, for people.
+        texts: The files for uv, by name; the first one names the others.
+        asked: Given by --requirements, not only found: it may install torch.
+        locked: The first of `texts` is what uv has exported from a lock.
+    """
+
+    source: str
+    texts: dict[str, str]
+    asked: bool = False
+    locked: bool = False
+    requirements: tuple[str, ...] | None = None
+    """Those of a file that was only found and that the nodes may have already (see `installed`);
+    None where they are installed in any case."""
+    warning: str = ""
+    """What the file asks for beside that, and nobody installs; for people."""
+    local: dict[str, str] = field(default_factory=dict)
+    """Projects of the tree among these packages, with their metadata: their code travels with the
+    tree, only what they need is installed."""
+    folders: tuple[str, ...] = ()
+    """The folders of these projects, relative to the tree's root."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether it may put another torch or mpi4py in place of the nodes' own: a lock is there
+        to decide versions, and what was asked for is meant."""
+        return self.asked or self.locked
+
+    @property
+    def digest(self) -> str:
+        # A version that is made of each commit must not make another environment.
+        local = (re.sub("(?m)^Version:.*$", "", text) for text in self.local.values())
+        return hash_parts(self.source, str(self.asked), *self.texts, *self.texts.values(), *local)
 
 
 def save(wanted: Wanted, home: Home) -> None:
@@ -117,7 +167,7 @@ def read_versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
         return ()
     with suppress(OSError):
         text = (home.packages / f"{_make_key(digest, node)}.txt").read_text(encoding="utf-8")
-        return tuple(entry.split()[0] for entry in uv.list_entries(text))
+        return tuple(entry.split()[0] for entry in list_entries(text))
     return ()
 
 
@@ -241,27 +291,25 @@ class _Environment:
             packages.mkdir()
             wanted = self._read_wanted()
             text = self._resolve(node, wanted)
-            lines = uv.list_lines(wanted.texts)
+            lines = list_lines(wanted.texts)
             lock.write_text("\n".join((*lines, text)), encoding="utf-8")
-            number = len(uv.list_entries(text))
+            number = len(list_entries(text))
             self._report(f"fetching {count(number, 'package')} for Python {python.version}")
             if number:
                 options = ["--no-deps", "--target", str(packages), "--requirements", str(lock)]
                 # Versions are decided: one that only a later index has is looked for there.
                 options += ["--index-strategy", "unsafe-best-match"]
                 if any("--hash" in text for text in wanted.texts.values()):
-                    options += ["--constraints", str(uv.write_texts(wanted, Path(scratch)))]
-                if not uv.is_like_here(node):
+                    options += ["--constraints", str(write_texts(wanted, Path(scratch)))]
+                if not is_like_here(node):
                     options += ["--no-build"]
-                target = uv.make_target_options(node)
+                target = make_target_options(node)
                 with COPIED.count_download():
-                    uv.call(wanted.source, "pip", "install", "--quiet", *options, *target)
+                    call_uv(wanted.source, "pip", "install", "--quiet", *options, *target)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {format_bytes(size)} of packages to {node.name}")
             place = self._locate_packages(node, self._locate_scratch(node))
-            sent = self._pool.find_transport(node.name).put(
-                packages, place, timeout=uv.FETCH_TIMEOUT
-            )
+            sent = self._pool.find_transport(node.name).put(packages, place, timeout=FETCH_TIMEOUT)
         if not sent.ok:
             raise make_error("installing packages", replace(sent, node=node.name))
         self._set_up([node])
@@ -287,15 +335,15 @@ class _Environment:
         text = (
             next(iter(wanted.texts.values()))
             if wanted.locked
-            else uv.resolve_packages(wanted, kept, node)
+            else resolve_packages(wanted, kept, node)
         )
         entries = [
             entry
-            for entry in uv.list_entries(text)
-            if uv.read_name(entry) not in kept
-            and not ("torch" in kept and _CUDA.match(uv.read_name(entry)))
+            for entry in list_entries(text)
+            if read_name(entry) not in kept
+            and not ("torch" in kept and _CUDA.match(read_name(entry)))
         ]
-        if not wanted.decides and any(uv.read_name(entry) == "torch" for entry in entries):
+        if not wanted.decides and any(read_name(entry) == "torch" for entry in entries):
             raise LaunchError(
                 f"{wanted.source} needs torch, which {node.name} does not have",
                 hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
@@ -317,7 +365,7 @@ class _Environment:
                 f"TAR_OPTIONS= tar -C {packages} -cf - . |"
                 f" {quote(node.root)}/bin/clusterctl-ssh {target.name} {quote(there)}"
             )
-        for result in self._pool.run(commands, timeout=uv.FETCH_TIMEOUT):
+        for result in self._pool.run(commands, timeout=FETCH_TIMEOUT):
             if not result.ok:
                 target_name = pairs[result.node].name
                 raise make_error(f"copying packages to {target_name} from {result.node}", result)
@@ -330,7 +378,7 @@ class _Environment:
             words = (self._locate_scratch(node), locate_packages(node, self._digest))
             command = join((_require_python(node).executable, "-I", "-", *words))
             commands[node.name] = _run_inside(node, f"{_PATH} {command}")
-        for result in self._pool.run(commands, stdin=script, timeout=uv.FETCH_TIMEOUT):
+        for result in self._pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
             if not result.ok:
                 raise make_error("installing packages", result)
 
@@ -496,7 +544,7 @@ def _find_lock(folder: Path, tree: project_tree.Tree) -> Path | None:
     if lock is None or lock.parent == folder:
         return lock
     with suppress(ClusterctlError):
-        said = uv.call(PROJECT, "workspace", "dir", "--project", str(folder))
+        said = call_uv(PROJECT, "workspace", "dir", "--project", str(folder))
         if Path(said.strip()).resolve() == lock.parent.resolve():
             return lock
     return None
@@ -506,11 +554,11 @@ def _read_lock(folder: Path, lock: Path, tree: project_tree.Tree, *, asked: bool
     """What uv makes of the lock for the project in that folder. Projects of the tree in it are used
     where they lie."""
     options = ("--quiet", "--frozen", "--no-dev", "--no-header", "--no-annotate")
-    text = uv.call(LOCK, "export", *options, "--project", str(folder))
+    text = call_uv(LOCK, "export", *options, "--project", str(folder))
     project = _read_text(folder / PROJECT)
-    lines = uv.list_tables({PROJECT: project}, only_some=True)
+    lines = list_tables({PROJECT: project}, only_some=True)
     folders = []
-    for entry in uv.list_entries(re.sub("(?m)^-e ", "", text)):
+    for entry in list_entries(re.sub("(?m)^-e ", "", text)):
         name = re.split(r" ;| \\\\", entry)[0].strip()
         if not name.startswith("."):
             lines.append(entry)
@@ -543,7 +591,7 @@ def _read_project(folder: Path, tree: project_tree.Tree, *, asked: bool) -> Want
         project, *projects = own_project.collect_own_project(tree, [folder])
         given = {PROJECT: _read_text(folder / PROJECT)} if whole else {}
         lines = project.requirements
-        indexes = uv.list_tables(given, only_some=False)
+        indexes = list_tables(given, only_some=False)
         texts = {"requirements.txt": "\n".join((*indexes, *lines, ""))}
     return _add_local(Wanted(source, texts, asked), projects, lines) if lines else None
 
@@ -552,11 +600,11 @@ def _add_local(
     wanted: Wanted, projects: Sequence[own_project.Project], lines: Iterable[str]
 ) -> Wanted:
     """With the projects of the tree that it needs; `lines`: its requirements."""
-    local = {uv.make_plain_name(one.name): one.essentials for one in projects if one.name}
+    local = {make_plain_name(one.name): one.essentials for one in projects if one.name}
     requirements: tuple[str, ...] | None = None
     if not wanted.asked:
         every = [*lines, *(line for project in projects for line in project.requirements)]
-        inner = [line for line in every if uv.read_name(line) in local]
+        inner = [line for line in every if read_name(line) in local]
         if not any("[" in line for line in inner):  # extras, which only uv follows
             requirements = tuple(line for line in every if line not in inner)
     folders = tuple(project.folder for project in projects)
@@ -664,7 +712,7 @@ def _collect(
         own = own_project.collect_own_project(tree, [folder])[0].name
         return f"{own}{extras}\n" if own else ""
 
-    text = uv.make_absolute(_LOCAL.sub(name_project, text), path.parent)
+    text = make_absolute(_LOCAL.sub(name_project, text), path.parent)
     texts[name] = text
     for included in _INCLUDED.findall(text):
         if "://" not in included:
@@ -691,6 +739,132 @@ def _read_text(path: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
+# Where the files of a project say that its packages are found, and which files they may be.
+#
+# Lines with passwords, perhaps: they are handed to uv in files, and are in no message.
+
+
+_OPTION = re.compile(
+    r"(?m)^[ \t]*((?:-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--no-binary"
+    r"|--only-binary|--trusted-host)(?:[ \t=].*)?)$"
+)
+_RELATIVE = re.compile(r"(?m)^([ \t]*(?:-f|--find-links)[ \t=]+)(?![\w+]+:|/|\$)(\S+)")
+
+
+def list_lines(texts: Mapping[str, str]) -> list[str]:
+    """Lines for uv about where to fetch the versions that are decided."""
+    found: list[str] = []
+    for name, text in texts.items():
+        if name.endswith((".txt", ".in")):
+            found += (line.strip() for line in _OPTION.findall(text))
+    return list(dict.fromkeys((*found, *list_tables(texts, only_some=True))))
+
+
+def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
+    """The indexes and `find-links` of `[tool.uv]` in a pyproject.toml or in a script's block, as
+    lines of a requirements file; with `only_some`, also those that only some packages name."""
+    found: list[str] = []
+    for name, text in texts.items():
+        if name.endswith(".py"):
+            block = text.rpartition("\n# ///\n")[0].splitlines(True)[1:]
+            text = "".join(re.sub("^# ?", "", line) for line in block)
+        elif name != "pyproject.toml":
+            continue
+        table: dict[str, Any] = parse_toml(text, name).get("tool", {}).get("uv", {})
+        found += (
+            f"{'--index-url' if index.get('default') else '--extra-index-url'} {index['url']}"
+            for index in table.get("index", ())
+            if "://" in str(index.get("url", "")) and (only_some or not index.get("explicit"))
+        )
+        found += (
+            f"--find-links {place}"
+            for place in table.get("find-links", ())
+            if "://" in place or place.startswith("/")  # uv looks for others beside the file
+        )
+    return found
+
+
+def make_absolute(text: str, folder: Path) -> str:
+    """The requirements with the full paths of folders that they name with --find-links."""
+    return _RELATIVE.sub(lambda found: found[1] + str((folder / found[2]).resolve()), text)
+
+
+# -------------------------------------------------------------------------------------------------
+# What uv makes of it: exact versions for the Python and the platform of a node.
+
+
+def resolve_packages(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
+    """uv's answer: exact versions with hashes. What is kept, and projects of the tree, are there as
+    wheels without content."""
+    with tempfile.TemporaryDirectory() as scratch:
+        wheels = Path(scratch, "wheels")
+        wheels.mkdir()
+        for name, version in kept.items():
+            head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            _write_stub(wheels, name, head)
+        pins = Path(scratch, "kept.txt")
+        # Not as an option, which would take the place of the user's UV_FIND_LINKS.
+        lines = [f"--find-links {wheels}", *(f"{name}=={kept[name]}" for name in kept)]
+        # Of a pyproject.toml, uv knows them only in its own folder.
+        lines += list_tables(wanted.texts, only_some=False)
+        for name, metadata in wanted.local.items():
+            lines.append(f"{name} @ {_write_stub(wheels, name, metadata).as_uri()}")
+        pins.write_text("\n".join(lines))
+        options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-strip-extras"]
+        options += ["--constraints", str(pins)]
+        for name in (*kept, *wanted.local):
+            options += ["--no-emit-package", name, "--no-sources-package", name]
+        first = write_texts(wanted, Path(scratch))
+        if first.suffix in (".txt", ".in") and "UV_INDEX_STRATEGY" not in os.environ:
+            # Written for pip, which takes the best version of all indexes: PyTorch's, the most
+            # usual extra one, has old versions of many packages.
+            options += ["--index-strategy", "unsafe-best-match"]
+        beside = " and ".join(f"{name} {version}" for name, version in kept.items())
+        what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
+        return call_uv(
+            what, "pip", "compile", "--quiet", str(first), *options, *make_target_options(node)
+        )
+
+
+def _write_stub(place: Path, name: str, metadata: str) -> Path:
+    stem = f"{make_plain_name(name).replace('-', '_')}-{message_from_string(metadata)['Version']}"
+    path = place / f"{stem}-py3-none-any.whl"
+    with ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    return path
+
+
+def write_texts(wanted: Wanted, folder: Path) -> Path:
+    """Writes the files of what is asked for; returns the first one."""
+    for name, text in wanted.texts.items():
+        path = folder / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder / "files" / next(iter(wanted.texts))
+
+
+def make_target_options(node: Node) -> tuple[str, ...]:
+    """Options for the packages of a node that has a Python."""
+    version = node.facts.python.version if node.facts.python else ""
+    platform = f"{node.facts.arch}-manylinux_2_28"
+    own = ("--python", sys.executable)
+    return (*own, "--python-version", version, "--python-platform", platform)
+
+
+def list_entries(text: str) -> list[str]:
+    """The requirements of a file that uv wrote, each with its hashes."""
+    parts = re.split(r"\n(?=\S)", text.strip())
+    return [part for part in parts if part and not part.startswith(("#", "-"))]
+
+
+def read_name(entry: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", entry)
+    return make_plain_name(found[0]) if found else ""
+
+
+# -------------------------------------------------------------------------------------------------
 # Whether the Python of a node has what a project's requirements ask for. Pure.
 
 
@@ -713,7 +887,7 @@ def has_all(wanted: Wanted, nodes: Iterable[Node]) -> bool:
 def _has_all(requirements: Iterable[str], python: Python, node: Node) -> bool:
     there = dict(_list_installed(python))
     # The usual answer, without the library: that takes longer than all else here.
-    if any(";" not in line and uv.read_name(line.strip()) not in there for line in requirements):
+    if any(";" not in line and read_name(line.strip()) not in there for line in requirements):
         return False
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -733,7 +907,7 @@ def _has_all(requirements: Iterable[str], python: Python, node: Node) -> bool:
     for one in asked:
         if one.marker and not one.marker.evaluate(surroundings):
             continue
-        version = there.get(uv.read_name(one.name), "")
+        version = there.get(read_name(one.name), "")
         if not version or one.extras or one.url:
             return False
         if not one.specifier.contains(version, prereleases=True):

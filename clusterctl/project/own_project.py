@@ -1,14 +1,16 @@
-"""Projects of the tree, as installing them would make them known to a program: their packages, name
-and version (`importlib.metadata`) and commands. uv builds them, from a copy; nothing is installed:
-the code that runs is that of the job's own copy of the tree."""
+"""Calls of uv, and the projects of the tree that it builds, from a copy: they are known to a program
+as if they were installed, by their packages, name and version (`importlib.metadata`) and commands.
+The code that runs is that of the job's own copy of the tree."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from email import message_from_string
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import msgspec
@@ -27,9 +30,87 @@ from clusterctl.core.model import Node
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import tree as project_tree
-from clusterctl.project import uv
-from clusterctl.project.uv import NONE, hash_parts
 from clusterctl.state.home import find_home, write_atomic
+
+# -------------------------------------------------------------------------------------------------
+# uv, on this machine, with the user's settings.
+
+
+NONE = "none"
+"""What --requirements says for no packages."""
+FETCH_TIMEOUT = 3600.0
+"""Seconds that uv may take to download packages, and a node to get them."""
+_REASON = re.compile(r"(?m)^\s*(?:(?:error|cause): (.*)|(\w*Error: .*))")
+_UNBUILT = re.compile(r"Failed to build `([\w.-]+(?:==| @ (?!file:))[^`]+)`")
+"""A package, not a project of the tree."""
+_FRAMES = ("Failed to build", "The build backend returned an error", "Call to `")
+"""What uv says around the reason of a build that fails."""
+
+
+def call_uv(what: str, *words: str, **settings: str) -> str:
+    """What uv prints. Its settings are the user's: index, proxy, certificates, cache; and
+    these `settings`, as variables."""
+    beside = Path(sysconfig.get_path("scripts"), "uv")
+    program = str(beside) if beside.is_file() else which("uv")
+    if program is None:
+        raise LaunchError(
+            "uv is not installed; it installs the job's packages", hint="pip install uv"
+        )
+    env = process.make_environment(
+        program,
+        NO_COLOR="1",
+        COLUMNS="9999",  # a reason is one line
+        UV_NO_PROGRESS="1",
+        UV_PYTHON_DOWNLOADS="never",
+        **settings,
+    )
+    result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
+    if result.ok:
+        return result.text
+    said = [found[1] or found[2] for found in _REASON.finditer(result.complaints)]
+    reasons = [reason for reason in said if not reason.startswith(_FRAMES)] or said
+    # uv ends with 1 where versions do not fit together, and puts that into its last line.
+    unsolved = result.exit_code == 1 and "No solution" in result.complaints
+    why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
+    message = f"{what}: {result.error or why or result.why}"
+    without = f"`--requirements {NONE}` uses only what the nodes have"
+    if (failed := _UNBUILT.search(result.complaints)) and not result.error:
+        raise LaunchError(
+            f"{what}: {failed[1]} has no wheel and cannot be built here: {why}",
+            hint=f"choose a version with a wheel, install what its build needs here, or {without}",
+        )
+    for line in result.complaints.splitlines():
+        if line.startswith("hint: ") and "authentication" in line:
+            raise LaunchError(
+                f"{what}: {line.removeprefix('hint: ')}",
+                hint=f"check the name and password for that index, or {without}",
+            )
+    if unsolved:
+        raise UsageError(message, hint=f"change the versions in the file, or {without}")
+    raise LaunchError(
+        message, hint=f"check the file and the connection to the package index, or {without}"
+    )
+
+
+def is_like_here(node: Node) -> bool:
+    """Whether what is built on this machine runs on the node."""
+    here = (platform.system(), platform.machine(), platform.python_version_tuple()[:2])
+    version = node.facts.python.version if node.facts.python else ""
+    return here == ("Linux", node.facts.arch, tuple(version.split(".")[:2]))
+
+
+def hash_parts(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def make_plain_name(name: str) -> str:
+    """The name of a package as an index has it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# -------------------------------------------------------------------------------------------------
+# Projects.
+
 
 OWN_PROJECT = "pyproject.toml"
 
@@ -176,7 +257,7 @@ def check_own_project(projects: Sequence[Project], nodes: Sequence[Node]) -> Non
     """Raises LaunchError for what was compiled here and cannot run there."""
     for project in projects:
         for node in nodes:
-            if project.compiled and not uv.is_like_here(node):
+            if project.compiled and not is_like_here(node):
                 raise LaunchError(
                     f"{project.name} has compiled parts: what is built here, for Python"
                     f" {platform.python_version()} on {platform.machine()}, does not run on"
@@ -269,9 +350,9 @@ def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Pro
         words = ("pip", "install", "--quiet", *options, str(copy / plain.folder))
         try:
             with suppress(ClusterctlError):
-                uv.call(what, *words, "--offline", **LOCKS)
+                call_uv(what, *words, "--offline", **LOCKS)
             if not any(out.glob("*.dist-info")):
-                uv.call(what, *words, **LOCKS, UV_HTTP_RETRIES="1")
+                call_uv(what, *words, **LOCKS, UV_HTTP_RETRIES="1")
         except ClusterctlError as error:
             why = error.message.removeprefix(f"{what}: ").replace(f"{copy}/", "")
             return msgspec.structs.replace(plain, problem=why)
@@ -398,15 +479,13 @@ def list_sources(folder: Path, root: Path) -> Iterator[str]:
     }
     members: dict[str, str] = {}
     if any(row.get("workspace") for some in rows.values() for row in some):
-        said = uv.call(OWN_PROJECT, "workspace", "list", "--paths", "--project", str(folder))
+        said = call_uv(OWN_PROJECT, "workspace", "list", "--paths", "--project", str(folder))
         for line in said.splitlines():
             name = _read_own_project(Path(line) / OWN_PROJECT).get("name", "")
-            members[uv.make_plain_name(str(name))] = line
+            members[make_plain_name(str(name))] = line
     for name, some in rows.items():
         for row in some:
-            place = (
-                members.get(uv.make_plain_name(name)) if row.get("workspace") else row.get("path")
-            )
+            place = members.get(make_plain_name(name)) if row.get("workspace") else row.get("path")
             if place and (folder / place).is_dir():
                 yield os.path.relpath(folder / place, root)
 

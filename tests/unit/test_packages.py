@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.project import environment, uv
+from clusterctl.project import environment
 from clusterctl.project.program import resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
@@ -189,8 +189,8 @@ url = "vendored"
     )
     first, some = "--index-url https://user:word@a.example/simple", "--extra-index-url"
     texts = {"pyproject.toml": text}
-    assert uv.list_tables(texts, only_some=False) == [first]
-    assert uv.list_lines(texts) == [first, f"{some} https://b.example/whl"]
+    assert environment.list_tables(texts, only_some=False) == [first]
+    assert environment.list_lines(texts) == [first, f"{some} https://b.example/whl"]
 
 
 def test_a_requirements_file_means_what_pip_makes_of_it(

@@ -15,7 +15,7 @@ from clusterctl import process
 from clusterctl.batch.system import load_system
 from clusterctl.core.text import read_toml
 from clusterctl.core.variables import write_unset
-from clusterctl.project import uv
+from clusterctl.project.own_project import call_uv
 from clusterctl.project.tree import find_tree
 from clusterctl.terraform.binary import make_environment
 from tests.unit.making import job
@@ -81,7 +81,7 @@ def test_terraform_and_uv_get_our_settings_beside_theirs(
     made = make_environment(tmp_path, AWS_PROFILE="mine")
     assert "TF_DATA_DIR" not in made
     assert (made["TF_INPUT"], made["AWS_PROFILE"]) == ("0", "mine")
-    assert "click==8" in uv.call("a file", "pip", "compile", "-q", str(write_pin(tmp_path)))
+    assert "click==8" in call_uv("a file", "pip", "compile", "-q", str(write_pin(tmp_path)))
 
 
 def write_pin(folder: Path) -> Path:

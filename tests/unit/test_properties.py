@@ -42,8 +42,8 @@ from clusterctl.machines.ec2 import api, refusals
 from clusterctl.machines.local import layout
 from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import Option
+from clusterctl.project import environment
 from clusterctl.project import tree as project_tree
-from clusterctl.project import uv
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 from clusterctl.terraform import binary
@@ -312,7 +312,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
         *(reader := metrics.Reader()).read(0, text.encode()),
         *reader.finish(),
     ],
-    "uv": lambda text: [uv.read_name(entry) for entry in uv.list_entries(text)],
+    "uv": lambda text: [environment.read_name(entry) for entry in environment.list_entries(text)],
     "end of an instance": lambda text: api.read_instance(
         {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
     ),
