@@ -1,6 +1,6 @@
-"""Calls of uv, and the projects of the tree that it builds, from a copy: they are known to a program
-as if they were installed, by their packages, name and version (`importlib.metadata`) and commands.
-The code that runs is that of the job's own copy of the tree."""
+"""Calls of uv, and the projects of the tree that it builds, from a copy. A program knows them as if
+they were installed: their packages, name and version (`importlib.metadata`) and commands. The code
+that runs is that of the job's own copy of the tree."""
 
 from __future__ import annotations
 
