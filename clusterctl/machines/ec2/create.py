@@ -332,7 +332,9 @@ def make_attempts(
             known = refusals.from_terraform(item.text for item in error.diagnostics)
             if not isinstance(known, CapacityError):
                 raise known or error from error
-            ledger.note(order.api, order.cluster, order.folder)  # what goes now costs, too
+            ledger.record_sighting(
+                order.api, order.cluster, order.folder
+            )  # what goes now costs, too
             if following is None:
                 raise _give_up(order, [zone for _, zone in todo], known, settled) from error
         else:
@@ -598,9 +600,9 @@ def _remove_unknown(
     """What was being made when Terraform was stopped may exist without its knowing. It goes into
     the ledger with its beginning before it is removed, and with its end then: nobody else will be
     told."""
-    ledger.note(api, cluster, folder)
+    ledger.record_sighting(api, cluster, folder)
     remove_unknown(api, cluster.id, runner, report)
-    ledger.note(api, cluster, folder)
+    ledger.record_sighting(api, cluster, folder)
 
 
 def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> str:

@@ -14,10 +14,11 @@ What follows (bootstrap, mesh, the first job) goes over that new connection.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from clusterctl.core import assets, keys
 from clusterctl.core.clock import now
@@ -45,6 +46,8 @@ have let the user in yet."""
 PAUSES = (0.02, 0.5)
 """Seconds between two attempts, at first and later: an sshd that reloads is back in no time."""
 
+_AS_ROOT = "exec sudo -n /bin/sh -s"
+
 KnownKeys = dict[str, tuple[str, ...]]
 """By node: the public keys that it may show, the newest last."""
 
@@ -66,10 +69,8 @@ class HostKeys:
     @property
     def known(self) -> KnownKeys:
         try:
-            return {
-                name: tuple(lines) for name, lines in json.loads(self._file.read_text()).items()
-            }
-        except (FileNotFoundError, ValueError, AttributeError, TypeError):
+            return msgspec.json.decode(self._file.read_bytes(), type=KnownKeys)
+        except (FileNotFoundError, msgspec.DecodeError):
             return {}  # of a file that is damaged we know as little
 
     @property
@@ -143,7 +144,7 @@ class HostKeys:
         if not names:
             return
         printed = self._require_all(
-            pool.run(_render_command(), names, stdin=_render_step("prepare"), timeout=STEP_TIMEOUT)
+            pool.run(_AS_ROOT, names, stdin=_render_step("prepare"), timeout=STEP_TIMEOUT)
         )
         new = {result.node: result.text.strip() for result in printed}
         known = self.known
@@ -153,7 +154,7 @@ class HostKeys:
         self._save({**known, **both})
         self.write(nodes)
         self._require_all(
-            pool.run(_render_command(), names, stdin=_render_step("switch"), timeout=STEP_TIMEOUT)
+            pool.run(_AS_ROOT, names, stdin=_render_step("switch"), timeout=STEP_TIMEOUT)
         )
         self._prove(pool, new)
         self._save({**self.known, **{name: (key,) for name, key in new.items()}})
@@ -267,8 +268,7 @@ class HostKeys:
 
     def _save(self, known: Mapping[str, Sequence[str]]) -> None:
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = json.dumps({name: list(lines) for name, lines in known.items()})
-        write_atomic(self._file, text.encode())
+        write_atomic(self._file, msgspec.json.encode(known))
 
 
 def _read_public(path: Path) -> str:
@@ -276,10 +276,6 @@ def _read_public(path: Path) -> str:
         return path.with_name(path.name + ".pub").read_text().strip()
     except FileNotFoundError:
         return ""
-
-
-def _render_command() -> str:
-    return "exec sudo -n /bin/sh -s"
 
 
 def _render_step(name: str) -> bytes:

@@ -60,7 +60,7 @@ def list_things(api: Api, cluster: Cluster, folder: Path | None) -> tuple[Thing,
     return (*machines, *_list_network(api, cluster, guarded))
 
 
-def note(api: Api, cluster: Cluster, folder: Path) -> None:
+def record_sighting(api: Api, cluster: Cluster, folder: Path) -> None:
     """Puts what there is now into the ledger: in the middle of an `up`, before something goes that
     nobody else will have seen. An AWS that does not answer ends no `up`."""
     with suppress(ProviderError):
@@ -126,11 +126,11 @@ def _read_gateway(row: dict[str, Any]) -> Thing:
     )
 
 
-def describe(api: Api, cluster: Cluster) -> dict[str, str]:
+def describe_instances(api: Api, cluster: Cluster) -> dict[str, str]:
     """How each node's instance is, in words."""
     found = _find_instances(api, cluster)
     return {
-        node.name: _describe(found[node.name])
+        node.name: _describe_instance(found[node.name])
         if node.name in found
         else "gone: AWS has no such instance"
         for node in cluster.nodes
@@ -165,7 +165,7 @@ _WHY = {
 }
 
 
-def _describe(item: Instance) -> str:
+def _describe_instance(item: Instance) -> str:
     """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
     if item.state in ("pending", "running"):
         return item.state

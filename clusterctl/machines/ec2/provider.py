@@ -147,7 +147,7 @@ class Ec2Provider(Cloud):
         return ledger.list_things(self._open_api(cluster, folder), cluster, folder)
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
-        return ledger.describe(self._open_api(cluster, folder), cluster)
+        return ledger.describe_instances(self._open_api(cluster, folder), cluster)
 
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         told = self.describe(cluster, folder).items()
