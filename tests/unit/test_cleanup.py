@@ -88,3 +88,12 @@ def test_credentials_that_end_in_between_are_no_empty_cloud(cloud: Cloud) -> Non
     with pytest.raises(ProviderError, match="expired"):
         removed(cloud)
     assert "i-launcher" in cloud.left()
+
+
+def test_what_is_found_has_its_price(cloud: Cloud) -> None:
+    """A machine by its type, a disk by its size; a network costs nothing."""
+    cloud.gib = 100
+    found = {left.id: left.hourly for left in remove.find_priced(FakeApi(cloud))}
+    assert found["i-worker-1"] == 1.0
+    assert found["vol-worker-1"] == pytest.approx(0.073 * 100 / 730)
+    assert found["vpc-1"] == 0

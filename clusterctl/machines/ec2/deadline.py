@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from clusterctl.machines.charges import LATER, RELEASE
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
 from clusterctl.machines.ec2 import preflight, prices, spec
-from clusterctl.machines.ec2.api import Api, as_list, find_instances
+from clusterctl.machines.ec2.api import TAG, Api, as_list, filter_by_cluster, find_instances
 from clusterctl.machines.ec2.refusals import RefusedByAws, WrongClock
 from clusterctl.machines.protocol import Resource
 
@@ -62,16 +63,9 @@ def prepare(api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = Non
     given = {key: value for key, value in (more_tags or {}).items() if value}  # it takes no ""
     if not _has_role(api):
         _make_role(api)
-    try:
-        api.call(
-            "create_schedule_group",
-            "scheduler",
-            Name=name_group(cluster_id),
-            Tags=as_list({**given, "clusterctl:cluster": cluster_id}),
-        )
-    except RefusedByAws as refused:
-        if refused.code != "ConflictException":
-            raise
+    made = {"Name": name_group(cluster_id), "Tags": as_list({**given, TAG: cluster_id})}
+    ask = partial(api.call, "create_schedule_group", "scheduler", **made)
+    if not _ignore_error("ConflictException", ask):
         with suppress(ProviderError):  # no deadline depends on them
             label_schedule(api, cluster_id, given)
 
@@ -150,7 +144,7 @@ class _End:
 
 def find_network(api: Api, cluster_id: str) -> Mapping[str, _End]:
     """What costs money by the hour in a cluster's own network, by its id."""
-    mine = [{"Name": "tag:clusterctl:cluster", "Values": [cluster_id]}]
+    mine = [filter_by_cluster(cluster_id)]
     gateways = api.list_all("describe_nat_gateways", "NatGateways", Filter=mine)
     addresses = api.list_all("describe_addresses", "Addresses", Filters=mine)
     alive = [item["NatGatewayId"] for item in gateways if item["State"] in ("pending", "available")]
@@ -189,13 +183,8 @@ def remove_schedule(api: Api, group: str) -> None:
 
 def _has_role(api: Api) -> bool:
     """Whether the role is there with its rights, which come last."""
-    try:
-        api.call("get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
-    except RefusedByAws as refused:
-        if refused.code not in ("NoSuchEntity", "NoSuchEntityException"):
-            raise
-        return False
-    return True
+    ask = partial(api.call, "get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
+    return _ignore_error("NoSuchEntity", ask)
 
 
 def _make_role(api: Api) -> None:
@@ -219,12 +208,15 @@ def _make_role(api: Api) -> None:
     )
 
 
-def _ignore_error(code: str, ask: Callable[[], Any]) -> None:
+def _ignore_error(code: str, ask: Callable[[], Any]) -> bool:
+    """Whether there was none."""
     try:
         ask()
     except RefusedByAws as refused:
         if refused.code != code:
             raise
+        return False
+    return True
 
 
 def _retry_for_role(ask: Callable[[], Any]) -> Any:
