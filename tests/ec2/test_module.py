@@ -128,6 +128,7 @@ def test_a_security_scan_finds_nothing_unexplained(module: Path, need: Need) -> 
     assert all(reason for _, reason in skipped)
 
 
+@pytest.mark.all
 @pytest.mark.netns
 @pytest.mark.sshd
 def test_it_stands_alone(world: World, module: Path) -> None:

@@ -16,6 +16,7 @@ from clusterctl.core.model import Cluster, Reporter
 from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2.api import LIVING, Instance
 from clusterctl.machines.ec2.provider import Ec2Provider
+from tests.unit.fake_ec2 import instance
 from tests.unit.test_ec2_again import Market
 
 HOUR = 3600.0
@@ -119,14 +120,12 @@ class Answers(Market):
         """EC2 tells whole seconds, and forgets a machine an hour after its end."""
         now = self.account_.now
         return [
-            Instance(
+            instance(
+                one.name,
                 id=one.id,
-                node=one.name,
                 type=kind(one.name),
                 state=one.state,
                 zone=one.zone,
-                address="",
-                private_address="",
                 launched=float(int(one.runs[-1][0])),
                 born=float(int(one.born)),
                 spot=one.spot,

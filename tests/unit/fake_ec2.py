@@ -113,17 +113,7 @@ class FakeApi(Api):
         self._checked("describe_instances")
         wanted = {value for rule in filters for value in rule["Values"]}
         return [
-            Instance(
-                id=id,
-                node=id.partition("-")[2],
-                type="t3.micro",
-                state="running",
-                zone="us-east-1a",
-                address="",
-                private_address="",
-                launched=LAUNCHED,
-                shared=self._cloud.shared,
-            )
+            instance(id.partition("-")[2], shared=self._cloud.shared)
             for id, (kind, cluster) in self._things.items()
             if kind == "instance" and cluster in wanted
         ]
@@ -142,6 +132,13 @@ class FakeApi(Api):
 
 
 TAG = "clusterctl:cluster"
+
+
+def instance(node: str, **changes: Any) -> Instance:
+    """A machine that runs in us-east-1a."""
+    usual = {"id": f"i-{node}", "type": "t3.micro", "state": "running", "zone": "us-east-1a"}
+    more = {"address": "", "private_address": "", "launched": LAUNCHED}
+    return Instance(node=node, **{**usual, **more, **changes})
 
 
 class Allowing(Api):

@@ -21,7 +21,7 @@ from clusterctl.machines.protocol import ProviderPlan
 from clusterctl.state.home import Home
 from clusterctl.terraform.binary import Diagnostic, ResourceChange, TerraformError
 from clusterctl.terraform.folder import Terraform
-from tests.unit.fake_ec2 import Allowing
+from tests.unit.fake_ec2 import Allowing, instance
 from tests.unit.making import cluster, node
 
 HOUR, DAY = 3600.0, 86400.0
@@ -54,14 +54,11 @@ class Market(Allowing):
 
     def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
         return [
-            Instance(
-                id=f"i-{name}",
-                node=name,
+            instance(
+                name,
                 type="t3.micro" if name == "launcher" else "c7i.xlarge",
                 state=self._state(name),
                 zone=self.zone,
-                address="",
-                private_address="",
                 launched=self.launched,
                 spot=self.spot and name not in ("launcher", *self.on_demand),
                 ended=NOW - 20 if name in self.stopped else None,

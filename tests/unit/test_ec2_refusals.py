@@ -20,7 +20,7 @@ from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
-from tests.unit.fake_ec2 import Offering
+from tests.unit.fake_ec2 import Offering, instance
 from tests.unit.making import cluster, node
 
 
@@ -456,20 +456,7 @@ class Busy(Offering):
     limit = 10.0
 
     def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
-        return [
-            Instance(
-                id=f"i-{number}",
-                node="",
-                type="t3.xlarge",
-                state="running",
-                zone="us-east-1a",
-                address="",
-                private_address="",
-                launched=0.0,
-                spot=number > 1,
-            )
-            for number in range(4)
-        ]
+        return [instance("", type="t3.xlarge", spot=number > 1) for number in range(4)]
 
     def find_quota(self, code: str, service: str = "ec2") -> float:
         return self.limit

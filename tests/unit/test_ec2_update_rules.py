@@ -12,6 +12,7 @@ from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import preflight, prices, spec
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.prices import Quote
+from tests.unit.fake_ec2 import instance
 from tests.unit.making import node
 
 NOW = 1.7e9
@@ -80,18 +81,7 @@ def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
             return ""
 
         def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
-            return [
-                Instance(
-                    id="i-1",
-                    node="launcher",
-                    type="t3.micro",
-                    state="running",
-                    zone="us-east-1a",
-                    address="",
-                    private_address="",
-                    launched=0.0,
-                )
-            ]
+            return [instance("launcher")]
 
     made = replace(cluster(wish()), nodes=(node("launcher"),))
     with pytest.raises(UsageError, match=said) as caught:

@@ -30,6 +30,7 @@ from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.ec2.spec import ProviderState
 from clusterctl.terraform.binary import Diagnostic, TerraformError
 from clusterctl.terraform.folder import Terraform
+from tests.unit.fake_ec2 import instance
 
 ZONES = ("us-east-1a", "us-east-1b")
 FULL = Diagnostic(summary="api error InsufficientInstanceCapacity: none left")
@@ -50,20 +51,7 @@ class Account:
     find_spot_price = find_price
 
     def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
-        return [
-            Instance(
-                id=f"i-{name}",
-                node=name,
-                type="t3.micro",
-                state="running",
-                zone=ZONES[1],
-                address="",
-                private_address="",
-                launched=0.0,
-                spot=name in self.spot,
-            )
-            for name in self.nodes
-        ]
+        return [instance(name, zone=ZONES[1], spot=name in self.spot) for name in self.nodes]
 
 
 def node(name: str, machine: str = "") -> Node:
