@@ -134,7 +134,7 @@ def test_no_room_for_spot_anywhere_leaves_what_it_says(world: World) -> None:
     up = world.run(*spot)
     assert up.code == 3
     assert "no zone has capacity for the whole cluster (tried us-east-1a)" in up.err
-    assert "1 machine runs" in up.err
+    assert "still running: 1 machine, " in up.err
     assert {charge["node"] for charge in world.record()["charges"]} == {"launcher"}
 
     # What was cut off goes on, here on demand; that is what it costs from now on.
