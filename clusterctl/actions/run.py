@@ -28,7 +28,6 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.insight import messages
 from clusterctl.jobs import control, fetch, records
 from clusterctl.jobs import submit as jobs_submit
 from clusterctl.jobs.follow import Follower, Interrupts, StartSignals
@@ -68,6 +67,8 @@ def suggest(store: Store, job: Job) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
+    from clusterctl.insight import messages  # its tables are of no use to a job that succeeds
+
     found = messages.find_known_message(text)
     if (found is None or found.line in programs.find_lines(text)) and (
         why := programs.explain_missing_file(text)
