@@ -349,30 +349,6 @@ def _prepare_nodes(
     report: Reporter,
 ) -> Cluster:
     """The cluster with what its nodes say of themselves."""
-    features, images = intent.provider.features, intent.images
-    kinds = {node.name: bootstrap.find_kind(node) for node in cluster.nodes} if images else {}
-    sizes = {name: images[kind].size for name, kind in kinds.items()}
-    progress = StepReporter(report, nodes=clock.nodes, sizes=sizes)
-    with clock.time_phase(BOOTSTRAP):
-        nodes = _bootstrap(store, cluster, intent, created.host_keys, pool, progress)
-        for line in find_troubles(pool, cluster, created.nodes, nodes, features):
-            report(line)
-    clock.phases += [
-        (f"{BOOTSTRAP}: {what}", round(seconds, 3))
-        for what, seconds in progress.seconds.items()
-        if seconds >= NOTEWORTHY
-    ]
-    return replace(cluster, nodes=nodes)
-
-
-def _bootstrap(
-    store: Store,
-    cluster: Cluster,
-    intent: Intent,
-    host_keys: dict[str, str],
-    pool: Pool,
-    progress: StepReporter,
-) -> tuple[Node, ...]:
     features, folder = intent.provider.features, store.locate_folder(cluster.name) / "ssh"
     key = keys.ensure_pair(folder / "mesh")
     boxes = {
@@ -380,9 +356,9 @@ def _bootstrap(
         for node in (cluster.nodes if intent.images else ())
     }
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
-    host_keys = {**host_keys, **{name: box.host_key.public for name, box in boxes.items()}}
+    host_keys = created.host_keys | {n: box.host_key.public for n, box in boxes.items()}
     mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
-    metered = progress.nodes.watched
+    metered = clock.nodes.watched
     scripts = {
         node.name: _render_script(node, cluster, features, mesh, boxes.get(node.name), metered)
         for node in cluster.nodes
@@ -391,10 +367,13 @@ def _bootstrap(
     def note(result: NodeResult) -> None:
         problem = bootstrap.find_problem(result)
         phase = core_progress.FAILED if problem else core_progress.READY
-        progress.nodes.enter([result.node], phase, problem)
+        clock.nodes.enter([result.node], phase, problem)
 
+    kinds = {name: bootstrap.find_kind(cluster.node(name)) for name in boxes}
+    sizes = {name: intent.images[kind].size for name, kind in kinds.items()}
+    progress = StepReporter(report, nodes=clock.nodes, sizes=sizes)
     compiles = any(image.recipe in catalog.COMPILED_FOR for image in intent.images.values())
-    with progress:
+    with clock.time_phase(BOOTSTRAP), progress:
         results = pool.run(
             "exec /bin/sh -s",
             stdin=scripts,
@@ -412,8 +391,16 @@ def _bootstrap(
             f"bootstrap failed: {'; '.join(fold(problems))}",
             hint=f"fix the problem, then `clusterctl up {cluster.name}` resumes",
         )
+    clock.phases += [
+        (f"{BOOTSTRAP}: {what}", round(seconds, 3))
+        for what, seconds in progress.seconds.items()
+        if seconds >= NOTEWORTHY
+    ]
     pairs = zip(cluster.nodes, results, strict=True)
-    return tuple(bootstrap.read_bootstrap(node, result) for node, result in pairs)
+    nodes = tuple(bootstrap.read_bootstrap(node, result) for node, result in pairs)
+    for line in find_troubles(pool, cluster, created.nodes, nodes, features):
+        report(line)
+    return replace(cluster, nodes=nodes)
 
 
 def _make_container(

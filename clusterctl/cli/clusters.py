@@ -90,10 +90,9 @@ def _take_down(given: Down, console: Console) -> None:
     from clusterctl.actions import common
 
     store = common.open_store()
-    wanted = given.choose_name()
+    before, wanted = store.list_names(), given.choose_name()
     if wanted is None:
-        wanted = common.find_only_name(store) if store.list_names() else DEFAULT_NAME
-    before = store.list_names()
+        wanted = common.find_only_name(store) if before else DEFAULT_NAME
     console.after_interrupt = f"`clusterctl down {wanted}` continues"
     gone = remove(given, store, wanted, console)
     if gone is None:
