@@ -264,9 +264,8 @@ def locate_folder(job: Job, cluster: Cluster, name: str) -> str:
 
 def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
     """The nodes that have the job's files, as far as they still exist."""
-    return tuple(
-        name for name in load_system(cluster.system).locate(job, cluster) if cluster.has(name)
-    )
+    there = {node.name for node in cluster.nodes}
+    return tuple(filter(there.__contains__, load_system(cluster.system).locate(job, cluster)))
 
 
 def put(
@@ -310,7 +309,7 @@ def put(
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
         steps.append("umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s")
         members = project_tree.pack_texts(
-            (path, text, mode) for path, (text, mode) in texts.items()
+            [(path, text, mode) for path, (text, mode) in texts.items()]
         )
         archives: dict[str, Path] = {}
         if name in placed:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from clusterctl.options import table
@@ -10,10 +11,12 @@ from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.table import Group, Limit, Option, flag, join_words, text
 
 
-def _join_titles(names: Iterable[str], last: str = "and") -> str:
+@cache
+def _join_titles(names: tuple[str, ...], last: str = "and") -> str:
     return join_words([BATCH_SYSTEMS[name].title for name in names], last)
 
 
+ALL = tuple(BATCH_SYSTEMS)
 FLAGS = {f"--{name}": name for name in BATCH_SYSTEMS}
 """Of `attach`, with the batch system of each."""
 SHORT = {word: flag for row in BATCH_SYSTEMS.values() for word, flag in row.short.items()}
@@ -22,18 +25,18 @@ SIZES = tuple(flag for row in BATCH_SYSTEMS.values() for flag in row.sizes)
 _SLOTS = {name: row.slots for name, row in BATCH_SYSTEMS.items() if row.slots}
 
 ONLY = Limit(
-    f"works only with {_join_titles(BATCH_SYSTEMS)}",
+    f"works only with {_join_titles(ALL)}",
     f"leave it out, or `clusterctl attach NAME {join_words([*FLAGS], 'or')}`",
     only=frozenset(BATCH_SYSTEMS),
 )
 TERMINAL = ONLY._replace(hint="`clusterctl ssh` opens a shell on a node of this cluster")
 NODES = Limit(
-    f"has no effect with {_join_titles(_SLOTS)}, which allocates slots",
+    f"has no effect with {_join_titles(tuple(_SLOTS))}, which allocates slots",
     only=frozenset({"direct", *BATCH_SYSTEMS}.difference(_SLOTS)),
     instead=_SLOTS,
 )
 RANKS = Limit(
-    f"has no effect with --interactive on {_join_titles(_SLOTS, 'or')}",
+    f"has no effect with --interactive on {_join_titles(tuple(_SLOTS), 'or')}",
     "; ".join(_SLOTS.values()),
     never=frozenset(f"interactive {name}" for name in _SLOTS),
 )
@@ -46,7 +49,7 @@ NOT_MOUNTED = Limit(
     ),
 )
 
-GROUP = Group(f"Batch systems ({_join_titles(BATCH_SYSTEMS)})", (ONLY, table.STAGED))
+GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY, table.STAGED))
 _ALL = Group(
     GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(BATCH_SYSTEMS) == 2 else 'any'}"
 )
@@ -55,16 +58,16 @@ _ALL = Group(
 def _collect() -> Iterator[Option[Any]]:
     """The options of each batch system; those that several of them have once, as the first has
     declared them."""
-    owners: dict[str, list[str]] = {}
+    owners: dict[str, tuple[str, ...]] = {}
     for name, system in BATCH_SYSTEMS.items():
         for option in system.passed:
-            owners.setdefault(option.flag, []).append(name)
+            owners[option.flag] = (*owners.get(option.flag, ()), name)
     found = {item.flag: item for row in reversed(BATCH_SYSTEMS.values()) for item in row.passed}
     for word, names in owners.items():
         yield found[word].move(_make_group(names, word), *found[word].limits)
 
 
-def _make_group(names: Sequence[str], word: str) -> Group:
+def _make_group(names: tuple[str, ...], word: str) -> Group:
     """Of an option that only these batch systems have."""
     titles = _join_titles(names)
     instead = {
