@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -42,7 +42,6 @@ from clusterctl.machines import bootstrap, facts, hosts, providers
 from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, make_key_mark
 from clusterctl.machines.bootstrap import REQUIRED
 from clusterctl.machines.protocol import Queue
-from clusterctl.options.clusters import Attach
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
@@ -57,7 +56,7 @@ CONNECT_TIMEOUT = 20.0
 ASK_TIMEOUT = 120.0
 
 
-def prepare_record(store: Store, name: str, provider: str, count: int, given: Attach) -> Cluster:
+def prepare_record(store: Store, name: str, provider: str, count: int, identity: str) -> Cluster:
     """The record to attach to: a new one, or the one that an earlier `attach` has made."""
     old = store.find(name)
     if old and old.spec.provider != provider:
@@ -66,7 +65,6 @@ def prepare_record(store: Store, name: str, provider: str, count: int, given: At
             hint=f"`clusterctl {old.end} {name}` first, or choose another name",
         )
     spec = ClusterSpec(name=name, provider=provider, groups=(NodeGroup(count=count),))
-    identity = str(given.identity.absolute()) if given.identity else ""
     if old:
         return replace(old, spec=spec, identity=identity)
     return Cluster(
@@ -206,21 +204,32 @@ WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
 """Commands that most jobs take, with Debian's packages; a host may do without."""
 
 
-def attach_hosts(store: Store, name: str, file: Path, given: Attach, report: Reporter) -> Cluster:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Hosts from a file. `sudo` lets us install what is missing; the rest as in Login."""
+
+    file: Path
+    user: str = ""
+    identity: str = ""
+    workdir: str = ""
+    sudo: bool = False
+
+
+def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) -> Cluster:
     """Makes machines of the user's ready for jobs. Doing it again repairs, adds and removes.
 
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = _read_hosts(file, given.user)
+    nodes = _read_hosts(machines.file, machines.user)
     with ClusterLock(store.home, name, "attach"):
-        before = prepare_record(store, name, "hosts", len(nodes), given)
+        before = prepare_record(store, name, "hosts", len(nodes), machines.identity)
         # Which keys the hosts may show is found out anew.
         cluster = replace(before, nodes=nodes, host_keys={})
         _refuse_to_drop(before, cluster)
 
         def prepare(pool: Pool) -> Cluster:
-            return _prepare_hosts(store, cluster, given, pool, report)
+            return _prepare_hosts(store, cluster, machines, pool, report)
 
         cluster = _attach(store, cluster, prepare, report)
         store.add_event(name, "attached", nodes=len(nodes))
@@ -249,7 +258,7 @@ def _refuse_to_drop(before: Cluster, after: Cluster) -> None:
 
 
 def _prepare_hosts(
-    store: Store, cluster: Cluster, given: Attach, pool: Pool, report: Reporter
+    store: Store, cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
 ) -> Cluster:
     folder = store.locate_folder(cluster.name) / "ssh"
     actions_access.forget(store, cluster)
@@ -262,10 +271,10 @@ def _prepare_hosts(
         transport = pool.find_transport(node.name)
         assert isinstance(transport, SshTransport)
         host_keys[node.name] = transport.read_host_key()
-    found, wrong = _probe(cluster, given, pool, report)
+    found, wrong = _probe(cluster, machines, pool, report)
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
-    hint = "" if given.bootstrap else "; --bootstrap installs packages with sudo"
+    hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
     _require_all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
     if different := _compare_mpi(cluster.nodes):
         report(different)
@@ -297,7 +306,7 @@ def _prepare_hosts(
 
 
 def _probe(
-    cluster: Cluster, given: Attach, pool: Pool, report: Reporter
+    cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
 ) -> tuple[dict[str, Node], list[NodeResult]]:
     """The nodes with what they have told of themselves, as far as our folder could be made there,
     and what is wrong with any."""
@@ -306,8 +315,8 @@ def _probe(
             "bootstrap/probe.sh.j2",
             node=node,
             id=cluster.id,
-            workdir=given.workdir,
-            sudo=given.bootstrap,
+            workdir=machines.workdir,
+            sudo=machines.sudo,
             packages={**bootstrap.REQUIRED, **WANTED},
             questions=facts.list_questions(
                 [node.python] * bool(node.python), only=bool(node.python)
@@ -316,7 +325,7 @@ def _probe(
         ).encode()
         for node in cluster.nodes
     }
-    limit = INSTALL_TIMEOUT if given.bootstrap else ASK_TIMEOUT
+    limit = INSTALL_TIMEOUT if machines.sudo else ASK_TIMEOUT
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=limit)
     wrong: list[NodeResult] = []
     lacking: list[NodeResult] = []
@@ -461,19 +470,30 @@ _NEEDED = {tool: REQUIRED[tool] for tool in ("flock", "tar", "stat", "awk")}
 """Commands that handing in a job takes on a login node."""
 
 
-def attach_site(
-    store: Store, name: str, system: str, login: str, given: Attach, report: Reporter
-) -> Cluster:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLogin:
+    """Where the batch system's commands are: `host` "" is this machine; `identity` "" leaves the
+    key to ssh_config and agent, `user` "" the name."""
+
+    system: str
+    host: str = ""
+    user: str = ""
+    identity: str = ""
+    workdir: str = ""
+    """The folder that login and compute nodes share; "": `.clusterctl` in the home there."""
+
+
+def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> Cluster:
     """Makes a batch system known. Doing it again looks at it anew and keeps its jobs.
 
     Raises NodeUnreachable, BootstrapError for missing commands and for a batch system that does not
     answer, UsageError where the folder is not shared.
     """
     check_name(name)
-    site = providers.load_site(system)
+    site = providers.load_site(login.system)
     with ClusterLock(store.home, name, "attach"):
-        cluster = prepare_record(store, name, system, 1, given)
-        user, _, host = login.rpartition("@")
+        cluster = prepare_record(store, name, login.system, 1, login.identity)
+        user, _, host = login.host.rpartition("@")
         node = Node(
             name="login",
             role=Role.LOGIN,
@@ -481,14 +501,14 @@ def attach_site(
             private_address=host,
             ssh_port=0,
             job_port=0,
-            user=given.user or user,
+            user=login.user or user,
             root="",
         )
         planned = replace(cluster, nodes=(node,))
         cluster = _attach(
-            store, planned, lambda pool: _survey_site(planned, site, given, pool, report), report
+            store, planned, lambda pool: _survey_site(planned, site, login, pool, report), report
         )
-        store.add_event(name, "attached", system=system, version=cluster.site_info["version"])
+        store.add_event(name, "attached", system=login.system, version=cluster.site_info["version"])
     return cluster
 
 
@@ -498,7 +518,7 @@ def suggest_size(cluster: Cluster) -> str:
 
 
 def _survey_site(
-    cluster: Cluster, site: BatchSite, given: Attach, pool: Pool, report: Reporter
+    cluster: Cluster, site: BatchSite, login: SiteLogin, pool: Pool, report: Reporter
 ) -> Cluster:
     node = cluster.launcher
     if not node.here:
@@ -507,7 +527,7 @@ def _survey_site(
         "batch/attach.sh.j2",
         name=cluster.name,
         id=cluster.id,
-        workdir=given.workdir,
+        workdir=login.workdir,
         files={
             "bin/survey": load_system(site.name).survey(),
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),

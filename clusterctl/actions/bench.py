@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from clusterctl.actions import call, run, verify
 from clusterctl.actions.common import open_pool
 from clusterctl.actions.run import Printed
-from clusterctl.core.job import Job, JobState
+from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster, Reporter
 from clusterctl.core.text import count
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
@@ -17,7 +17,7 @@ from clusterctl.insight import cost, scaling
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.scaling import Curve, Curves
 from clusterctl.insight.verify import Measurements
-from clusterctl.options.jobs import BenchAllreduce, BenchScaling
+from clusterctl.project.program import Resolved
 from clusterctl.state.store import Store
 
 PROGRAM = "reduce_all.py"
@@ -25,36 +25,52 @@ LIMIT = 600.0
 """Seconds of one run of it."""
 
 
-LARGEST = 8 << 20
-"""Bytes of the largest message."""
-REPEATS = 3
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What `bench allreduce` measures. `backends` () are those that the nodes have; `ranks` 0 is
+    one per GPU, else one per worker."""
+
+    backends: tuple[str, ...] = ()
+    largest: int = 8 << 20
+    ranks: int = 0
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """What `bench scaling` runs, and how often with each number of ranks."""
+
+    spec: JobSpec
+    resolved: Resolved
+    secrets: Mapping[str, str]
+    requirements: str
+    ranks: tuple[int, ...]
+    repeats: int
 
 
 def measure_allreduce(
-    store: Store, cluster: Cluster, wanted: BenchAllreduce, report: Reporter
+    store: Store, cluster: Cluster, wanted: Sizes, report: Reporter, *, now: bool
 ) -> Curves:
-    """Raises RecordError while a job runs, unless it is --now; UsageError for a batch system;
-    JobError if no backend works."""
-    verify.require_measurable(store, cluster, report, now=wanted.now)
-    measured = _find_or_measure(store, cluster, report, quick=True, now=wanted.now)
-    repeats = wanted.repeats or REPEATS
+    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
+    no backend works."""
+    verify.require_measurable(store, cluster, report, now=now)
+    limit = scaling.find_limit(_find_or_measure(store, cluster, report, quick=True, now=now))
     rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
     with open_pool(store, cluster) as pool:
         for backend in wanted.backends or verify.list_backends(cluster):
-            found: list[Sequence[MetricPoint]] = []
-            largest = str(wanted.max_size or LARGEST)
-            args = ("--backend", backend, "--max-bytes", largest, "--metrics")
+            repeats: list[Sequence[MetricPoint]] = []
+            args = ("--backend", backend, "--max-bytes", str(wanted.largest), "--metrics")
             try:
-                for number in range(repeats):
-                    report(f"all-reduce over {backend}, {number + 1} of {repeats}")
+                for number in range(wanted.repeats):
+                    report(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
                     job, printed = run.run_bundled(
                         *(store, cluster, pool, "bench", PROGRAM, args),
                         backend=backend,
                         ranks=wanted.ranks,
                         timeout=LIMIT,
                     )
-                    found.append(_read_points(job, printed))
+                    repeats.append(_read_points(job, printed))
             except NodeUnreachable:
                 raise
             except ClusterctlError as error:
@@ -64,38 +80,41 @@ def measure_allreduce(
                 raise UsageError(
                     "an all-reduce needs two ranks or more", hint="for example --ranks 2"
                 )
-            rows += scaling.make_rows(backend, job.ranks, found)
+            rows += scaling.make_rows(backend, job.ranks, repeats)
     if not rows:
         name, why = next(iter(failed.items()))
         raise JobError(
             f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor` shows why"
         )
-    limit = scaling.find_limit(measured)
-    curves = Curves(tuple(rows), limit, repeats, failed, time.time())
+    curves = Curves(tuple(rows), limit, wanted.repeats, failed, time.time())
     verify.keep(store, cluster, "bench allreduce", curves)
     return curves
 
 
 def measure_scaling(
-    store: Store,
-    cluster: Cluster,
-    wanted: BenchScaling,
-    prepare: Callable[[int, int], run.Prepared],
-    report: Reporter,
+    store: Store, cluster: Cluster, wanted: Series, report: Reporter, *, now: bool
 ) -> Curve:
-    """Runs the program, as `prepare` plans it for a number of ranks and of a job, with each number
-    of ranks, by turns, so that what changes in the meantime changes all of them. Raises JobError if
-    a run fails, UsageError and LaunchError before any."""
-    verify.require_measurable(store, cluster, report, now=wanted.now)
-    for ranks in wanted.counts:
-        spec = prepare(ranks, store.read_next_job_id()).job.spec
-    measured = _find_or_measure(store, cluster, report, quick=False, now=wanted.now)
-    machine = scaling.choose_basis(measured, cluster.shares_machine, spec.backend)
+    """Runs the program with each number of ranks, by turns, so that what changes in the meantime
+    changes all of them. Raises JobError if a run fails, UsageError and LaunchError before any."""
+    verify.require_measurable(store, cluster, report, now=now)
+
+    def prepare(ranks: int, number: int) -> run.Prepared:
+        spec = replace(wanted.spec, ranks=ranks)
+        return run.prepare(
+            *(cluster, spec, wanted.resolved, wanted.secrets),
+            number=number,
+            requirements=wanted.requirements,
+        )
+
+    for ranks in wanted.ranks:
+        prepare(ranks, store.read_next_job_id())
+    measured = _find_or_measure(store, cluster, report, quick=False, now=now)
+    machine = scaling.choose_basis(measured, cluster.shares_machine, wanted.spec.backend)
     found = []
-    total = len(wanted.counts) * (wanted.repeats or REPEATS)
+    total = len(wanted.ranks) * wanted.repeats
     with open_pool(store, cluster) as pool:
         for number in range(total):
-            ranks = wanted.counts[number % len(wanted.counts)]
+            ranks = wanted.ranks[number % len(wanted.ranks)]
             report(f"run {number + 1} of {total}: {count(ranks, 'rank')}")
             prepared = prepare(ranks, store.reserve_job_id())
             job, printed = run.run_quietly(store, prepared, pool, "bench")
@@ -103,7 +122,7 @@ def measure_scaling(
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
-    curve = scaling.make_curve(spec.program.target, found, machine, _make_pricing(cluster))
+    curve = scaling.make_curve(wanted.spec.program.target, found, machine, _make_pricing(cluster))
     curve = replace(curve, time=time.time())
     verify.keep(store, cluster, "bench scaling", curve)
     return curve

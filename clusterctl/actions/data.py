@@ -25,7 +25,6 @@ from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
 from clusterctl.jobs.fetch import put_folder
-from clusterctl.options.clusters import DataGet
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import LocalChannel, Pool
 from clusterctl.transport.protocol import Channel
@@ -81,8 +80,20 @@ class CopiedDataSet:
     pushed: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class GetOptions:
+    """`mirror`: "" for each data set's own. `cluster`: None for the only one, if there is one.
+    `name` and `sha256`: of what a URL names, "" for its own name, and for no check."""
+
+    mirror: str = ""
+    cluster: str | None = None
+    push: bool = True
+    name: str = ""
+    sha256: str = ""
+
+
 def get(
-    store: Store, name: str, given: DataGet, progress: Progress, report: Reporter
+    store: Store, name: str, options: GetOptions, progress: Progress, report: Reporter
 ) -> CopiedDataSet:
     """Downloads the data set of that name if it is not here, and copies it to the workers.
 
@@ -91,24 +102,24 @@ def get(
         ProviderError: The mirror fails, or a worker refuses.
         NodeUnreachable, RecordError: About the cluster.
     """
-    dataset, target = find_data(name), _choose_target(store, given)
+    dataset, target = find_data(name), _choose_target(store, options)
     root = store.home.make(locate_copies(store))
     if datasets.is_here(dataset, root):
         report(f"{name} is already on this machine")
     else:
-        download(dataset, root, given.mirror, progress, report)
+        download(dataset, root, options.mirror, progress, report)
     path = root / name
     if target is None:
-        if not given.no_push:
+        if options.push:
             report(f"no cluster yet: `clusterctl data push {name}` copies it later")
         return CopiedDataSet(name, str(path), ())
     return CopiedDataSet(name, str(path), copy(store, target, path, name, dataset.mark, report))
 
 
-def _choose_target(store: Store, given: DataGet) -> Cluster | None:
+def _choose_target(store: Store, options: GetOptions) -> Cluster | None:
     """Where the data goes, if anywhere: a wrong name is an error before the download."""
-    if not given.no_push and (given.cluster is not None or store.list_names()):
-        return require_ready(choose_cluster(store, given.cluster))
+    if options.push and (options.cluster is not None or store.list_names()):
+        return require_ready(choose_cluster(store, options.cluster))
     return None
 
 
@@ -265,24 +276,24 @@ class UnreachableSource(ProviderError):
 
 
 def download_on_nodes(
-    store: Store, url: str, given: DataGet, progress: Progress, report: Reporter
+    store: Store, url: str, options: GetOptions, progress: Progress, report: Reporter
 ) -> CopiedDataSet:
-    """Downloads what is behind the URL to the workers, or with --no-push to this machine.
+    """Downloads what is behind the URL to the workers, or with `push` off to this machine.
 
     Raises:
         UsageError: There is nothing of that name, or it is no valid one.
         ProviderError: The server refuses, a checksum is wrong, or a disk is too small.
         NodeUnreachable, RecordError: About the cluster.
     """
-    target = _choose_target(store, given)
+    target = _choose_target(store, options)
     source = _find(url)
-    name = check_data_name(given.name or source.name)
-    if given.sha256:
+    name = check_data_name(options.name or source.name)
+    if options.sha256:
         if len(source.files) > 1:
             raise UsageError(f"--sha256 is for one file, and {url} has {len(source.files)}")
-        source = replace(source, files=(replace(source.files[0], sha256=given.sha256),))
+        source = replace(source, files=(replace(source.files[0], sha256=options.sha256),))
     if target is None:
-        if not given.no_push:
+        if options.push:
             report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
         root = store.home.make(locate_copies(store))
         _download_here(root, name, source, progress, report)

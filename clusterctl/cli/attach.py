@@ -29,21 +29,27 @@ def attach(given: Attach, console: Console) -> None:
     host = given.logins.get(chosen[0]) or ""
     here = given.hosts is None and not host
     given = given.apply_limits({system, *(["here"] if here else [])}, console.note)
-    if given.identity is not None and not given.identity.is_file():
-        raise UsageError(
-            f"--identity {given.identity}: no such file", hint="give a private key file"
-        )
+    identity, user, workdir = given.identity, given.user, given.workdir
+    if identity is not None and not identity.is_file():
+        raise UsageError(f"--identity {identity}: no such file", hint="give a private key file")
 
     store = common.open_store()
+    key = str(identity.absolute()) if identity else ""
     wanted = given.choose_name() or DEFAULT_NAME
     if given.hosts is not None:
-        made = actions_attach.attach_hosts(store, wanted, given.hosts, given, console.report)
+        machines = actions_attach.Machines(
+            file=given.hosts, user=user, identity=key, workdir=workdir, sudo=given.bootstrap
+        )
+        made = actions_attach.attach_hosts(store, wanted, machines, console.report)
         ready = (
             f"{count(len(made.nodes), 'host')}, {count(sum(n.slots for n in made.workers), 'slot')}"
         )
         size = ""
     else:
-        made = actions_attach.attach_site(store, wanted, system, host, given, console.report)
+        login = actions_attach.SiteLogin(
+            system=system, host=host, user=user, identity=key, workdir=workdir
+        )
+        made = actions_attach.attach_site(store, wanted, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
         size = f"{actions_attach.suggest_size(made)} "
     option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "

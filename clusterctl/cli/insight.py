@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import typer
 from clusterctl.actions import bench, common, compare
 from clusterctl.actions import doctor as actions_doctor
 from clusterctl.actions import report as actions_report
-from clusterctl.actions import run as actions_run
 from clusterctl.actions import top as actions_top
 from clusterctl.actions import verify as actions_verify
 from clusterctl.cli.clusters import document_checks
@@ -150,10 +148,19 @@ def diff(given: Diff, console: Console) -> None:
 # Verbs that measure speed: bench allreduce, bench scaling.
 
 
+REPEATS = 3
+
+
 def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     store = common.open_store()
     cluster = common.choose_cluster(store, given.cluster)
-    found = bench.measure_allreduce(store, cluster, given, console.report)
+    sizes = bench.Sizes(
+        backends=given.backends,
+        largest=given.max_size or bench.Sizes().largest,
+        ranks=given.ranks,
+        repeats=given.repeats or REPEATS,
+    )
+    found = bench.measure_allreduce(store, cluster, sizes, console.report, now=given.now)
     console.result(format_table(scaling.tabulate_allreduce(found)))
     for backend, why in found.failed.items():
         console.note(f"{backend}: {why}")
@@ -196,15 +203,15 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     given = given.apply_limits({cluster.system, running.launcher}, console.note, place)
     running = given.pick_options(Run)
     resolved, spec, secrets = read_program(running)
-
-    def prepare(ranks: int, number: int) -> actions_run.Prepared:
-        return actions_run.prepare(
-            *(cluster, replace(spec, ranks=ranks), resolved, secrets),
-            number=number,
-            requirements=running.requirements,
-        )
-
-    curve = bench.measure_scaling(store, cluster, given, prepare, console.report)
+    series = bench.Series(
+        spec=spec,
+        resolved=resolved,
+        secrets=secrets,
+        requirements=running.requirements,
+        ranks=given.counts,
+        repeats=given.repeats or REPEATS,
+    )
+    curve = bench.measure_scaling(store, cluster, series, console.report, now=given.now)
     console.result(format_table(scaling.tabulate_scaling(curve)))
     for line in _conclude(curve):
         console.note(line)
