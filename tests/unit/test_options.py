@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.options.jobs import VERBS
+from clusterctl.options.jobs import VERBS, find_limit
 from clusterctl.options.table import name_prefix
 from clusterctl.options.values import duration
 from tests.unit.calling import Call, clusterctl, judge
@@ -216,3 +216,27 @@ def test_help_for_a_reader_that_has_gone(words: tuple[str, ...]) -> None:
     done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_disk_behind_the_output_is_no_bug() -> None:
+    with open("/dev/full", "wb") as full:
+        argv = [sys.executable, "-m", "clusterctl", "run", "--help"]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, "cannot write the output" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "works", "fails"),
+    [
+        ("--mpi", "slurm srun", "slurm mpirun"),
+        ("--signal", "slurm", "slurm emit"),
+        ("--requeue", "sge", "sge interactive"),
+        ("--partition", "slurm", "sge"),
+        ("--account", "sge", "direct"),
+        ("--nodes", "direct", "sge"),
+        ("-pe", "sge", "slurm"),
+    ],
+)
+def test_where_options_of_batch_systems_work(option: str, works: str, fails: str) -> None:
+    assert find_limit("run", option, works.split()) is None
+    assert find_limit("run", option, fails.split()) is not None
