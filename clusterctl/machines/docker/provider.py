@@ -203,7 +203,8 @@ class DockerProvider(Provider):
                 f"cluster {cluster.name} was not fully removed: {', '.join(left)}",
                 hint="check what uses it (docker inspect), then run down again",
             )
-        report("asked the engine again: nothing of the cluster is left on it")
+        label = f"{containers.CLUSTER}={cluster.id}"
+        report(f"asked the engine again: no container, network or volume has the label {label}")
 
 
 _LET_IN = ("user.pub", "mesh.pub")
