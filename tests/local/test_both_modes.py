@@ -277,6 +277,7 @@ def test_nobody_else_can_take_the_place_of_a_temporary_folder(lab: Lab, tmp_path
         squatted.append(first)
         lab.up(1)
         assert lab.site.scratch != first
+        assert lab.ssh("worker-1", 'cd "$TMPDIR" && pwd') == f"{lab.site.scratch}/1"
         (lab.site.scratch / "1").rmdir()
         (lab.site.scratch / "1").symlink_to(tmp_path)
         lab.up(1)

@@ -461,7 +461,7 @@ def test_partitions() -> None:
     text = (
         "main|idle|2|0/8/0/8|(null)|gpu:0|\nmain|mix|1|2/2/0/4|(null)|gpu:0|\n"
         "gpu|alloc|1|64/0/0/64|gpu:a100:4(S:0-1)|gpu:a100:3(IDX:0-2)|\n"
-        "gpu|down*|1|0/0/64/64|gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)|\nnonsense\n"
+        "gpu|down*|1|0/64/0/64|gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)|\nnonsense\n"
     )
     assert load_site("slurm").parse_queues(text) == (
         Queue(name="main", nodes=3, free_nodes=2, slots=12, free_slots=10),
