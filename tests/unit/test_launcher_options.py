@@ -81,8 +81,8 @@ def find_fault(launcher: str, line: str) -> str:
         return f"is {found}"
     if found == ["ignored"] and f"ignored: {option}" not in asked.note:
         return asked.note
-    if len(values) == 1 and option[:2] == "--":
-        joined = ask([*launcher.split(), f"{option}={values[0]}", "./prog", "2"])
+    if option[:2] == "--" and (line[-1] == "?" or len(values) == 1):
+        joined = ask([*launcher.split(), f"{option}={''.join(values) or 2}", "./prog", "2"])
         if not isinstance(joined, Asked) or list_classes(joined, without) != found:
             return f"with =: {joined}"
     return ""
