@@ -182,8 +182,24 @@ def test_variables_before_a_command_are_given_to_the_ranks() -> None:
     assert translate(["A=1", "t.py"]).note.endswith("instead of env, with --env A=1")
 
 
-@pytest.mark.parametrize("line", ["timeout", "command -v mpirun", "timeout 5 python t.py mpirun"])
-def test_words_before_a_command_that_is_no_launcher(line: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "train.py",
+        "python t.py",
+        "accelerate env",
+        "nvidia-smi -L",
+        "env",
+        "uv pip list",
+        "x" * 5000,
+        "timeout",
+        "command -v mpirun",
+        "timeout 5 python t.py mpirun",
+        "python -m pkg A=1",
+    ],
+)
+def test_words_that_start_no_launcher(line: str) -> None:
     assert translate(line.split()).launcher == ""
 
 
@@ -193,16 +209,6 @@ def test_what_became_of_words_before_and_behind_a_launcher() -> None:
     asked = translate(["srun", "-c", "8", "torchrun", "--nproc_per_node=2", "--rdzv_id=7", "t.py"])
     assert "instead of srun and torchrun" in asked.note
     assert set(asked.ignored) == {"-c 8", "--rdzv_id 7"}
-
-
-@pytest.mark.parametrize("line", ["env", "uv pip list", "python -m pkg A=1", "x" * 5000])
-def test_other_words_are_left_as_they_are(line: str) -> None:
-    assert translate(line.split()).launcher == ""
-
-
-@pytest.mark.parametrize("line", ["accelerate env", "train.py", "nvidia-smi -L", "", "python t.py"])
-def test_what_is_no_launcher(line: str) -> None:
-    assert translate(line.split()).launcher == ""
 
 
 @pytest.mark.parametrize("case", read_rows("launcher-lines", "refused"), ids=itemgetter("line"))

@@ -16,7 +16,7 @@ from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import resolve_program
-from clusterctl.project.tree import END_OF_ARCHIVE, Tree, find_tree, write_archive
+from clusterctl.project.tree import END_OF_ARCHIVE, find_tree, write_archive
 from clusterctl.state.home import Home
 from tests.unit.making import job
 
@@ -356,20 +356,16 @@ def test_no_such_folder(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------- archive
 
 
-def tree_of(root: Path) -> Tree:
-    return find_tree(root)
-
-
 def test_the_name_depends_on_content_alone(tmp_path: Path) -> None:
     home, names = Home(tmp_path / "state"), []
     for folder in ("one", "two"):
         write(tmp_path / folder, {"a": "a", "sub/b": "b"})
         (tmp_path / folder / "sub" / "link").symlink_to("b")
-        names.append(write_archive(tree_of(tmp_path / folder), home))
+        names.append(write_archive(find_tree(tmp_path / folder), home))
     os.utime(tmp_path / "two" / "a", (1, 1))
     if os.geteuid() == 0:
         os.chown(tmp_path / "two" / "a", 12345, 12345)
-    assert {*names, write_archive(tree_of(tmp_path / "two"), home)} == {names[0]}
+    assert {*names, write_archive(find_tree(tmp_path / "two"), home)} == {names[0]}
     assert [path.name for path in home.stages.iterdir()] == [names[0]]
     changes: list[Callable[[Path], object]] = [
         lambda root: (root / "a").write_text("b"),
@@ -379,7 +375,7 @@ def test_the_name_depends_on_content_alone(tmp_path: Path) -> None:
     ]
     for change in changes:
         change(tmp_path / "two")
-        names.append(write_archive(tree_of(tmp_path / "two"), home))
+        names.append(write_archive(find_tree(tmp_path / "two"), home))
     assert len(set(names)) == 1 + len(changes)
 
 
@@ -439,7 +435,7 @@ def test_joined_archives(tmp_path: Path) -> None:
     write(tmp_path / "root", {"a": "a" * 513, "empty": "", "run": "#!/bin/sh"})
     (tmp_path / "root" / "run").chmod(0o700)
     home = Home(tmp_path / "state")
-    name = write_archive(tree_of(tmp_path / "root"), home)
+    name = write_archive(find_tree(tmp_path / "root"), home)
     data = (
         project_tree.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
         + project_tree.pack_library()
@@ -463,7 +459,7 @@ def test_joined_archives(tmp_path: Path) -> None:
 def test_a_file_that_vanishes_is_one_clear_error(tmp_path: Path) -> None:
     write(tmp_path / "root", {"a": "a", "b": "b"})
     home = Home(tmp_path / "state")
-    tree = tree_of(tmp_path / "root")
+    tree = find_tree(tmp_path / "root")
     (tmp_path / "root" / "b").unlink()
     with pytest.raises(UsageError) as caught:
         write_archive(tree, home)
