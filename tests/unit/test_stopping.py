@@ -55,7 +55,9 @@ class Impatient:
     def close(self) -> None:
         pass
 
-    def run(self, command: str, **options: Any) -> NodeResult:
+    def run(self, command: str | dict[str, str], *names: object, **options: Any) -> Any:
+        if isinstance(command, dict):
+            return [self.run(text) for text in command.values()]
         signal.raise_signal(self.number)
         self.told.append(command)
         code = None if self.error else 0
