@@ -16,13 +16,6 @@ from tests.unit.diagnosed import (
     view,
 )
 
-GLOO_CLOSED = "[tcp/pair.cc:534] gloo/transport/tcp: Connection closed by peer"
-
-
-def closed(rank: int, when: float) -> tuple[str, ...]:
-    """A rank that failed because another one had gone."""
-    return (f"rank {rank}", f"exit {rank} 1 {when} 1", f"err {rank} {encoded(GLOO_CLOSED)}")
-
 
 def test_the_first_failure_counts_by_one_clock() -> None:
     """worker-2 is a minute behind: its rank seems to have failed first, and did not."""
