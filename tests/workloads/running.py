@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,10 +70,10 @@ class Programs:
         return path
 
     def alone(self, script: str | Path, *arguments: object) -> Ended:
-        return self._run([*self.python, WORKLOADS / script, *arguments])
+        return self.run([*self.python, WORKLOADS / script, *arguments])
 
     def mpirun(self, ranks: int, script: str | Path, *arguments: object) -> Ended:
-        return self._run([*self.mpirun_argv(ranks), *self.python, WORKLOADS / script, *arguments])
+        return self.run([*self.mpirun_argv(ranks), *self.python, WORKLOADS / script, *arguments])
 
     def mpirun_argv(self, ranks: int) -> list[str]:
         argv = [self.need("mpirun"), "-np", str(ranks), "--bind-to", "none"]
@@ -84,9 +85,31 @@ class Programs:
     def torchrun(self, ranks: int, script: str | Path, *arguments: object) -> Ended:
         argv = [*self.python, "-m", "torch.distributed.run", "--standalone"]
         program = ["--no-python", *self.python, WORKLOADS / script, *arguments]
-        return self._run([*argv, f"--nproc-per-node={ranks}", *program])
+        return self.run([*argv, f"--nproc-per-node={ranks}", *program])
 
-    def _run(self, argv: Sequence[object]) -> Ended:
+    def start(self, argv: Sequence[object], **options: Any) -> subprocess.Popen[bytes]:
+        """In the background: `wait_for` looks at what it writes."""
+        with open(self.folder / "out.txt", "wb") as stream:
+            return subprocess.Popen(
+                [str(part) for part in argv],
+                cwd=self.folder,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                **options,
+            )
+
+    def wait_for(self, text: str) -> None:
+        """Until that is written by what was started."""
+        deadline = time.monotonic() + 50
+        while text not in self.written and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    @property
+    def written(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    def run(self, argv: Sequence[object]) -> Ended:
         # Files: mpirun 5.0.11 loses lines of ranks when its own stdout is a pipe.
         out, err = self.folder / "stdout.txt", self.folder / "stderr.txt"
         with open(out, "w") as stdout, open(err, "w") as stderr:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,22 +58,14 @@ def test_a_program_saves_at_sigterm_and_goes_on_as_if_nothing_had_happened(
         making.mnist(programs.folder / "mnist", 120, 40)
     ranks = 2 if "averaging" in name else 1
     launcher = [] if ranks == 1 else programs.mpirun_argv(ranks)
-    out, snapshot = programs.folder / "out.txt", programs.folder / "snapshot.pt"
+    snapshot = programs.folder / "snapshot.pt"
     command = [*launcher, *programs.python, WORKLOADS / name, *arguments[1:], 100_000]
-    with open(out, "wb") as stdout:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            cwd=programs.folder,
-            env=programs.environment(),
-            stdout=stdout,
-        )
-    deadline = time.monotonic() + 50
-    while "Epoch 1 " not in out.read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    process = programs.start(command)
+    programs.wait_for("Epoch 1 ")
     stop(process, ranks)
-    assert process.wait(timeout=20) == 143, out.read_text()
+    assert process.wait(timeout=20) == 143, programs.written
     done = int(torch.load(snapshot, weights_only=True)["epochs"])
-    assert f"SIGTERM: stopped after epoch {done - 1}, saved in snapshot.pt" in out.read_text()
+    assert f"SIGTERM: stopped after epoch {done - 1}, saved in snapshot.pt" in programs.written
 
     def train() -> Ended:
         if ranks == 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -235,23 +234,14 @@ def test_the_gpu_program_on_cpus(programs: Programs) -> None:
 
 
 def test_sigterm_saves_the_epoch_and_ends_with_143(programs: Programs) -> None:
-    out = programs.folder / "out.txt"
-    with open(out, "w") as stdout:
-        process = subprocess.Popen(
-            [sys.executable, WORKLOADS / CPU, "1000000", "1000000"],
-            cwd=programs.folder,
-            env=programs.environment(),
-            stdout=stdout,
-        )
-    deadline = time.monotonic() + 30
-    while "Epoch 3 " not in out.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    process = programs.start([sys.executable, WORKLOADS / CPU, "1000000", "1000000"])
+    programs.wait_for("Epoch 3 ")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 143
-    last = [line for line in out.read_text().splitlines() if "] Epoch " in line][-1]
+    last = [line for line in programs.written.splitlines() if "] Epoch " in line][-1]
     saved = state(programs.folder / "snapshot.pt")["epochs"]
     assert saved == int(last.split()[2]) + 1 >= 4
-    assert f"SIGTERM: stopped after epoch {saved - 1}" in out.read_text()
+    assert f"SIGTERM: stopped after epoch {saved - 1}" in programs.written
 
 
 @pytest.mark.mpi
@@ -289,17 +279,11 @@ def test_reduce_all_fails_if_a_sum_is_wrong(programs: Programs) -> None:
 @pytest.mark.mpi
 def test_hello_in_c(programs: Programs, need: Any) -> None:
     need("gcc")
-    binary = programs.folder / "hello"
-    subprocess.run(
-        [need("mpicc"), str(WORKLOADS / "hello.c"), "-Wall", "-Werror", "-o", str(binary)],
-        check=True,
-        env=programs.environment(),
+    compiled = programs.run(
+        [need("mpicc"), WORKLOADS / "hello.c", "-Wall", "-Werror", "-o", "hello"]
     )
-    out = programs.folder / "hello.txt"
-    with open(out, "w") as stdout:
-        argv = [*programs.mpirun_argv(3), str(binary)]
-        subprocess.run(argv, check=True, env=programs.environment(), stdout=stdout, timeout=60)
-    text = out.read_text()
+    assert compiled.code == 0, compiled
+    text = programs.run([*programs.mpirun_argv(3), programs.folder / "hello"]).out
     assert sorted(re.findall(r"Hello from rank (\d) of 3 on \S+", text)) == ["0", "1", "2"]
     assert "ok: 3 of 3 ranks answered" in text
 

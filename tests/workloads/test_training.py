@@ -320,23 +320,11 @@ def test_one_ctrl_c_is_enough_and_leaves_nothing(programs: Programs, pets: list[
     mark = f"TRAINLIB_TEST_MARK={os.urandom(8).hex()}"
     name, _, value = mark.partition("=")
     programs.extra = {name: value}
-    out = programs.folder / "out.txt"
     program = [sys.executable, WORKLOADS / "train_imagenette.py", *pets, "--augs-on"]
     argv = [*programs.mpirun_argv(2), *program, "--epochs", 100_000]
-    with open(out, "w") as stream:
-        process = subprocess.Popen(
-            [str(word) for word in argv],
-            cwd=programs.folder,
-            env=programs.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + 50
-    while "Epoch 0 " not in out.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(processes_with(mark)) >= 3, out.read_text()
+    process = programs.start(argv, stderr=subprocess.STDOUT, start_new_session=True)
+    programs.wait_for("Epoch 0 ")
+    assert len(processes_with(mark)) >= 3, programs.written
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=30) != 0
     deadline = time.monotonic() + 10
@@ -372,15 +360,12 @@ def test_the_table_of_reduce_all(programs: Programs, backend: str) -> None:
 @pytest.mark.all
 def test_the_same_table_in_cpp(programs: Programs, need: Any) -> None:
     need("g++")
-    binary = programs.folder / "allreduce"
-    argv = [need("mpic++"), str(WORKLOADS / "allreduce.cpp"), "-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([*argv, "-o", str(binary)], check=True, env=programs.environment())
-    out = programs.folder / "table.txt"
-    with open(out, "w") as stdout:
-        argv = [*programs.mpirun_argv(3), str(binary), "40000"]
-        subprocess.run(argv, check=True, env=programs.environment(), stdout=stdout, timeout=60)
-    assert "ok: 3 ranks, each holds 3 = W(W-1)/2, over mpi" in out.read_text()
-    assert_table(out.read_text(), 3)
+    argv = [need("mpic++"), WORKLOADS / "allreduce.cpp", "-O2", "-Wall", "-Wextra", "-Werror"]
+    compiled = programs.run([*argv, "-o", "allreduce"])
+    assert compiled.code == 0, compiled
+    ended = programs.run([*programs.mpirun_argv(3), programs.folder / "allreduce", 40_000])
+    assert "ok: 3 ranks, each holds 3 = W(W-1)/2, over mpi" in ended.out
+    assert_table(ended.out, 3)
 
 
 # ------------------------------------------------------------------------------- command lines
