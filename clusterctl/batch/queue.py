@@ -30,9 +30,9 @@ from clusterctl.core.job import (
     LaunchPlan,
     Placement,
     Reason,
-    parse_concurrency,
 )
 from clusterctl.core.model import Cluster
+from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher, torchrun

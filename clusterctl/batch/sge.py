@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
-from clusterctl.core.job import JobSpec, JobState, parse_concurrency
+from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
+from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count
 from clusterctl.errors import UsageError
 

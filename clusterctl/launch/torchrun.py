@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from clusterctl.core.job import JobSpec, LaunchPlan, Placement, Reason, parse_concurrency
+from clusterctl.core.job import JobSpec, LaunchPlan, Placement, Reason
 from clusterctl.core.model import Cluster, Node
+from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.environment import OF_RANKS, build_environment, list_program

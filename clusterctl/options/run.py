@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.core import job as core_job
+from clusterctl.core.sweep import check_array, check_axis
 from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems, table
 from clusterctl.options.batch import BATCH_SYSTEMS
@@ -124,12 +124,12 @@ class Run(Started, heading=JOBS, module="run"):
     )
     sweep = texts(
         *("--sweep", SWEEP, "Run once per value: lr=0.1,0.01; repeatable", "NAME=VALUES"),
-        check=core_job.check_axis,
+        check=check_axis,
         settable=False,
     )
     array = text(
         *("--array", SWEEP, "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
-        check=core_job.check_array,
+        check=check_array,
         settable=False,
     )
     python_module = text(

@@ -11,8 +11,9 @@ import pytest
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets
-from clusterctl.core.job import MOST, Job, JobState, list_points, parse_concurrency
+from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Accelerator, Cluster, Role
+from clusterctl.core.sweep import MOST_POINTS, list_points, parse_concurrency
 from clusterctl.errors import UsageError
 from clusterctl.jobs import submit
 from clusterctl.launch.launcher import Request
@@ -84,7 +85,7 @@ def test_too_many_points_and_names_given_twice_are_refused() -> None:
     for sweep, array in (
         (("a=0..999", "b=0..99"), ""),
         ((f"a=1..{10**30}",), ""),
-        ((), f"0-{MOST}"),
+        ((), f"0-{MOST_POINTS}"),
     ):
         with pytest.raises(UsageError, match="points are more than a job may have"):
             list_points(sweep, array)
@@ -107,8 +108,8 @@ def test_the_points_of_an_array_are_counted_over_all_parts(array: str, total: in
 
 
 def test_an_array_may_name_a_point_twice_and_have_as_many_as_allowed() -> None:
-    assert len(list_points((), f"0-{MOST - 1},0-99")) == MOST
-    assert len(list_points((), f"0-{2 * MOST - 1}:2")) == MOST
+    assert len(list_points((), f"0-{MOST_POINTS - 1},0-99")) == MOST_POINTS
+    assert len(list_points((), f"0-{2 * MOST_POINTS - 1}:2")) == MOST_POINTS
 
 
 def planned(where: Cluster, **changes: object) -> Job:
