@@ -43,7 +43,7 @@ def launch(given: Launch, console: Console) -> None:
         *(running.max_stage, running.include),
         once=running.once,
     )
-    stdin = cli_run.read(piped=running.stdin and not given.dry_run, limit=running.max_stage)
+    stdin = cli_run.read_stdin(piped=running.stdin and not given.dry_run, limit=running.max_stage)
     actions_run.check_packages(resolved, running.requirements)
     store = common.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.

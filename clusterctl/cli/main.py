@@ -269,7 +269,7 @@ class Command(TyperCommand):
         return render_verb(self.path)
 
     def invoke(self, ctx: Any) -> Any:
-        given = read(self.path, ctx.params, ctx.args)
+        given = read_options(self.path, ctx.params, ctx.args)
         with Console.get_current().show_waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
@@ -411,7 +411,7 @@ def _make_parameter(option: Option[Any]) -> Any:
     )
 
 
-def read(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
+def read_options(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     """What was given to a verb: on the command line, else by a variable, else in a settings file.
     Raises UsageError for what it does not take, after --json has had its effect."""
     verb, settings = VERBS[path], table.read_settings(group_by_word())

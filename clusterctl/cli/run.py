@@ -51,7 +51,7 @@ CHUNK = 1 << 20
 """Bytes that are read at a time."""
 
 
-def read(*, piped: bool, limit: int = 0) -> Stdin | None:
+def read_stdin(*, piped: bool, limit: int = 0) -> Stdin | None:
     """A file that the shell has opened for this command; with `piped`, all that comes until its
     end. None: rank 0 gets nothing. `limit`: bytes; 0: the usual one.
 
@@ -202,7 +202,7 @@ def read_program(
     resolved = actions_run.resolve_run(
         *(list(given.command), module, given.stage, files, given.source, given.max_stage),
         include=given.include,
-        stdin=stdin or read(piped=given.stdin, limit=given.max_stage),
+        stdin=stdin or read_stdin(piped=given.stdin, limit=given.max_stage),
         once=given.once,
     )
     settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
@@ -353,7 +353,7 @@ def _follow(
 def rerun(given: Rerun, console: Console) -> None:
     from clusterctl.actions import rerun as actions_rerun
 
-    if other := read(piped=False):
+    if other := read_stdin(piped=False):
         raise UsageError(
             f"rerun gives the program the standard input of the earlier job, not {other.name}",
             hint="use `clusterctl run`, or leave it out",
