@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from clusterctl.options.run import Rerun
     from clusterctl.state.store import Store
 
-LINE_LIMIT = 1 << 20
+LINE_LIMIT = 4 << 20
 """Bytes of a line that are kept until its end is there. What is longer becomes several lines."""
 INTERVAL = 5.0
 """Seconds between two states of a progress bar in a file, in a pipe and in JSON."""
