@@ -154,9 +154,6 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
     if old.fetched:
         return found
     folder = fetch.locate_copies(store.locate_job_folder(old.id))
-    wanted = lost and fetch.is_url(old.spec.sync) and not fetch.list_stored(folder)
-    if wanted and fetch.download(old, folder):
-        report(f"copied the files of job {old.id} from {fetch.make_url(old)}")
     for name, copies in sorted(fetch.list_stored(folder).items()):
         files = found.setdefault(name, {})
         newer = {

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -22,7 +21,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -41,9 +39,6 @@ from clusterctl.transport import copying, protocol
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Transport
 from clusterctl.transport.ssh import CONNECT_LIMIT
-
-if TYPE_CHECKING:
-    from clusterctl.data.s3 import Bucket
 
 LIST_TIMEOUT = 60.0
 LINK_TIMEOUT = 60.0
@@ -599,29 +594,15 @@ def list_stored(target: Path) -> dict[str, Copies]:
     """What `bring` has put below `target`, by node. What has a damaged note comes anew."""
     found = {}
     for path in target.glob(".*.json"):
-        with suppress(OSError):
-            if copies := parse_copies(path.read_bytes()):
-                found[path.name[1 : -len(".json")]] = copies
+        with suppress(OSError), suppress(ValueError, RecursionError):
+            copies = msgspec.convert(json.loads(path.read_bytes()), Copies)
+            found[path.name[1 : -len(".json")]] = copies
     return found
 
 
-def parse_copies(content: bytes) -> Copies | None:
-    """What a note says; None where it is damaged."""
-    with suppress(ValueError, RecursionError):
-        return msgspec.convert(json.loads(content), Copies)
-    return None
-
-
-def render_copies(copies: Copies) -> bytes:
-    return json.dumps({"when": copies.when, "files": copies.files}).encode()
-
-
 def claim(job: Job, job_folder: Path) -> None:
-    """Makes a new folder below that of --sync the place of the copies, or one in a bucket theirs.
-    UsageError where it has files already, or cannot be made; ProviderError from a bucket."""
-    if is_url(job.spec.sync):
-        claim_bucket(job)
-        return
+    """Makes a new folder below that of --sync the place of the copies. UsageError where it has
+    files already, or cannot be made."""
     target = Path(job.spec.sync, f"job-{job.id}")
     with explain_write_errors(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -638,12 +619,11 @@ def claim(job: Job, job_folder: Path) -> None:
 def describe_synced(job: Job, job_folder: Path, missing: str = "") -> str:
     """Where --sync has brought the outputs, for people. `missing`: why the last ones are not
     there."""
-    folder = locate_copies(job_folder).resolve()
-    target = folder if not is_url(job.spec.sync) else make_url(job)
+    target = locate_copies(job_folder).resolve()
     if missing:
         how = f"`clusterctl fetch {job.id}` copies everything that the nodes still have"
         return f"{target} lacks the last outputs of job {job.id}: {missing}; {how}"
-    if not any(copies.files for copies in list_stored(folder).values()):
+    if not any(copies.files for copies in list_stored(target).values()):
         return f"job {job.id} has no outputs that --sync copies to {target}"
     return f"the outputs of job {job.id} are in {target}"
 
@@ -699,8 +679,6 @@ class Keeper:
                         if limit.passed:
                             return "another clusterctl is copying them"
                         time.sleep(0.2)
-                if is_url(self._job.spec.sync):
-                    upload(self._job, target)
         except (ClusterctlError, OSError) as error:
             return describe_reason(error)
         return ""
@@ -782,89 +760,7 @@ def _bring_node(
             (target / name).mkdir(exist_ok=True)
             copying.move_into(Path(scratch, name), target / name)
     have = tuple(item for item in files if item in had or item[0] in came)
-    write_atomic(target / f".{name}.json", render_copies(Copies(copies.when, have)))
+    note = json.dumps({"when": copies.when, "files": have}).encode()
+    write_atomic(target / f".{name}.json", note)
     if not got.ok:
         raise make_error(f"copying outputs of job {job.id}", got)
-
-
-# -------------------------------------------------------------------------------------------------
-# Copies of a job's outputs in a bucket (`--sync s3://…`): those that this machine has brought from
-# the launcher go there while it follows the job, and come back for a job that is resumed.
-#
-# `NODE/PATH` is a file, and `.NODE.json` says which ones are there: it is written behind them.
-
-
-def is_url(sync: str) -> bool:
-    return sync.startswith("s3://")
-
-
-def make_url(job: Job) -> str:
-    return f"{job.spec.sync}/job-{job.id}"
-
-
-def _open(job: Job) -> Bucket:
-    from clusterctl.data.s3 import Bucket  # not for every `run`
-
-    return Bucket(make_url(job))
-
-
-def claim_bucket(job: Job) -> None:
-    """Writes there which job it is, so that a bucket that may not be written to is known before
-    the job starts. Raises ProviderError; UsageError where there is something already."""
-    bucket = _open(job)
-    if not bucket.is_empty():
-        raise UsageError(
-            f"{make_url(job)} is not empty, so the outputs of job {job.id} cannot be copied there",
-            hint="move it away, or choose another --sync URL",
-        )
-    about = {"schema": 1, "job": job.id, "cluster": job.cluster, "program": job.spec.program.target}
-    bucket.write("job.json", json.dumps(about).encode())
-
-
-def upload(job: Job, folder: Path) -> None:
-    """Brings what has changed in `folder`, the copies here, to the bucket, and removes there what
-    the program has. Links stay here. Raises ProviderError, OSError."""
-    bucket = _open(job)
-    for node, copies in list_stored(folder).items():
-        note = folder / f".{node}.sent"
-        before = parse_copies(note.read_bytes()) if note.is_file() else None
-        known = before.files if before else ()
-        files = tuple(item for item in copies.files if not (folder / node / item[0]).is_symlink())
-        if before and files == known:
-            continue
-        for item in set(files).difference(known):
-            bucket.upload(folder / node / item[0], _name(node, item[0]))
-        content = render_copies(replace(copies, files=files))
-        bucket.write(f".{node}.json", content)
-        paths = {path for path, _, _ in files}
-        bucket.delete(_name(node, path) for path, _, _ in known if path not in paths)
-        write_atomic(note, content)
-
-
-def download(job: Job, folder: Path) -> bool:
-    """Brings them back into `folder`, as `bring` leaves them; whether there were any. Raises
-    ProviderError, OSError; RecordError for a note that is damaged."""
-    bucket = _open(job)
-    notes = [name for name in bucket.list() if re.fullmatch(r"\.[a-z0-9.-]+\.json", name)]
-    for note in notes:
-        node = note[1 : -len(".json")]
-        content = bucket.read(note)
-        copies = parse_copies(content)
-        if copies is None:
-            raise RecordError(
-                f"{bucket.url}/{note} is damaged: it does not list the files of {node}",
-                hint="copy the files from the bucket by hand",
-            )
-        for path, _, modified in copies.files:
-            file = folder.joinpath(node, *copying.split_inner_parts(path))
-            make_private(file.parent)
-            bucket.download(_name(node, path), file)
-            os.utime(file, (modified, modified))
-        make_private(folder)
-        write_atomic(folder / note, content)
-    return bool(notes)
-
-
-def _name(node: str, path: str) -> str:
-    """Names of objects are UTF-8; those of files may be anything."""
-    return f"{node}/{os.fsencode(path).decode(errors='backslashreplace')}"

@@ -35,8 +35,8 @@ from clusterctl.options.table import (
 from clusterctl.options.values import (
     byte_size,
     check_resume_args,
-    folder_or_bucket,
     integer,
+    local_folder,
     node_choice,
     pattern,
     python_version,
@@ -179,9 +179,9 @@ class Run(Started, heading=JOBS, module="run"):
         check=pattern,
     )
     sync = text(
-        *("--sync", JOB, "Copy outputs here or to S3 while the job runs", "DIR|URL"),
+        *("--sync", JOB, "Copy outputs to a folder here while the job runs", "DIR"),
         limits=(table.DIRECT, table.SUPERVISED, table.ATTENDED),
-        check=folder_or_bucket,
+        check=local_folder,
     )
     now = flag(
         "--now", MORE_JOB, "Do not wait for other jobs", limits=(table.DIRECT, table.SUPERVISED)

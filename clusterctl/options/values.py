@@ -48,14 +48,10 @@ def pattern(text: str, option: str) -> str:
     return text
 
 
-def folder_or_bucket(text: str, option: str) -> str:
-    """A folder of this machine, whatever the current one is later, or `s3://BUCKET/PREFIX`."""
-    bucket = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f\x7f]*)?", text)
-    if bucket and text.isprintable():
-        return text.rstrip("/")
+def local_folder(text: str, option: str) -> str:
+    """A folder of this machine, whatever the current one is later."""
     if not text or "://" in text:
-        expected = "a folder of this machine or s3://BUCKET/PREFIX"
-        raise _refuse(text, option, expected, "s3://your-bucket/outputs")
+        raise _refuse(text, option, "a folder of this machine", "./outputs")
     return os.path.abspath(os.path.expanduser(text))
 
 
