@@ -113,8 +113,6 @@ LIMIT, LEAST = 12.0, 4.0
 case: on a busy machine Python alone may take as long as the rest."""
 CONNECT, ANSWER, REFRESH = 5.0, 8.0, 3.0
 """Seconds for a connection to a node, for what the node shows, and for the state of the job."""
-RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Where PyTorch's flight recorder writes, by its name now and before: the beginning of a path."""
 SHORTEST = 1.0
 """Seconds within which no stack can be read."""
 SETTLE = 1.0
@@ -316,9 +314,6 @@ def _render_look(job: Job, cluster: Cluster, name: str, *, whole: bool = True) -
         kernel=node_views.KERNEL,
         tail=TAIL,
         peers=peers,
-        python=node.python,
-        working=job.spec.program.folder,
-        recorder=next((job.spec.env[name] for name in RECORDER if name in job.spec.env), ""),
     )
 
 

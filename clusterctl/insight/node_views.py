@@ -15,38 +15,6 @@ import msgspec
 from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
 
 # -------------------------------------------------------------------------------------------------
-# The collectives that PyTorch's flight recorder has noted of a rank, by process group. Pure.
-
-
-class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
-    """A collective in PyTorch's flight recorder: its number in its process group, from 1 on, and
-    the sizes of what the rank brought. `done`: it was seen to end."""
-
-    number: int
-    name: str
-    sizes: tuple[tuple[int, ...], ...]
-    done: bool
-
-    def describe(self) -> str:
-        """`all_reduce of [1000, 10]`."""
-        sizes = ", ".join(str(list(size)) for size in self.sizes[:2])
-        return f"{self.name} of {sizes}" if sizes else self.name
-
-
-class RecordedGroup(msgspec.Struct, frozen=True):
-    """A process group as a rank has recorded it, in the form in which templates/insight/flight.py
-    prints it: who belongs to it, and its latest calls."""
-
-    title: str | None
-    ranks: tuple[int, ...]
-    calls: tuple[RecordedCall, ...]
-
-    def find_call(self, number: int) -> RecordedCall | None:
-        """None for one that it has not made, or made too long ago."""
-        return next((call for call in self.calls if call.number == number), None)
-
-
-# -------------------------------------------------------------------------------------------------
 
 KERNEL = (
     r"Out of memory: Kill|[Mm]emory cgroup out of memory|NVRM: Xid|amdgpu.*(GPU reset|timeout)"
@@ -142,8 +110,6 @@ class Rank:
     looks: tuple[Stack, ...] = ()
     """Its stacks, read again while it was watched."""
     silent: tuple[Silence, ...] = ()
-    recorded: Mapping[str, RecordedGroup] = field(default_factory=dict)
-    """By process group: what PyTorch's flight recorder has written of it, if it is on."""
 
     @property
     def last_line(self) -> str:
@@ -295,7 +261,7 @@ def _add(view: NodeView, word: str, rest: str, boot: float) -> None:
         view.kernel += (KernelLine(boot + float(found[1]), found[2]),)
     elif word == "launcher":
         view.launcher_said = _decode(rest)
-    elif word in ("rank", "exit", "written", "out", "err", "process", "silent", "flight"):
+    elif word in ("rank", "exit", "written", "out", "err", "process", "silent"):
         rank = view.ranks.setdefault(int(first), Rank(int(first), view.name))
         _add_to_rank(rank, word, value)
 
@@ -312,8 +278,6 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
         rank.processes += (read_process(value),)
     elif word == "silent":
         rank.silent += (_read_silence(value),)
-    elif word == "flight":
-        rank.recorded = msgspec.json.decode(_decode(value), type=dict[str, RecordedGroup])
 
 
 def _read_silence(text: str) -> Silence:

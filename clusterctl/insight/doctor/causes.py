@@ -43,7 +43,7 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     """All that is wrong, the cause first."""
     judges = (
         *(_judge_machines, _judge_memory, _judge_disks, _judge_networks, _judge_silences),
-        *(waits.find_stopped, waits.judge_calls),
+        waits.find_stopped,
         *(failures.find_first_failure, failures.find_vanished, failures.find_unfinished),
         *(waits.judge_collectives, _judge_late_nodes, waits.find_limited, waits.find_idle),
         *(_judge_clocks, waits.find_without_stacks, _list_missed),

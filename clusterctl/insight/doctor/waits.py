@@ -28,7 +28,7 @@ from clusterctl.insight.doctor.findings import (
     name_ranks,
 )
 from clusterctl.insight.messages import find_last_error
-from clusterctl.insight.node_views import Rank, RecordedCall, RecordedGroup
+from clusterctl.insight.node_views import Rank
 
 BUSY, IDLE = 0.5, 0.05
 """Processors in use by a rank that computes, and by one that does not."""
@@ -460,71 +460,3 @@ def _describe_holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
         itself = main and holder == main.pid
         why = ", the same that waits: it has opened the file twice" if itself else ""
         yield f"process {holder} on {rank.node}{who} holds the lock{why}"
-
-
-# -------------------------------------------------------------------------------------------------
-# What PyTorch's flight recorder has written: which call of a process group a rank has not made, or
-# has made otherwise than the others. The files outlive their ranks, so that this says it of jobs
-# that have ended, too. Their form:
-# https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
-
-
-_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_allgather_base", "_reduce_scatter_base")
-"""Collectives to which all ranks bring as much."""
-
-
-def judge_calls(evidence: Evidence) -> Iterator[Finding]:
-    """For each process group of which two ranks or more have a record."""
-    found: dict[str, dict[int, RecordedGroup]] = {}
-    for number, rank in evidence.ranks.items():
-        for name, group in rank.recorded.items():
-            if group.calls or number in group.ranks:
-                found.setdefault(name, {})[number] = group
-    for name, groups in found.items():
-        if len(groups) > 1:
-            title = next(iter(groups.values())).title or name
-            yield from _compare_calls(evidence, title, groups)
-
-
-def _compare_calls(
-    evidence: Evidence, title: str, groups: Mapping[int, RecordedGroup]
-) -> Iterator[Finding]:
-    for number in sorted({call.number for group in groups.values() for call in group.calls}):
-        made = {n: call for n, group in groups.items() if (call := group.find_call(number))}
-        forms: dict[tuple[str, str], list[int]] = {}
-        for rank, call in made.items():
-            forms.setdefault(_make_key(call), []).append(rank)
-        if len(forms) > 1:
-            odd = min(forms.values(), key=lambda ranks: (len(ranks), -ranks[0]))
-            calls_made = (f"{name_ranks(r)} made {made[r[0]].describe()}" for r in forms.values())
-            yield evidence.make_finding(
-                "recorded-otherwise",
-                odd,
-                ("PyTorch's flight recorder has both",),
-                number=number,
-                title=title,
-                calls="; ".join(calls_made),
-            )
-            return
-    last = {n: max((call.number for call in g.calls), default=0) for n, g in groups.items()}
-    least = min(last.values())
-    behind = [n for n in groups if last[n] == least]
-    ahead = [n for n in groups if last[n] > least]
-    waited = [call for n in ahead if (call := groups[n].find_call(least + 1))]
-    if not waited or all(call.done for call in waited):
-        return  # they are even, or nobody waited for the others
-    calls = groups[behind[0]].calls
-    told = f"the last call of rank {behind[0]} was {calls[-1].describe()}" if calls else ""
-    yield evidence.make_finding(
-        "recorded",
-        behind,
-        (f"PyTorch's flight recorder: {told or 'it made none'}",),
-        number=least + 1,
-        title=title,
-        call=waited[0].describe(),
-        ahead=name_ranks(ahead),
-    )
-
-
-def _make_key(call: RecordedCall) -> tuple[str, str]:
-    return call.name, str(call.sizes) if call.name in _ONE_SIZE else ""
