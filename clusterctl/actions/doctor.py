@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
-import shlex
-import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from clusterctl.actions import jobs
 from clusterctl.actions.common import open_pool
@@ -22,7 +17,6 @@ from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Phase, Reporter
 from clusterctl.core.stacks import Folded
 from clusterctl.core.text import count
-from clusterctl.errors import UsageError, make_write_error
 from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, waits
 from clusterctl.insight.doctor import findings as doctor_findings
@@ -31,82 +25,8 @@ from clusterctl.insight.node_views import Dump, Moves, NodeView, Rank
 from clusterctl.jobs import control, submit
 from clusterctl.jobs.records import read_stored
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
-from clusterctl.state.home import replace_file
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
-
-# -------------------------------------------------------------------------------------------------
-# One archive of what `doctor` has seen, for an issue.
-
-
-def write(
-    job: Job,
-    evidence: Evidence,
-    findings: Sequence[Finding],
-    path: Path,
-    redact: Callable[[str], str],
-) -> None:
-    """All that was seen, without what `redact` takes out. UsageError where it cannot be written."""
-    shown = _redact_outputs(evidence, redact)
-    told = (*causes.judge(shown), *(f for f in findings if f.kind == "hung"))
-    record = asdict(job)
-    program = record["spec"]["program"]
-    program["args"] = [shlex.join(program["args"])]  # `--token VALUE` is told by its name
-    texts = {
-        "job.json": json.dumps(record, indent=1, default=str),
-        "findings.json": json.dumps(
-            # JSON escapes the quotes and lines by which secrets are told.
-            [_redact_all(asdict(item), redact) for item in told],
-            indent=1,
-        ),
-        "nodes.json": json.dumps(
-            {name: _list_fields(view) for name, view in evidence.nodes.items()},
-            indent=1,
-            default=str,
-        ),
-    }
-    for number, rank in shown.ranks.items():
-        texts[f"rank-{number}.out"], texts[f"rank-{number}.err"] = rank.out, rank.err
-        if rank.stack:
-            texts[f"rank-{number}.stack"] = "".join(f"{frame}\n" for frame in rank.stack.frames)
-    for name, view in evidence.nodes.items():
-        if view.launcher_said:
-            texts[f"launcher-program-{name}.txt"] = view.launcher_said
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for name, text in texts.items():
-            content = redact(text).encode()
-            member = tarfile.TarInfo(f"{path.name.partition('.')[0]}/{name}")
-            member.size, member.mtime, member.mode = len(content), int(time.time()), 0o600
-            archive.addfile(member, io.BytesIO(content))
-    try:
-        replace_file(path, data.getvalue(), mode=0o600)
-    except OSError as error:
-        raise make_write_error(str(path), error, "choose another --bundle FILE") from error
-
-
-def _redact_outputs(found: Evidence, redact: Callable[[str], str]) -> Evidence:
-    """The same with the outputs of ranks redacted as a whole: a finding quotes some of their lines,
-    which alone do not show that they are part of a secret."""
-    ranks = {n: replace(r, out=redact(r.out), err=redact(r.err)) for n, r in found.ranks.items()}
-    return replace(found, ranks=ranks)
-
-
-def _redact_all(value: object, redact: Callable[[str], str]) -> object:
-    """The same value with all its texts redacted."""
-    if isinstance(value, dict):
-        return {key: _redact_all(item, redact) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redact_all(item, redact) for item in value]
-    return redact(value) if isinstance(value, str) else value
-
-
-def _list_fields(view: NodeView) -> Mapping[str, object]:
-    left_out = ("ranks", "launcher_said")
-    return {key: value for key, value in asdict(view).items() if key not in left_out}
-
-
-# -------------------------------------------------------------------------------------------------
 
 LIMIT, LEAST = 12.0, 4.0
 """Seconds from the start of the command to the end of the look, and those that the look has in any
@@ -143,15 +63,10 @@ def diagnose(
     where: str | None,
     report: Reporter,
     *,
-    bundle: Path | None,
-    redact: Callable[[str], str],
     whole_command: bool = False,
 ) -> Diagnosis:
     """Asks the nodes within the limit, which counts from the start of this process where it is a
-    `whole_command`; after `down`, what was saved of the job is judged. `bundle`: a file for all
-    that was seen, without what `redact` takes out. UsageError where it cannot be written."""
-    if bundle and not bundle.absolute().parent.is_dir():
-        raise UsageError(f"{bundle.parent} is not a folder", hint="choose another --bundle FILE")
+    `whole_command`; after `down`, what was saved of the job is judged."""
     began = time.monotonic()
     spent = clock.measure_age() if whole_command else 0.0
     deadline = Deadline(max(LEAST, LIMIT - spent))
@@ -176,7 +91,7 @@ def diagnose(
     summary = causes.summarize(found, findings)
     if cluster and job.state is JobState.QUEUED:
         summary = load_system(cluster.system).describe_wait(job)
-    diagnosis = Diagnosis(
+    return Diagnosis(
         job=job,
         findings=findings,
         stacks=core_stacks.fold(found.stacks, callers=True),
@@ -184,9 +99,6 @@ def diagnose(
         seconds=time.monotonic() - began,
         evidence=found,
     )
-    if bundle:
-        write(job, found, findings, bundle, redact)
-    return diagnosis
 
 
 def _refresh(store: Store, cluster: Cluster, pool: Pool, deadline: Deadline, job: Job) -> Job:

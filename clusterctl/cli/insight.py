@@ -41,15 +41,11 @@ def doctor(given: Doctor, console: Console) -> None:
     number = choose_number(given, store, console)
     found = actions_doctor.diagnose(
         *(store, number, given.cluster, console.report),
-        bundle=given.bundle,
-        redact=redact,
         whole_command=True,
     )
     job = found.job
     console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")
     console.result("\n\n".join([*_render_findings(found), *_render_stacks(found, console.verbose)]))
-    if given.bundle:
-        console.note(f"wrote {given.bundle}: review it before you publish it")
     console.document(
         {
             "job": job.id,
@@ -61,7 +57,6 @@ def doctor(given: Doctor, console: Console) -> None:
                 for item in found.findings
             ],
             "stacks": [_document_stack(item) for item in found.stacks],
-            "bundle": given.bundle,
         }
     )
 

@@ -118,12 +118,8 @@ class Doctor(Common, heading=JOBS, module="insight"):
     ranks printed.
     """
 
-    examples = ("clusterctl doctor", "clusterctl doctor 7 --bundle job-7.tar.gz")
+    examples = ("clusterctl doctor", "clusterctl doctor 7 --json")
     job = LAST_JOB
-    bundle = file(
-        *("--bundle", OPTIONS, "Write all collected data to a .tar.gz file, without secrets"),
-        settable=False,
-    )
     cluster = OF_JOB
 
 
