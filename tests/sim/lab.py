@@ -179,33 +179,26 @@ class Lab:
         kept = [line for line in self.known.read_text().splitlines() if line.split()[0] != name]
         self.known.write_text("\n".join([*kept, f"{name} {public_key.strip()}", ""]))
 
-    def try_ssh(
-        self, name: str, command: str, jump: str = "", strict: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def try_ssh(self, name: str, command: str) -> subprocess.CompletedProcess[str]:
         options = {
             "IdentityFile": str(self.folder / "user"),
             "IdentitiesOnly": "yes",
-            "UserKnownHostsFile": str(self.known) if strict else "/dev/null",
-            "StrictHostKeyChecking": "yes" if strict else "no",
+            "UserKnownHostsFile": str(self.known),
+            "StrictHostKeyChecking": "yes",
             "BatchMode": "yes",
             "ConnectTimeout": "10",
             "LogLevel": "ERROR",
         }
         words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
-        machines = {one.id: one for one in self.ec2.machines.values()}
-        machine = machines.get(self._ids[name])
+        machine = self.ec2.machines.get(self._ids[name])
         if machine is None:
             return subprocess.CompletedProcess([], 255, "", "no such machine")
-        address = machine.private if jump else machine.public
-        if jump:
-            way = f"ubuntu@{machines[self._ids[jump]].public}"
-            first = " ".join(["ssh", *words, "-o", f"HostKeyAlias={jump}", "-W", "%h:%p", way])
-            words += ["-o", f"ProxyCommand={first}"]
-        argv = ["ssh", "-F", "none", *words, "-o", f"HostKeyAlias={name}", f"ubuntu@{address}"]
+        argv = ["ssh", "-F", "none", *words, "-o", f"HostKeyAlias={name}"]
+        argv.append(f"ubuntu@{machine.public}")
         return subprocess.run([*argv, command], capture_output=True, text=True, timeout=60)
 
-    def ssh(self, name: str, command: str, jump: str = "", strict: bool = True) -> str:
-        done = self.try_ssh(name, command, jump, strict)
+    def ssh(self, name: str, command: str) -> str:
+        done = self.try_ssh(name, command)
         said = f"{done.returncode}: {done.stderr}{done.stdout}"
         assert done.returncode == 0, f"{said}\n{self.ec2.failures}\n{self.ec2.log()}"
         return done.stdout

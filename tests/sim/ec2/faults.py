@@ -15,7 +15,6 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `quota` | `code`, `value` | a quota: of EC2 in vCPUs, of networks in pieces; EC2 keeps to it too |
 | `price` | `instance_type`, `value` | USD an hour; null: the pricing API knows no price |
 | `never_boot` | `node` | the instance runs, its machine never starts |
-| `slow_boot` | `node`, `seconds` | its machine starts later |
 | `late` | `seconds` | what is new is unknown by its id and found by no tag for so long |
 | `slow_end` | `seconds` | instances take that long to end, and hold their network meanwhile |
 | `slow_gateway` | `seconds`, `kept` | new NAT gateways are `pending` so long (`kept`: and stay) |

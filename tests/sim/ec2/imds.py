@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,24 +15,12 @@ Tree = Callable[[str], "Document | None"]
 """Private address of who asks → what is to be read there."""
 
 
+@dataclass(frozen=True)
 class Document:
-    """The metadata of one instance."""
+    """The metadata of one instance, as far as nodes read them: path → text."""
 
-    def __init__(self, paths: Mapping[str, str], token_required: bool) -> None:
-        self.paths = dict(paths)
-        self.token_required = token_required
-
-    def read(self, path: str) -> str | None:
-        path = path.rstrip("/")
-        if path in self.paths:
-            return self.paths[path]
-        below = {
-            name.removeprefix(path + "/").partition("/")[0]
-            + ("/" if "/" in name.removeprefix(path + "/") else "")
-            for name in self.paths
-            if name.startswith(path + "/")
-        }
-        return "\n".join(sorted(below)) or None
+    paths: dict[str, str]
+    token_required: bool
 
 
 class Service(ThreadingHTTPServer):
@@ -74,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("X-aws-ec2-metadata-token")
         if token not in self.server.tokens and (token or document.token_required):
             return self._send(401, "")
-        text = document.read(self.path.partition("?")[0])
+        text = document.paths.get(self.path)
         return self._send(404, "") if text is None else self._send(200, text)
 
     def _send(self, status: int, text: str) -> None:
@@ -89,42 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Not every poll is worth a line."""
 
 
-def document(instance: Any, image: Any, keys: list[str], notice: dict[str, str] | None) -> Document:
+def describe(instance: Any, notice: dict[str, str] | None) -> Document:
     """What moto's instance is told about itself. `notice`: the end of a spot instance."""
-    zone = instance.placement.zone
     root = "/latest/meta-data"
-    paths = {
-        f"{root}/ami-id": instance.image_id,
-        f"{root}/instance-id": instance.id,
-        f"{root}/instance-type": instance.instance_type,
-        f"{root}/instance-life-cycle": "spot" if instance.lifecycle == "spot" else "on-demand",
-        f"{root}/local-ipv4": instance.private_ip_address,
-        f"{root}/hostname": instance.private_dns_name,
-        f"{root}/local-hostname": instance.private_dns_name,
-        f"{root}/placement/availability-zone": zone,
-        f"{root}/placement/region": zone[:-1],
-        f"{root}/mac": instance.nics[0].mac_address,
-        "/latest/user-data": text_of(instance.user_data),
-        "/latest/dynamic/instance-identity/document": json.dumps(
-            {"instanceId": instance.id, "region": zone[:-1], "accountId": instance.owner_id}
-        ),
-    }
-    for number, key in enumerate(keys):
-        paths[f"{root}/public-keys/{number}/openssh-key"] = key
-    if instance.public_ip_address:
-        paths[f"{root}/public-ipv4"] = instance.public_ip_address
+    paths = {f"{root}/": "instance-id", f"{root}/instance-id": str(instance.id)}
     if notice:
         paths[f"{root}/spot/instance-action"] = json.dumps(notice)
-        paths[f"{root}/spot/termination-time"] = notice["time"]
-    if instance.metadata_options.instance_metadata_tags == "enabled":
-        for tag in instance.get_tags():
-            paths[f"{root}/tags/instance/{tag['key']}"] = tag["value"]
     return Document(paths, instance.metadata_options.http_tokens == "required")
-
-
-def text_of(user_data: Any) -> str:
-    """The text of moto's user data; packed with gzip is allowed, as cloud-init allows it."""
-    if user_data is None:
-        return ""
-    raw = base64.b64decode(str(user_data))
-    return (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import shutil
 import sys
 import time
@@ -45,7 +47,6 @@ class Loop:
         self._connected: set[str] = set()  # instances whose machine has had a cable once
         self._vpcs: dict[str, Vpc] = {}
         self._services: dict[str, imds.Service] = {}
-        self._waits: dict[str, float] = {}  # instance → when it boots
         self._notices: dict[str, tuple[float, str]] = {}  # instance → its end, by the clock
         self._firewall = Firewall()
         self._ports = 0
@@ -115,12 +116,7 @@ class Loop:
 
     def _may_boot(self, instance: Any) -> bool:
         where = Where(names=names_of(instance))
-        if instance.id in self.failures or self.faults.take("never_boot", where=where):
-            return False
-        if instance.id not in self._waits:
-            slow = self.faults.take("slow_boot", where=where)
-            self._waits[instance.id] = time.monotonic() + (slow["seconds"] if slow else 0)
-        return time.monotonic() >= self._waits[instance.id]
+        return not (instance.id in self.failures or self.faults.take("never_boot", where=where))
 
     def _start(self, instance: Any) -> None:
         folder = self.folder / instance.id
@@ -132,7 +128,7 @@ class Loop:
             public=instance.public_ip_address,
             subnet=subnet_of(instance),
             keys=tuple(keys_of(instance)),
-            user_data=imds.text_of(instance.user_data),
+            user_data=user_data_of(instance),
             docker=images.has_docker(image_of(instance)),
             folder=folder,
         )
@@ -201,7 +197,7 @@ class Loop:
                     end = time.gmtime(self._notices[instance.id][0])
                     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", end)
                     notice = {"action": self._notices[instance.id][1], "time": when}
-                return imds.document(instance, None, keys_of(instance), notice)
+                return imds.describe(instance, notice)
         return None
 
     def _notify(self, alive: dict[str, Any]) -> None:
@@ -231,7 +227,6 @@ class Loop:
     def _remove(self, id: str) -> None:
         machine = self._machines.pop(id)
         machine.kill()
-        self._waits.pop(id, None)
         self._connected.discard(id)
         self._firewall.forget(id)
         self._unplug(id, machine)
@@ -275,6 +270,12 @@ def names_of(instance: Any) -> frozenset[str]:
 def keys_of(instance: Any) -> list[str]:
     pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     return [pair.public_key.strip()] if pair else []
+
+
+def user_data_of(instance: Any) -> str:
+    """Its text; packed with gzip is allowed, as cloud-init allows it."""
+    raw = base64.b64decode(str(instance.user_data or ""))
+    return (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()
 
 
 def image_of(instance: Any) -> str | None:

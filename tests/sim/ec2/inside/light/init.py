@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,13 @@ SOCKET = "/run/sim/init.sock"
 SCHEDULED = Path("/run/systemd/shutdown/scheduled")
 
 
-def another_kernel() -> None:
-    """The machine has started again: its kernel is another one, for who asks for its boot id."""
-    file = f"/run/sim/boot-{uuid.uuid4()}"
-    write(file, f"{uuid.uuid4()}\n", 0o444)
-    subprocess.run(["mount", "--bind", file, "/proc/sys/kernel/random/boot_id"], check=True)
-
-
 class Init:
     """`spec` is the order that the simulator wrote for this machine."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.units = Units(self.ended)
         self.cloud = CloudInit(spec)
-        self.ending: str | None = None
+        self.ending = False
         self.final = 0  # the process that runs the commands of user data
 
     def ended(self, pid: int, code: int) -> None:
@@ -52,42 +44,32 @@ class Init:
         if verb == "install-docker":
             install_docker()
             return self.verb(["start", "docker"])
-        if verb in ("poweroff", "reboot", "halt"):
-            self.ending = verb
+        if verb == "poweroff":
+            self.ending = True
             return 0, ""
-        if verb == "is-system-running":
-            return (1, "starting") if self.final else (0, "running")
         return systemctl.answer(self.units, verb, words[1:])
 
-    def boot(self, first: bool) -> None:
+    def boot(self) -> None:
         for path in ("/run/sim/log", "/run/sshd", "/run/lock", "/run/cloud-init"):
             Path(path).mkdir(parents=True, exist_ok=True)
-        if first:
-            self.cloud.early()
-        else:
-            another_kernel()
+        self.cloud.early()
         for link in sorted(OWN_UNITS.glob("*.wants/*.service")):
             if unit := self.units.unit(link.name):
                 self.units.start(unit)
-        if first:
-            script = "/var/lib/cloud/instance/scripts/runcmd"
-            write(script, self.cloud.late(), 0o700)
-            log = os.open("/var/log/cloud-init-output.log", os.O_WRONLY | os.O_CREAT, 0o640)
-            environment = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root"}
+        script = "/var/lib/cloud/instance/scripts/runcmd"
+        write(script, self.cloud.late(), 0o700)
+        with open("/var/log/cloud-init-output.log", "wb") as log:
             child = subprocess.Popen(
                 [script],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root"},
                 cwd="/",
                 start_new_session=True,
             )
-            child.returncode = 0
-            os.close(log)
-            self.final = child.pid
-        else:
-            self.finished()
+        child.returncode = 0
+        self.final = child.pid
 
     def finished(self) -> None:
         result = {"v1": {"datasource": "DataSourceEc2Local", "errors": self.cloud.errors}}
@@ -118,11 +100,9 @@ class Init:
         self.units.due()
         try:
             plan = dict(line.split("=", 1) for line in SCHEDULED.read_text().split())
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
             return
-        if float(plan["USEC"]) / 1e6 <= time.time():
-            SCHEDULED.unlink()
-            self.ending = plan.get("MODE", "poweroff")
+        self.ending = self.ending or float(plan["USEC"]) / 1e6 <= time.time()
 
     def run(self) -> int:
         signal.set_wakeup_fd(_pipe := _wakeup())
@@ -137,7 +117,7 @@ class Init:
         selector = selectors.DefaultSelector()
         selector.register(listener, selectors.EVENT_READ)
         selector.register(WAKEUP[0], selectors.EVENT_READ)
-        self.boot(first=True)
+        self.boot()
         up = False
         while True:
             for key, _ in selector.select(timeout=0.25 if up else 0.02):
@@ -150,20 +130,13 @@ class Init:
                 print("up", flush=True)
             self.units.reap()
             self.due()
-            if self.ending in ("poweroff", "halt"):
+            if self.ending:
                 self.shut_down()
                 return 0
-            if self.ending == "reboot":
-                self.shut_down()
-                self.ending = None
-                SCHEDULED.unlink(missing_ok=True)
-                for unit in self.units.known.values():
-                    unit.pid, unit.state = 0, "inactive"
-                self.boot(first=False)
 
     def _heard(self, number: int, _frame: object) -> None:
         if number == signal.SIGTERM:
-            self.ending = "poweroff"
+            self.ending = True
 
     def _serve(self, listener: socket.socket) -> None:
         # Whoever asks may be gone, or be killed before it has said what it wants.

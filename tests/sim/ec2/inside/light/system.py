@@ -117,9 +117,7 @@ def furnish(spec: dict[str, Any]) -> None:
     write("/etc/hostname", f"{spec['hostname']}\n")
     write("/etc/hosts", "127.0.0.1 localhost\n::1 ip6-localhost ip6-loopback\n")
     write("/etc/resolv.conf", f"nameserver {spec['resolver']}\nsearch ec2.internal\n")
-    sudo = Path("/etc/sudo.conf")
-    if sudo.parent.is_dir():
-        write(str(sudo), "Set disable_coredump false\n")
+    write("/etc/sudo.conf", "Set disable_coredump false\n")
     write("/etc/fstab", "LABEL=cloudimg-rootfs / ext4 defaults 0 1\n")
     write("/etc/sudoers.d/90-cloud-init-users", f"{UBUNTU} ALL=(ALL) NOPASSWD:ALL\n", 0o440)
     for key in Path("/etc/ssh").glob("ssh_host_*"):
@@ -213,9 +211,7 @@ DOCKER_UNIT = """\
 [Unit]
 Description=Docker Application Container Engine
 [Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/bin/true
+ExecStart=/bin/sleep infinity
 [Install]
 WantedBy=multi-user.target
 """

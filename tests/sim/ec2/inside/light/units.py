@@ -1,4 +1,6 @@
-"""Services: the part of systemd that reads .service files and keeps their processes."""
+"""Services: the part of systemd that reads .service files and keeps their processes.
+
+What a file says beyond `KNOWN` is refused: no unit of ours may rely on what is not kept here."""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from pathlib import Path
 
 from system import OWN_UNITS, PATH
 
-FOLDERS = (OWN_UNITS, Path("/run/systemd/system"), Path("/lib/systemd/system"))
+FOLDERS = (OWN_UNITS, Path("/lib/systemd/system"))
+KNOWN = {
+    *("After", "Description", "WantedBy", "Type", "User", "RuntimeDirectory"),
+    *("ExecStartPre", "ExecStart", "ExecReload", "Restart", "RestartSec"),
+}
 
 
 class Unit:
@@ -25,7 +31,6 @@ class Unit:
         self.path = path
         self.pid = 0
         self.state = "inactive"
-        self.result = 0
         self.wanted = False
         self.settings: dict[str, list[str]] = {}
         self.load()
@@ -37,24 +42,12 @@ class Unit:
             key, found, value = line.strip().partition("=")
             if found and not line.lstrip().startswith(("#", ";")):
                 values = self.settings.setdefault(key.strip(), [])
-                values.append(value.strip()) if value.strip() else values.clear()
+                values.append(value.strip())
+        if unknown := set(self.settings) - KNOWN:
+            raise ValueError(f"{self.name}: not evaluated here: {unknown}")
 
     def one(self, key: str, default: str = "") -> str:
         return self.settings.get(key, [default])[-1]
-
-    def environment(self) -> dict[str, str]:
-        found = {"PATH": PATH, "LANG": "C.UTF-8"}
-        for name in self.settings.get("EnvironmentFile", []):
-            file = Path(name.lstrip("-"))
-            if file.exists():
-                found.update(
-                    line.split("=", 1) for line in file.read_text().splitlines() if "=" in line
-                )
-        for line in self.settings.get("Environment", []):
-            found.update(word.split("=", 1) for word in shlex.split(line) if "=" in word)
-        if self.pid:
-            found["MAINPID"] = str(self.pid)
-        return found
 
 
 class Units:
@@ -77,20 +70,8 @@ class Units:
                 return unit
         return self.known.get(name)
 
-    def argv(self, unit: Unit, line: str) -> list[str]:
-        environment = unit.environment()
-        words = []
-        for word in shlex.split(line.lstrip("-+!@:")):
-            if word.startswith("$") and word[1:].isidentifier():
-                words += shlex.split(environment.get(word[1:], ""))
-                continue
-            for key, value in environment.items():
-                word = word.replace("${" + key + "}", value)
-            words.append(word.replace("%%", "%"))
-        return words
-
     def launch(self, unit: Unit, line: str) -> int:
-        argv = self.argv(unit, line)
+        argv = shlex.split(line.replace("$MAINPID", str(unit.pid)))
         log = os.open(f"/run/sim/log/{unit.name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         user = unit.one("User")
         try:
@@ -99,8 +80,8 @@ class Units:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=unit.environment(),
-                cwd=unit.one("WorkingDirectory", "/").lstrip("-"),
+                env={"PATH": PATH, "LANG": "C.UTF-8"},
+                cwd="/",
                 start_new_session=True,
                 user=user or None,
                 group=pwd.getpwnam(user).pw_gid if user else None,
@@ -125,40 +106,29 @@ class Units:
             self.ended(ended, os.waitstatus_to_exitcode(status))
 
     def start(self, unit: Unit) -> int:
-        if unit.state in ("active", "activating") and (unit.pid or unit.one("Type") == "oneshot"):
+        if unit.pid:
             return 0
         unit.load()
         self.again.pop(unit.name, None)
         for name in unit.one("RuntimeDirectory").split():
             Path("/run", name).mkdir(exist_ok=True)
         for line in unit.settings.get("ExecStartPre", []):
-            code = self.wait(self.launch(unit, line))
-            if code and not line.startswith("-"):
-                return self.failed(unit, code)
+            if self.wait(self.launch(unit, line)):
+                return self.failed(unit)
         unit.wanted = True
-        unit.result = 0
-        if unit.one("Type") == "oneshot":
-            for line in unit.settings.get("ExecStart", []):
-                code = self.wait(self.launch(unit, line))
-                if code and not line.startswith("-"):
-                    return self.failed(unit, code)
-            unit.state = "active" if unit.one("RemainAfterExit") in ("yes", "true") else "inactive"
-            return 0
         unit.pid = self.launch(unit, unit.one("ExecStart"))
         if not unit.pid:
-            return self.failed(unit, 203)
+            return self.failed(unit)
         unit.state = "active"
         return 0
 
-    def failed(self, unit: Unit, code: int) -> int:
-        unit.state, unit.result, unit.pid = "failed", code, 0
+    def failed(self, unit: Unit) -> int:
+        unit.state, unit.pid = "failed", 0
         return 1
 
     def stop(self, unit: Unit) -> int:
         unit.wanted = False
         self.again.pop(unit.name, None)
-        for line in unit.settings.get("ExecStop", []):
-            self.wait(self.launch(unit, line))
         if pid := unit.pid:
             signal_group(pid, signal.SIGTERM)
             patience = time.monotonic() + 5
@@ -176,7 +146,7 @@ class Units:
     def ended(self, pid: int, code: int) -> None:
         for unit in self.known.values():
             if unit.pid == pid:
-                unit.pid, unit.result = 0, code
+                unit.pid = 0
                 clean = code in (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
                 unit.state = "inactive" if clean or not unit.wanted else "failed"
                 policy = unit.one("Restart", "no")
