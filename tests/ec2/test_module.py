@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.conftest import Need, find
 from tests.ec2.conftest import World
 from tests.sim.ec2.client import provider_mirror, terraform_environment
 from tests.sim.ec2.provider import StayingProvider, programs
+from tests.sim.lab import keypair
 
 MODULE = assets.find_folder("infra") / "ec2"
 pytestmark = [pytest.mark.terraform, pytest.mark.timeout(300)]
@@ -128,19 +130,31 @@ def test_a_security_scan_finds_nothing_unexplained(module: Path, need: Need) -> 
     assert all(reason for _, reason in skipped)
 
 
+DRIFTS = {
+    "groups": [{"family": "g4dn", "count": 2}],
+    "spot": True,
+    "ssh_cidr": "203.0.113.7/32",
+}
+"""With a placement group and a key pair: all that drifts where a simulator is careless."""
+
+
 @pytest.mark.all
 @pytest.mark.netns
 @pytest.mark.sshd
-def test_it_stands_alone(world: World, module: Path) -> None:
-    """`terraform apply` with nothing said makes a cluster, a second plan is empty."""
-    apply = terraform(
-        module, "apply", "-auto-approve", "-input=false", "-no-color", **world.ec2.env
-    )
+@pytest.mark.parametrize("said", [{}, DRIFTS], ids=["nothing said", "what drifts"])
+def test_it_stands_alone(world: World, module: Path, tmp_path: Path, said: dict[str, Any]) -> None:
+    """`terraform apply` makes a cluster, a second plan is empty."""
+    world.ec2.grant(64, "L-3819A6DF")
+    variables = {**said, "public_key": keypair(tmp_path / "user")} if said else {}
+    (tmp_path / "said.tfvars.json").write_text(json.dumps(variables))
+    words = (f"-var-file={tmp_path}/said.tfvars.json", "-input=false", "-no-color")
+    apply = terraform(module, "apply", "-auto-approve", *words, **world.ec2.env)
     assert apply.returncode == 0, apply.stderr
     nodes = json.loads(terraform(module, "output", "-json", "nodes").stdout)
     assert [node["name"] for node in nodes] == ["launcher", "worker-1", "worker-2"]
     assert all(node["address"] and node["private_address"] for node in nodes)
-    plan = terraform(module, "plan", "-detailed-exitcode", "-no-color", **world.ec2.env)
+    assert len(world.ec2.wait(3)) == 3
+    plan = terraform(module, "plan", "-detailed-exitcode", *words, **world.ec2.env)
     assert plan.returncode == 0, plan.stdout
-    destroy = terraform(module, "destroy", "-auto-approve", "-no-color", **world.ec2.env)
+    destroy = terraform(module, "destroy", "-auto-approve", *words, **world.ec2.env)
     assert destroy.returncode == 0, destroy.stderr

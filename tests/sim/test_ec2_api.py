@@ -1,15 +1,13 @@
-"""The layer before moto: what it adds, and what goes wrong when it is told to."""
+"""The layer before moto: what it asks IAM, and calls that an SDK repeats."""
 
 from __future__ import annotations
 
-import json
-import time
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl.core import assets
+from tests.ec2.conftest import policy
 from tests.sim.ec2.iam import allows
 from tests.sim.lab import Lab
 
@@ -24,81 +22,16 @@ def refused(call: Any, /, **how: Any) -> tuple[str, int]:
     return answer["Error"]["Code"], answer["ResponseMetadata"]["HTTPStatusCode"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ({"kind": "ice"}, ("InsufficientInstanceCapacity", 500)),
-        ({"kind": "ice", "zone": "us-east-1a"}, ("InsufficientInstanceCapacity", 500)),
-        ({"kind": "ice", "instance_type": "t3.micro"}, ("InsufficientInstanceCapacity", 500)),
-        ({"kind": "ice", "node": "one"}, ("InsufficientInstanceCapacity", 500)),
-        ({"kind": "throttle"}, ("RequestLimitExceeded", 503)),
-        ({"kind": "status500", "action": "RunInstances"}, ("InternalError", 500)),
-        ({"kind": "expired"}, ("RequestExpired", 400)),
-        ({"kind": "error", "code": "UnauthorizedOperation"}, ("UnauthorizedOperation", 400)),
-        ({"kind": "quota", "code": "L-1216C47A", "value": 1}, ("VcpuLimitExceeded", 400)),
-    ],
-)
-def test_a_launch_fails_until_all_is_well(
-    lab: Lab, fault: dict[str, Any], expected: tuple[str, int]
-) -> None:
-    lab.ec2.fault(**fault)
-    with pytest.raises(ClientError) as caught:
-        lab.launch("one")
-    answer = caught.value.response
-    assert (answer["Error"]["Code"], answer["ResponseMetadata"]["HTTPStatusCode"]) == expected
-    assert not lab.ec2.machines
-    lab.ec2.clear()
-    lab.launch("one")
-    lab.ec2.wait(1)
-
-
-def test_a_fault_keeps_to_its_place(lab: Lab) -> None:
-    for how in ({"zone": "us-east-1b"}, {"instance_type": "g4dn.xlarge"}, {"node": "two"}):
-        lab.ec2.fault("ice", **how)
-    lab.ec2.fault("throttle", action="DescribeVpcs", calls=2)
-    lab.launch("one")
-    for _ in range(2):
-        assert refused(lab.api.describe_vpcs)[0] == "RequestLimitExceeded"
-    lab.api.describe_vpcs()
-    other = lab.network(zone="us-east-1b")
-    with pytest.raises(ClientError, match="us-east-1b"):
-        lab.launch("three", subnet=other)
-
-
-def test_calls_are_slow_and_written_down(lab: Lab) -> None:
-    lab.ec2.forget_calls()
-    lab.ec2.fault("delay", action="DescribeVpcs", seconds=0.5, calls=1)
-    started = time.monotonic()
-    lab.api.describe_vpcs()
-    assert time.monotonic() - started > 0.5
-    lab.launch("one")
-    assert lab.ec2.actions == {"ec2:DescribeVpcs", "ec2:RunInstances"}
-    (launch,) = (one for one in lab.ec2.calls if one["action"] == "ec2:RunInstances")
-    assert (launch["type"], launch["zone"]) == ("t3.micro", "us-east-1a")
-
-
-def test_machines_that_do_not_come(lab: Lab) -> None:
-    lab.ec2.fault("never_boot", node="never")
-    lab.ec2.fault("slow_boot", node="slow", seconds=1.5)
-    started = time.monotonic()
-    for name in ("never", "slow", "quick"):
-        lab.launch(name)
-    assert [one.name for one in lab.ec2.wait(1).values()] == ["quick"]
-    assert {one.name for one in lab.ec2.wait(2).values()} == {"quick", "slow"}
-    assert time.monotonic() - started > 1.5
-    assert lab.states() == ["running"] * 3
-
-
 def test_calls_are_written_down_with_what_iam_is_asked(lab: Lab) -> None:
     """Who has clusterctl's policy and no other cannot come near somebody else's instance."""
-    policy = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
+    rights = policy()
     tags = [{"Key": "clusterctl:cluster", "Value": "c"}]
     own = [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")]
 
     def allowed(call: Any, /, **how: Any) -> bool:
         lab.ec2.forget_calls()
         call(**how)
-        return all(allows(policy, **ask) for one in lab.ec2.calls for ask in one["asks"])
+        return all(allows(rights, **ask) for one in lab.ec2.calls for ask in one["asks"])
 
     theirs = lab.launch("theirs", TagSpecifications=[])
     assert not allowed(lab.api.create_tags, Resources=[theirs], Tags=tags)
@@ -113,7 +46,7 @@ def test_calls_are_written_down_with_what_iam_is_asked(lab: Lab) -> None:
     assert [ask["resource"] for ask in launch["asks"] if ask["action"] == "ec2:CreateTags"] == [
         f"arn:aws:ec2:us-east-1:123456789012:{kind}/*" for kind in ("instance", "volume")
     ]
-    assert all(allows(policy, **ask) for ask in launch["asks"])
+    assert all(allows(rights, **ask) for ask in launch["asks"])
     assert allowed(lab.api.create_tags, Resources=[ours], Tags=tags)
     assert allowed(lab.api.modify_instance_attribute, InstanceId=ours, **stay)
     assert allowed(lab.api.terminate_instances, InstanceIds=[ours])

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl.core import assets
 from clusterctl.core.model import CloudSpec, ClusterSpec, Node, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import network, preflight, remove, tunnels
@@ -26,12 +25,13 @@ from clusterctl.machines.ec2.api import TAG, Api
 from clusterctl.machines.ec2.tunnels import ConnectEndpoint
 from clusterctl.transport.protocol import Tunnel
 from tests.e2e.cli import wait_for
+from tests.ec2.conftest import policy
 from tests.sim.lab import Lab, their_network, with_nat
 from tests.unit.making import node
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
-RIGHTS = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
+RIGHTS = policy()
 
 
 @pytest.fixture

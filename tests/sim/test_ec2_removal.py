@@ -3,21 +3,18 @@ Terraform."""
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import cast
 
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl.core import assets
 from clusterctl.machines.ec2 import create, remove
 from clusterctl.machines.ec2.api import UNUSED_TAG, Api, find_instances, terminate_instances
 from clusterctl.terraform.folder import Terraform
+from tests.ec2.conftest import policy
 from tests.sim.lab import UBUNTU, Lab
-from tests.sim.test_ec2_strict import api, tagged
-
-__all__ = ["api"]
+from tests.sim.test_ec2_strict import tagged
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
@@ -74,7 +71,7 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     assert kept.pop("VPC endpoint")
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"
     assert not any(kept.values())
-    lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
+    lab.ec2.policy(policy())
     remove.remove_cluster(api, "lab-1", lambda line: None)
     assert lab.ec2.left() == []
 
@@ -150,7 +147,7 @@ def test_a_nat_gateway_goes_before_its_address_and_its_network(
     """AWS says AuthFailure for the address of one that goes, as if we had no rights. Whether it
     deletes one that comes, its documents do not say."""
     monkeypatch.setattr(remove, "PAUSE", 0.05)
-    lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
+    lab.ec2.policy(policy())
     lab.ec2.fault("slow_end", seconds=1)
     make = api.call
     vpc = make("create_vpc", CidrBlock="10.66.0.0/16", TagSpecifications=tagged("lab", "vpc"))[

@@ -6,7 +6,6 @@ against the simulated API, in seconds.
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,19 +15,15 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl.core import assets
+from clusterctl.actions import up_plan
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import create, network, preflight, remove
 from clusterctl.machines.ec2.api import TAG, Api
+from tests.ec2.conftest import policy
 from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
-
-
-@pytest.fixture
-def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Api:
-    return lab.connect(monkeypatch)
 
 
 def tagged(node: str, *kinds: str) -> list[dict[str, Any]]:
@@ -162,7 +157,7 @@ def test_down_removes_nothing_from_a_network_of_theirs(
     rights than infra/ec2/policy.json gives."""
     monkeypatch.setattr(remove, "PAUSE", 0.05)
     lab.ec2.fault("never_boot")
-    lab.ec2.policy(json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text()))
+    lab.ec2.policy(policy())
     with their_network(lab.api, "us-east-1a") as (vpc, subnet):
         end = lab.api.create_vpc_endpoint(
             VpcEndpointType="Interface",
@@ -261,7 +256,7 @@ def test_reserved_machines_are_looked_at_before_they_cost(lab: Lab, api: Api) ->
 
 def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> None:
     """By a dry run, with the tags that the policy's conditions look at."""
-    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
+    rights = policy()
     lab.ec2.policy(rights)
     lab.ec2.fault("ice", calls=1)
     assert survey(api, spot=True).account == "123456789012"
@@ -304,7 +299,7 @@ def denied(kind: str, operator: str, key: str, value: str) -> dict[str, Any]:
 
 def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) -> None:
     """The dry run says what the launch is going to say, so that one is denied as the other is."""
-    rights = json.loads((assets.find_folder("infra") / "ec2" / "policy.json").read_text())
+    rights = policy()
     rights["Statement"] += [denied(*row) for row in GUARDRAILS]
     lab.ec2.policy(rights)
     assert survey(api).zones
@@ -371,6 +366,66 @@ def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
                 survey(api, many, private=True, subnet=(in_a, closed))
             assert survey(api, private=True).nat, "without a network of theirs it makes one"
             assert not survey(api, private=True, vpc=vpc).nat
+
+
+@pytest.mark.parametrize(
+    ("action", "where", "way_out"),
+    [
+        ("CreateVpc", {}, "--vpc"),
+        ("CreateInternetGateway", {}, "--vpc"),
+        ("AllocateAddress", {"private": True}, "--vpc"),
+        ("CreateSecurityGroup", {"vpc": "theirs"}, "two security groups"),
+    ],
+)
+def test_who_may_make_no_part_of_a_network_is_told_before_it_costs(
+    lab: Lab, api: Api, action: str, where: dict[str, Any], way_out: str
+) -> None:
+    """As in many organizations; asked by dry runs, of which nothing stays."""
+    rights = policy()
+    with their_network(lab.api, "us-east-1a") as (vpc, _):
+        cloud = {**where, "vpc": vpc} if "vpc" in where else where
+        lab.ec2.policy(rights)
+        before = lab.ec2.left()
+        assert survey(api, **cloud).zones
+        assert lab.ec2.left() == before
+        deny = {"Effect": "Deny", "Action": f"ec2:{action}", "Resource": "*"}
+        lab.ec2.policy({**rights, "Statement": [*rights["Statement"], deny]})
+        with pytest.raises(ProviderError, match=f"authorized to perform: ec2:{action}") as caught:
+            survey(api, **cloud)
+        assert way_out in caught.value.hint
+        if not where.get("vpc"):
+            assert survey(api, vpc=vpc).zones, "where nothing is made, nothing is asked"
+        lab.ec2.policy(None)
+
+
+def test_a_network_of_theirs_for_dedicated_machines_is_refused_before_it_costs(
+    lab: Lab, api: Api
+) -> None:
+    cidr = "10.98.0.0/24"
+    vpc = lab.api.create_vpc(CidrBlock=cidr, InstanceTenancy="dedicated")["Vpc"]["VpcId"]
+    subnet = lab.api.create_subnet(VpcId=vpc, CidrBlock=cidr)["Subnet"]["SubnetId"]
+    try:
+        with pytest.raises(UsageError, match=f"{vpc} has the tenancy 'dedicated'"):
+            survey(api, vpc=vpc)
+        lab.api.modify_vpc_tenancy(VpcId=vpc, InstanceTenancy="default")
+        with pytest.raises(UsageError, match="no route to an internet gateway"):
+            survey(api, vpc=vpc)
+    finally:
+        lab.api.delete_subnet(SubnetId=subnet)
+        lab.api.delete_vpc(VpcId=vpc)
+
+
+def test_no_security_group_is_called_like_the_id_of_one(lab: Lab) -> None:
+    """Whose name begins with sg- would have a cluster whose groups EC2 refuses."""
+    with their_network(lab.api, "us-east-1a") as (vpc, _):
+        for owner in ("user/sg", "assumed-role/Dev/SG-Group.4@example.org"):
+            id = up_plan.make_id(owner, "lab")
+            made = lab.api.create_security_group(
+                GroupName=f"{id}-ssh", Description="SSH", VpcId=vpc
+            )
+            lab.api.delete_security_group(GroupId=made["GroupId"])
+        with pytest.raises(ClientError, match=r"may not be in the format sg-\*"):
+            lab.api.create_security_group(GroupName="sg-lab", Description="no", VpcId=vpc)
 
 
 def serve_page() -> ThreadingHTTPServer:
