@@ -214,19 +214,13 @@ def _steps(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMON if name.endswith(".sh")])
-def test_scripts_please_shellcheck(name: str, need: Need) -> None:
-    shellcheck = need("shellcheck")
-    done = subprocess.run(
-        [shellcheck, "-s", "sh", str(DOCKER / "common" / name)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("name", [name for name in COMMON if name.endswith(".sh")])
-def test_scripts_stop_at_the_first_failure(name: str) -> None:
+def test_scripts_please_shellcheck_and_stop_at_the_first_failure(name: str, need: Need) -> None:
     """A build must not go on, nor an entry point, after a step that failed."""
     first = next(line for line in COMMON[name].splitlines() if not line.startswith("#"))
     assert first == "set -eu"
+    argv = [need("shellcheck"), "-s", "sh", str(DOCKER / "common" / name)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
