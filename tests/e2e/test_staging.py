@@ -110,11 +110,10 @@ def test_a_large_tree_arrives_whole(cli: Cli) -> None:
 
 LOOKS = """\
 import json, os, sys, trainlib
-names = ("id", "tool", "shared", "sparse", "twin")
+names = ("id", "tool", "shared", "twin")
 status = {name: os.stat(name) for name in names}
 found = {
     "modes": {name: oct(status[name].st_mode & 0o7777) for name in names},
-    "sparse": status["sparse"].st_blocks * 512 < 1_000_000 < status["sparse"].st_size,
     "twins": status["id"].st_ino == status["twin"].st_ino,
     "trainlib": getattr(trainlib, "MINE", "ours"),
     "stdin": sys.stdin.read(),
@@ -134,17 +133,13 @@ def test_files_and_standard_input_arrive_as_they_are(cli: Cli) -> None:
     for name, mode in modes.items():
         cli.script(f"proj/{name}", "x").chmod(mode)
     (project / "twin").hardlink_to(project / "id")
-    with (project / "sparse").open("wb") as file:
-        file.truncate(50_000_000)
     given = cli.script("proj/in.nml", "&run n=5 /\n")
     with given.open("rb") as file:
         words = ("run", "--stage", ".", "--retries", 1, "scripts/main.py")
         done = cli.start(*words, cwd=project, stdin=file.fileno()).wait()
         assert file.tell() == 0, done
     expected = {
-        "modes": {"id": "0o600", "tool": "0o755", "shared": "0o664", "sparse": "0o644"}
-        | {"twin": "0o600"},
-        "sparse": True,
+        "modes": {"id": "0o600", "tool": "0o755", "shared": "0o664", "twin": "0o600"},
         "twins": True,
         "trainlib": 1,
         "stdin": "&run n=5 /\n",
