@@ -54,7 +54,7 @@ def measure_allreduce(
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
     no backend works."""
     verify.require_measurable(store, cluster, report, now=now)
-    limit = scaling.find_limit(_find_or_measure(store, cluster, report, quick=True, now=now))
+    limit = scaling.find_limit(_find_or_measure(store, cluster, report, now=now))
     rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
     with open_pool(store, cluster) as pool:
@@ -108,8 +108,6 @@ def measure_scaling(
 
     for ranks in wanted.ranks:
         prepare(ranks, store.read_next_job_id())
-    measured = _find_or_measure(store, cluster, report, quick=False, now=now)
-    machine = scaling.choose_basis(measured, cluster.shares_machine, wanted.spec.backend)
     found = []
     total = len(wanted.ranks) * wanted.repeats
     with open_pool(store, cluster) as pool:
@@ -122,21 +120,21 @@ def measure_scaling(
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
-    curve = scaling.make_curve(wanted.spec.program.target, found, machine, _make_pricing(cluster))
+    curve = scaling.make_curve(wanted.spec.program.target, found, _make_pricing(cluster))
     curve = replace(curve, time=time.time())
     verify.keep(store, cluster, "bench scaling", curve)
     return curve
 
 
 def _find_or_measure(
-    store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
+    store: Store, cluster: Cluster, report: Reporter, *, now: bool
 ) -> Measurements:
     """What `verify` has measured of these nodes, or measures now."""
     known = verify.load_last(store, cluster)
     names = {node.name for node in cluster.workers}
-    if known and {node.name for node in known.nodes} == names and (quick or known.reductions):
+    if known and {node.name for node in known.nodes} == names:
         return known
-    return verify.measure(store, cluster, report, quick=quick, now=now)
+    return verify.measure(store, cluster, report, quick=True, now=now)
 
 
 def _read_points(job: Job, printed: Printed) -> list[MetricPoint]:

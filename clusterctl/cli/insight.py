@@ -213,11 +213,11 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     console.document(
         {
             "cluster": cluster.name,
-            **pick(curve, "program", "unit", "fastest", "cheapest", "assumes"),
+            **pick(curve, "program", "unit", "fastest", "cheapest"),
             "steps": [
                 {
                     **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup"),
-                    **pick(step, "efficiency", "predicted", "dollars"),
+                    **pick(step, "efficiency", "dollars"),
                     **dict(zip(SPLIT, step.split or (None,) * len(SPLIT), strict=True)),
                 }
                 for step in curve.steps
@@ -227,7 +227,6 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
 
 
 def _conclude(curve: Curve) -> Iterator[str]:
-    yield f"predicted from {curve.assumes}"
     if all(step.split is None for step in curve.steps):
         yield "the program does not report where its time goes: see docs/performance.md"
     yield f"fastest: {count(curve.fastest, 'rank')}"

@@ -310,12 +310,12 @@ def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
 
 
 def _describe_scaling(found: Curve, draw: bool) -> Section:
-    """Table, and curves with prediction and efficiency."""
+    """Table, and curves of time and efficiency."""
     head, *rows = scaling.tabulate_scaling(found)
     cheapest = f", cheapest: {count(found.cheapest, 'rank')}" if found.cheapest else ""
     text = (
         f"{found.program}, measured by clusterctl bench scaling on {format_time(found.time)}."
-        f" Fastest: {count(found.fastest, 'rank')}{cheapest}. Predicted from {found.assumes}."
+        f" Fastest: {count(found.fastest, 'rank')}{cheapest}."
     )
     table = Table(head, tuple(rows), frozenset(range(len(head))))
     return Section("Scaling", table, _plot_scaling(found) if draw else (), text)
@@ -327,7 +327,6 @@ def _plot_scaling(found: Curve) -> tuple[Plot, ...]:
     unit = f"seconds per {found.unit}"
     times: Lines = {
         "measured": [(step.ranks, step.seconds) for step in found.steps],
-        "predicted": [(s.ranks, s.predicted) for s in found.steps if s.predicted is not None],
     }
     share: Lines = {
         "measured": [(step.ranks, 100 * step.efficiency) for step in found.steps],
@@ -342,7 +341,7 @@ def _plot_scaling(found: Curve) -> tuple[Plot, ...]:
         "Efficiency": (share, "% of ideal"),
         **({"Where the time goes": (parts, unit)} if all(s.split for s in found.steps) else {}),
     }
-    dashed = ("predicted", "ideal")
+    dashed = ("ideal",)
     return tuple(
         (title, draw_curves(lines, x="ranks", y=y, from_zero=True, dashed=dashed))
         for title, (lines, y) in plots.items()
@@ -422,7 +421,7 @@ def draw_curves(
 ) -> str:
     """One line for each name that has points, which are shown where there are few; at most
     MOST_LINES of them. `log`: by sizes of messages, on both axes. `dashed`: lines that are not
-    measured, limits and predictions."""
+    measured, as limits."""
     figure, axes = _make_figure()
     shown = dict(itertools.islice(((n, p) for n, p in lines.items() if p), MOST_LINES))
     for (name, points), colour in zip(shown.items(), SERIES, strict=False):

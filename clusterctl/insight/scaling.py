@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.verify import Measurements, Reduction
+from clusterctl.insight.verify import Measurements
 
 # -------------------------------------------------------------------------------------------------
 # How long all-reduces of many sizes take, in each backend, beside what the links allow. Pure.
@@ -177,8 +177,7 @@ SPLIT = ("compute_seconds", "communication_seconds", "waiting_seconds")
 @dataclass(frozen=True, slots=True)
 class TimedRun:
     """One run. `seconds` are those of an epoch, or of the whole job (`unit`: `epoch`, `run`);
-    `split` has those of SPLIT; `allreduces` and their `bytes` are those of an epoch. None: the
-    program does not say."""
+    `split` has those of SPLIT. None: the program does not say."""
 
     job: int
     ranks: int
@@ -187,14 +186,12 @@ class TimedRun:
     unit: str
     rate: float | None = None
     split: tuple[float, float, float] | None = None
-    allreduces: float | None = None
-    bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingStep:
     """All runs with so many ranks. `rate`: work per second, in samples, else in epochs or runs;
-    `predicted`: seconds, from what `verify` has measured; `dollars`: of an epoch or run."""
+    `dollars`: of an epoch or run."""
 
     ranks: int
     nodes: int
@@ -204,31 +201,20 @@ class ScalingStep:
     speedup: Figure
     efficiency: float
     split: tuple[float, float, float] | None
-    predicted: float | None
     dollars: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`fastest` and `cheapest` are numbers of ranks; None: no price is known. `assumes` says what
-    the prediction is made from. `time`: seconds since the epoch."""
+    """`fastest` and `cheapest` are numbers of ranks; None: no price is known. `time`: seconds since
+    the epoch."""
 
     program: str
     unit: str
     steps: tuple[ScalingStep, ...]
     fastest: int
     cheapest: int | None
-    assumes: str
     time: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionBasis:
-    """What a prediction is made from. `cores`: as fast as so many cores are all ranks of a cluster
-    on one machine together; None: each rank has its own."""
-
-    cores: float | None
-    reduction: Reduction | None
 
 
 def read_run(
@@ -252,8 +238,6 @@ def read_run(
         "epoch",
         rate,
         (found[0], found[1], found[2]) if len(found) == len(SPLIT) else None,
-        _find_median(mine, "allreduces"),
-        _find_median(mine, "allreduce_bytes"),
     )
 
 
@@ -262,22 +246,9 @@ def _find_median(points: Iterable[MetricPoint], name: str) -> float | None:
     return median(values) if values else None
 
 
-def choose_basis(report: Measurements | None, shared: bool, backend: str) -> PredictionBasis:
-    """From what `verify` has measured. `shared`: all nodes are names of one machine; `backend`:
-    whose all-reduce it is, or `auto`: the fastest."""
-    if report is None:
-        return PredictionBasis(None, None)
-    ratios = [node.together / node.core for node in report.nodes if node.core and node.together]
-    sound = [item for item in report.reductions if not item.error and item.ranks > 1 and item.rate]
-    chosen = [item for item in sound if item.backend == backend] or sound
-    best = max(chosen, key=lambda item: item.rate, default=None)
-    return PredictionBasis(max(1.0, min(ratios)) if shared and ratios else None, best)
-
-
 def make_curve(
     program: str,
     runs: Sequence[TimedRun],
-    machine: PredictionBasis,
     hourly: Callable[[Sequence[str]], float | None],
 ) -> Curve:
     """`hourly`: what nodes cost, in dollars; None where that is not known, or nothing."""
@@ -305,7 +276,6 @@ def make_curve(
                 speedup,
                 speedup.value * base[0].ranks / group[0].ranks,
                 _find_medians(splits) if len(splits) == len(group) else None,
-                _predict(base, group, machine, rated),
                 None if price is None else price / 3600 * seconds.value,
             )
         )
@@ -316,52 +286,12 @@ def make_curve(
         tuple(steps),
         max(steps, key=lambda step: step.rate.value).ranks,
         min(known)[1] if len(known) == len(steps) else None,
-        _describe_assumptions(base, groups, machine),
     )
 
 
 def _find_medians(splits: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
     compute, communication, waiting = (median(values) for values in zip(*splits, strict=True))
     return compute, communication, waiting
-
-
-def _predict(
-    base: Sequence[TimedRun], group: Sequence[TimedRun], machine: PredictionBasis, rated: bool
-) -> float:
-    """Seconds: the computing of the fewest ranks, divided among these, and their all-reduces."""
-
-    def compute_work(runs: Sequence[TimedRun]) -> float:
-        return median(run.seconds * ((rated and run.rate) or 1 / run.seconds) for run in runs)
-
-    def compute_power(ranks: int) -> float:
-        return min(ranks, machine.cores) if machine.cores else ranks
-
-    ranks = group[0].ranks
-    computing = median(run.split[0] if run.split else run.seconds for run in base)
-    computing *= (
-        compute_work(group)
-        / compute_work(base)
-        * compute_power(base[0].ranks)
-        / compute_power(ranks)
-    )
-    number, carried, found = group[0].allreduces, group[0].bytes, machine.reduction
-    if ranks == 1 or not (number and carried and found):
-        return computing
-    latency = found.latency * (ranks - 1) / (found.ranks - 1)
-    return computing + number * latency + 2 * (ranks - 1) / ranks * carried / found.rate
-
-
-def _describe_assumptions(
-    base: Sequence[TimedRun], groups: Sequence[Sequence[TimedRun]], machine: PredictionBasis
-) -> str:
-    what = "the computing" if base[0].split else "the time"
-    text = f"{what} of {base[0].ranks} {'rank' if base[0].ranks == 1 else 'ranks'}, divided"
-    if machine.cores:
-        text += f" among {machine.cores:.1f} cores"
-    counted = any(group[0].allreduces and group[0].bytes for group in groups)
-    if counted and machine.reduction:
-        return f"{text}, and all-reduces over {machine.reduction.backend} as verify measured them"
-    return f"{text}, without communication"
 
 
 def tabulate_scaling(found: Curve) -> list[tuple[str, ...]]:
@@ -371,7 +301,6 @@ def tabulate_scaling(found: Curve) -> list[tuple[str, ...]]:
             str(step.ranks),
             str(step.nodes),
             str(step.seconds),
-            format_figure(step.predicted),
             str(step.speedup),
             f"{step.efficiency:.0%}",
             *map(format_figure, step.split or (None,) * len(SPLIT)),
@@ -379,6 +308,6 @@ def tabulate_scaling(found: Curve) -> list[tuple[str, ...]]:
         )
         for step in found.steps
     )
-    times = (f"s/{found.unit}", "predicted", "speed-up", "efficiency")
+    times = (f"s/{found.unit}", "speed-up", "efficiency")
     parts = (name.removesuffix("_seconds") for name in SPLIT)
     return [("ranks", "nodes", *times, *parts, f"$/{found.unit}"), *rows]

@@ -224,9 +224,8 @@ class BenchAllreduce(Common, heading=JOBS, module="insight"):
 class BenchScaling(Started, heading=JOBS, module="insight"):
     """Run a program with more and more ranks: its speed, where its time goes, and what it costs.
 
-    Shows the median of several runs, the curve predicted from what `verify` has measured, and the
-    cheapest and the fastest number of ranks. SCRIPT is a path, the name of a bundled program, or
-    -- COMMAND; options after it are its own.
+    Shows the median of several runs, and the cheapest and the fastest number of ranks. SCRIPT is a
+    path, the name of a bundled program, or -- COMMAND; options after it are its own.
     """
 
     settings_of = ("run",)

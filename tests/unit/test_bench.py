@@ -1,4 +1,4 @@
-"""What `bench` makes of measurements: curves, error bars, predictions, dollars."""
+"""What `bench` makes of measurements: curves, error bars, dollars."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import Figure, HardwareLimit
-from clusterctl.insight.verify import Link, Measurements, NodeFigures, Reduction
+from clusterctl.insight.verify import Link, Measurements, NodeFigures
 from tests.unit.calling import Call
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "scaling").glob("*.json"))
 
 
-def report(*links: Link, reductions: tuple[Reduction, ...] = (), **node: Any) -> Measurements:
+def report(*links: Link, **node: Any) -> Measurements:
     nodes = (NodeFigures("worker-1", **node), NodeFigures("worker-2", **node))
-    return Measurements(nodes, links, reductions, (), 1.0)
+    return Measurements(nodes, links, (), (), 1.0)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -39,21 +39,18 @@ def test_how_a_program_scales(path: Path) -> None:
         )
         for number, run in enumerate(case["runs"])
     ]
-    reduction = Reduction(**case["reduction"]) if "reduction" in case else None
     prices = case.get("hourly")
 
     def hourly(nodes: Sequence[str]) -> float | None:
         return sum(prices[name] for name in nodes) if prices else None
 
-    machine = scaling.PredictionBasis(case.get("cores"), reduction)
-    curve = scaling.make_curve("train.py", runs, machine, hourly)
+    curve = scaling.make_curve("train.py", runs, hourly)
 
     assert curve.unit == case["unit"]
     for index, step in enumerate(curve.steps):
         assert step.speedup.value == pytest.approx(case["speedup"][index], rel=1e-3)
         assert step.efficiency == pytest.approx(case["efficiency"][index], rel=1e-3)
         assert step.split == (case["split"][index] and pytest.approx(tuple(case["split"][index])))
-        assert step.predicted == pytest.approx(case["predicted"][index])
         assert step.dollars == (
             case["dollars"][index] and pytest.approx(case["dollars"][index], rel=1e-3)
         )
@@ -67,9 +64,7 @@ def test_repeats_are_error_bars() -> None:
         )
         for n, seconds in enumerate((4.0, 5.0, 8.0))
     ]
-    [step] = scaling.make_curve(
-        "x.py", runs, scaling.PredictionBasis(None, None), lambda nodes: None
-    ).steps
+    [step] = scaling.make_curve("x.py", runs, lambda nodes: None).steps
     assert step.seconds == Figure(5.0, 4.0, 8.0)
     assert step.jobs == (0, 1, 2)
 
@@ -78,17 +73,6 @@ def test_ranks_that_all_print_are_not_counted_twice() -> None:
     """The lowest rank's lines say how long an epoch took."""
     points = [MetricPoint(rank, {"epoch": 0, "seconds": 2.0 + rank}) for rank in (1, 0)]
     assert scaling.read_run(1, 2, ("a",), 60, points).seconds == 2.0
-
-
-def test_the_prediction_takes_the_all_reduce_of_the_backend_in_use() -> None:
-    both = (Reduction("gloo", 2, 2e-3, 5e8), Reduction("mpi", 2, 1e-5, 1e9))
-    found = report(reductions=both, core=1.0, together=1.9)
-    for backend, chosen in (("gloo", "gloo"), ("mpi", "mpi"), ("auto", "mpi")):
-        reduction = scaling.choose_basis(found, True, backend).reduction
-        assert reduction is not None
-        assert reduction.backend == chosen
-    assert scaling.choose_basis(found, True, "auto").cores == 1.9
-    assert scaling.choose_basis(found, False, "auto").cores is None
 
 
 def sizes(*rows: tuple[int, float]) -> list[MetricPoint]:

@@ -82,9 +82,7 @@ def scaled() -> Curve:
             values = {"epoch": 0, "seconds": seconds, **split, "waiting_seconds": 0.2}
             nodes = NAMES[:ranks]
             runs.append(scaling.read_run(ranks, ranks, nodes, 60, [MetricPoint(0, values)]))
-    curve = scaling.make_curve(
-        "train.py", runs, scaling.PredictionBasis(2.0, None), lambda nodes: 0.5
-    )
+    curve = scaling.make_curve("train.py", runs, lambda nodes: 0.5)
     return replace(curve, time=1400.0)
 
 
