@@ -20,7 +20,6 @@ from clusterctl.errors import (
     NodeUnreachable,
     RecordError,
     UsageError,
-    make_write_error,
 )
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint
@@ -29,7 +28,6 @@ from clusterctl.jobs import fetch as jobs_fetch
 from clusterctl.jobs.follow import find_saved
 from clusterctl.jobs.records import ALL, Choice, Piece
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
-from clusterctl.state.home import replace_file
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
@@ -380,21 +378,6 @@ def collect_metrics(
 def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
     """The same from the output that is on this machine, without asking any node."""
     return _sort(_read_points(records.read_stored(store.locate_job_folder(job.id))))
-
-
-def export(job: Job, points: Sequence[MetricPoint], target: Path) -> tuple[Path, ...]:
-    """Writes the metrics of the job to a file, if its name ends in .csv, else as event files of
-    TensorBoard to `target`/job-N. Returns the file, or the folders of the runs. UsageError if that
-    cannot be done."""
-    try:
-        if target.suffix.lower() == ".csv":
-            replace_file(target, metrics.to_csv(points).encode())
-            return (target,)
-        started = job.started or job.created
-        return metrics.write_event_files(points, target / f"job-{job.id}", started)
-    except OSError as error:
-        hint = "choose another folder or FILE.csv with --export"
-        raise make_write_error(f"the metrics to {target}", error, hint) from error
 
 
 def find_last_by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:

@@ -226,7 +226,7 @@ def _list_cells(job: Job, dollars: Mapping[int, float]) -> dict[str, object]:
 
 
 def logs(given: Logs, console: Console) -> None:
-    ways = {way for way in ("follow", "metrics", "json", "export") if getattr(given, way)}
+    ways = {way for way in ("follow", "metrics", "json") if getattr(given, way)}
     given = given.apply_limits(ways, console.note)
     store, follow = common.open_store(), given.follow
     job = choose_number(given, store, console)
@@ -289,17 +289,8 @@ def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job
 
 
 def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None:
-    """One line for each line of metrics; a table with --csv, files with --export."""
+    """One line for each line of metrics; a table with --csv."""
     where = (store, job, given.cluster, console.report)
-    if given.export:
-        points = actions_jobs.collect_metrics(*where, rank=given.rank)
-        written = actions_jobs.export(store.read_job(job), points, given.export) if points else ()
-        console.document({"job": job, "points": len(points), "files": list(written)})
-        if points:
-            console.result("\n".join(map(str, written)))
-        else:
-            console.note(_explain_no_metrics(job))
-        return
     if given.csv:
         console.result(
             insight_metrics.to_csv(actions_jobs.collect_metrics(*where, rank=given.rank)).rstrip(

@@ -11,9 +11,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-
-from clusterctl.errors import UsageError
 
 LONGEST = 2000
 """Bytes of such a line. What is longer is none."""
@@ -219,8 +216,6 @@ RANK = "rank"
 """A column and a key of its own: who printed the line. A metric of that name is left out."""
 FIRST, LAST = ("epoch", "step"), ("time",)
 """Columns with a place of their own in a table."""
-PLACES = (*FIRST, "epochs", "steps", *LAST)
-"""Where a point lies, and no measurement of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,20 +363,10 @@ def to_json(point: MetricPoint) -> dict[str, float | None]:
 
 
 def find_series(points: Iterable[MetricPoint], name: str) -> dict[int, list[tuple[float, float]]]:
-    """(x, value) of each rank that has printed `name`; see `find_curves`."""
-    return {
-        rank: [(x, point.values[name]) for x, point in curve]
-        for rank, curve in find_curves(points, name).items()
-    }
-
-
-def find_curves(
-    points: Iterable[MetricPoint], name: str
-) -> dict[int, list[tuple[float, MetricPoint]]]:
-    """The points of each rank that have `name`, in the order of printing, each with its x: the
-    step, else the epoch, else the number of the point. Steps that are counted anew in each epoch
-    go on from those of the epoch before. A training that was started again replaces what it had
-    printed from that step on."""
+    """(x, value) of each rank that has printed `name`, in the order of printing. x is the step,
+    else the epoch, else the number of the point. Steps that are counted anew in each epoch go on
+    from those of the epoch before. A training that was started again replaces what it had printed
+    from that step on."""
     found: dict[int, list[tuple[float, MetricPoint]]] = {}
     for point in points:
         if name not in point.values or not math.isfinite(point.values[name]):
@@ -397,7 +382,7 @@ def find_curves(
         else:
             x = point.x + (last - before.x if mine and before.x is not None else 0.0)
         mine.append((x, point))
-    return found
+    return {rank: [(x, p.values[name]) for x, p in curve] for rank, curve in found.items()}
 
 
 def find_last(points: Iterable[MetricPoint], name: str) -> float | None:
@@ -436,46 +421,3 @@ def estimate_seconds_left(points: Sequence[MetricPoint], now: float) -> float | 
     if done <= first or when <= began:
         return None
     return max(0.0, (1 - done) * (when - began) / (done - first) - (now - when))
-
-
-# -------------------------------------------------------------------------------------------------
-# Metrics as event files of TensorBoard, by tensorboardX (the extra `tensorboard`).
-
-
-SUFFIX = ".clusterctl"
-"""Ends the names of the files that we write. Those of an earlier export are replaced, no others."""
-
-
-def write_event_files(
-    points: Sequence[MetricPoint], folder: Path, started: float
-) -> tuple[Path, ...]:
-    """A run for each rank, `folder`/rank-N; returns the runs. A point lies at its step, else at its
-    epoch. `started`: the time of points that have none. UsageError where tensorboardX is not
-    installed, OSError where the disk is full."""
-    try:
-        # Not its SummaryWriter, whose queue waits for ever when the disk is full.
-        from tensorboardX import event_file_writer, summary
-        from tensorboardX.proto.event_pb2 import Event
-    except ImportError:
-        raise UsageError(
-            "writing files for TensorBoard needs tensorboardX, which is not installed",
-            hint="pip install 'clusterctl[tensorboard]', or use --export FILE.csv",
-        ) from None
-    found = {name: find_curves(points, name) for name in list_columns(points) if name not in PLACES}
-    runs = []
-    for rank in sorted({rank for by_rank in found.values() for rank in by_rank}):
-        run = folder / f"rank-{rank}"
-        run.mkdir(parents=True, exist_ok=True)
-        for earlier in run.glob(f"events.out.tfevents.*{SUFFIX}"):
-            earlier.unlink()
-        file = event_file_writer.EventsWriter(str(run.absolute() / "events"), SUFFIX)
-        for name, by_rank in found.items():
-            curve = by_rank.get(rank, [])
-            whole = all(x == int(x) for x, _ in curve)  # else parts of epochs: no step of theirs
-            for number, (x, point) in enumerate(curve):
-                step, when = int(x) if whole else number, point.values.get("time", started)
-                value = summary.scalar(name, point.values[name])
-                file.write_event(Event(wall_time=when, step=step, summary=value))
-        file.close()
-        runs.append(run)
-    return tuple(runs)

@@ -56,7 +56,6 @@ class Logs(Common, heading=JOBS, module="jobs"):
         "clusterctl logs",
         "clusterctl logs 7 --follow --rank 0",
         "clusterctl logs 7 --metrics --csv",
-        "clusterctl logs 7 --metrics --export runs",
     )
     job = LAST_JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
@@ -73,12 +72,7 @@ class Logs(Common, heading=JOBS, module="jobs"):
     metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
     csv = flag(
         *("--csv", OPTIONS, "Print metrics as comma-separated values"),
-        limits=(table.limit_to("metrics"), table.exclude("follow", "json", "export")),
-    )
-    export = file(
-        *("--export", OPTIONS, "Write metrics to a .csv file, or for TensorBoard to a folder"),
-        "DIR|FILE.csv",
-        limits=(table.limit_to("metrics"), table.exclude("follow")),
+        limits=(table.limit_to("metrics"), table.exclude("follow", "json")),
     )
     json = JSON_LINES
     cluster = OF_JOB

@@ -83,7 +83,6 @@ MAY_USE: dict[str, set[str]] = {
     "msgspec": set(MAY_IMPORT) - {"__init__", "errors"},
     "tomli": {"core"},
     "matplotlib": {"insight"},  # the extra `report`
-    "tensorboardX": {"insight"},  # the extra `tensorboard`
     "pathspec": {"project"},
     "packaging": {"project"},
     "cloudpickle": {"jobs"},

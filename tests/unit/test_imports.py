@@ -22,7 +22,6 @@ HEAVY = {
     "cryptography",
     "numpy",
     "matplotlib",
-    "tensorboardX",
 }
 
 
