@@ -158,7 +158,6 @@ def _add_measurements(store: Store, cluster: Cluster, source: ReportData) -> Rep
     return replace(
         source,
         verdicts=found.verdicts,
-        links=found.links,
         measured=format_time(found.time),
     )
 

@@ -19,7 +19,7 @@ from clusterctl.errors import UsageError
 from clusterctl.insight import metrics, scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure, estimate_ring_seconds
-from clusterctl.insight.verify import Link, Verdict, format_rate
+from clusterctl.insight.verify import Verdict, format_rate
 
 LAST_JOBS = 20
 """Jobs on the timeline and in the table; the latest ones."""
@@ -76,7 +76,6 @@ class ReportData:
     points: Mapping[int, Sequence[MetricPoint]] = field(default_factory=dict)
     cost: Table | None = None
     verdicts: tuple[Verdict, ...] = ()
-    links: tuple[Link, ...] = ()
     measured: str = ""
     """When the figures of `verify` were measured, for people."""
     allreduce: Curves | None = None
@@ -116,7 +115,7 @@ def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
         Section("Jobs", source.job_table),
         _describe_metrics(source.points, draw),
         Section("Cost", source.cost),
-        _describe_measurements(source, draw) if source.verdicts else None,
+        _describe_measurements(source) if source.verdicts else None,
         _describe_allreduce(source.allreduce, draw) if source.allreduce else None,
         _describe_scaling(source.scaling, draw) if source.scaling else None,
     )
@@ -171,8 +170,6 @@ def _make_bars(source: ReportData) -> tuple[list[Bar], str]:
 
 _MIXED = ("loss", "accuracy")
 """Metrics that share a plot; any other one has its own."""
-_SIZES = "all-reduce"
-"""The plot of what reduce_all.py prints."""
 _NO_CURVE = {"epoch", "epochs", "step", "steps", "time", "bytes", "allreduces", "allreduce_bytes"}
 
 
@@ -217,11 +214,6 @@ def _collect_lines(
     groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
     units = set()
     for number, mine in sorted(points.items())[-LAST_CURVES:]:
-        if any("bytes" in point.values for point in mine):
-            both = ((p.values.get("bytes", 0), p.values.get("bus_gb_per_second", 0)) for p in mine)
-            if rates := [pair for pair in both if min(pair) > 0]:
-                groups.setdefault(_SIZES, {})[f"job {number}"] = rates
-            continue
         units.add("step" if any("step" in point.values for point in mine) else "epoch")
         for name in [name for name in metrics.list_columns(mine) if name not in _NO_CURVE]:
             group = _name_group(name)
@@ -233,10 +225,9 @@ def _collect_lines(
     curved = {
         group: lines
         for group, lines in groups.items()
-        if group == _SIZES or any(len(series) > 1 for series in lines.values())
+        if any(len(series) > 1 for series in lines.values())
     }
-    first = (_SIZES, *_MIXED)
-    return dict(sorted(curved.items(), key=lambda item: item[0] not in first)), units
+    return dict(sorted(curved.items(), key=lambda item: item[0] not in _MIXED)), units
 
 
 def _draw_groups(
@@ -244,14 +235,10 @@ def _draw_groups(
 ) -> list[Plot]:
     found = []
     for group, lines in groups.items():
-        if group == _SIZES:
-            drawn = draw_curves(lines, x="bytes", y="GB/s", log=True)
-            found.append(("All-reduce: bus bandwidth by size", drawn))
-        else:
-            low = min(y for series in lines.values() for _, y in series)
-            zero, axis = group not in _MIXED and low >= 0, " or ".join(sorted(units))
-            drawn = draw_curves(lines, x=axis, y=_make_label(group), from_zero=zero)
-            found.append((_make_label(group).capitalize(), drawn))
+        low = min(y for series in lines.values() for _, y in series)
+        zero, axis = group not in _MIXED and low >= 0, " or ".join(sorted(units))
+        drawn = draw_curves(lines, x=axis, y=_make_label(group), from_zero=zero)
+        found.append((_make_label(group).capitalize(), drawn))
     return found
 
 
@@ -259,19 +246,10 @@ def _draw_groups(
 # What `verify` and `bench` have measured.
 
 
-def _describe_measurements(source: ReportData, draw: bool) -> Section:
+def _describe_measurements(source: ReportData) -> Section:
     rows = tuple((v.state, v.subject, v.what, v.text) for v in source.verdicts)
-    rates: dict[tuple[str, str], float] = {}
-    for link in source.links:
-        if not link.error and link.rate:
-            rates[link.second, link.first] = link.rate * 8 / 1e9
-            rates[link.first, link.second] = (link.back or link.rate) * 8 / 1e9
-    drawn: tuple[Plot, ...] = ()
-    if draw and rates:
-        title = "Bandwidth between nodes (row sends to column)"
-        drawn = ((title, _draw_heat_map(rates, "Gbit/s")),)
     text = f"Measured by clusterctl verify on {source.measured}."
-    return Section("Measurements", Table(("state", "of", "what", "result"), rows), drawn, text)
+    return Section("Measurements", Table(("state", "of", "what", "result"), rows), (), text)
 
 
 def _describe_allreduce(found: Curves, draw: bool) -> Section:
@@ -475,33 +453,3 @@ def _draw_timeline(bars: Sequence[Bar], x: str) -> str:
     axes.grid(color=FAINT, linewidth=0.5, axis="x")
     axes.set_xlabel(x, color=INK)
     return _render_svg(figure, "timeline")
-
-
-def _draw_heat_map(values: Mapping[tuple[str, str], float], label: str) -> str:
-    """A square for each ordered pair that has a value; numbers in the squares of few nodes."""
-    names = list(dict.fromkeys(name for pair in sorted(values) for name in pair))
-    size = len(names)
-    figure, axes = _make_figure(min(6.0, 1.8 + 0.4 * size))
-    missing = float("nan")
-    cells = [[values.get((row, column), missing) for column in names] for row in names]
-    known = [value for row in cells for value in row if value == value]
-    low, high = min(known), max(known)
-    mesh = axes.pcolormesh(cells, cmap="cividis", vmin=0.0, vmax=high or 1.0, edgecolors="none")
-    for row, column in itertools.product(range(size), repeat=2) if size <= 8 else ():
-        value = cells[row][column]
-        if value == value:
-            dark = value < 0.55 * high
-            colour = "#ffffff" if dark else "#000000"
-            place = (column + 0.5, row + 0.5)
-            axes.annotate(f"{value:.3g}", place, ha="center", va="center", color=colour, size=9)
-    ticks = [number + 0.5 for number in range(size)]
-    axes.set_xticks(
-        ticks, names, rotation=45 if size > 3 else 0, ha="right" if size > 3 else "center"
-    )
-    axes.set_yticks(ticks, names)
-    axes.invert_yaxis()
-    bar = figure.colorbar(mesh, ax=axes)
-    bar.set_label(label, color=INK)
-    bar.ax.tick_params(colors=INK, labelsize=9)
-    bar.outline.set_visible(False)
-    return _render_svg(figure, f"{label}, from {low:.3g} to {high:.3g}")

@@ -21,7 +21,7 @@ from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, count_plots, make_sections
 from clusterctl.insight.scaling import Curve, Curves, HardwareLimit
-from clusterctl.insight.verify import Link, Measurements, Verdict
+from clusterctl.insight.verify import Measurements, Verdict
 from tests.conftest import Need
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
@@ -53,8 +53,7 @@ def recorded(ranks: int = 1) -> Cluster:
         (folder.parent / ".complete").touch()
         store.save_provenance(number, Provenance(commit="c0ffee" * 7, branch=name))
     verdicts = (Verdict("worker-1", "GEMM", "low", "61% of the median: too hot"),)
-    links = (Link(*NAMES, latency=1e-5, flow=1e9, rate=1.2e9, back=6e8),)
-    verify.keep(store, where, "verify", Measurements((), links, (), verdicts, 4.0, time=1200.0))
+    verify.keep(store, where, "verify", Measurements((), (), (), verdicts, 4.0, time=1200.0))
     verify.keep(store, where, "bench allreduce", curves())
     verify.keep(store, where, "bench scaling", scaled())
     return where
@@ -95,7 +94,7 @@ def test_a_page_about_a_cluster(call: Call, need: Need) -> None:
     page = Path("report-lab.html").read_text()
     for title in ("Overview", "Nodes", "Time line", "Jobs", "Metrics", "Cost", "Measurements"):
         assert f"<h2>{title}</h2>" in page
-    for title in ("Phases and jobs", "Loss", "Samples/second", "Bandwidth between nodes"):
+    for title in ("Phases and jobs", "Loss", "Samples/second"):
         assert re.search(f"<figcaption>{title}.*?</figcaption><svg ", page), title
     for title in ("All-reduce: bus bandwidth", "Time by number of ranks", "Efficiency"):
         assert re.search(f"<figcaption>{title}.*?</figcaption><svg ", page), title
@@ -269,7 +268,7 @@ def test_in_a_browser(call: Call, need: Need, tmp_path: Path, width: int, scheme
     found = laid_out(chromium, page, width, f"--blink-settings=preferredColorScheme={scheme}")
     assert found["scroll"] <= found["width"]
     assert found["paper"] == ("rgb(20, 23, 28)" if scheme == 0 else "rgb(255, 255, 255)")
-    assert len(found["plots"]) == 9
+    assert len(found["plots"]) == 8
     for plot in found["plots"]:
         assert plot["labels"] >= 4
         assert plot["clipped"] == []
