@@ -82,8 +82,9 @@ def take_down(
             raise
         except RecordError as error:
             if known and not force:
-                error.hint += "; --force removes the record, and what can be found by tags"
-                raise
+                path = store.locate_folder(name) / "cluster.json"
+                more = "--force removes the record, and what can be found by tags"
+                raise RecordError(error.message, hint=f"correct it in {path}; {more}") from error
             return _take_down_unrecorded(store, name, error, report, ask, force)
         if verb != cluster.end:
             how = "was attached" if cluster.attached else "was created by clusterctl"

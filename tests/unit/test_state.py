@@ -530,7 +530,8 @@ def test_an_unknown_provider_is_named_with_its_file_and_forced_away(call: Call) 
     assert (said.code, "unknown provider, 'nowhere'" in said.err) == (7, True), said
     said = call("down", "--yes", "--discard")
     assert said.code == 7, said
-    assert f"{path} names an unknown provider, 'nowhere'" in said.err
+    assert "'nowhere'" in said.err
+    assert str(path) in said.err
     assert store.list_names() == ("lab",)
     said = call("down", "--force")
     assert said.code == 0, said
