@@ -1,4 +1,4 @@
-"""Files that name machines, in the three ways that people write them."""
+"""Files that name machines, in the two ways that people write them."""
 
 from __future__ import annotations
 
@@ -53,34 +53,6 @@ def test_an_open_mpi_hostfile() -> None:
         ("b", 8),
         ("c", 3),
     ]
-
-
-def test_an_inventory() -> None:
-    text = """
-    [all:vars]
-    ansible_user=everyone
-    [launcher]
-    head ansible_host=192.0.2.1
-    [workers]
-    node[08:10] slots=2
-    gpu[a:b] ansible_port=23 ansible_user=root
-    [site:children]
-    workers
-    [site:vars]
-    ansible_port = 2200
-    ansible_ssh_common_args = '-o ProxyJump=x'
-    """
-    found = {node.name: node for node in parse_hosts(text, "i")}
-    assert list(found) == ["head", "node08", "node09", "node10", "gpua", "gpub"]
-    assert found["head"].role is Role.LAUNCHER
-    assert said(found["head"]) == ("head", "192.0.2.1", "everyone", 0, 0, "")
-    assert said(found["node09"]) == ("node09", "node09", "everyone", 2200, 2, "")
-    assert (found["gpua"].user, found["gpub"].ssh_port) == ("root", 23)
-
-
-def test_groups_in_a_circle_end() -> None:
-    text = "[a:children]\nb\n[b:children]\na\n[a:vars]\nuser=x\n[b]\nhost\n"
-    assert parse_hosts(text, "i")[0].user == "x"
 
 
 @pytest.mark.parametrize("case", read_rows("hostfiles", "refused"), ids=lambda case: case["text"])

@@ -126,7 +126,7 @@ def test_a_name_is_safe_everywhere_or_refused(name: str) -> None:
 @given(
     lines(
         "node[1-3]", "node[3-1]", "10.0.0.1", "me@host", "slots=2", "slots=", "port=22", "[all]",
-        "[a:children]", "[a:vars]", "ansible_host=x", "role=launcher", "# note", "=", "[", "\\",
+        "ansible_host=x", "role=launcher", "# note", "=", "[", "\\",
     )
 )  # fmt: skip
 def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
